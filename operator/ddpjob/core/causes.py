@@ -1,0 +1,201 @@
+"""Why an attempt ended: the first thing that went wrong in it, judged from what its pods say.
+
+Peers of a lost process fail a second later and must not be blamed; kubelets report in any order. So a verdict is given
+at once only on what is certain: a sign of disruption, or torchrun's failure summary of a rank that is nobody's follower.
+Facts: torchrun's agent itself always exits with 1; the summary is the tail of its log, which the kubelet keeps as the
+termination message (2048 bytes); the agent's own log line carries microseconds, the summary whole seconds.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from ddpjob.core.names import Cause, Reason
+from ddpjob.core.observe import Fate, Pod, Sign
+
+SETTLE = timedelta(seconds=10)
+"""How long an uncertain first end waits for something better to be known."""
+
+FOLLOWER = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
+    r"|remote process exited or there was a network error|NCCL communicator was aborted|ncclRemoteError"
+    r"|RendezvousConnectionError|RendezvousClosedError|RendezvousStateError|recvValue failed|sendBytes failed"
+    r"|Socket Timeout|Timed out waiting \d+ms for (send|recv) operation"
+)
+"""What a process says that lost its peer: it blames nobody."""
+
+INTERRUPTED = (143, -15)
+"""Ended by SIGTERM, or by a script's own answer to it: somebody took a pod away, which its own sign has yet to say."""
+
+RENDEZVOUS_TIMEOUT = re.compile(r"RendezvousTimeoutError|RendezvousConnectionError")
+
+AGENT_LINE = re.compile(r"^E(\d{4} \d\d:\d\d:\d\d\.\d+) .*failed \(exitcode: -?\d+\)", re.MULTILINE)
+ROOT_CAUSE = re.compile(
+    r"Root Cause \(first observed failure\):.*?"
+    r"time\s+: (?P<time>\S+).*?rank\s+: (?P<rank>\d+).*?exitcode\s+: (?P<code>-?\d+)[^(\n]*\(pid: \d+\)(?P<signal>[^\n]*)"
+    r"(?P<rest>.*)",
+    re.DOTALL,
+)
+EXCEPTION = re.compile(
+    r"^\s*(?:\[rank\d+\]:\s?)?(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::.*)?)$",
+    re.MULTILINE,
+)
+LAUNCHER_TRACE = re.compile(r"^Traceback \(most recent call last\):\n  File \"[^\"]*torch", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """torchrun's account of the first failure on one node."""
+
+    rank: int
+    exit_code: int
+    time: datetime | None
+    exception: str
+    follower: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why an attempt ended. `reason` one word, `message` a sentence; `pod` None where it is gone."""
+
+    cause: Cause
+    reason: str
+    message: str
+    index: int
+    pod: Pod | None = None
+    rank: int | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """Something ended, but who is to blame is not certain before `until`."""
+
+    until: datetime
+
+
+def read_summary(message: str) -> Summary | None:
+    """torchrun's failure summary in a termination message, if there is one."""
+    found = ROOT_CAUSE.search(message)
+    if not found:
+        return None
+    before, rank, code = message[: found.start()], int(found["rank"]), int(found["code"])
+    words = found["rest"] if EXCEPTION.search(found["rest"]) else _words_of(rank, _of_the_script(before))
+    return Summary(
+        rank=rank,
+        exit_code=code,
+        time=_failure_time(before, found["time"]),
+        exception=_last_exception(words) or found["signal"].strip(" ()"),
+        follower=code in INTERRUPTED or bool(FOLLOWER.search(words)),
+    )
+
+
+def _of_the_script(text: str) -> str:
+    """What the user's processes wrote: everything above the launcher's own traceback."""
+    trace = LAUNCHER_TRACE.search(text)
+    return text[: trace.start()] if trace else text
+
+
+def _words_of(rank: int, text: str) -> str:
+    """The lines of one rank, as torch marks those of an uncaught exception; where it marked none, the unmarked lines."""
+    lines = text.splitlines()
+    own = [line for line in lines if line.startswith(f"[rank{rank}]:")]
+    return "\n".join(own or [line for line in lines if not line.startswith("[rank")])
+
+
+def _last_exception(text: str) -> str:
+    found = EXCEPTION.findall(text)
+    return str(found[-1]).strip()[:500] if found else ""
+
+
+def _failure_time(before: str, summary_time: str) -> datetime | None:
+    """The agent's log line (MMDD and microseconds) with the summary's year; the summary alone where the line was cut off."""
+    try:
+        moment = datetime.strptime(summary_time, "%Y-%m-%d_%H:%M:%S").replace(tzinfo=UTC)
+        lines = AGENT_LINE.findall(before)
+        return (
+            datetime.strptime(f"{moment.year}{lines[0]}", "%Y%m%d %H:%M:%S.%f").replace(tzinfo=UTC) if lines else moment
+        )
+    except ValueError:
+        return None
+
+
+def judge(pods: Sequence[Pod], vanished: Sequence[int], now: datetime) -> Verdict | Undecided | None:
+    """The verdict on an attempt; None while nothing has gone wrong. Does not depend on the order of `pods`.
+
+    `vanished`: indices whose pods had been seen and are gone.
+    """
+    certain = [*_disruptions(pods, vanished), *_own_failures(pods)]
+    if certain:
+        return min(certain, key=lambda c: c[0])[1]
+    failed = sorted((p for p in pods if p.fate is Fate.FAILED), key=lambda p: (_blame(p), _end(p, now), p.index))
+    if not failed:
+        return None
+    settled = min(_end(p, now) for p in failed) + SETTLE
+    if now < settled and not all(p.ended for p in pods):
+        return Undecided(settled)
+    return _uncertain(failed[0], pods)
+
+
+Ranked = tuple[tuple[datetime, int, int], Verdict]
+BEGINNING = datetime.min.replace(tzinfo=UTC)
+
+
+def _disruptions(pods: Sequence[Pod], vanished: Sequence[int]) -> list[Ranked]:
+    """Signs of disruption; one without a time outranks whatever its peers did about it."""
+    signs = [(pod.index, pod, pod.disruption) for pod in pods if pod.disruption]
+    gone = [(index, None, Sign("PodDeleted", f"the pod of node {index} is gone")) for index in vanished]
+    return [
+        ((sign.time or BEGINNING, 0, index), Verdict(Cause.DISRUPTION, sign.reason, sign.message, index, pod))
+        for index, pod, sign in [*signs, *gone]
+    ]
+
+
+def _own_failures(pods: Sequence[Pod]) -> list[Ranked]:
+    """Failures that are certainly a node's own: torchrun names a rank that is no follower, or the kernel ran out of memory."""
+    found = []
+    for pod in (p for p in pods if p.fate is Fate.FAILED):
+        summary = read_summary(pod.message)
+        own = (summary is not None and not summary.follower) or pod.exit_reason == "OOMKilled"
+        if own:
+            time = (summary.time if summary else None) or pod.finished or BEGINNING
+            found.append(((time, 1, pod.index), _failure(pod, summary)))
+    return found
+
+
+def _failure(pod: Pod, summary: Summary | None) -> Verdict:
+    if pod.exit_reason == "OOMKilled":
+        text = "ran out of memory (OOMKilled); raise resources.limits.memory or use less"
+        return Verdict(Cause.FAILURE, "OOMKilled", f"node {pod.index} {text}", pod.index, pod, None, pod.exit_code)
+    if summary is None:
+        last = _last_words(pod.message)
+        text = f"node {pod.index} ended with exit code {pod.exit_code}" + (f": {last}" if last else "")
+        return Verdict(Cause.FAILURE, pod.exit_reason or "Error", text, pod.index, pod, None, pod.exit_code)
+    what = f": {summary.exception}" if summary.exception else ""
+    text = f"rank {summary.rank} on node {pod.index} ended with exit code {summary.exit_code}{what}"
+    return Verdict(Cause.FAILURE, "WorkerFailed", text, pod.index, pod, summary.rank, summary.exit_code)
+
+
+def _uncertain(pod: Pod, pods: Sequence[Pod]) -> Verdict:
+    """What is left when nothing certain came: a rendezvous that not every node reached blames nobody."""
+    if RENDEZVOUS_TIMEOUT.search(pod.message) and not all(p.started for p in pods):
+        waiting = ", ".join(p.name for p in pods if not p.started)
+        text = f"the rendezvous timed out while {waiting} had not started"
+        return Verdict(Cause.RENDEZVOUS, Reason.RENDEZVOUS_TIMEOUT, text, pod.index, pod, None, pod.exit_code)
+    return _failure(pod, read_summary(pod.message))
+
+
+def _blame(pod: Pod) -> int:
+    """Followers last: one of them is named only when everybody is one."""
+    return 1 if FOLLOWER.search(_of_the_script(pod.message)) or FOLLOWER.search(_last_words(pod.message)) else 0
+
+
+def _end(pod: Pod, now: datetime) -> datetime:
+    summary = read_summary(pod.message)
+    return (summary.time if summary else None) or pod.finished or now
+
+
+def _last_words(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
