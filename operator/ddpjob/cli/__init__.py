@@ -1,0 +1,1 @@
+"""The command line: `ddpjob` and `kubectl ddpjob`."""

@@ -1,0 +1,72 @@
+"""`ddpjob`: options in, exit codes out. Heavy imports stay inside the commands, so that --help is quick."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpjob import __version__
+from ddpjob.core import names
+
+app = typer.Typer(
+    name="ddpjob",
+    help="Run PyTorch DistributedDataParallel jobs on Kubernetes, and the same manifest on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def main(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def operator(
+    namespace: Annotated[
+        list[str] | None, typer.Option(help="Watch this namespace only; may be repeated. Default: all.")
+    ] = None,
+    pod_security: Annotated[
+        str, typer.Option(help="Make generated pods pass this Pod Security level: none or restricted.")
+    ] = "none",
+    lease_namespace: Annotated[
+        str, typer.Option(envvar="POD_NAMESPACE", help="Namespace of the Lease that makes one operator the leader.")
+    ] = "default",
+    lease_name: Annotated[str, typer.Option(help="Name of that Lease.")] = names.MANAGER,
+    http_port: Annotated[int, typer.Option(help="Port of /healthz, /readyz and /metrics.")] = 8080,
+    log_format: Annotated[str, typer.Option(help="json or plain.")] = "json",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    kubeconfig: Annotated[
+        Path | None, typer.Option(envvar="KUBECONFIG", help="Only outside a cluster.", show_default=False)
+    ] = None,
+) -> None:
+    """Run the operator: in a cluster as its chart installs it, or here against a kubeconfig."""
+    _one_of("--pod-security", pod_security, ("none", "restricted"))
+    _one_of("--log-format", log_format, ("json", "plain"))
+    _one_of("--log-level", log_level.lower(), ("debug", "info", "warning", "error"))
+    from ddpjob.controller.main import Options, run, set_up_logging
+
+    set_up_logging(log_format, log_level)
+    options = Options(
+        namespaces=namespace or (),
+        restricted=pod_security == "restricted",
+        lease_namespace=lease_namespace,
+        lease_name=lease_name,
+        http_port=http_port,
+        kubeconfig=kubeconfig,
+    )
+    raise typer.Exit(run(options))
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=option)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    app()

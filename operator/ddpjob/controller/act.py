@@ -1,0 +1,285 @@
+"""Carries plans out: the only writer. Status first, under the version it was computed from; then deletes, then creates."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ddpjob.controller.cache import Cache, SeenJob
+from ddpjob.controller.client import Api, ApiError, Unreachable, core_path, job_path
+from ddpjob.controller.lease import Lease
+from ddpjob.core import names, render
+from ddpjob.core.api import Job, Status, time_to_text
+from ddpjob.core.decide import Delete, Event, Plan, is_transition
+from ddpjob.core.names import Reason
+from ddpjob.core.observe import Refusal, owner_uid
+
+log = logging.getLogger(__name__)
+
+IN_FLIGHT = 16
+"""Writes under way at once: where one API server's throughput levels off."""
+
+PROGRESS_EVERY = 2.0
+"""Seconds between status writes of one job that tell of mere progress."""
+
+FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
+"""Seconds before something that the API server refused is tried again; doubled for each refusal in a row."""
+
+
+@dataclass
+class Outcome:
+    """When to look again, in seconds (None: when something changes), and what was refused."""
+
+    wake_after: float | None = None
+    refusal: Refusal | None = None
+
+
+@dataclass
+class Memory:
+    """What is known of one job's writes and need not survive this process."""
+
+    last_write: float = float("-inf")
+    refusal: Refusal | None = None
+    refusals: int = 0
+
+
+@dataclass
+class Actor:
+    """Writes to one API server while the Lease is held. Times: `clock` monotonic seconds, `now` the wall clock."""
+
+    api: Api
+    cache: Cache
+    lease: Lease
+    settings: render.Settings
+    identity: str
+    clock: Callable[[], float]
+    memories: dict[str, Memory] = field(default_factory=dict)
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT))
+
+    def refusal_of(self, uid: str) -> Refusal | None:
+        memory = self.memories.get(uid)
+        return memory.refusal if memory else None
+
+    def forget(self, uid: str) -> None:
+        self.memories.pop(uid, None)
+
+    def retry_now(self, uid: str) -> None:
+        """What stood in the way may just have gone."""
+        memory = self.memories.get(uid)
+        if memory and memory.refusal and not memory.refusal.final:
+            memory.refusal = Refusal(memory.refusal.reason, memory.refusal.message, datetime.now(UTC))
+
+    async def apply(self, seen: SeenJob, plan: Plan) -> Outcome:
+        """Raises ApiError and Unreachable for what is worth another try, LeaseLost when writing is over."""
+        if await self._somebody_is_there(seen.job, plan.confirm):
+            return Outcome(wake_after=0.0)
+        memory = self.memories.setdefault(seen.job.uid, Memory())
+        changed = plan.status.to_dict() != seen.job.status.to_dict()
+        wait = PROGRESS_EVERY - (self.clock() - memory.last_write)
+        if changed and wait > 0 and not (plan.create or plan.delete or is_transition(seen.job.status, plan.status)):
+            return Outcome(wake_after=min(wait, plan.wake_after if plan.wake_after is not None else wait))
+        if changed and not await self._write_status(seen, plan.status, memory):
+            return Outcome(wake_after=0.0)
+        if plan.create and not changed and not await self._is_current(seen):
+            return Outcome(wake_after=0.0)
+        await asyncio.gather(*(self._post_event(seen.job, event) for event in plan.events))
+        await self._all(self._delete_pod(seen.job, delete) for delete in plan.delete)
+        if not plan.create:
+            return Outcome(wake_after=plan.wake_after)
+        written = self.cache.job((seen.job.namespace, seen.job.name))
+        if written is None or written.job.uid != seen.job.uid:
+            return Outcome()
+        await self._create(written.job, plan.create, memory)
+        return Outcome(wake_after=0.0, refusal=memory.refusal)
+
+    # --- status
+
+    async def _write_status(self, seen: SeenJob, status: Status, memory: Memory) -> bool:
+        """Whether it was written; after a conflict the cache knows the newer job."""
+        job = seen.job
+        metadata = {
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+            "resourceVersion": str(seen.version),
+        }
+        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status.to_dict()}
+        try:
+            self.cache.see_job(await self._write("PUT", job_path(job.namespace, job.name, "status"), body))
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            await self._read_again(job)
+            return False
+        memory.last_write = self.clock()
+        return True
+
+    async def _is_current(self, seen: SeenJob) -> bool:
+        """Pods are created only from a job that is known to be the newest: just written, or read again."""
+        await self._read_again(seen.job)
+        now = self.cache.job((seen.job.namespace, seen.job.name))
+        return now is not None and now.version == seen.version and now.job.uid == seen.job.uid
+
+    async def _read_again(self, job: Job) -> None:
+        try:
+            self.cache.see_job(await self.api.call("GET", job_path(job.namespace, job.name)))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            key = (job.namespace, job.name)
+            seen = self.cache.job(key)
+            if seen and seen.job.uid == job.uid:
+                del self.cache.jobs[key]
+
+    # --- pods
+
+    async def _somebody_is_there(self, job: Job, pods: tuple[str, ...]) -> bool:
+        """A pod that vanished from the cache costs a restart only once the API server has confirmed it."""
+        there = False
+        for name in pods:
+            found = await self._get(core_path(job.namespace, "pods", name))
+            if found and owner_uid(found) == job.uid:
+                self.cache.gone.pop(found["metadata"]["uid"], None)
+                self.cache.see_pod(found)
+                there = True
+        return there
+
+    async def _delete_pod(self, job: Job, delete: Delete) -> None:
+        body: dict[str, Any] = {"preconditions": {"uid": delete.uid}}
+        if delete.grace is not None:
+            body["gracePeriodSeconds"] = delete.grace
+        try:
+            answer = await self._write("DELETE", core_path(job.namespace, "pods", delete.name), body)
+        except ApiError as error:
+            if error.status not in (404, 409):  # gone, or another pod has its name by now
+                raise
+            self.cache.drop_pod(job.uid, delete.uid)
+            return
+        if answer.get("kind") == "Pod":
+            self.cache.see_pod(answer)
+
+    async def _create(self, job: Job, indices: tuple[int, ...], memory: Memory) -> None:
+        """The Service and the pods, all at once; after a refusal one pod alone first, to see whether it still holds."""
+        was_refused, memory.refusal = memory.refusal is not None, None
+        try:
+            await self._create_one(job, "services", render.service(job))
+            pods = list(render.pods(job, indices, self.settings))
+            if was_refused:
+                await self._create_one(job, "pods", pods.pop(0))
+            await self._all(self._create_one(job, "pods", pod) for pod in pods)
+        except Refused as refused:
+            memory.refusals += 1
+            delay = min(FIRST_RETRY * 2.0 ** min(memory.refusals - 1, 10), LONGEST_RETRY)
+            when = datetime.now(UTC) + timedelta(seconds=delay)
+            memory.refusal = Refusal(refused.reason, refused.message, when, refused.final)
+        else:
+            memory.refusals = 0
+
+    async def _create_one(self, job: Job, plural: str, body: Mapping[str, Any]) -> None:
+        path = core_path(job.namespace, plural)
+        try:
+            created = await self._write("POST", path, body)
+        except ApiError as error:
+            if error.status == 409 and error.reason == "AlreadyExists":
+                created = await self._existing(job, f"{path}/{body['metadata']['name']}")
+            else:
+                raise refused_or_error(error) from error
+        if plural == "pods":
+            self.cache.see_pod(created)
+
+    async def _existing(self, job: Job, path: str) -> dict[str, Any]:
+        """What has our name already: ours from a pass whose answer got lost, or somebody else's."""
+        found = await self._get(path)
+        what = path.rsplit("/", 2)[1].removesuffix("s") + " " + path.rsplit("/", 1)[1]
+        if found is None or found["metadata"].get("deletionTimestamp"):
+            raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still going away")
+        if owner_uid(found) == job.uid:
+            return found
+        if found["metadata"].get("labels", {}).get(names.LABEL_JOB) == job.name and owner_uid(found):
+            raise Refused(
+                Reason.NAME_IN_USE, f"{what} of an earlier job of this name is still there; it is being collected"
+            )
+        raise Refused(
+            Reason.NAME_IN_USE, f"a {what} that is not this job's exists; delete it or give the job another name"
+        )
+
+    # --- events and transport
+
+    async def _post_event(self, job: Job, event: Event) -> None:
+        """Best effort: the status has said it already."""
+        now = time_to_text(datetime.now(UTC))
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{job.name}.{uuid.uuid4().hex[:16]}", "namespace": job.namespace},
+            "involvedObject": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+            },
+            "type": event.kind,
+            "reason": event.reason,
+            "message": event.message,
+            "source": {"component": names.MANAGER},
+            "reportingComponent": f"{names.GROUP}/operator",
+            "reportingInstance": self.identity,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            await self._write("POST", core_path(job.namespace, "events"), body)
+        except (ApiError, Unreachable) as error:
+            log.warning("event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error)
+
+    async def _write(self, method: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        async with self._slots:
+            self.lease.check()
+            return await self.api.call(method, path, body, timeout=min(10.0, 5.0 + self.lease.remaining / 2))
+
+    async def _get(self, path: str) -> dict[str, Any] | None:
+        try:
+            return await self.api.call("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def _all(self, calls: Any) -> None:
+        """Every call is tried; then the first that failed is raised, a refusal before what is merely worth another try."""
+        failed = [e for e in await asyncio.gather(*calls, return_exceptions=True) if isinstance(e, BaseException)]
+        if failed:
+            raise next((e for e in failed if isinstance(e, Refused)), failed[0])
+
+
+class Refused(Exception):
+    """The API server will not create this now (or ever, if `final`); `message` says why."""
+
+    def __init__(self, reason: str, message: str, final: bool = False) -> None:
+        super().__init__(message)
+        self.reason, self.message, self.final = reason, message, final
+
+
+def refused_or_error(error: ApiError) -> Exception:
+    """What the API server's answer to a create means for the job; what is none of its doing stays an error."""
+    text = error.message
+    if error.status == 422 or (error.status == 400 and "quantit" not in text.lower()):
+        return Refused(Reason.INVALID_POD, text, final=True)
+    if error.status == 404:
+        return Refused(Reason.NAMESPACE_ENDING, text)
+    if error.status != 403:
+        return error
+    if "exceeded quota" in text or "failed quota" in text:
+        return Refused(Reason.QUOTA, text)
+    if "violates PodSecurity" in text:
+        return Refused(
+            Reason.POD_SECURITY, f"{text}. Install the operator with podSecurity=restricted (a value of its chart)."
+        )
+    if "being terminated" in text:
+        return Refused(Reason.NAMESPACE_ENDING, text)
+    return Refused(Reason.FORBIDDEN, text)

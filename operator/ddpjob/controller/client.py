@@ -1,0 +1,115 @@
+"""The API server as plain dicts: the Kubernetes client's configuration and transport, none of its models."""
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+
+from ddpjob.core import names
+
+Dict = Mapping[str, Any]
+
+PAGE = 500
+"""Objects a LIST asks for at once: flattens the memory spike of a large cluster."""
+
+JOBS = f"apis/{names.GROUP}/{names.VERSION}"
+MANAGED = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
+
+
+class ApiError(Exception):
+    """The API server's refusal: its HTTP status, its reason and its own words."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+
+
+class Unreachable(Exception):
+    """No answer from the API server: refused, reset or timed out. What was asked may or may not have happened."""
+
+
+async def configuration(kubeconfig: Path | None = None) -> Configuration:
+    """In the cluster its service account, else a kubeconfig; raises ConfigException where there is neither."""
+    found = Configuration()
+    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
+    else:
+        path = str(kubeconfig) if kubeconfig else None
+        await config.load_kube_config(config_file=path, client_configuration=found)  # type: ignore[no-untyped-call]
+    return found
+
+
+def job_path(namespace: str, name: str, subresource: str = "") -> str:
+    path = f"{JOBS}/namespaces/{namespace}/{names.PLURAL}/{name}"
+    return f"{path}/{subresource}" if subresource else path
+
+
+def core_path(namespace: str, plural: str, name: str = "") -> str:
+    path = f"api/v1/namespaces/{namespace}/{plural}"
+    return f"{path}/{name}" if name else path
+
+
+class Api:
+    """One connection pool to one API server."""
+
+    def __init__(self, settings: Configuration) -> None:
+        self._settings = settings
+        self._rest = RESTClientObject(settings)
+
+    async def close(self) -> None:
+        await self._rest.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Dict | None = None,
+        query: Mapping[str, str] | None = None,
+        timeout: float = 10,
+    ) -> dict[str, Any]:
+        """One request, `timeout` in seconds; raises ApiError or Unreachable."""
+        headers = {"Accept": "application/json"}
+        token = await self._settings.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token:
+            headers["Authorization"] = token
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        url = f"{self._settings.host.rstrip('/')}/{path}"
+        if query:
+            url += "?" + "&".join(f"{key}={value}" for key, value in query.items())
+        try:
+            answer = await self._rest.request(  # type: ignore[no-untyped-call]
+                method, url, headers=headers, body=body, _request_timeout=timeout
+            )
+            data = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{method} {path}: {error or type(error).__name__}") from error
+        return _read(answer.status, data, answer.headers.get("Retry-After"))
+
+    async def pages(self, path: str, selector: str = "") -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
+        """A LIST page by page: (objects, resourceVersion of the list)."""
+        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            answer = await self.call("GET", path, query=query, timeout=30)
+            yield answer["items"], int(answer["metadata"]["resourceVersion"])
+            if not answer["metadata"].get("continue"):
+                return
+            query["continue"] = answer["metadata"]["continue"]
+
+
+def _read(status: int, data: bytes, retry_after: str | None) -> dict[str, Any]:
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = {"message": data[:200].decode(errors="replace")}
+    if status < 400 and isinstance(answer, dict):
+        return answer
+    answer = answer if isinstance(answer, dict) else {}
+    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
+    raise ApiError(status, str(answer.get("reason", "")), str(answer.get("message", "")), seconds)

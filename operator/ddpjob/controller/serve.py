@@ -1,0 +1,58 @@
+"""Probes and metrics over HTTP, up before the Lease is won."""
+
+import time
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.reconcile import RESYNC_SECONDS, Reconciler
+
+STALLED_SECONDS = 5 * RESYNC_SECONDS
+"""Without a turn of the resync loop for so long, the process is stuck; an API server that is down is no reason."""
+
+
+@dataclass
+class Probes:
+    """What the probes answer from: the loop's turns, and whether this process leads or waits."""
+
+    reconciler: Reconciler
+    metrics: Metrics
+    leading: bool = False
+
+    def alive(self) -> str | None:
+        """None, or what is wrong."""
+        age = time.monotonic() - self.reconciler.turned
+        if self.leading and age > STALLED_SECONDS:
+            return f"the resync loop made no turn for {age:.0f} s"
+        return None
+
+    def ready(self) -> str | None:
+        """None, or what is missing: a leader has listed once; a standby is ready to take over."""
+        if self.leading and not self.reconciler.synced:
+            return "has not listed jobs and pods yet"
+        return None
+
+
+async def serve(probes: Probes, port: int) -> web.AppRunner:
+    """Serves /healthz, /readyz and /metrics until the runner is cleaned up."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return _answer(probes.alive())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _answer(probes.ready())
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=probes.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, port=port).start()
+    return runner
+
+
+def _answer(trouble: str | None) -> web.Response:
+    return web.Response(text=f"{trouble or 'ok'}\n", status=500 if trouble else 200)
