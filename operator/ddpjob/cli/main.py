@@ -1,6 +1,5 @@
 """`ddpjob`: options in, exit codes out. Heavy imports stay inside the commands, so that --help is quick."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +22,45 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
     if version:
         typer.echo(__version__)
         raise typer.Exit
+
+
+@app.command()
+def run(
+    manifest: Annotated[Path, typer.Argument(help="A file with one DDPJob.", show_default=False)],
+    local: Annotated[
+        bool, typer.Option("--local", help="On this machine, without a cluster: one process group a node.")
+    ] = False,
+    runs: Annotated[Path, typer.Option(help="Folder that gets a folder for each job.")] = Path("ddpjob-runs"),
+    claim: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="Use FOLDER for the claim NAME (default: RUNS/<job>/claims/NAME); may be repeated.",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Empty the job's own claim folders first: no checkpoint is resumed.")
+    ] = False,
+) -> None:
+    """Run a job. Exit code 0: Complete, 1: Failed, 2: the manifest cannot run here, 130: interrupted."""
+    if not local:
+        raise typer.BadParameter(
+            "on a cluster a job is submitted with `kubectl apply -f`; to run it on this machine, add --local",
+            param_hint="--local",
+        )
+    from ddpjob.cli.run_local import run_local
+
+    raise typer.Exit(run_local(manifest, runs, _claims(claim or []), fresh))
+
+
+def _claims(options: list[str]) -> dict[str, Path]:
+    claims = {}
+    for option in options:
+        name, equals, folder = option.partition("=")
+        if not (name and equals and Path(folder).is_dir()):
+            raise typer.BadParameter(f"{option!r} is not NAME=FOLDER with a folder that exists", param_hint="--claim")
+        claims[name] = Path(folder).resolve()
+    return claims
 
 
 @app.command()
@@ -68,5 +106,4 @@ def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     app()

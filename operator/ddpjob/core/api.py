@@ -287,7 +287,7 @@ class Status:
             reason=str(fields.get("reason", "")),
             message=str(fields.get("message", "")),
             observed_generation=_count(fields.get("observedGeneration")),
-            conditions=tuple(c for c in fields.get("conditions") or () if isinstance(c, Mapping)),
+            conditions=_mappings(fields.get("conditions")),
             attempt=_optional_count(fields.get("attempt")),
             attempt_started=_optional_count(fields.get("attemptStarted")),
             attempt_time=time_from_text(fields.get("attemptTime")),
@@ -334,6 +334,10 @@ def _present(fields: Dict) -> dict[str, Any]:
 
 def _mapping(value: Any) -> Dict:
     return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(value: Any) -> tuple[Dict, ...]:
+    return tuple(item for item in value if isinstance(item, Mapping)) if isinstance(value, list | tuple) else ()
 
 
 def _count(value: Any) -> int:

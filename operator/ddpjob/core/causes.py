@@ -41,7 +41,15 @@ EXCEPTION = re.compile(
     r"^\s*(?:\[rank\d+\]:\s?)?(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::.*)?)$",
     re.MULTILINE,
 )
-LAUNCHER_TRACE = re.compile(r"^Traceback \(most recent call last\):\n  File \"[^\"]*torch", re.MULTILINE)
+LAUNCHER_ERROR = re.compile(r"^[\w.]*(?:ChildFailedError|SignalException|Rendezvous\w*Error)\b", re.MULTILINE)
+TRACEBACK = "Traceback (most recent call last):\n  File "
+
+CUT = 2040
+"""A termination message this long (bytes) is the tail of a log, so its first line may be half a line."""
+
+SILENT = (1, -6)
+"""What an uncaught exception and a watchdog's abort leave: without its words nobody can tell a culprit from a follower.
+Eight processes fill the whole message with their summary, so on such nodes this is the usual case."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,12 @@ class Summary:
     time: datetime | None
     exception: str
     follower: bool
+    silent: bool
+
+    @property
+    def certain(self) -> bool:
+        """Whether this rank failed on its own account, whatever the other nodes may say."""
+        return not self.follower and not self.silent
 
 
 @dataclass(frozen=True)
@@ -81,20 +95,27 @@ def read_summary(message: str) -> Summary | None:
     if not found:
         return None
     before, rank, code = message[: found.start()], int(found["rank"]), int(found["code"])
-    words = found["rest"] if EXCEPTION.search(found["rest"]) else _words_of(rank, _of_the_script(before))
+    written = _of_the_script(_whole_lines(before, cut=len(message.encode(errors="replace")) >= CUT))
+    words = found["rest"] if EXCEPTION.search(found["rest"]) else _words_of(rank, written)
+    exception = _last_exception(words)
     return Summary(
         rank=rank,
         exit_code=code,
         time=_failure_time(before, found["time"]),
-        exception=_last_exception(words) or found["signal"].strip(" ()"),
+        exception=exception or found["signal"].strip(" ()"),
         follower=code in INTERRUPTED or bool(FOLLOWER.search(words)),
+        silent=code in SILENT and not exception,
     )
 
 
 def _of_the_script(text: str) -> str:
-    """What the user's processes wrote: everything above the launcher's own traceback."""
-    trace = LAUNCHER_TRACE.search(text)
-    return text[: trace.start()] if trace else text
+    """What the user's processes wrote: everything above the launcher's own traceback, which may be all that is left."""
+    error = LAUNCHER_ERROR.search(text)
+    return text[: max(0, text.rfind(TRACEBACK, 0, error.start()))] if error else text
+
+
+def _whole_lines(text: str, *, cut: bool) -> str:
+    return text.partition("\n")[2] if cut else text
 
 
 def _words_of(rank: int, text: str) -> str:
@@ -121,10 +142,12 @@ def _failure_time(before: str, summary_time: str) -> datetime | None:
         return None
 
 
-def judge(pods: Sequence[Pod], vanished: Sequence[int], now: datetime) -> Verdict | Undecided | None:
+def judge(
+    pods: Sequence[Pod], vanished: Sequence[int], now: datetime, unborn: Sequence[int] = ()
+) -> Verdict | Undecided | None:
     """The verdict on an attempt; None while nothing has gone wrong. Does not depend on the order of `pods`.
 
-    `vanished`: indices whose pods had been seen and are gone.
+    `vanished`: indices whose pods had been seen and are gone. `unborn`: indices whose pods were not created yet.
     """
     certain = [*_disruptions(pods, vanished), *_own_failures(pods)]
     if certain:
@@ -135,7 +158,7 @@ def judge(pods: Sequence[Pod], vanished: Sequence[int], now: datetime) -> Verdic
     settled = min(_end(p, now) for p in failed) + SETTLE
     if now < settled and not all(p.ended for p in pods):
         return Undecided(settled)
-    return _uncertain(failed[0], pods)
+    return _uncertain(failed[0], pods, unborn)
 
 
 Ranked = tuple[tuple[datetime, int, int], Verdict]
@@ -157,7 +180,7 @@ def _own_failures(pods: Sequence[Pod]) -> list[Ranked]:
     found = []
     for pod in (p for p in pods if p.fate is Fate.FAILED):
         summary = read_summary(pod.message)
-        own = (summary is not None and not summary.follower) or pod.exit_reason == "OOMKilled"
+        own = (summary is not None and summary.certain) or pod.exit_reason == "OOMKilled"
         if own:
             time = (summary.time if summary else None) or pod.finished or BEGINNING
             found.append(((time, 1, pod.index), _failure(pod, summary)))
@@ -177,11 +200,11 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
     return Verdict(Cause.FAILURE, "WorkerFailed", text, pod.index, pod, summary.rank, summary.exit_code)
 
 
-def _uncertain(pod: Pod, pods: Sequence[Pod]) -> Verdict:
+def _uncertain(pod: Pod, pods: Sequence[Pod], unborn: Sequence[int]) -> Verdict:
     """What is left when nothing certain came: a rendezvous that not every node reached blames nobody."""
-    if RENDEZVOUS_TIMEOUT.search(pod.message) and not all(p.started for p in pods):
-        waiting = ", ".join(p.name for p in pods if not p.started)
-        text = f"the rendezvous timed out while {waiting} had not started"
+    late = [*sorted(p.name for p in pods if not p.started), *(f"node {index}" for index in unborn)]
+    if RENDEZVOUS_TIMEOUT.search(pod.message) and late:
+        text = f"the rendezvous timed out while {', '.join(late)} had not started"
         return Verdict(Cause.RENDEZVOUS, Reason.RENDEZVOUS_TIMEOUT, text, pod.index, pod, None, pod.exit_code)
     return _failure(pod, read_summary(pod.message))
 
@@ -197,5 +220,6 @@ def _end(pod: Pod, now: datetime) -> datetime:
 
 
 def _last_words(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    """The last line that says something; torchrun ends its summary with a rule."""
+    lines = [line.strip() for line in message.splitlines() if line.strip(" =-")]
     return lines[-1][:300] if lines else ""

@@ -16,8 +16,10 @@ def set_condition(
     """The conditions with one set. Its transition time moves only when its status does."""
     status = "True" if true else "False"
     old = next((c for c in conditions if c.get("type") == kind), None)
-    since = old["lastTransitionTime"] if old and old.get("status") == status else time_to_text(now)
-    new = {"type": str(kind), "status": status, "reason": str(reason), "message": message, "lastTransitionTime": since}
+    unchanged = old is not None and old.get("status") == status
+    since = (old or {}).get("lastTransitionTime") if unchanged else None
+    new = {"type": str(kind), "status": status, "reason": str(reason), "message": message}
+    new["lastTransitionTime"] = since or time_to_text(now)
     if old is None:
         return (*conditions, new)
     return tuple(new if c is old else c for c in conditions)

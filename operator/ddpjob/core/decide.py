@@ -121,7 +121,8 @@ def stale_attempts_pods(obs: Observation, spec: Spec, now: datetime) -> Plan | N
     where = f" on node {first.node}" if first.node else ""
     message = f"attempt {obs.attempt} starts when pod {first.name}{where}{more} has ended"
     status = _counted(obs, phase=Phase.RESTARTING, reason=Reason.WAITING_FOR_OLD_PODS, message=message)
-    return Plan(status, delete=_deletions(left, _grace(obs)))
+    grace = _grace(obs.job.status, obs.attempt - 1, ran=_ran_before(obs.job.status))
+    return Plan(status, delete=_deletions(left, grace))
 
 
 def first_attempt(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -134,7 +135,7 @@ def first_attempt(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
 
 def all_succeeded(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     """Every node's trainer ended with 0."""
-    done = [p for p in obs.current if p.fate is Fate.SUCCEEDED]
+    done = {p.index: p for p in obs.current if p.fate is Fate.SUCCEEDED}
     if not done or len(done) < obs.job.status.nodes.desired:
         return None
     seconds = int((now - (obs.job.status.start_time or now)).total_seconds())
@@ -143,7 +144,7 @@ def all_succeeded(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
         _counted(obs, phase=Phase.COMPLETE, reason=Reason.SUCCEEDED, message=message),
         completion_time=now,
         attempt_started=obs.attempt,
-        result=read_result(done[0].message),
+        result=read_result(done[min(done)].message),
         conditions=_ended(obs, Condition.COMPLETE, Reason.SUCCEEDED, message, now),
     )
     return Plan(status, delete=_deletions(obs.pods, None), events=(Event("Normal", "Complete", message),))
@@ -154,18 +155,20 @@ def resized(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if spec.nodes == obs.job.status.nodes.desired:
         return None
     message = f"nodes changed from {obs.job.status.nodes.desired} to {spec.nodes}"
-    return _next_attempt(obs, spec, Reason.RESIZED, message, now, Backoff(), grace=_grace(obs))
+    return _next_attempt(obs, spec, Reason.RESIZED, message, now, Backoff(), _grace_now(obs))
 
 
 def attempt_ended(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     """Something went wrong in this attempt: the whole gang restarts, or the job fails."""
     vanished = obs.missing if obs.latched else ()
-    verdict = judge(obs.current, vanished, now)
+    unborn = () if obs.latched else obs.missing
+    verdict = judge(obs.current, vanished, now, unborn)
     if verdict is None:
         return None
     if isinstance(verdict, Undecided):
         was = obs.job.status
         counted = _counted(obs, phase=was.phase, reason=was.reason, message=was.message)
+        counted = replace(counted, attempt_started=_latch(obs))
         return Plan(counted, wake_after=max(0.0, (verdict.until - now).total_seconds()))
     plan = _restart_or_fail(obs, spec, verdict, now)
     gone = tuple(names.pod_name(obs.job.name, obs.attempt, index) for index in vanished)
@@ -267,8 +270,12 @@ def _steady_status(obs: Observation, now: datetime) -> Status:
         said = _what_is_missing(obs.current, total)
     phase, reason, message = said
     status = _counted(obs, phase=phase, reason=reason, message=message)
-    seen = obs.attempt if not obs.missing else obs.job.status.attempt_started
-    return replace(status, attempt_started=seen, conditions=_running(obs, up == total, reason, message, now))
+    return replace(status, attempt_started=_latch(obs), conditions=_running(obs, up == total, reason, message, now))
+
+
+def _latch(obs: Observation) -> int | None:
+    """`attempt_started` after this look: the attempt, once every pod of it was seen."""
+    return obs.job.status.attempt_started if obs.missing else obs.attempt
 
 
 def _what_is_missing(pods: Sequence[Pod], total: int) -> tuple[Phase, str, str]:
@@ -296,7 +303,7 @@ def _restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: dateti
         message = f"{verdict.message}; no restart is left of maxDisruptions={policy.max_disruptions}"
         return _fail(obs, Reason.MAX_DISRUPTIONS, message, now)
     return _next_attempt(
-        obs, spec, REASONS[verdict.cause], verdict.message, now, _backoff(status, now), _grace(obs), verdict.cause
+        obs, spec, REASONS[verdict.cause], verdict.message, now, _backoff(status, now), _grace_now(obs), verdict.cause
     )
 
 
@@ -357,8 +364,9 @@ def _fail(obs: Observation, reason: str, message: str, now: datetime) -> Plan:
 
 
 def _backoff(status: Status, now: datetime) -> Backoff:
-    """0, 10, 20, 40 … 300 s after attempts in a row that died young."""
-    if status.attempt_time is None or now - status.attempt_time >= YOUNG:
+    """0, 10, 20, 40 … 300 s after attempts in a row that died young; an attempt's age does not count its own wait."""
+    began = max((t for t in (status.attempt_time, status.backoff.until) if t), default=None)
+    if began is None or now - began >= YOUNG:
         return Backoff()
     count = status.backoff.count + 1
     delay = min(FIRST_DELAY * 2 ** min(count - 2, 10), LONGEST_DELAY) if count > 1 else 0
@@ -370,12 +378,21 @@ def _deletions(pods: Sequence[Pod], grace: int | None) -> tuple[Delete, ...]:
     return tuple(Delete(p.name, p.uid, grace) for p in pods if not p.released and not p.deleting)
 
 
-def _grace(obs: Observation) -> int | None:
-    """Seconds for the living pods of a gang that is over: enough to checkpoint only where all of them still can."""
-    status = obs.job.status
-    if status.last_failure.get("cause") == Cause.FAILURE:
+def _grace(status: Status, attempt: int, *, ran: bool) -> int | None:
+    """Seconds for the living pods of an attempt that is over: enough to checkpoint only where all of them still can."""
+    if status.last_failure.get("cause") == Cause.FAILURE and status.last_failure.get("attempt") == attempt:
         return BROKEN_GANG_GRACE
-    return None if status.has(Condition.RUNNING) else NEVER_RAN_GRACE
+    return None if ran else NEVER_RAN_GRACE
+
+
+def _grace_now(obs: Observation) -> int | None:
+    return _grace(obs.job.status, obs.attempt, ran=obs.job.status.has(Condition.RUNNING))
+
+
+def _ran_before(status: Status) -> bool:
+    """Whether the attempt before this one ran: then the condition Running fell just when this one began."""
+    fell = next((c.get("lastTransitionTime") for c in status.conditions if c.get("type") == Condition.RUNNING), None)
+    return status.attempt_time is not None and fell == time_to_text(status.attempt_time)
 
 
 def _outlived(obs: Observation) -> tuple[Delete, ...]:

@@ -1,0 +1,146 @@
+"""What a person sees of a run: a live display on a terminal, plain lines elsewhere."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from ddpjob.core.api import Status
+from ddpjob.core.decide import Event
+from ddpjob.core.names import Phase
+from ddpjob.local.story import Story, share
+
+NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+BAR_WIDTH = 28
+
+
+class Display:
+    """Shows a run as it goes. `console` decides what it can: colours and a live bar on a terminal, lines in a log."""
+
+    def __init__(self, console: Console, story: Story) -> None:
+        self._console, self._story = console, story
+        self._said = ("", "")
+        self._ended = False
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(BAR_WIDTH),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[words]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._accuracy = ""
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(f"  {text}", style="dim"), soft_wrap=True)
+
+    def status(self, status: Status) -> None:
+        """A new phase is a new line, and a new reason for anything that a person may want to know."""
+        said = (status.phase, "" if status.phase == Phase.STARTING else status.reason)
+        if said == self._said:
+            return
+        self._said = said
+        if status.phase == Phase.RUNNING:
+            self._task = self._fresh_task("starting Python and torch", total=None)
+        style = {"Restarting": "yellow", "Failed": "bold red", "Complete": "bold green"}.get(status.phase, "bold")
+        self._console.print(Text.assemble((f"{status.phase:<11}", style), status.message))
+
+    def event(self, event: Event) -> None:
+        """The status says it already."""
+
+    def line(self, index: int, text: str) -> None:
+        """What a node says otherwise. After the end it is agents missing each other, which the logs keep."""
+        if self._ended:
+            return
+        colour = NODE_COLOURS[index % len(NODE_COLOURS)]
+        self._console.print(Text.assemble((f"[n{index}] ", colour), Text(text, style="dim")), soft_wrap=True)
+
+    def metric(self, metric: Mapping[str, Any]) -> None:
+        self._story.metrics.append(metric)
+        show = {"start": self._start, "train": self._train, "eval": self._eval, "end": self._end}.get(
+            str(metric.get("event"))
+        )
+        if show:
+            show(metric)
+
+    def _start(self, metric: Mapping[str, Any]) -> None:
+        name = metric.get("workload", "training")
+        size = f"{metric['parameters']:,} parameters, " if "parameters" in metric else ""
+        data = f"{metric['train_samples']:,} samples, " if "train_samples" in metric else ""
+        resumed = f", from step {metric['resumed_step']}" if metric.get("resumed_step") else ""
+        text = f"{name}: {size}{data}{metric.get('world_size')} processes on {metric.get('device')} ({metric.get('backend')}){resumed}"
+        self._console.print(Text.assemble((f"{'Training':<11}", "bold"), text))
+        self._task = self._fresh_task(str(name), total=metric.get("steps"), completed=metric.get("resumed_step", 0))
+
+    def _fresh_task(self, name: str, total: float | None, completed: int = 0) -> TaskID:
+        """The one bar; the one before goes."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        return self._progress.add_task(name, total=total, completed=completed, words="")
+
+    def _train(self, metric: Mapping[str, Any]) -> None:
+        words = (
+            f"epoch {metric.get('epoch')}/{metric.get('epochs')}  loss {metric.get('loss', 0.0):.4f}{self._accuracy}"
+        )
+        speed = metric.get("samples_per_second")
+        words += f"  {speed:,.0f} samples/s" if speed else ""
+        if self._task is not None:
+            self._progress.update(self._task, completed=metric.get("step", 0), words=words)
+
+    def _eval(self, metric: Mapping[str, Any]) -> None:
+        accuracy = metric.get("accuracy")
+        self._accuracy = f"  accuracy {accuracy:.1%}" if isinstance(accuracy, float) else ""
+        if not self._console.is_terminal:
+            loss = f"test loss {metric['loss']:.4f}" if "loss" in metric else ""
+            self._console.print(f"{'':<11}step {metric.get('step'):>5}  {loss}{self._accuracy}")
+
+    def _end(self, metric: Mapping[str, Any]) -> None:
+        self._ended = True
+        if self._task is not None:
+            self._progress.update(self._task, completed=metric.get("step", 0))
+
+    def summary(self, status: Status, files: Mapping[str, str]) -> None:
+        """Result, where the time went, and where things are."""
+        if status.result:
+            values = "  ".join(f"{key} {_number(value)}" for key, value in status.result.items())
+            self._console.print(Text.assemble((f"{'Result':<11}", "bold"), (values, "bold green")))
+        table = Table.grid(padding=(0, 1))
+        for stage, seconds, part in share(self._story.seconds()):
+            bar = Text("█" * max(1, round(part * BAR_WIDTH)), style="cyan")
+            table.add_row("          ", f"{seconds:6.2f} s", f"{part:4.0%}", bar, stage)
+        if table.row_count:
+            whole = self._story.ended - self._story.began
+            self._console.print(Text.assemble((f"{'Time':<11}", "bold"), f"{whole:.1f} s in all"))
+            self._console.print(table)
+        for what, path in files.items():
+            self._console.print(Text.assemble((f"{what:<11}", "bold"), path), soft_wrap=True)
+
+
+def _number(text: str) -> str:
+    try:
+        return f"{float(text):.4g}"
+    except ValueError:
+        return text

@@ -1,0 +1,200 @@
+"""The loop of a run on this machine: observe, decide, act, until the job is Complete or Failed."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import shutil
+import signal
+import socket
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from ddpjob.core import names, render
+from ddpjob.core.api import Status
+from ddpjob.core.decide import Delete, Event, Plan, decide
+from ddpjob.core.names import Condition
+from ddpjob.core.observe import observe, read_pod
+from ddpjob.local.manifest import Manifest
+from ddpjob.local.processes import LocalPod, free_port
+from ddpjob.local.translate import Folders, LocalAddresses, translate
+
+CLEARED = ("pods", "logs", "metrics.jsonl", "curve.png", "status.yaml")
+"""What a new run of a job replaces; its claims stay, as they do on a cluster."""
+
+
+class Watcher(Protocol):
+    """Whoever shows a run to a person."""
+
+    def status(self, status: Status) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def metric(self, metric: Mapping[str, Any]) -> None: ...
+
+    def line(self, index: int, text: str) -> None: ...
+
+
+class Stopped(Exception):
+    """The run was told to end by the signal `number`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextlib.contextmanager
+def run_folder(parent: Path, job: str) -> Iterator[Path]:
+    """The folder of this run, locked: `parent/job`, or where another run of the job has that, `parent/job-2` and so on."""
+    for number in range(1, 1000):
+        folder = parent / (job if number == 1 else f"{job}-{number}")
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            for name in CLEARED:
+                path = folder / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            (folder / "logs").mkdir()
+            yield folder
+            return
+    raise RuntimeError(f"a thousand runs of {job} are under way in {parent}")
+
+
+class LocalRun:
+    """One job on this machine. Raises SpecError before anything is started for what this machine cannot answer."""
+
+    def __init__(self, manifest: Manifest, folders: Folders, watcher: Watcher) -> None:
+        self._manifest, self._folders, self._watcher = manifest, folders, watcher
+        self._settings = render.Settings(addresses=LocalAddresses(free_port))
+        self._job = replace(manifest.job, uid=str(uuid.uuid4()), generation=1, status=Status(), deleting=False)
+        self._pods: dict[str, LocalPod] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._check()
+
+    async def run(self) -> Status:
+        """The job's last status; raises Stopped after a signal, when every process has ended."""
+        stop = self._on_signals()
+        try:
+            while not self._over():
+                if stop.done():
+                    raise Stopped(stop.result())
+                await self._pass(stop)
+            return self._job.status
+        finally:
+            await self._end_everything()
+            (self._folders.run / "status.yaml").write_text(yaml.safe_dump(self._job.status.to_dict(), sort_keys=False))
+
+    def _over(self) -> bool:
+        return self._job.status.finished and all(pod.finished.is_set() for pod in self._pods.values())
+
+    async def _pass(self, stop: "asyncio.Future[int]") -> None:
+        self._changed.clear()
+        pods = [seen for pod in self._pods.values() if (seen := read_pod(pod.body))]
+        plan = decide(observe(self._job, pods), datetime.now(UTC))
+        self._act(plan)
+        if plan.create or self._over():
+            return
+        changed = asyncio.ensure_future(self._changed.wait())
+        waiting: list[asyncio.Future[Any]] = [changed, stop]
+        await asyncio.wait(waiting, timeout=plan.wake_after, return_when=asyncio.FIRST_COMPLETED)
+        changed.cancel()
+
+    def _act(self, plan: Plan) -> None:
+        self._job = replace(self._job, status=plan.status)
+        self._watcher.status(plan.status)
+        for event in plan.events:
+            self._watcher.event(event)
+        for delete in plan.delete:
+            self._delete(delete)
+        for body in render.pods(self._job, plan.create, self._settings):
+            self._start(body)
+
+    def _start(self, body: dict[str, Any]) -> None:
+        command = translate(body, self._folders, self._manifest.config_maps, socket.gethostname())
+        pod = LocalPod(body, str(uuid.uuid4()), self._changed.set)
+        self._pods[pod.name] = pod
+        index = int(body["metadata"]["labels"][names.LABEL_INDEX])
+        self._spawn(pod.run(command, self._folders.log(pod.name), lambda line: self._line(index, line)))
+
+    def _delete(self, delete: Delete) -> None:
+        pod = self._pods.get(delete.name)
+        if pod and pod.uid == delete.uid:
+            pod.terminate(delete.grace if delete.grace is not None else render.GRACE_SECONDS)
+            self._spawn(self._remove(pod))
+
+    async def _remove(self, pod: LocalPod) -> None:
+        await pod.finished.wait()
+        if self._pods.get(pod.name) is pod:
+            del self._pods[pod.name]
+        self._changed.set()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _line(self, index: int, text: str) -> None:
+        metric = _metric(text) if index == 0 else None
+        if metric is None:
+            self._watcher.line(index, text)
+            return
+        with (self._folders.run / "metrics.jsonl").open("a") as sink:
+            sink.write(text + "\n")
+        self._watcher.metric(metric)
+
+    def _check(self) -> None:
+        """Renders and translates every node once, so that what cannot work is said before anything starts."""
+        status = decide(observe(self._job, ()), datetime.now(UTC)).status
+        trial = render.Settings(addresses=LocalAddresses(lambda: 1))
+        for body in render.pods(replace(self._job, status=status), range(self._manifest.spec.nodes), trial):
+            translate(body, self._folders, self._manifest.config_maps, "")
+
+    def _on_signals(self) -> "asyncio.Future[int]":
+        """A future with the first signal; a second one kills at once."""
+        loop = asyncio.get_running_loop()
+        stop: asyncio.Future[int] = loop.create_future()
+
+        def told(number: int) -> None:
+            if not stop.done():
+                stop.set_result(number)
+                return
+            for pod in self._pods.values():
+                pod.kill()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, told, number)
+        return stop
+
+    async def _end_everything(self) -> None:
+        """Every process gets SIGTERM and time for a last checkpoint, then SIGKILL; returns when none is left."""
+        running = [pod for pod in self._pods.values() if not pod.finished.is_set()]
+        for pod in running:
+            pod.terminate(render.GRACE_SECONDS)
+        await asyncio.gather(*(pod.finished.wait() for pod in running))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _metric(line: str) -> dict[str, Any] | None:
+    """A progress line of the trainer: a JSON object with the key `event`."""
+    if not line.startswith('{"event"'):
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def exit_code(status: Status) -> int:
+    """0 Complete, 1 Failed."""
+    return 0 if status.has(Condition.COMPLETE) else 1

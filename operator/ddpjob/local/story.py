@@ -1,0 +1,67 @@
+"""What the metrics of a run tell in the end: its curves, its result, and where the time went. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Metric = Mapping[str, Any]
+
+STAGES = (
+    ("starting processes", ("launch", "import")),
+    ("meeting", ("rendezvous",)),
+    ("setting up", ("setup",)),
+    ("waiting for data", ("data",)),
+    ("forward", ("forward",)),
+    ("backward and all-reduce", ("backward",)),
+    ("optimizer", ("optimizer",)),
+    ("evaluating", ("evaluate",)),
+    ("checkpoints", ("checkpoint",)),
+    ("ending", ("end",)),
+    ("other", ("other",)),
+)
+"""What a person reads, and the phases that it sums: the trainer's own, and `launch`, `end` and `other` as seen from outside."""
+
+
+@dataclass
+class Story:
+    """The metrics of a run in their order, with the times around them in seconds of one clock (unix)."""
+
+    began: float
+    ended: float = 0.0
+    metrics: list[Metric] = field(default_factory=list)
+
+    def of(self, event: str) -> list[Metric]:
+        return [m for m in self.metrics if m.get("event") == event]
+
+    def curve(self, event: str, value: str) -> tuple[list[float], list[float]]:
+        """(steps, values) of what `event` reported; after a restart the repeated steps replace those that were lost."""
+        points: dict[float, float] = {}
+        for metric in self.of(event):
+            step, at = metric.get("step"), metric.get(value)
+            if isinstance(step, int | float) and isinstance(at, int | float):
+                points = {s: v for s, v in points.items() if s < step}
+                points[step] = at
+        return list(points), list(points.values())
+
+    def seconds(self) -> list[tuple[str, float]]:
+        """(stage, seconds) of the last attempt and what was lost to earlier ones; what is nobody's is `other`."""
+        starts, ends = self.of("start"), self.of("end")
+        if not starts or not ends:
+            return []
+        phases = {str(k): float(v) for k, v in ends[-1].get("seconds", {}).items()}
+        before = sum(phases.get(name, 0.0) for name in ("import", "rendezvous", "setup"))
+        lost = self._lost(float(starts[-1]["time"]), before)
+        phases["launch"] = max(0.0, float(starts[-1]["time"]) - self.began - before - lost)
+        phases["end"] = max(0.0, self.ended - float(ends[-1]["time"]))
+        phases["other"] = max(0.0, self.ended - self.began - lost - sum(phases.values()))
+        stages = [(stage, sum(phases.get(name, 0.0) for name in names)) for stage, names in STAGES]
+        return [("lost to restarts", lost)] * bool(lost) + stages
+
+    def _lost(self, last_start: float, before: float) -> float:
+        return max(0.0, last_start - before - self.began) if len(self.of("start")) > 1 else 0.0
+
+
+def share(parts: Sequence[tuple[str, float]]) -> list[tuple[str, float, float]]:
+    """(stage, seconds, share of the whole); stages of less than a thousandth are left out."""
+    whole = sum(seconds for _, seconds in parts) or 1.0
+    return [(stage, seconds, seconds / whole) for stage, seconds in parts if seconds / whole >= 0.001]
