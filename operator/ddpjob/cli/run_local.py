@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from ddpjob.core.api import SpecError
 from ddpjob.local.curve import draw
@@ -30,7 +31,9 @@ def run_local(path: Path, runs: Path, claims: Mapping[str, Path], fresh: bool) -
                 shutil.rmtree(folder / "claims", ignore_errors=True)
             return _run(manifest, Folders(folder, claims), console)
     except SpecError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]{path}[/]: ", error, sep="", markup=True)
+        Console(stderr=True, highlight=False).print(
+            Text.assemble((f"{path}: ", "bold red"), str(error)), soft_wrap=True
+        )
         return REFUSED
 
 

@@ -221,7 +221,7 @@ def time_from_text(text: Any) -> datetime | None:
     """The time that Kubernetes wrote, or None where there is none that can be read."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -118,7 +118,7 @@ def observe(job: Job, pods: Iterable[Pod], refusal: Refusal | None = None) -> Ob
 
 def owner_uid(pod: Dict) -> str:
     """The UID of the DDPJob that controls a pod (or Service), or an empty text."""
-    for owner in _map(pod, "metadata").get("ownerReferences") or ():
+    for owner in _items(_map(pod, "metadata"), "ownerReferences"):
         if owner.get("controller") and owner.get("kind") == names.KIND:
             return str(owner.get("uid", ""))
     return ""
@@ -204,7 +204,10 @@ def _disruption(metadata: Dict, status: Dict, terminated: Dict | None) -> Sign |
 def _deletion_asked(metadata: Dict) -> datetime | None:
     """deletionTimestamp is the end of the grace period; what counts is when somebody asked."""
     deadline, grace = time_from_text(metadata.get("deletionTimestamp")), metadata.get("deletionGracePeriodSeconds")
-    return deadline - timedelta(seconds=grace) if deadline and isinstance(grace, int) else deadline
+    try:
+        return deadline - timedelta(seconds=grace) if deadline and isinstance(grace, int) else deadline
+    except OverflowError:  # a grace period may be any 64-bit number
+        return deadline
 
 
 def _blocked(status: Dict, state: Dict) -> Sign | None:

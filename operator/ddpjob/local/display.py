@@ -1,5 +1,6 @@
 """What a person sees of a run: a live display on a terminal, plain lines elsewhere."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,14 @@ from ddpjob.local.story import Story, share
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 BAR_WIDTH = 28
 
+LAUNCHER_REPORT = re.compile(r"[EW]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)")
+"""From here to its end an agent talks about itself: its traceback, its summary."""
+
+STACK_FRAME = re.compile(
+    r"\[[WE]\d{4} .*\.cpp:\d+\]|\[W\d+ .*TCPStore|Exception raised from |frame #\d+: |<omitting python frames>"
+)
+"""torch's C++ side, of which the exception that the script raises says enough."""
+
 
 class Display:
     """Shows a run as it goes. `console` decides what it can: colours and a live bar on a terminal, lines in a log."""
@@ -32,6 +41,7 @@ class Display:
         self._console, self._story = console, story
         self._said = ("", "")
         self._ended = False
+        self._reporting: set[int] = set()
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(BAR_WIDTH),
@@ -63,17 +73,21 @@ class Display:
         if said == self._said:
             return
         self._said = said
+        if status.phase == Phase.STARTING:
+            self._reporting.clear()
         if status.phase == Phase.RUNNING:
             self._task = self._fresh_task("starting Python and torch", total=None)
         style = {"Restarting": "yellow", "Failed": "bold red", "Complete": "bold green"}.get(status.phase, "bold")
-        self._console.print(Text.assemble((f"{status.phase:<11}", style), status.message))
+        self._console.print(Text.assemble((f"{status.phase:<11}", style), status.message), soft_wrap=True)
 
     def event(self, event: Event) -> None:
         """The status says it already."""
 
     def line(self, index: int, text: str) -> None:
-        """What a node says otherwise. After the end it is agents missing each other, which the logs keep."""
-        if self._ended:
+        """What a node's script says. What torchrun says of a failure is in the job's reason, and whole in the logs."""
+        if LAUNCHER_REPORT.match(text):
+            self._reporting.add(index)
+        if index in self._reporting or self._ended or STACK_FRAME.match(text):
             return
         colour = NODE_COLOURS[index % len(NODE_COLOURS)]
         self._console.print(Text.assemble((f"[n{index}] ", colour), Text(text, style="dim")), soft_wrap=True)

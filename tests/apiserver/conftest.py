@@ -1,0 +1,41 @@
+"""Fixtures of the tests that need a real API server: one for the whole run, with a namespace for each test."""
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from envtest import CRD, MISSING, NEEDED, ApiServer, find_binaries
+
+
+@pytest.fixture(scope="session")
+def bare_apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """A running API server without our CRD."""
+    binaries = find_binaries()
+    missing = ", ".join(name for name in NEEDED if name not in binaries)
+    if missing and os.environ.get("CI") == "true":
+        pytest.fail(MISSING.format(missing))
+    if missing:
+        pytest.skip(MISSING.format(missing))
+    server = ApiServer(tmp_path_factory.mktemp("apiserver"), binaries)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def apiserver(bare_apiserver: ApiServer) -> ApiServer:
+    """A running API server that serves DDPJobs."""
+    bare_apiserver.kubectl("apply", "--server-side", "-f", str(CRD))
+    bare_apiserver.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/ddpjobs.ddpjob.dev")
+    return bare_apiserver
+
+
+@pytest.fixture
+def namespace(apiserver: ApiServer) -> str:
+    """A namespace of the test's own. It stays: without a controller manager none is ever gone."""
+    name = f"t-{uuid.uuid4().hex[:10]}"
+    assert apiserver.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}}).code == 201
+    return name

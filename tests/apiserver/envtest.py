@@ -1,0 +1,205 @@
+"""A real API server for these tests: etcd and kube-apiserver as two processes of this machine, envtest's way.
+
+No kubelet, scheduler or controller stands behind it: what is created stays as it is. Nothing here knows the operator.
+"""
+
+import base64
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+CRD = ROOT / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
+NEEDED = ("etcd", "kube-apiserver", "kubectl")
+MISSING = (
+    "needs {}: run `setup-envtest use 1.36.x -p path` and set KUBEBUILDER_ASSETS to the folder it prints "
+    "(or put etcd, kube-apiserver and kubectl into /usr/local/kubebuilder/bin)"
+)
+ADMIN_TOKEN = "admin-of-the-tests"
+MERGE = "application/merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+
+class Answer(NamedTuple):
+    """What the API server said: HTTP status, the object or Status as a dict, and its Warning headers."""
+
+    code: int
+    body: dict[str, Any]
+    warnings: list[str]
+
+
+def find_binaries() -> dict[str, str]:
+    """Absolute path by name of what is there of NEEDED: $KUBEBUILDER_ASSETS first, then envtest's usual folder and PATH.
+
+    Links are not resolved: some distributions ship one program that looks at the name it is called by.
+    """
+    folders = [os.environ.get("KUBEBUILDER_ASSETS", ""), "/usr/local/kubebuilder/bin", *os.get_exec_path()]
+    path = os.pathsep.join(folder for folder in folders if folder)
+    return {name: found for name in NEEDED if (found := shutil.which(name, path=path))}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listened on a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class ApiServer:
+    """etcd and kube-apiserver with their data in `folder`; the API server can be killed and started again.
+
+    `kubeconfig` (a path), `environment` (with which kubectl and helm find it) and `url` stay valid over a restart: port,
+    certificate and data stay the same.
+    """
+
+    def __init__(self, folder: Path, binaries: dict[str, str]) -> None:
+        self.folder = folder
+        self.kubectl_path = binaries["kubectl"]
+        self._binaries = binaries
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._etcd_port, self._peer_port, self._port = free_ports(3)
+        self.url = f"https://127.0.0.1:{self._port}"
+        self.kubeconfig = folder / "kubeconfig"
+        self.certificate = folder / "certs" / "apiserver.crt"
+        self.environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(folder / "cache")}
+        (folder / "tokens.csv").write_text(f"{ADMIN_TOKEN},admin,admin,system:masters\n")
+
+    # -- life ------------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Start what is not running and return once the API server is ready."""
+        self._spawn("etcd", self._etcd_flags())
+        self._spawn("kube-apiserver", self._apiserver_flags())
+        self._wait_for(self.certificate.exists)
+        self.kubeconfig.write_text(self.kubeconfig_for(ADMIN_TOKEN))
+        self._wait_for(self._is_ready)
+
+    def kill(self) -> None:
+        """SIGKILL the API server; etcd and the data stay."""
+        self._end("kube-apiserver", kill=True)
+
+    def restart(self) -> None:
+        """Kill the API server and start it again on the same port with the same data."""
+        self.kill()
+        self.start()
+
+    def stop(self) -> None:
+        """End both processes."""
+        self._end("kube-apiserver")
+        self._end("etcd", kill=True)
+
+    # -- use -------------------------------------------------------------------------------------------------------
+    def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator; with `check` a failure is an AssertionError with what it said."""
+        command = [self.kubectl_path, *args]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, env=self.environment)
+        assert done.returncode == 0 or not check, done.stderr
+        return done
+
+    def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Answer:
+        """Send one request as the administrator, as a client that does not ask for strict validation."""
+        request = urllib.request.Request(
+            self.url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=self._trusted) as answer:
+                return Answer(answer.status, json.load(answer), answer.headers.get_all("Warning", []))
+        except urllib.error.HTTPError as refusal:
+            return Answer(refusal.code, json.load(refusal), refusal.headers.get_all("Warning", []))
+
+    def kubeconfig_for(self, token: str) -> str:
+        """The text of a kubeconfig for this server (JSON is YAML) with the given bearer token."""
+        certificate = base64.b64encode(self.certificate.read_bytes()).decode()
+        named: dict[str, Any] = {
+            "clusters": [{"name": "it", "cluster": {"server": self.url, "certificate-authority-data": certificate}}],
+            "users": [{"name": "it", "user": {"token": token}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        }
+        return json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "it", **named})
+
+    @cached_property
+    def _trusted(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.certificate))
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+    def _etcd_flags(self) -> list[str]:
+        client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._peer_port}"
+        return [
+            f"--data-dir={self.folder / 'etcd'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",
+        ]
+
+    def _apiserver_flags(self) -> list[str]:
+        certificates = self.folder / "certs"
+        return [
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            f"--secure-port={self._port}",
+            "--bind-address=127.0.0.1",
+            f"--cert-dir={certificates}",  # it makes apiserver.crt and apiserver.key there when they are missing
+            f"--service-account-signing-key-file={certificates / 'apiserver.key'}",
+            f"--service-account-key-file={certificates / 'apiserver.key'}",
+            f"--service-account-issuer={self.url}",
+            f"--token-auth-file={self.folder / 'tokens.csv'}",
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            # Nobody makes a namespace's default ServiceAccount here, and pods must be accepted all the same.
+            "--disable-admission-plugins=ServiceAccount",
+        ]
+
+    def _spawn(self, name: str, flags: list[str]) -> None:
+        if name in self._processes:
+            return
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen([self._binaries[name], *flags], stdout=log, stderr=log)
+
+    def _end(self, name: str, kill: bool = False) -> None:
+        process = self._processes.pop(name, None)
+        if process is None:
+            return
+        (process.kill if kill else process.terminate)()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _is_ready(self) -> bool:
+        """Whether the namespace that the API server makes last of all can be read, and all its own checks pass."""
+        try:
+            ready = self.kubectl("get", "--raw=/readyz", check=False).stdout == "ok"
+            return ready and self.request("GET", "/api/v1/namespaces/default").code == 200
+        except OSError:
+            return False
+
+    def _wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            for name, process in self._processes.items():
+                assert process.poll() is None, f"{name} ended: {self._tail(name)}"
+            assert time.monotonic() < deadline, self._tail("kube-apiserver")
+            time.sleep(0.1)
+
+    def _tail(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]

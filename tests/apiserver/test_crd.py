@@ -1,0 +1,674 @@
+"""What the API server itself makes of DDPJobs: rules and their sentences, immutability, defaults, columns, subresources."""
+
+import copy
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from envtest import APPLY, CRD, MERGE, Answer, ApiServer
+
+FINAL = "cannot change once the job exists; delete the job and create it again"
+RESERVED = "remove them from env"
+OPERATORS_VOLUME = 'volume names that begin with "ddpjob-" are the operator\'s; choose another name'
+MUTABLE = {"nodes", "failurePolicy"}
+
+DEFINITION = yaml.safe_load(CRD.read_text())
+SCHEMA = DEFINITION["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SPEC = SCHEMA["properties"]["spec"]
+
+
+# -- builders --------------------------------------------------------------------------------------------------------
+def job(name: str = "job", **spec: Any) -> dict[str, Any]:
+    """A DDPJob with what must be there, and `spec` on top."""
+    spec = {"image": "trainer:1", "args": ["train.py"], **spec}
+    return {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": name}, "spec": spec}
+
+
+def overlay(**container: Any) -> dict[str, Any]:
+    """The podTemplate that changes the container trainer so."""
+    return {"spec": {"containers": [{"name": "trainer", **container}]}}
+
+
+class Jobs:
+    """The DDPJobs of one namespace by plain HTTP."""
+
+    def __init__(self, server: ApiServer, namespace: str) -> None:
+        self.server = server
+        self.namespace = namespace
+        self.path = f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs"
+
+    def create(self, manifest: dict[str, Any]) -> Answer:
+        return self.server.request("POST", self.path, manifest)
+
+    def made(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Create a job that must be accepted; its object."""
+        answer = self.create(manifest)
+        assert answer.code == 201, answer.body["message"]
+        return answer.body
+
+    def get(self, name: str = "job") -> dict[str, Any]:
+        return self.server.request("GET", f"{self.path}/{name}").body
+
+    def patch(self, spec: dict[str, Any], name: str = "job") -> Answer:
+        return self.server.request("PATCH", f"{self.path}/{name}", {"spec": spec}, MERGE)
+
+    def replace(self, manifest: dict[str, Any], subresource: str = "") -> Answer:
+        return self.server.request("PUT", f"{self.path}/{manifest['metadata']['name']}{subresource}", manifest)
+
+
+@pytest.fixture
+def jobs(apiserver: ApiServer, namespace: str) -> Jobs:
+    return Jobs(apiserver, namespace)
+
+
+@pytest.fixture(scope="module")
+def shared_jobs(apiserver: ApiServer) -> Jobs:
+    """Jobs of one namespace for many small tests, each with a name of its own."""
+    name = f"shared-{uuid.uuid4().hex[:10]}"
+    assert apiserver.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}}).code == 201
+    return Jobs(apiserver, name)
+
+
+# -- rules and their sentences ---------------------------------------------------------------------------------------
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no nodes": ({"nodes": 0}, "spec.nodes: Invalid value: 0: spec.nodes in body should be greater than or equal to 1"),
+    "too many nodes": ({"nodes": 1001}, "should be less than or equal to 1000"),
+    "no processes": ({"nprocPerNode": 0}, 'nprocPerNode is "auto" or a whole number from 1 to 256'),
+    "too many processes": ({"nprocPerNode": 257}, 'nprocPerNode is "auto" or a whole number from 1 to 256'),
+    "processes in words": ({"nprocPerNode": "gpu"}, 'nprocPerNode is "auto" or a whole number from 1 to 256'),
+    "processes quoted": ({"nprocPerNode": "2"}, 'nprocPerNode is "auto" or a whole number from 1 to 256'),
+    "unknown accelerator": (
+        {"accelerator": "p9.48xlarge"},
+        'spec.accelerator: Unsupported value: "p9.48xlarge": supported values: "cpu", "gpu", "trn1.32xlarge"',
+    ),
+    "empty image": ({"image": ""}, "spec.image in body should be at least 1 chars long"),
+    "no image": ({"image": None}, "spec.image: Required value"),
+    "no args": ({"args": None}, "spec.args: Required value"),
+    "empty args": ({"args": []}, "spec.args in body should have at least 1 items"),
+    "too many args": ({"args": ["-"] * 257}, "spec.args: Too many: 257: must have at most 256 items"),
+    "an endless arg": ({"args": ["x" * 4097]}, "spec.args[0]: Too long: may not be more than 4096 bytes"),
+    "checkpoint without claim": ({"checkpoint": {}}, "spec.checkpoint.claimName: Required value"),
+    "negative restarts": ({"failurePolicy": {"maxRestarts": -1}}, "should be greater than or equal to 0"),
+    "negative disruptions": ({"failurePolicy": {"maxDisruptions": -1}}, "should be greater than or equal to 0"),
+    "empty launcher": ({"torchrun": {"command": []}}, "spec.torchrun.command in body should have at least 1 items"),
+    "is_host": ({"torchrun": {"rdzvConf": {"is_host": "1"}}}, "rdzvConf.is_host is the operator's; remove it"),
+    "the operator's volume": ({"volumes": [{"name": "ddpjob-shm", "emptyDir": {}}]}, OPERATORS_VOLUME),
+    "the operator's volume in the overlay": (
+        {"podTemplate": {"spec": {"volumes": [{"name": "ddpjob-home", "emptyDir": {}}]}}},
+        OPERATORS_VOLUME,
+    ),
+    "a second mount at the checkpoints": (
+        {"checkpoint": {"claimName": "c"}, "volumeMounts": [{"name": "v", "mountPath": "/checkpoints"}]},
+        "checkpoint.mountPath is mounted by checkpoint already; remove the mount or choose another path",
+    ),
+    "a name in the overlay": (
+        {"podTemplate": {"metadata": {"name": "mine"}}},
+        "podTemplate.metadata takes labels and annotations; remove the rest",
+    ),
+    "a finalizer beside labels": (
+        {"podTemplate": {"metadata": {"labels": {"a": "b"}, "finalizers": ["x/y"]}}},
+        "podTemplate.metadata takes labels and annotations; remove the rest",
+    ),
+    "the operator's label": (
+        {"podTemplate": {"metadata": {"labels": {"ddpjob.dev/job": "other"}}}},
+        'names that begin with "ddpjob.dev/" are the operator\'s; choose another prefix',
+    ),
+    "the operator's annotation": (
+        {"podTemplate": {"metadata": {"annotations": {"ddpjob.dev/x": ""}}}},
+        'names that begin with "ddpjob.dev/" are the operator\'s; choose another prefix',
+    ),
+}
+for field, value in {"restartPolicy": "Always", "hostname": "h", "subdomain": "s", "activeDeadlineSeconds": 9}.items():
+    REFUSED[f"podTemplate.spec.{field}"] = (
+        {"podTemplate": {"spec": {field: value}}},
+        "restartPolicy, hostname, subdomain and activeDeadlineSeconds are the operator's; remove them",
+    )
+for field, value in {
+    "command": ["sh"],
+    "args": ["-c"],
+    "restartPolicy": "Never",
+    "terminationMessagePath": "/x",
+    "terminationMessagePolicy": "File",
+}.items():
+    REFUSED[f"trainer's {field}"] = (
+        {"podTemplate": overlay(**{field: value})},
+        "trainer are the operator's; remove them and use spec.args and spec.torchrun.command",
+    )
+for variable in (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NEURON_RT_ROOT_COMM_ID",
+    "PET_NNODES",
+    "PET_X",
+):
+    entry = {"env": [{"name": "A", "value": "1"}, {"name": variable, "value": "1"}]}
+    REFUSED[f"env {variable}"] = (entry, RESERVED)
+    REFUSED[f"overlay env {variable}"] = ({"podTemplate": overlay(**entry)}, RESERVED)
+for path in ("checkpoints", "/", "//", "/a:b", "", "./a"):
+    REFUSED[f"mountPath {path!r}"] = (
+        {"checkpoint": {"claimName": "c", "mountPath": path}},
+        'checkpoint.mountPath is an absolute path other than "/" and without ":"',
+    )
+for conf in (
+    {"timeout": "1,is_host=0"},
+    {"timeout": "a b"},
+    {"timeout": "a=b"},
+    {"timeout": ""},
+    {"Time": 1},
+    {"a,b": 1},
+):
+    REFUSED[f"rdzvConf {conf}"] = (
+        {"torchrun": {"rdzvConf": conf}},
+        'rdzvConf takes names of a-z and "_", and values without comma, equals sign and space',
+    )
+for flag in (
+    "--nnodes=2",
+    "--nnodes",
+    "--nproc-per-node=2",
+    "--nproc_per_node",
+    "--rdzv-endpoint=x",
+    "--rdzv_backend",
+    "--local-addr=x",
+    "--node_rank=0",
+    "--master-addr=x",
+    "--master_port=1",
+    "--standalone",
+    "--max-restarts=3",
+):
+    REFUSED[f"args begin with {flag}"] = (
+        {"args": [flag, "train.py"]},
+        "args begins with a flag of torchrun that the operator sets; begin with the script or -m",
+    )
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_job_is_refused_with_its_sentence(shared_jobs: Jobs, case: str) -> None:
+    spec, sentence = REFUSED[case]
+    answer = shared_jobs.create(job("bad", **spec))
+    assert (answer.code, answer.body["kind"]) == (422, "Status")
+    assert sentence in answer.body["message"]
+
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "nothing but the least": {},
+    "processes in number": {"nprocPerNode": 256},
+    "torchrun's free flags": {"args": ["--tee", "3", "train.py"]},
+    "a script's flag of torchrun's name": {"args": ["train.py", "--nnodes=2", "--master-port", "1"]},
+    "a flag that only begins like one": {"args": ["--nnodes-file=x", "train.py"]},
+    "a module": {"args": ["-m", "package.train"]},
+    "rendezvous settings": {"torchrun": {"rdzvConf": {"join_timeout": 900, "store": "tcp:/x"}}},
+    "a launcher of its own": {"torchrun": {"command": ["python", "-m", "torch.distributed.run"]}},
+    "variables that only look reserved": {"env": [{"name": "RANKS", "value": ""}, {"name": "MY_PET_X", "value": "1"}]},
+    "a sidecar with the trainer's names": {
+        "podTemplate": {
+            "spec": {
+                "containers": [
+                    {"name": "log", "image": "i", "command": ["x"], "args": [], "env": [{"name": "RANK", "value": "0"}]}
+                ]
+            }
+        }
+    },
+    "/dev/shm of the user": {
+        "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}],
+        "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}],
+    },
+    "a checkpoint deep down": {"checkpoint": {"claimName": "c", "mountPath": "/mnt/x/y/"}},
+    "labels and annotations": {"podTemplate": {"metadata": {"labels": {"a": "b"}, "annotations": {"c.d/e": "f"}}}},
+    "empty overlay": {"podTemplate": {"metadata": {}, "spec": {}}},
+    "quantities as numbers and strings": {
+        "resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"x.y/z": 8}}
+    },
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_a_good_job_is_accepted_as_it_is(shared_jobs: Jobs, case: str) -> None:
+    manifest = job(f"good-{list(ACCEPTED).index(case)}", **ACCEPTED[case])
+    kept = shared_jobs.made(manifest)["spec"]
+    assert {key: kept[key] for key in ACCEPTED[case]} == _with_defaults(ACCEPTED[case])
+
+
+def _with_defaults(spec: dict[str, Any]) -> dict[str, Any]:
+    spec = copy.deepcopy(spec)
+    if "torchrun" in spec:
+        spec["torchrun"].setdefault("command", ["torchrun"])
+    return spec
+
+
+@pytest.mark.parametrize("name", ["a", "a-1", "a" * 52])
+def test_a_name_that_a_service_can_have_is_accepted(shared_jobs: Jobs, name: str) -> None:
+    shared_jobs.made(job(name))
+
+
+@pytest.mark.parametrize("name", ["9lives", "a.b", "a" * 53, "1"])
+def test_a_name_that_no_service_can_have_is_refused(shared_jobs: Jobs, name: str) -> None:
+    answer = shared_jobs.create(job(name))
+    assert answer.code == 422
+    assert "metadata.name: Invalid value" in answer.body["message"]
+    assert "a job's name is its Service's name too: at most 52 lower-case letters, digits" in answer.body["message"]
+
+
+def test_the_server_may_choose_the_name(jobs: Jobs) -> None:
+    manifest = job()
+    manifest["metadata"] = {"generateName": "digits-"}
+    assert jobs.made(manifest)["metadata"]["name"].startswith("digits-")
+
+
+# -- immutability ----------------------------------------------------------------------------------------------------
+# A value and another one for every immutable field of spec.
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "nprocPerNode": (2, 4),
+    "accelerator": ("gpu", "trn1.32xlarge"),
+    "image": ("a:1", "a:2"),
+    "args": (["a.py"], ["a.py", "--x"]),
+    "torchrun": ({"command": ["a"]}, {"command": ["b"]}),
+    "checkpoint": ({"claimName": "a"}, {"claimName": "b"}),
+    "imagePullPolicy": ("Always", "Never"),
+    "imagePullSecrets": ([{"name": "a"}], [{"name": "b"}]),
+    "env": ([{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),
+    "envFrom": ([{"secretRef": {"name": "a"}}], [{"configMapRef": {"name": "a"}}]),
+    "resources": ({"limits": {"cpu": 1}}, {"requests": {"cpu": 1}}),
+    "volumes": ([{"name": "a", "emptyDir": {}}], [{"name": "a", "hostPath": {"path": "/"}}]),
+    "volumeMounts": ([{"name": "a", "mountPath": "/a"}], [{"name": "a", "mountPath": "/b"}]),
+    "nodeSelector": ({"a": "1"}, {"b": "1"}),
+    "tolerations": ([{"key": "a"}], [{"operator": "Exists"}]),
+    "affinity": ({"nodeAffinity": {"a": []}}, {"podAffinity": {"a": []}}),
+    "topologySpreadConstraints": (
+        [{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}],
+        [{"maxSkew": 1, "topologyKey": "b", "whenUnsatisfiable": "DoNotSchedule"}],
+    ),
+    "serviceAccountName": ("a", "b"),
+    "priorityClassName": ("a", "b"),
+    "podTemplate": ({"spec": {"dnsPolicy": "Default"}}, {"spec": {"hostIPC": True}}),
+}
+REQUIRED = set(SPEC["required"])
+DEFAULTED = {name for name, field in SPEC["properties"].items() if "default" in field}
+
+
+def test_every_field_is_tested_or_meant_to_change() -> None:
+    assert set(SPEC["properties"]) == set(CHANGES) | MUTABLE
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_set_field_cannot_become_null_or_something_else(jobs: Jobs, field: str) -> None:
+    value, other = CHANGES[field]
+    jobs.made(job(**{field: value}))
+    for changed in (None, other):
+        answer = jobs.patch({field: changed})
+        assert answer.code == 422, changed
+        expected = "Required value" if changed is None and field in REQUIRED else FINAL
+        assert f"spec.{field}: " in answer.body["message"]
+        assert expected in answer.body["message"]
+    assert jobs.patch({field: value}).code == 200
+
+
+@pytest.mark.parametrize("field", sorted(set(CHANGES) - REQUIRED))
+def test_an_unset_field_cannot_be_set_later(jobs: Jobs, field: str) -> None:
+    jobs.made(job())
+    answer = jobs.patch({field: CHANGES[field][0]})
+    assert answer.code == 422
+    assert f"spec.{field}: " in answer.body["message"]
+    assert FINAL in answer.body["message"]
+
+
+# An empty checkpoint is refused, it needs its claim.
+CAN_BE_EMPTY = {
+    name: {"object": {}, "array": []}[field["type"]]
+    for name, field in SPEC["properties"].items()
+    if name in set(CHANGES) - REQUIRED - DEFAULTED - {"checkpoint"} and field["type"] in ("object", "array")
+}
+
+
+@pytest.mark.parametrize("field", CAN_BE_EMPTY)
+def test_an_empty_field_cannot_be_removed(jobs: Jobs, field: str) -> None:
+    jobs.made(job(**{field: CAN_BE_EMPTY[field]}))
+    answer = jobs.patch({field: None})
+    assert answer.code == 422
+    assert f"spec.{field}: Invalid value: {FINAL}" in answer.body["message"]
+
+
+def leaves(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    """Every leaf below `schema` as (path, two different values); "[]" in a path is an item, "{}" a key that differs."""
+    kind = schema.get("type", "integer" if "x-kubernetes-int-or-string" in schema else "any")
+    if "properties" in schema:
+        for name, child in schema["properties"].items():
+            yield from leaves(child, (*path, name))
+    elif kind == "array":
+        yield from leaves(schema["items"], (*path, "[]"))
+    elif kind == "object":
+        yield (*path, "{}"), ["a", "b"]
+        yield from leaves(schema["additionalProperties"], (*path, "a"))
+    elif "enum" in schema:
+        yield path, schema["enum"][-2:]
+    elif path[-1] == "mountPath":
+        yield path, ["/a", "/b"]
+    else:
+        values = {"integer": [1, 2], "boolean": [True, False], "string": ["a", "b"], "any": [{"a": 1}, {"b": 1}]}
+        yield path, values[kind]
+
+
+def instance(schema: dict[str, Any], path: tuple[str, ...], value: Any) -> Any:
+    """The least object of `schema` that has `value` at `path`."""
+    if not path:
+        return value
+    step, rest = path[0], path[1:]
+    if step == "{}":
+        return {value: _least(schema["additionalProperties"])}
+    if step == "[]":
+        return [instance(schema["items"], rest, value)]
+    if "properties" not in schema:
+        return {step: instance(schema["additionalProperties"], rest, value)}
+    filled = {name: _least(schema["properties"][name], name) for name in schema.get("required", ())}
+    return {**filled, step: instance(schema["properties"][step], rest, value)}
+
+
+def _least(schema: dict[str, Any], name: str = "") -> Any:
+    if "x-kubernetes-preserve-unknown-fields" in schema:
+        return {"a": 1}
+    if "x-kubernetes-int-or-string" in schema or schema["type"] == "integer":
+        return 1
+    return {"array": ["a"], "string": "/a" if name == "mountPath" else "a"}[schema["type"]]
+
+
+# Refused altogether, or bound to a rule that a made-up value cannot meet.
+ELSEWHERE = {
+    *(("podTemplate", "spec", name) for name in ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")),
+}
+LEAVES = {
+    ".".join(path): (path, values)
+    for name in sorted(set(SPEC["properties"]) - MUTABLE)
+    for path, values in leaves(SPEC["properties"][name], (name,))
+    if path not in ELSEWHERE
+}
+
+
+@pytest.mark.parametrize("place", LEAVES)
+def test_no_leaf_of_the_spec_can_change(shared_jobs: Jobs, place: str) -> None:
+    path, (before, after) = LEAVES[place]
+    manifest = job(f"leaf-{list(LEAVES).index(place)}")
+    manifest["spec"] |= instance(SPEC, path, before)
+    shared_jobs.made(manifest)
+    changed = copy.deepcopy(shared_jobs.get(manifest["metadata"]["name"]))
+    changed["spec"] |= instance(SPEC, path, after)
+    answer = shared_jobs.replace(changed)
+    assert answer.code == 422, f"{place}: {before!r} became {after!r}"
+    assert FINAL in answer.body["message"]
+
+
+def test_nodes_and_failure_policy_can_change(jobs: Jobs) -> None:
+    jobs.made(job(nodes=2))
+    assert jobs.patch({"nodes": 3, "failurePolicy": {"maxRestarts": 7}}).code == 200
+    assert jobs.get()["metadata"]["generation"] == 2
+
+
+# -- what is filled in, pruned and shown -----------------------------------------------------------------------------
+def test_defaults_are_filled_in(jobs: Jobs) -> None:
+    assert jobs.made(job(checkpoint={"claimName": "c"}))["spec"] == {
+        "image": "trainer:1",
+        "args": ["train.py"],
+        "nodes": 1,
+        "nprocPerNode": "auto",
+        "accelerator": "cpu",
+        "torchrun": {"command": ["torchrun"]},
+        "checkpoint": {"claimName": "c", "mountPath": "/checkpoints"},
+        "failurePolicy": {"maxRestarts": 3, "maxDisruptions": 20},
+    }
+
+
+@pytest.mark.parametrize("where", ["minNodes", "suspend", "podTemplate.spec.dnsPolcy", "volumes[0].emptyDirs"])
+def test_kubectl_refuses_an_unknown_field_by_its_name(apiserver: ApiServer, namespace: str, where: str) -> None:
+    manifest = job(podTemplate={"spec": {}}, volumes=[{"name": "a"}])
+    spec = manifest["spec"]
+    holder = spec["volumes"][0] if "volumes" in where else spec["podTemplate"]["spec"] if "pod" in where else spec
+    holder[where.rpartition(".")[2]] = 1
+    for extra in ([], ["--server-side"]):
+        refused = apiserver.kubectl("apply", "-n", namespace, *extra, "-f", "-", stdin=yaml.dump(manifest), check=False)
+        assert refused.returncode == 1
+        assert where in refused.stderr
+
+
+def test_a_client_that_is_not_strict_is_warned_of_an_unknown_field(jobs: Jobs) -> None:
+    answer = jobs.create(job(suspend=True))
+    assert answer.code == 201
+    assert answer.warnings == ['299 - "unknown field \\"spec.suspend\\""']
+    assert "suspend" not in answer.body["spec"]
+
+
+def test_the_columns_say_what_goes_on(apiserver: ApiServer, jobs: Jobs) -> None:
+    made = jobs.made(job(nodes=2))
+    made["status"] = {"phase": "Running", "nodesReady": "1/2", "restarts": 3, "reason": "Why", "attempt": 5}
+    assert jobs.replace(made, "/status").code == 200
+    get = ("get", "ddp", "-n", jobs.namespace)
+    header, row = (line.split() for line in apiserver.kubectl(*get).stdout.splitlines())
+    assert header == ["NAME", "PHASE", "NODES", "RESTARTS", "REASON", "AGE"]
+    assert row[:-1] == ["job", "Running", "1/2", "3", "Why"]
+    header, row = (line.split() for line in apiserver.kubectl(*get, "-o", "wide").stdout.splitlines())
+    assert header[-3:] == ["ACCELERATOR", "ATTEMPT", "IMAGE"]
+    assert row[-3:] == ["cpu", "5", "trainer:1"]
+
+
+def test_get_all_lists_jobs_too(apiserver: ApiServer, jobs: Jobs) -> None:
+    jobs.made(job())
+    assert "ddpjob.ddpjob.dev/job" in apiserver.kubectl("get", "all", "-n", jobs.namespace).stdout
+
+
+def test_kubectl_explains_every_level(apiserver: ApiServer) -> None:
+    explained = apiserver.kubectl("explain", "ddp.spec.podTemplate.spec.containers.env").stdout
+    assert "Variables of the container, as in a pod." in explained
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+def test_server_side_apply_keeps_what_another_manager_set(jobs: Jobs) -> None:
+    path = f"{jobs.path}/job"
+    first, second = job(nodes=2), job(failurePolicy={"maxRestarts": 9})
+    assert jobs.server.request("PATCH", f"{path}?fieldManager=one", first, APPLY).code == 201
+    assert jobs.server.request("PATCH", f"{path}?fieldManager=two", second, APPLY).code == 200
+    assert jobs.server.request("PATCH", f"{path}?fieldManager=one", first, APPLY).code == 200
+    spec = jobs.get()["spec"]
+    assert (spec["nodes"], spec["failurePolicy"]["maxRestarts"]) == (2, 9)
+
+
+def test_server_side_apply_names_the_manager_it_conflicts_with(jobs: Jobs) -> None:
+    path = f"{jobs.path}/job"
+    jobs.server.request("PATCH", f"{path}?fieldManager=one", job(nodes=2), APPLY)
+    answer = jobs.server.request("PATCH", f"{path}?fieldManager=two", job(nodes=3), APPLY)
+    assert answer.code == 409
+    assert 'conflict with "one"' in answer.body["message"]
+
+
+def test_a_stale_write_is_a_conflict(jobs: Jobs) -> None:
+    stale = jobs.made(job())
+    jobs.patch({"nodes": 2})
+    assert jobs.replace({**stale, "status": {"attempt": 1}}, "/status").code == 409
+    assert "status" not in jobs.get()
+
+
+def minimal_status(made: dict[str, Any], **status: Any) -> dict[str, Any]:
+    """The shortest body of a status write: no spec, and of the metadata only what says which object at which version."""
+    metadata = {key: made["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
+    return {"apiVersion": made["apiVersion"], "kind": made["kind"], "metadata": metadata, "status": status}
+
+
+def test_status_is_written_without_sending_the_spec_and_changes_nothing_else(jobs: Jobs) -> None:
+    manifest = job(nodes=2, env=[{"name": "A", "value": "1"}])
+    manifest["metadata"] |= {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["x.y/z"]}
+    made = jobs.made(manifest)
+    answer = jobs.replace(minimal_status(made, phase="Running", nodes={"active": 2}), "/status")
+    assert (answer.code, answer.body["status"]) == (200, {"phase": "Running", "nodes": {"active": 2}})
+    assert answer.body["spec"] == made["spec"]
+    for key in ("labels", "annotations", "finalizers", "generation", "uid"):
+        assert answer.body["metadata"][key] == made["metadata"][key]
+
+
+def test_a_status_write_to_a_job_of_the_same_name_but_another_uid_is_a_conflict(jobs: Jobs) -> None:
+    made = jobs.made(job())
+    body = minimal_status(made, phase="Running")
+    body["metadata"] |= {"uid": str(uuid.uuid4())}
+    assert jobs.replace(body, "/status").code == 409
+
+
+def test_the_whole_status_is_kept(jobs: Jobs) -> None:
+    at = "2026-01-02T03:04:05Z"
+    condition = {"type": "Running", "status": "True", "reason": "R", "message": "", "lastTransitionTime": at}
+    status = {
+        "phase": "Running",
+        "reason": "R",
+        "message": "m",
+        "observedGeneration": 1,
+        "conditions": [{**condition, "observedGeneration": 1}],
+        "attempt": 1,
+        "attemptStarted": -1,
+        "restarts": 1,
+        "disruptions": 0,
+        "nodes": {"desired": 2, "active": 2, "ready": 1, "succeeded": 0, "failed": 0},
+        "nodesReady": "1/2",
+        "resolved": {"nprocPerNode": 1, "worldSize": 2, "accelerator": "cpu", "rendezvous": "a0-n0.job:29400"},
+        "backoff": {"count": 1, "until": at},
+        "lastFailure": {
+            "attempt": 0,
+            "cause": "Failure",
+            "node": "n",
+            "pod": "p",
+            "rank": 0,
+            "exitCode": -9,
+            "reason": "R",
+            "message": "m",
+            "time": at,
+        },
+        "startTime": at,
+        "completionTime": at,
+        "result": {"accuracy": "0.97"},
+    }
+    assert set(status) == set(SCHEMA["properties"]["status"]["properties"])
+    assert jobs.replace(minimal_status(jobs.made(job()), **status), "/status").body["status"] == status
+
+
+def test_a_condition_stands_once(jobs: Jobs) -> None:
+    at = "2026-01-02T03:04:05Z"
+    twice = [{"type": "Running", "status": "True", "reason": "R", "message": "", "lastTransitionTime": at}] * 2
+    answer = jobs.replace(minimal_status(jobs.made(job()), conditions=twice), "/status")
+    assert answer.code == 422
+    assert 'status.conditions[1]: Duplicate value: {"type":"Running"}' in answer.body["message"]
+
+
+def test_a_status_in_a_new_job_is_dropped(jobs: Jobs) -> None:
+    assert "status" not in jobs.made({**job(), "status": {"attempt": 7}})
+
+
+def test_scale_changes_nodes_and_shows_the_active_ones(apiserver: ApiServer, jobs: Jobs) -> None:
+    jobs.replace(minimal_status(jobs.made(job(nodes=2)), nodes={"active": 2}), "/status")
+    apiserver.kubectl("scale", "-n", jobs.namespace, "ddp/job", "--replicas=4")
+    scale = apiserver.request("GET", f"{jobs.path}/job/scale").body
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (4, 2)
+    assert jobs.get()["spec"]["nodes"] == 4
+
+
+def test_scale_beyond_the_bounds_is_refused(apiserver: ApiServer, jobs: Jobs) -> None:
+    jobs.made(job())
+    refused = apiserver.kubectl("scale", "-n", jobs.namespace, "ddp/job", "--replicas=0", check=False)
+    assert "spec.nodes in body should be greater than or equal to 1" in refused.stderr
+
+
+# -- the file itself -------------------------------------------------------------------------------------------------
+def test_the_crd_stays_readable() -> None:
+    assert len(CRD.read_text().splitlines()) <= 400
+    assert max(map(len, CRD.read_text().splitlines())) <= 130
+
+
+def test_every_field_is_described() -> None:
+    def undescribed(schema: dict[str, Any], path: str) -> Iterator[str]:
+        for name, child in schema.get("properties", {}).items():
+            if not child.get("description", "").endswith(".") and path + name != ".metadata":
+                yield f"{path}{name}"
+            yield from undescribed(child, f"{path}{name}.")
+        for key in schema.keys() & {"items", "additionalProperties"}:
+            yield from undescribed(schema[key], path)
+
+    assert list(undescribed(SCHEMA, ".")) == []
+
+
+def test_no_object_keeps_unknown_fields_where_equality_would_miss_a_renamed_key() -> None:
+    def traps(schema: dict[str, Any], path: str) -> Iterator[str]:
+        if schema.get("x-kubernetes-preserve-unknown-fields") and "type" in schema:
+            yield path
+        for name, child in schema.get("properties", {}).items():
+            yield from traps(child, f"{path}.{name}")
+        for key in schema.keys() & {"items", "additionalProperties"}:
+            yield from traps(schema[key], path)
+
+    # podTemplate.metadata has a rule that lets no unknown key in, so that its sentence can be given.
+    assert list(traps(SPEC, "spec")) == ["spec.podTemplate.metadata"]
+
+
+# What a pod of Kubernetes has and podTemplate leaves out, and why.
+LEFT_OUT = {
+    "PodSpec": {
+        "ephemeralContainers": "not allowed when a pod is made",
+        "hostnameOverride": "the operator owns the host name",
+        "setHostnameAsFQDN": "the operator owns the host name",
+        "os": "Linux it is",
+        "overhead": "the RuntimeClass sets it",
+        "preemptionPolicy": "the PriorityClass sets it",
+        "priority": "the PriorityClass sets it",
+        "readinessGates": "nobody would open them",
+        "serviceAccount": "serviceAccountName's old name",
+    },
+    "Container": {
+        "resizePolicy": "a training has one size",
+        "restartPolicyRules": "containers of the gang do not restart alone",
+        "stdin": "nobody is there",
+        "stdinOnce": "nobody is there",
+        "tty": "nobody is there",
+    },
+    "Volume": dict.fromkeys(
+        [
+            "awsElasticBlockStore",
+            "azureDisk",
+            "azureFile",
+            "cephfs",
+            "cinder",
+            "fc",
+            "flexVolume",
+            "flocker",
+            "gcePersistentDisk",
+            "gitRepo",
+            "glusterfs",
+            "iscsi",
+            "photonPersistentDisk",
+            "portworxVolume",
+            "quobyte",
+            "rbd",
+            "scaleIO",
+            "storageos",
+            "vsphereVolume",
+        ],
+        "reached through a claim or csi",
+    ),
+}
+POD = SPEC["properties"]["podTemplate"]["properties"]["spec"]
+DECLARED = {
+    "PodSpec": POD,
+    "Container": POD["properties"]["containers"]["items"],
+    "Volume": POD["properties"]["volumes"]["items"],
+    "EnvVar": SPEC["properties"]["env"]["items"],
+    "EnvFromSource": SPEC["properties"]["envFrom"]["items"],
+    "ResourceRequirements": SPEC["properties"]["resources"],
+    "VolumeMount": SPEC["properties"]["volumeMounts"]["items"],
+    "Toleration": SPEC["properties"]["tolerations"]["items"],
+    "Affinity": SPEC["properties"]["affinity"],
+    "TopologySpreadConstraint": SPEC["properties"]["topologySpreadConstraints"]["items"],
+    "LocalObjectReference": SPEC["properties"]["imagePullSecrets"]["items"],
+}
+
+
+@pytest.mark.parametrize("shape", DECLARED)
+def test_the_pod_shapes_are_those_of_this_kubernetes(apiserver: ApiServer, shape: str) -> None:
+    schemas = apiserver.request("GET", "/openapi/v3/api/v1").body["components"]["schemas"]
+    theirs = set(schemas[f"io.k8s.api.core.v1.{shape}"]["properties"])
+    ours = set(DECLARED[shape]["properties"])
+    assert ours | set(LEFT_OUT.get(shape, {})) == theirs

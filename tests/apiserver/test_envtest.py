@@ -1,0 +1,14 @@
+"""The API server of these tests can be taken away and comes back as it was."""
+
+import pytest
+from envtest import ApiServer
+
+
+def test_a_killed_api_server_comes_back_with_its_data(apiserver: ApiServer, namespace: str) -> None:
+    before = apiserver.kubeconfig.read_text()
+    apiserver.kill()
+    with pytest.raises(OSError, match="Connection refused"):
+        apiserver.request("GET", f"/api/v1/namespaces/{namespace}")
+    apiserver.start()
+    assert apiserver.request("GET", f"/api/v1/namespaces/{namespace}").code == 200
+    assert apiserver.kubeconfig.read_text() == before

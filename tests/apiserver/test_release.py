@@ -1,0 +1,146 @@
+"""The chart as a release: installed, upgraded, uninstalled and installed again, with a user's job in the cluster all along."""
+
+import importlib.util
+import shutil
+import subprocess
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from envtest import ADMIN_TOKEN, ROOT, ApiServer, free_ports
+
+CHART = ROOT / "charts" / "ddpjob-operator"
+
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def helm(apiserver: ApiServer, namespace: str) -> Iterator[Helm]:
+    """Run helm in the test's namespace; what is left installed is uninstalled in the end."""
+    path = shutil.which("helm")
+    if path is None:
+        pytest.skip("needs helm: see https://helm.sh/docs/intro/install/")
+
+    def run(*args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = [path, f"--namespace={namespace}", *args]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=apiserver.environment)
+        assert done.returncode == 0 or not check, done.stderr
+        return done
+
+    yield run
+    for release in run("list", "--short").stdout.split():
+        run("uninstall", release)
+
+
+def job_in_notes(notes: str) -> str:
+    """The manifest in the heredoc of NOTES."""
+    return textwrap.dedent(notes.partition("<<'JOB'\n")[2].partition("  JOB\n")[0])
+
+
+def test_uninstalling_and_installing_again_leaves_jobs_alone(apiserver: ApiServer, namespace: str, helm: Helm) -> None:
+    # The API is there already, applied from the file: the release takes it over.
+    helm("install", "ddpjob", str(CHART), "--take-ownership", "--set", f"watchNamespaces={{{namespace}}}")
+    notes = helm("get", "notes", "ddpjob").stdout
+    apiserver.kubectl("apply", "-f", "-", stdin=job_in_notes(notes))
+    path = f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs/digits"
+    before = apiserver.request("GET", path)
+    assert before.code == 200
+
+    helm("upgrade", "ddpjob", str(CHART), "--set", "podSecurity=restricted")
+    helm("uninstall", "ddpjob")
+    deployments = apiserver.request("GET", f"/apis/apps/v1/namespaces/{namespace}/deployments")
+    assert deployments.body["items"] == []
+    assert apiserver.request("GET", path) == before
+
+    refused = helm("install", "other", str(CHART), check=False)
+    assert 'must equal "other": current value is "ddpjob"' in refused.stderr
+    helm("install", "other", str(CHART), "--set", "crds.enabled=false")
+    helm("install", "ddpjob", str(CHART))
+    assert apiserver.request("GET", path) == before
+
+
+def test_the_operator_may_do_what_it_needs_and_no_more(apiserver: ApiServer, namespace: str, helm: Helm) -> None:
+    helm("install", "ddpjob-operator", str(CHART), "--set", "crds.enabled=false")
+    operator = f"--as=system:serviceaccount:{namespace}:ddpjob-operator"
+
+    def may(verb: str, what: str, where: str = "default", part: str = "") -> bool:
+        question = ("auth", "can-i", verb, what, f"--subresource={part}", "-n", where, operator)
+        return apiserver.kubectl(*question, check=False).stdout.strip() == "yes"
+
+    assert may("update", "ddpjobs.ddpjob.dev", part="status")
+    assert may("create", "pods")
+    assert may("update", "leases.coordination.k8s.io/ddpjob-operator", namespace)
+    assert not may("update", "ddpjobs.ddpjob.dev")
+    assert not may("update", "pods")
+    assert not may("get", "secrets")
+    assert not may("update", "leases.coordination.k8s.io/kube-scheduler", namespace)
+    assert not may("create", "leases.coordination.k8s.io")
+
+
+def test_the_owner_of_one_namespace_can_install_for_it(apiserver: ApiServer, namespace: str, helm: Helm) -> None:
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "owner", "namespace": namespace},
+        "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}],
+    }
+    apiserver.kubectl("apply", "-f", "-", stdin=yaml.dump(role))
+    apiserver.kubectl("create", "rolebinding", "owner", "--role=owner", "--user=owner", "-n", namespace)
+    mine = ["--set", f"crds.enabled=false,rbac.aggregateRoles=false,watchNamespaces={{{namespace}}}"]
+    helm("install", "mine", str(CHART), "--kube-as-user=owner", *mine)
+    assert helm("status", "mine", "-o", "yaml").stdout
+
+
+@pytest.fixture
+def helm_test(apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script of `helm test`, looking at this API server with the token of an administrator."""
+    spec = importlib.util.spec_from_file_location("helm_test", CHART / "files" / "helm_test.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    (tmp_path / "token").write_text(ADMIN_TOKEN)
+    (tmp_path / "ca.crt").write_bytes(apiserver.certificate.read_bytes())
+    monkeypatch.setattr(script, "ACCOUNT", tmp_path)
+    monkeypatch.setattr(script, "API", apiserver.url)
+    monkeypatch.setattr(script, "PATIENCE", 0)
+    return script
+
+
+@pytest.fixture
+def readyz() -> Iterator[str]:
+    """URL of something that is always ready."""
+
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+    with HTTPServer(("127.0.0.1", 0), Ready) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/readyz"
+        server.shutdown()
+        thread.join()
+
+
+def test_helm_test_says_what_it_found(
+    apiserver: ApiServer, namespace: str, helm_test: ModuleType, readyz: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    helm_test.main(readyz, namespace)
+    said = capsys.readouterr().out
+    assert "ok: the operator is ready (ok)" in said
+    assert "ok: a good job is accepted (created)" in said
+    assert "a job's name is its Service's name too" in said
+    assert apiserver.request("GET", f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs").body["items"] == []
+
+
+def test_helm_test_fails_with_a_sentence_when_nobody_is_ready(namespace: str, helm_test: ModuleType) -> None:
+    with pytest.raises(SystemExit, match=r"failed: the operator is ready: expected 200, got 0: .*refused"):
+        helm_test.main(f"http://127.0.0.1:{free_ports(1)[0]}/readyz", namespace)
