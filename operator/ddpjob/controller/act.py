@@ -11,6 +11,7 @@ from typing import Any
 from ddpjob.controller.cache import Cache, SeenJob
 from ddpjob.controller.client import Api, ApiError, Unreachable, core_path, job_path
 from ddpjob.controller.lease import Lease
+from ddpjob.controller.metrics import Metrics
 from ddpjob.core import names, render
 from ddpjob.core.api import Job, Status, time_to_text
 from ddpjob.core.decide import Delete, Event, Plan, is_transition
@@ -56,6 +57,7 @@ class Actor:
     settings: render.Settings
     identity: str
     clock: Callable[[], float]
+    metrics: Metrics
     memories: dict[str, Memory] = field(default_factory=dict)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT))
 
@@ -83,7 +85,7 @@ class Actor:
             return Outcome(wake_after=min(wait, plan.wake_after if plan.wake_after is not None else wait))
         if changed and not await self._write_status(seen, plan.status, memory):
             return Outcome(wake_after=0.0)
-        if plan.create and not changed and not await self._is_current(seen):
+        if plan.create and not changed and not await self.is_current(seen):
             return Outcome(wake_after=0.0)
         await asyncio.gather(*(self._post_event(seen.job, event) for event in plan.events))
         await self._all(self._delete_pod(seen.job, delete) for delete in plan.delete)
@@ -98,7 +100,7 @@ class Actor:
     # --- status
 
     async def _write_status(self, seen: SeenJob, status: Status, memory: Memory) -> bool:
-        """Whether it was written; after a conflict the cache knows the newer job."""
+        """Whether it was written; if not, the cache knows a newer job by now, or that it is gone."""
         job = seen.job
         metadata = {
             "name": job.name,
@@ -110,29 +112,22 @@ class Actor:
         try:
             self.cache.see_job(await self._write("PUT", job_path(job.namespace, job.name, "status"), body))
         except ApiError as error:
-            if error.status not in (404, 409):
+            if error.status not in (404, 409) or await self.is_current(seen):
                 raise
-            await self._read_again(job)
             return False
         memory.last_write = self.clock()
+        self.metrics.count_restarts(job.status, status)
         return True
 
-    async def _is_current(self, seen: SeenJob) -> bool:
-        """Pods are created only from a job that is known to be the newest: just written, or read again."""
-        await self._read_again(seen.job)
-        now = self.cache.job((seen.job.namespace, seen.job.name))
-        return now is not None and now.version == seen.version and now.job.uid == seen.job.uid
-
-    async def _read_again(self, job: Job) -> None:
-        try:
-            self.cache.see_job(await self.api.call("GET", job_path(job.namespace, job.name)))
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            key = (job.namespace, job.name)
-            seen = self.cache.job(key)
-            if seen and seen.job.uid == job.uid:
-                del self.cache.jobs[key]
+    async def is_current(self, seen: SeenJob) -> bool:
+        """Whether a job is the newest there is. Read again: pods are created only from a job known to be that."""
+        key = (seen.job.namespace, seen.job.name)
+        found = await self._get(job_path(*key))
+        if found:
+            self.cache.see_job(found)
+        else:
+            self.cache.drop_job(key, seen.job.uid)
+        return self.cache.job(key) is seen
 
     # --- pods
 
@@ -142,9 +137,7 @@ class Actor:
         for name in pods:
             found = await self._get(core_path(job.namespace, "pods", name))
             if found and owner_uid(found) == job.uid:
-                self.cache.gone.pop(found["metadata"]["uid"], None)
-                self.cache.see_pod(found)
-                there = True
+                there = self.cache.find_pod(found) or there
         return there
 
     async def _delete_pod(self, job: Job, delete: Delete) -> None:
@@ -210,6 +203,8 @@ class Actor:
 
     async def _post_event(self, job: Job, event: Event) -> None:
         """Best effort: the status has said it already."""
+        words = f"{job.namespace}/{job.name}: {event.reason}: {event.message}"
+        log.info(words, extra={"job": f"{job.namespace}/{job.name}", "reason": event.reason})
         now = time_to_text(datetime.now(UTC))
         body = {
             "apiVersion": "v1",
@@ -239,6 +234,7 @@ class Actor:
 
     async def _write(self, method: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         async with self._slots:
+            await self.api.calm()
             self.lease.check()
             return await self.api.call(method, path, body, timeout=min(10.0, 5.0 + self.lease.remaining / 2))
 

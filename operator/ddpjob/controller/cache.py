@@ -4,7 +4,7 @@ kopf does not report deletions that it missed while its stream was down, so a LI
 unless that is newer than the LIST itself. Our own writes' responses enter too: a pass after a write sees the write.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,13 +63,16 @@ class Cache:
 
     def forget_job(self, body: Dict) -> bool:
         """A job's DELETED event."""
-        key, uid = key_of_job(body), body["metadata"]["uid"]
-        self.gone[uid] = version_of(body)
-        old = self.jobs.get(key)
-        if old is None or old.job.uid != uid:
-            return False
-        del self.jobs[key]
-        return True
+        return self.drop_job(key_of_job(body), body["metadata"]["uid"], version_of(body))
+
+    def drop_job(self, key: Key, uid: str, version: int = 0) -> bool:
+        """A job that is known to be gone: of its DELETED event, or since the API server does not find it."""
+        seen = self.jobs.get(key)
+        ours = seen is not None and seen.job.uid == uid
+        self.gone[uid] = max(version, seen.version if seen and ours else 0)
+        if ours:
+            del self.jobs[key]
+        return ours
 
     def see_pod(self, body: Dict) -> bool:
         owner, pod, version = owner_uid(body), read_pod(body), version_of(body)
@@ -95,37 +98,28 @@ class Cache:
             self.pods.pop(owner, None)
         return seen is not None
 
-    def listed_jobs(self, bodies: Iterable[Dict], version: int, namespace: str | None) -> set[Key]:
-        """What a LIST of jobs changes; returns the keys of the jobs that it showed to be gone."""
-        there = set()
-        for body in bodies:
-            there.add(body["metadata"]["uid"])
-            self.see_job(body)
-        lost = {
-            k for k, s in self.jobs.items() if s.version <= version and s.job.uid not in there and _in(k, namespace)
-        }
-        for key in lost:
-            del self.jobs[key]
-        return lost
+    def find_pod(self, body: Dict) -> bool:
+        """A pod that was taken for gone, but the API server shows it; whether it is one of ours still."""
+        uid = body["metadata"]["uid"]
+        self.gone.pop(uid, None)
+        self.see_pod(body)
+        return uid in self.pods.get(owner_uid(body), {})
 
-    def listed_pods(self, bodies: Iterable[Dict], version: int, namespace: str | None) -> set[Key]:
-        """What a LIST of pods changes; returns the keys of the jobs that lost a pod by it."""
-        there = set()
-        for body in bodies:
-            there.add(body["metadata"]["uid"])
-            self.see_pod(body)
-        lost = [
-            (owner, uid, seen)
-            for owner, known in self.pods.items()
-            for uid, seen in known.items()
-            if seen.version <= version and uid not in there and _in(seen.key, namespace)
-        ]
-        for owner, uid, _ in lost:
-            self.drop_pod(owner, uid, version)
-        return {seen.key for _, _, seen in lost}
+    def keep_jobs(self, there: Set[str], version: int, namespace: str | None) -> None:
+        """Drops the jobs that a complete LIST showed to be gone; `there` are the UIDs that it contained."""
+        for key, seen in list(self.jobs.items()):
+            if seen.version <= version and seen.job.uid not in there and _in(key, namespace):
+                self.drop_job(key, seen.job.uid, version)
+
+    def keep_pods(self, there: Set[str], version: int, namespace: str | None) -> None:
+        """Drops the pods that a complete LIST showed to be gone; `there` are the UIDs that it contained."""
+        every = [(owner, seen) for owner, known in self.pods.items() for seen in known.values()]
+        for owner, seen in every:
+            if seen.version <= version and seen.pod.uid not in there and _in(seen.key, namespace):
+                self.drop_pod(owner, seen.pod.uid, version)
 
     def prune(self, version: int) -> None:
-        """Forget removals older than a completed LIST of before: no answer that old is still under way."""
+        """Forgets removals up to the version of the LIST before the last: no answer that old is still under way."""
         self.gone = {uid: at for uid, at in self.gone.items() if at > version}
 
     def job(self, key: Key) -> SeenJob | None:

@@ -1,5 +1,6 @@
 """The API server as plain dicts: the Kubernetes client's configuration and transport, none of its models."""
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -18,6 +19,9 @@ Dict = Mapping[str, Any]
 PAGE = 500
 """Objects a LIST asks for at once: flattens the memory spike of a large cluster."""
 
+LONGEST_PAUSE = 60.0
+"""Seconds; an API server that asks for more is asked again all the same."""
+
 JOBS = f"apis/{names.GROUP}/{names.VERSION}"
 MANAGED = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
 
@@ -25,9 +29,9 @@ MANAGED = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
 class ApiError(Exception):
     """The API server's refusal: its HTTP status, its reason and its own words."""
 
-    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+    def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
-        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+        self.status, self.reason, self.message = status, reason, message
 
 
 class Unreachable(Exception):
@@ -61,9 +65,19 @@ class Api:
     def __init__(self, settings: Configuration) -> None:
         self._settings = settings
         self._rest = RESTClientObject(settings)
+        self._calm_at = 0.0
 
     async def close(self) -> None:
         await self._rest.close()
+
+    async def calm(self) -> None:
+        """Returns when the time is over that the API server asked for by Retry-After; at once where it did not."""
+        await asyncio.sleep(max(0.0, self._calm_at - asyncio.get_running_loop().time()))
+
+    def _heed(self, retry_after: str | None) -> None:
+        if retry_after and retry_after.isdecimal():
+            now = asyncio.get_running_loop().time()
+            self._calm_at = max(self._calm_at, now + min(float(retry_after), LONGEST_PAUSE))
 
     async def call(
         self,
@@ -90,12 +104,14 @@ class Api:
             data = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{method} {path}: {error or type(error).__name__}") from error
-        return _read(answer.status, data, answer.headers.get("Retry-After"))
+        self._heed(answer.headers.get("Retry-After"))
+        return _read(answer.status, data)
 
     async def pages(self, path: str, selector: str = "") -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
         """A LIST page by page: (objects, resourceVersion of the list)."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
+            await self.calm()
             answer = await self.call("GET", path, query=query, timeout=30)
             yield answer["items"], int(answer["metadata"]["resourceVersion"])
             if not answer["metadata"].get("continue"):
@@ -103,13 +119,15 @@ class Api:
             query["continue"] = answer["metadata"]["continue"]
 
 
-def _read(status: int, data: bytes, retry_after: str | None) -> dict[str, Any]:
+def _read(status: int, data: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(data)
     except ValueError:
+        answer = None
+    if not isinstance(answer, dict):  # a proxy or a load balancer speaks
         answer = {"message": data[:200].decode(errors="replace")}
-    if status < 400 and isinstance(answer, dict):
+        if status < 400:
+            raise Unreachable(f"the answer is no JSON object: {answer['message']}")
+    if status < 400:
         return answer
-    answer = answer if isinstance(answer, dict) else {}
-    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
-    raise ApiError(status, str(answer.get("reason", "")), str(answer.get("message", "")), seconds)
+    raise ApiError(status, str(answer.get("reason", "")), str(answer.get("message", "")))

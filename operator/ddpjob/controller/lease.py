@@ -14,7 +14,7 @@ from ddpjob.controller.client import Api, ApiError, Unreachable
 
 log = logging.getLogger(__name__)
 
-DURATION, DEADLINE, RETRY = 15.0, 10.0, 2.0
+DURATION, DEADLINE, RETRY, TIMEOUT = 15.0, 10.0, 2.0, 5.0
 """Seconds."""
 
 
@@ -76,24 +76,33 @@ class Lease:
             return
         self._deadline = float("-inf")
         try:
-            await self._put(self._body(""))
+            await self._swap("")
         except (ApiError, Unreachable) as error:
             log.warning("cannot release the Lease; a successor waits %.0f s: %s", DURATION, error)
 
     async def _renew(self) -> None:
-        """Our own last renewal may have arrived though its answer got lost; anybody else's means that we are out."""
         started = self._clock()
+        lease = await self._swap(self._identity)
+        if lease is None:
+            self._deadline = float("-inf")
+        else:
+            self._remember(lease, started)
+
+    async def _swap(self, holder: str) -> dict[str, Any] | None:
+        """Puts our Lease into the hands of `holder`; None where it is not ours any more, or gone.
+
+        After a conflict it is tried once more: our own last write may have arrived though its answer got lost.
+        """
         try:
-            self._remember(await self._put(self._body(self._identity)), started)
-            return
+            return await self._put(self._body(holder))
         except ApiError as error:
-            if error.status != 409:
+            if error.status not in (404, 409):
                 raise
         lease = await self._get()
         if lease is None or lease["spec"].get("holderIdentity") != self._identity:
-            self._deadline = float("-inf")
-        else:
-            self._version = lease["metadata"]["resourceVersion"]
+            return None
+        self._version = lease["metadata"]["resourceVersion"]
+        return await self._put(self._body(holder))
 
     def _is_free(self, lease: Mapping[str, Any] | None, unchanged: float) -> bool:
         holder = ((lease or {}).get("spec") or {}).get("holderIdentity")
@@ -101,11 +110,11 @@ class Lease:
 
     async def _take(self, lease: Mapping[str, Any] | None, started: float) -> bool:
         self._acquired = _now()
+        self._version = lease["metadata"]["resourceVersion"] if lease else None
         try:
             if lease is None:
                 taken = await self._api.call("POST", self._folder, self._body(self._identity))
             else:
-                self._version = lease["metadata"]["resourceVersion"]
                 self._transitions = int((lease.get("spec") or {}).get("leaseTransitions") or 0) + 1
                 taken = await self._put(self._body(self._identity))
         except ApiError as error:
@@ -133,14 +142,14 @@ class Lease:
 
     async def _get(self) -> dict[str, Any] | None:
         try:
-            return await self._api.call("GET", f"{self._folder}/{self._name}", timeout=5)
+            return await self._api.call("GET", f"{self._folder}/{self._name}", timeout=TIMEOUT)
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
 
     async def _put(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._api.call("PUT", f"{self._folder}/{self._name}", body, timeout=5)
+        return await self._api.call("PUT", f"{self._folder}/{self._name}", body, timeout=TIMEOUT)
 
 
 def _now() -> str:

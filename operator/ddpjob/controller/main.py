@@ -63,7 +63,7 @@ def set_up_logging(style: str, level: str) -> None:
 def run(options: Options) -> int:
     """Runs until SIGTERM; returns the exit code."""
     try:
-        asyncio.run(operate(options))
+        asyncio.run(_until_told_to_stop(operate(options)))
     except CannotRun as error:
         log.error("%s", error)
         return 1
@@ -73,29 +73,7 @@ def run(options: Options) -> int:
     return 0
 
 
-async def operate(options: Options) -> None:
-    """One operator from start to end; raises CannotRun where it must not go on."""
-    settings = await configuration(options.kubeconfig)
-    api = Api(settings)
-    identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.getpid()}"
-    cache, queue = Cache(), Wakeups[Key](time.monotonic)
-    lease = Lease(api, options.lease_namespace, options.lease_name, identity, time.monotonic)
-    actor = Actor(api, cache, lease, render.Settings(restricted=options.restricted), identity, time.monotonic)
-    metrics = Metrics(cache)
-    reconciler = Reconciler(api, cache, actor, queue, metrics, options.namespaces)
-    probes = Probes(reconciler, metrics)
-    runner = await serve(probes, options.http_port)
-    try:
-        async with _until_told_to_stop(_lead(options, settings, api, reconciler, lease, probes)) as leading:
-            await leading
-    finally:
-        await lease.release()
-        await runner.cleanup()
-        await api.close()
-
-
-@contextlib.asynccontextmanager
-async def _until_told_to_stop(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+async def _until_told_to_stop(work: Coroutine[Any, Any, None]) -> None:
     """`work` as a task that SIGTERM and SIGINT end quietly. kopf takes the signals over once it runs."""
     task, told, loop = asyncio.create_task(work), asyncio.Event(), asyncio.get_running_loop()
 
@@ -106,13 +84,34 @@ async def _until_told_to_stop(work: Coroutine[Any, Any, None]) -> AsyncIterator[
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     try:
-        yield task
+        await task
     except asyncio.CancelledError:
         if not told.is_set():
             raise
+
+
+async def operate(options: Options) -> None:
+    """One operator from start to end, which may be its cancellation; raises CannotRun where it must not go on.
+
+    It wants a loop of its own: when kopf ends, it cancels every task that is younger than itself.
+    """
+    settings = await configuration(options.kubeconfig)
+    api = Api(settings)
+    identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.getpid()}"
+    cache, queue = Cache(), Wakeups[Key](time.monotonic)
+    lease = Lease(api, options.lease_namespace, options.lease_name, identity, time.monotonic)
+    metrics = Metrics(cache, queue)
+    rendering = render.Settings(restricted=options.restricted)
+    actor = Actor(api, cache, lease, rendering, identity, time.monotonic, metrics)
+    reconciler = Reconciler(api, cache, actor, queue, metrics, options.namespaces)
+    probes = Probes(reconciler, metrics)
+    runner = await serve(probes, options.http_port)
+    try:
+        await _lead(options, settings, api, reconciler, lease, probes)
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await lease.release()
+        await runner.cleanup()
+        await api.close()
 
 
 async def _lead(
@@ -124,30 +123,35 @@ async def _lead(
     reconciler.turned = time.monotonic()
     probes.leading = True
     probes.metrics.leading.set(1)
-    await _require_the_crd(api)
     log.info("leading; watching %s", ", ".join(options.namespaces) or "all namespaces")
     async with _background(lease.keep(), reconciler.resync(), *(reconciler.work() for _ in range(WORKERS))) as failed:
         registry = handlers.registry(reconciler.cache, reconciler.queue, reconciler.actor, settings)
-        watching = asyncio.create_task(_watch(registry, options.namespaces))
-        done, _ = await asyncio.wait([watching, failed], return_when=asyncio.FIRST_COMPLETED)
-        if failed in done:
+        watching = asyncio.create_task(_watch(api, registry, options.namespaces))
+        try:
+            await asyncio.wait([watching, failed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
             watching.cancel()
             await asyncio.wait([watching])
+        if failed.done():
             raise CannotRun(f"stopping: {failed.exception()}")
-        if error := watching.exception():
-            raise CannotRun(f"a watch failed for good: {error}. The next start continues from the cluster's state.")
+        watching.result()
     log.info("stopped")
 
 
-async def _watch(registry: kopf.OperatorRegistry, namespaces: Sequence[str]) -> None:
-    """kopf, until a signal stops it."""
-    await kopf.operator(
-        registry=registry,
-        settings=handlers.settings(),
-        clusterwide=not namespaces,
-        namespaces=list(namespaces),
-        standalone=True,
-    )
+async def _watch(api: Api, registry: kopf.OperatorRegistry, namespaces: Sequence[str]) -> None:
+    """kopf, until a signal stops it; raises CannotRun where it can watch no longer."""
+    await _require_the_crd(api)
+    try:
+        await kopf.operator(
+            registry=registry,
+            settings=handlers.settings(),
+            clusterwide=not namespaces,
+            namespaces=list(namespaces),
+            standalone=True,
+        )
+    except Exception as error:
+        message = f"a watch failed for good: {error}. The next start continues from the cluster's state."
+        raise CannotRun(message) from error
 
 
 @contextlib.asynccontextmanager
@@ -181,8 +185,12 @@ async def _require_the_crd(api: Api) -> None:
             await asyncio.sleep(2.0)
             continue
         except ApiError as error:
-            if error.status != 404:
+            if error.status in (401, 403):
                 raise CannotRun(f"cannot ask which kinds the API server serves: {error}") from error
+            if error.status != 404:
+                log.warning("the API server is not ready yet: %s", error)
+                await asyncio.sleep(2.0)
+                continue
             served = {}
         if not any(kind.get("name") == names.PLURAL for kind in served.get("resources", ())):
             raise CannotRun(

@@ -1,14 +1,15 @@
 """Prometheus metrics of the operator; their names and meanings in one place."""
 
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache
-from ddpjob.core.names import Phase
+from ddpjob.core.api import Status
+from ddpjob.core.names import Cause, Phase
 
 
 class JobsByPhase(Collector):
@@ -28,7 +29,7 @@ class JobsByPhase(Collector):
 class Metrics:
     """All metrics of one operator, in a registry of their own."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, queue: Sized) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(JobsByPhase(cache))
         self.reconciles = Counter(
@@ -37,9 +38,15 @@ class Metrics:
         self.latency = Histogram(
             "ddpjob_reconcile_seconds", "Seconds one look at a job took, its writes included", registry=self._registry
         )
-        self.depth = Gauge("ddpjob_queue_depth", "Jobs that are due for a look", registry=self._registry)
+        depth = Gauge("ddpjob_queue_depth", "Jobs that are due for a look", registry=self._registry)
+        depth.set_function(lambda: len(queue))
         self.restarts = Counter("ddpjob_restarts", "Whole-gang restarts by cause", ["cause"], registry=self._registry)
         self.leading = Gauge("ddpjob_leader", "1 while this process holds the Lease", registry=self._registry)
+
+    def count_restarts(self, old: Status, new: Status) -> None:
+        """What a status that was just written has more than the one before it."""
+        self.restarts.labels(str(Cause.FAILURE)).inc(max(0, new.restarts - old.restarts))
+        self.restarts.labels(str(Cause.DISRUPTION)).inc(max(0, new.disruptions - old.disruptions))
 
     def text(self) -> bytes:
         """The exposition format."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,9 +15,7 @@ from ddpjob.controller.lease import LeaseLost
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.wake import Wakeups
 from ddpjob.core import names
-from ddpjob.core.api import Job, Status
-from ddpjob.core.decide import Plan, decide
-from ddpjob.core.names import Cause
+from ddpjob.core.decide import decide
 from ddpjob.core.observe import observe
 
 log = logging.getLogger(__name__)
@@ -37,15 +35,20 @@ class Reconciler:
     metrics: Metrics
     namespaces: Sequence[str] = ()
     turned: float = 0.0
-    synced: bool = False
+    listed: int = 0
+    """Version of the last complete LIST."""
+
+    @property
+    def synced(self) -> bool:
+        return self.listed > 0
 
     async def work(self) -> None:
         """One worker: takes keys until it is cancelled."""
         while True:
             key = await self.queue.get()
-            self.metrics.depth.set(len(self.queue))
             started, failed = time.monotonic(), False
             try:
+                await self.api.calm()
                 await self.look_at(key)
             except LeaseLost:
                 raise
@@ -66,23 +69,12 @@ class Reconciler:
             return
         job = seen.job
         observation = observe(job, self.cache.pods_of(job.uid), self.actor.refusal_of(job.uid))
-        plan = decide(observation, datetime.now(UTC))
-        outcome = await self.actor.apply(seen, plan)
-        self._tell(job, plan)
+        if observation.job_is_stale and not await self.actor.is_current(seen):
+            self.queue.add(key)
+            return
+        outcome = await self.actor.apply(seen, decide(observation, datetime.now(UTC)))
         if outcome.wake_after is not None:
             self.queue.add(key, outcome.wake_after)
-
-    def _tell(self, job: Job, plan: Plan) -> None:
-        old, new = job.status, plan.status
-        for cause, count in (
-            (Cause.FAILURE, _more(old, new, "restarts")),
-            (Cause.DISRUPTION, _more(old, new, "disruptions")),
-        ):
-            if count > 0:
-                self.metrics.restarts.labels(str(cause)).inc(count)
-        for event in plan.events:
-            words = f"{job.namespace}/{job.name}: {event.reason}: {event.message}"
-            log.info(words, extra={"job": f"{job.namespace}/{job.name}", "reason": event.reason})
 
     async def resync(self) -> None:
         """LISTs at once and then every minute; never ends and never raises for a sick API server."""
@@ -96,30 +88,33 @@ class Reconciler:
 
     async def list_once(self) -> None:
         """Jobs first: a pod of a job that came in between waits for its job's own event."""
-        oldest = None
+        versions = []
         for namespace in self.namespaces or (None,):
             scope = f"/namespaces/{namespace}" if namespace else ""
-            jobs, version = await self._list(f"{JOBS}{scope}/{names.PLURAL}")
-            self.cache.listed_jobs(jobs, version, namespace)
-            pods, pods_version = await self._list(f"api/v1{scope}/pods", MANAGED)
-            self.cache.listed_pods(pods, pods_version, namespace)
-            oldest = min(version, oldest or version)
+            jobs, version = await self._list(f"{JOBS}{scope}/{names.PLURAL}", self.cache.see_job)
+            self.cache.keep_jobs(jobs, version, namespace)
+            pods, pods_version = await self._list(f"api/v1{scope}/pods", self.cache.see_pod, MANAGED)
+            self.cache.keep_pods(pods, pods_version, namespace)
+            versions.append(version)
         for key in list(self.cache.jobs):
             self.queue.add(key)
         self._forget_the_gone()
-        if self.synced and oldest is not None:
-            self.cache.prune(oldest)
-        self.synced = True
+        self.cache.prune(self.listed)
+        self.listed = min(versions)
 
-    async def _list(self, path: str, selector: str = "") -> tuple[list[dict[str, Any]], int]:
-        pages = [page async for page in self.api.pages(path, selector)]
-        return [obj for objects, _ in pages for obj in objects], pages[-1][1]
+    async def _list(
+        self, path: str, see: Callable[[Mapping[str, Any]], bool], selector: str = ""
+    ) -> tuple[set[str], int]:
+        """Shows every object to the cache, a page at a time; returns their UIDs and the version of the LIST."""
+        there, version = set(), 0
+        async for objects, at in self.api.pages(path, selector):
+            version = at
+            for body in objects:
+                see(body)
+                there.add(body["metadata"]["uid"])
+        return there, version
 
     def _forget_the_gone(self) -> None:
         living = {seen.job.uid for seen in self.cache.jobs.values()}
         for uid in [uid for uid in self.actor.memories if uid not in living]:
             self.actor.forget(uid)
-
-
-def _more(old: Status, new: Status, counter: str) -> int:
-    return int(getattr(new, counter)) - int(getattr(old, counter))

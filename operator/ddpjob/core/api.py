@@ -44,7 +44,13 @@ SPEC_FIELDS = (
     *POD_FIELDS,
 )
 
+OBJECT_FIELDS = ("resources", "nodeSelector", "affinity")
+TEXT_FIELDS = ("imagePullPolicy", "serviceAccountName", "priorityClassName")
+"""Shapes of pod fields; all the others are lists of objects."""
+
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
+RDZV_VALUE = re.compile(r"[^,=\s]+")
 OWNED_POD_FIELDS = ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")
 OWNED_TRAINER_FIELDS = ("command", "args", "terminationMessagePath", "terminationMessagePolicy", "restartPolicy")
 
@@ -104,11 +110,11 @@ class Checkpoint:
 
     @classmethod
     def from_dict(cls, data: Any) -> "Checkpoint | None":
-        fields = _object(data, "spec.checkpoint", ("claimName", "mountPath"))
-        if not fields:
+        if data is None:
             return None
+        fields = _object(data, "spec.checkpoint", ("claimName", "mountPath"))
         path = _text(fields.get("mountPath", "/checkpoints"), "spec.checkpoint.mountPath")
-        if not path.startswith("/") or path == "/" or ":" in path:
+        if not MOUNT_PATH.fullmatch(path):
             raise SpecError(
                 f"spec.checkpoint.mountPath must be an absolute path other than /, without ':', not {path!r}."
             )
@@ -171,7 +177,7 @@ class Spec:
             rdzv_conf=_rdzv_conf(torchrun.get("rdzvConf")),
             checkpoint=Checkpoint.from_dict(fields.get("checkpoint")),
             failure_policy=FailurePolicy.from_dict(fields.get("failurePolicy")),
-            pod_fields={key: fields[key] for key in POD_FIELDS if fields.get(key) is not None},
+            pod_fields={key: _pod_field(key, fields[key]) for key in POD_FIELDS if fields.get(key) is not None},
             pod_template=_pod_template(fields.get("podTemplate")),
         )
 
@@ -181,10 +187,26 @@ class Spec:
         return profiles.processes(self.accelerator, self.nproc_per_node, self.pod_fields.get("resources"))
 
 
+def _pod_field(key: str, value: Any) -> Any:
+    """The value as it is, once its shape is one that Kubernetes defines and that rendering can rely on."""
+    where = f"spec.{key}"
+    if key in TEXT_FIELDS:
+        return _text(value, where)
+    if key not in OBJECT_FIELDS:
+        return list(_objects(value, where))
+    for kind in ("limits", "requests") if key == "resources" else ():
+        _object(_object(value, where).get(kind), f"{where}.{kind}")
+    return _object(value, where)
+
+
 def _rdzv_conf(data: Any) -> Mapping[str, str]:
     conf = _object(data, "spec.torchrun.rdzvConf")
     if "is_host" in conf:
         raise SpecError("spec.torchrun.rdzvConf.is_host belongs to the operator: node 0 is the host; leave it out.")
+    for key, value in conf.items():
+        if not RDZV_VALUE.fullmatch(str(value)):
+            where = f"spec.torchrun.rdzvConf.{key}"
+            raise SpecError(f"{where} must be a number or a text without comma, '=' and space, not {value!r}.")
     return {str(key): str(value) for key, value in conf.items()}
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from math import isfinite
 from typing import Any, Protocol
 
 import yaml
@@ -34,6 +35,7 @@ INDEX, HOSTNAME, LOCAL_ADDRESS, IS_HOST = (f"\ue000{word}\ue000" for word in ("i
 """What differs between the pods of a gang; private-use characters, so that no user's text is taken for one."""
 
 MARK = re.compile("\ue000[a-z]+\ue000")
+SURROGATES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
 
 class Addresses(Protocol):
@@ -80,7 +82,7 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
             LOCAL_ADDRESS: settings.addresses.local(job, attempt, index),
             IS_HOST: "true" if index == 0 else "false",
         }
-        yield json.loads(MARK.sub(lambda found, words=words: words[found[0]], shape))  # type: ignore[misc]
+        yield json.loads(MARK.sub(lambda found, words=words: words.get(found[0], found[0]), shape))  # type: ignore[misc]
 
 
 def service(job: Job) -> dict[str, Any]:
@@ -96,7 +98,13 @@ def _template(name: str) -> Template:
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
+    environment.policies["json.dumps_function"] = _json_for_yaml
     return environment.get_template(name)
+
+
+def _json_for_yaml(value: Any, **options: Any) -> str:
+    """JSON that YAML reads as well: a character that JSON escapes as two surrogates stays itself."""
+    return SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), json.dumps(value, **options))
 
 
 def _common(job: Job) -> dict[str, Any]:
@@ -205,9 +213,10 @@ def _threads(spec: Spec) -> int:
 def _cores(quantity: Any) -> float:
     text = str(quantity)
     try:
-        return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+        cores = float(text[:-1]) / 1000 if text.endswith("m") else float(text)
     except ValueError:
         return 0.0
+    return cores if isfinite(cores) else 0.0
 
 
 def _resources(spec: Spec) -> Dict:
@@ -227,7 +236,7 @@ def _volumes(spec: Spec, settings: Settings) -> tuple[list[Dict], list[Dict]]:
     if settings.restricted:
         own.append(("ddpjob-home", names.HOME, {"emptyDir": {}}))
     mounts = list(spec.pod_fields.get("volumeMounts") or [])
-    taken = {mount.get("mountPath") for mount in mounts}
+    taken = {str(mount.get("mountPath")).rstrip("/") for mount in mounts}
     own = [volume for volume in own if volume[1] not in taken]
     volumes = [{"name": name, **source} for name, _, source in own]
     own_mounts: list[Any] = [{"name": name, "mountPath": path} for name, path, _ in own]

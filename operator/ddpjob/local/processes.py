@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -73,19 +73,20 @@ class LocalPod:
 
     async def run(self, command: Command, log: Path, on_line: Callable[[str], None]) -> None:
         """From start to end; every line of output goes to `log` and to `on_line`."""
+        output, sink = os.pipe()
         try:
-            self._process = await self._start(command)
+            self._process = await self._start(command, sink)
         except OSError as error:
+            os.close(output)
             self._end(128, f"{command.argv[0]}: {error.strerror}")
             return
+        finally:
+            os.close(sink)
         self._set_state({"running": {"startedAt": _now()}}, "Running")
-        with log.open("wb") as sink:
-            async for line in self._lines():
-                sink.write(line + b"\n")
-                sink.flush()
-                on_line(line.decode(errors="replace"))
+        reading = asyncio.create_task(self._read(output, log, on_line))
         code = await self._process.wait()
-        await asyncio.to_thread(kill_all, self.uid)
+        await asyncio.to_thread(kill_all, self.uid)  # which also closes the last writing end of the pipe
+        await reading
         self._end(code if code >= 0 else 128 - code, self._message(command.result, code))
 
     def terminate(self, grace: float) -> None:
@@ -104,7 +105,7 @@ class LocalPod:
         if not self.finished.is_set():
             self.kill()
 
-    async def _start(self, command: Command) -> asyncio.subprocess.Process:
+    async def _start(self, command: Command, sink: int) -> asyncio.subprocess.Process:
         for folder in command.folders:
             folder.mkdir(parents=True, exist_ok=True)
         for path, text in command.files.items():
@@ -123,35 +124,29 @@ class LocalPod:
             *command.argv,
             env=env,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=sink,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
 
-    async def _lines(self) -> AsyncIterator[bytes]:
-        """Lines of any length. A worker that outlives its agent may hold the pipe open: the agent's end counts."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        ended = asyncio.create_task(self._process.wait())
+    async def _read(self, output: int, log: Path, on_line: Callable[[str], None]) -> None:
+        """Lines of any length, until nobody writes any more."""
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(output, "rb")
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
         rest = b""
-        while True:
-            read = asyncio.ensure_future(self._process.stdout.read(65536))
-            await asyncio.wait([read, ended], return_when=asyncio.FIRST_COMPLETED)
-            if not read.done():
-                await asyncio.wait([read], timeout=0.5)
-            if not read.done():
-                read.cancel()
-                break
-            chunk = read.result()
-            if not chunk:
-                break
-            self._tail = (self._tail + chunk)[-TAIL_BYTES:]
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield line
+        with contextlib.closing(transport), log.open("wb") as copy:
+            while chunk := await reader.read(65536):
+                copy.write(chunk)
+                copy.flush()
+                self._tail = (self._tail + chunk)[-TAIL_BYTES:]
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    on_line(line.decode(errors="replace"))
         if rest:
-            yield rest
-        await ended
+            on_line(rest.decode(errors="replace"))
 
     def _message(self, result: Path, code: int) -> str:
         """The termination message: what was written for it, else, after a failure, the tail of the log."""

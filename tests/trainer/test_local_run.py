@@ -1,0 +1,90 @@
+"""`ddpjob run --local` with the real torchrun and the real trainer: what `make demo` shows, and a worker that is killed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 300
+"""Seconds; generous, since other tests may share the machine."""
+
+
+def ddpjob(*words: str) -> list[str]:
+    return [sys.executable, "-m", "ddpjob.cli.main", *words]
+
+
+def status(run: Path) -> dict:
+    return yaml.safe_load((run / "status.yaml").read_text())
+
+
+def test_the_demo_trains_two_nodes_to_97_percent(tmp_path):
+    done = subprocess.run(
+        ddpjob("run", "--local", str(ROOT / "examples/digits.yaml"), "--runs", str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "digits"
+    assert float(status(run)["result"]["accuracy"]) >= 0.97
+    assert status(run)["nodes"]["succeeded"] == 2
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+    for words in ("Result", "Time", "backward and all-reduce", "curve.png"):
+        assert words in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_a_killed_worker_restarts_the_gang_from_its_checkpoint(tmp_path):
+    job = yaml.safe_load((ROOT / "examples/digits.yaml").read_text())
+    job["metadata"]["name"] = "killed"
+    job["spec"]["checkpoint"] = {"claimName": "ckpt"}
+    job["spec"]["args"] += ["--epochs", "40", "--checkpoint-every", "20", "--log-every", "5"]
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job))
+    run = tmp_path / "runs/killed"
+    with subprocess.Popen(
+        ddpjob("run", "--local", str(manifest), "--runs", str(tmp_path / "runs")),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    ) as process:
+        wait_for_event(run, "checkpoint")
+        worker(rank=1).kill()
+        said, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, said
+    assert (status(run)["restarts"], status(run)["attempt"]) == (1, 1)
+    assert status(run)["lastFailure"]["rank"] == 1
+    assert status(run)["lastFailure"]["exitCode"] == -9
+    assert "SIGKILL" in status(run)["lastFailure"]["message"]
+    assert events(run, "start")[-1]["resumed_step"] >= 20
+
+
+def events(run: Path, kind: str) -> list[dict]:
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def wait_for_event(run: Path, kind: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not events(run, kind):
+        assert time.monotonic() < deadline, f"no event {kind} came"
+        time.sleep(0.1)
+
+
+def worker(rank: int) -> psutil.Process:
+    """The trainer process of that global rank in the job `killed`."""
+    for process in psutil.process_iter():
+        try:
+            env = process.environ()
+        except psutil.Error:
+            continue
+        if env.get("DDP_JOB_NAME") == "killed" and env.get("RANK") == str(rank):
+            return process
+    raise AssertionError(f"no process of rank {rank}")
