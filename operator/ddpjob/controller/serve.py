@@ -48,7 +48,8 @@ async def serve(probes: Probes, port: int) -> web.AppRunner:
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    runner = web.AppRunner(app, access_log=None)
+    # At exit kopf waits for every younger task of its loop, and a connection that is kept alive is one.
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=0)
     await runner.setup()
     await web.TCPSite(runner, port=port).start()
     return runner

@@ -73,10 +73,14 @@ Rule = Callable[[Observation, Spec, datetime], Plan | None]
 
 
 def decide(obs: Observation, now: datetime) -> Plan:
-    """The first rule that applies; its status is stamped with the generation it was computed from."""
+    """The first rule that applies; its status is stamped with the generation it was computed from.
+
+    A job that is being deleted, or of which a newer status exists, is left exactly as it is.
+    """
     spec = obs.job.spec
     plan = next(p for p in (rule(obs, spec, now) for rule in RULES) if p) if spec else _unreadable(obs, now)
-    return replace(plan, status=_stamped(plan.status, obs.job))
+    hands_off = obs.job.deleting or obs.job_is_stale
+    return plan if hands_off else replace(plan, status=_stamped(plan.status, obs.job))
 
 
 def _stamped(status: Status, job: Job) -> Status:
@@ -108,7 +112,9 @@ def finished(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     """Finished is final: what still runs is deleted, nothing is ever created."""
     if not obs.job.status.finished:
         return None
-    return Plan(obs.job.status, delete=_deletions(obs.pods, grace=None))
+    living = [p.fate for p in obs.current if not p.ended]
+    nodes = replace(obs.job.status.nodes, active=len(living), ready=living.count(Fate.RUNNING))
+    return Plan(replace(obs.job.status, nodes=nodes), delete=_deletions(obs.pods, grace=None))
 
 
 def stale_attempts_pods(obs: Observation, spec: Spec, now: datetime) -> Plan | None:

@@ -35,7 +35,7 @@ class Sign:
 class Pod:
     """One node of an attempt, as far as deciding needs it.
 
-    `released`: the pod has ended for good and holds nothing on its node any more.
+    `released`: nothing of the pod runs any more. A kubelet reports the containers' ends before the pod's phase.
     `disruption`: a sign that somebody or something took the pod away, whatever its trainer did.
     `blocked`: what keeps a pending pod from starting.
     """
@@ -142,7 +142,7 @@ def read_pod(pod: Dict) -> Pod | None:
         index=int(index),
         fate=fate,
         node=str(spec.get("nodeName") or ""),
-        released=phase in ("Succeeded", "Failed"),
+        released=phase in ("Succeeded", "Failed") or (terminated is not None and not _others_left(status)),
         deleting=bool(metadata.get("deletionTimestamp")),
         started=terminated is not None or "running" in state,
         disruption=None if fate is Fate.SUCCEEDED else _disruption(metadata, status, terminated),
@@ -167,6 +167,12 @@ def _items(data: Dict, key: str) -> Sequence[Dict]:
 def _exit_code(terminated: Dict | None) -> int | None:
     code = (terminated or {}).get("exitCode")
     return code if isinstance(code, int) else None
+
+
+def _others_left(status: Dict) -> bool:
+    """Whether a container beside the trainer (a sidecar) has not ended. A kubelet ends those of initContainers itself."""
+    others = [c for c in _items(status, "containerStatuses") if c.get("name") != names.TRAINER]
+    return any("terminated" not in _map(c, "state") for c in others)
 
 
 def _trainer_state(status: Dict) -> Dict:

@@ -1,0 +1,79 @@
+"""One kind cluster for all tests of this folder, one namespace for each.
+
+KEEP_CLUSTER=1         take the cluster `ddpjob-test` that is there, and leave it: seconds instead of minutes
+KIND_NODE_IMAGE=...    node image of the cluster; without it the kind release's own
+DDPJOB_CIFAR10=...     archive or folder with CIFAR-10, as examples/kind/get-cifar10 takes it
+CI=true                a missing tool is a failure, not a skip
+"""
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .harness import ROOT, Cluster, Space, Unavailable, node_image, require_tools, run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test waits for images and cluster as well."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(1500))
+
+
+def unavailable(sentence: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(sentence, pytrace=False)
+    pytest.skip(sentence)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The cluster with images loaded and the chart installed."""
+    try:
+        require_tools()
+        node_image()
+    except Unavailable as error:
+        unavailable(str(error))
+    keep = os.environ.get("KEEP_CLUSTER") == "1"
+    cluster = Cluster()
+    if not keep:
+        cluster.delete()
+    cluster.up()
+    yield cluster
+    if not keep:
+        cluster.delete()
+
+
+@pytest.fixture
+def make_space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Callable[..., Space]]:
+    """Makes namespaces named after the test, with the labels that it gives."""
+    spaces: list[Space] = []
+
+    def make(**labels: str) -> Space:
+        stem = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:40].strip("-")
+        spaces.append(Space(cluster, f"{stem}-{uuid.uuid4().hex[:6]}", **labels))
+        return spaces[-1]
+
+    yield make
+    for space in spaces:
+        space.close()
+
+
+@pytest.fixture
+def space(make_space: Callable[..., Space]) -> Space:
+    """A namespace of the test's own."""
+    return make_space()
+
+
+@pytest.fixture(scope="session")
+def cifar10(cluster: Cluster) -> None:
+    """CIFAR-10 where the claim `ddpjob-data` of the namespace default shows it."""
+    beside = ROOT.parent / "shared" / "data" / "cifar10.tar.zst"
+    source = os.environ.get("DDPJOB_CIFAR10") or (str(beside) if beside.exists() else "")
+    if not source:
+        unavailable("CIFAR-10 is not here; set DDPJOB_CIFAR10 to an archive or folder of it")
+    run("examples/kind/get-cifar10", source, SHARED=str(cluster.shared))

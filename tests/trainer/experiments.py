@@ -1,0 +1,131 @@
+"""Run by test_ranks.py on every rank: does small experiments and leaves their outcome in files.
+
+python experiments.py FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.errors import UserError
+from ddp_trainer.evaluation import evaluate
+from ddp_trainer.interrupt import StopVote
+from ddp_trainer.models import ResNet18
+from ddp_trainer.progress import Progress
+from ddp_trainer.runtime import Runtime, batch_norm_at_rest, process_group, warm_up
+from ddp_trainer.sampler import GlobalBatchSampler
+
+FEATURES = 6
+
+
+def wide_net() -> nn.Module:
+    """Parameters of 5.3 MB: several buckets, as DDP begins its first one at 1 MiB."""
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(FEATURES, 600), nn.ReLU(), nn.Linear(600, 1800), nn.ReLU(), nn.Linear(1800, 10))
+
+
+def samples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    random = np.random.default_rng(3)
+    return torch.from_numpy(random.standard_normal((count, FEATURES), np.float32)), torch.arange(count) % 10
+
+
+def train(runtime: Runtime, count: int, global_batch: int, steps: int, checkpoints_at: Path | None = None) -> nn.Module:
+    """Train on `count` samples until `steps` are done, going on from the checkpoint where there is one."""
+    inputs, labels = samples(count)
+    model = wide_net()
+    ddp = runtime.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sampler = GlobalBatchSampler(count, global_batch, runtime.rank, runtime.world_size)
+    warm_up(ddp, inputs[:2])
+    checkpoints = Checkpoints(
+        checkpoints_at, runtime, {"model": model, "optimizer": optimizer, "sampler": sampler}, {"test": "wide"}
+    )
+    step = checkpoints.restore()
+    while step < steps:
+        for shard in sampler:
+            chosen = torch.from_numpy(shard.indices)
+            loss = F.cross_entropy(ddp(inputs[chosen]), labels[chosen], reduction="sum")
+            (loss * (runtime.world_size / shard.batch_size)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if step == steps:
+                break
+    checkpoints.save(step)
+    return model
+
+
+def few_samples_for_a_model_with_batch_norm(runtime: Runtime) -> dict[str, torch.Tensor]:
+    """Batches too small for all ranks: the gradients of each, and the buffers and modes afterwards."""
+    torch.manual_seed(7)
+    model = ResNet18(10, "torchvision")
+    ddp = runtime.wrap(model)
+    warm_up(ddp, torch.zeros(2, 3, 32, 32))
+    found = {}
+    for batch in (5, 3, 2):
+        (shard,) = GlobalBatchSampler(batch, batch, runtime.rank, runtime.world_size, at_least=2)
+        images = torch.from_numpy(np.random.default_rng(1).random((batch, 3, 32, 32), np.float32))
+        chosen = torch.from_numpy(shard.indices)
+        with batch_norm_at_rest(model, shard):
+            loss = F.cross_entropy(ddp(images[chosen]), chosen % 10, reduction="sum")
+            (loss * (runtime.world_size / batch)).backward()
+        found[f"gradients of {batch}"] = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        ddp.zero_grad()
+    found["buffers"] = torch.cat([buffer.flatten().double() for buffer in model.buffers()])
+    found["training"] = torch.tensor([module.training for module in model.modules()])
+    return found
+
+
+def counted_by_an_evaluation(runtime: Runtime) -> list[int]:
+    """Every index that any rank looked up while 31 samples were evaluated in batches of 4."""
+    inputs, labels = samples(31)
+    looked_up: list[int] = []
+
+    def fetch(indices):
+        looked_up.extend(indices.tolist())
+        return inputs[torch.from_numpy(indices)], labels[torch.from_numpy(indices)]
+
+    model = wide_net()
+    scores = evaluate(model, fetch, 31, 4, step=0, progress=Progress(runtime), vote=StopVote(runtime))
+    assert scores["samples"] == 31
+    logits = model(inputs).detach()
+    assert scores["accuracy"] == float((logits.argmax(1) == labels).double().mean())
+    assert abs(scores["loss"] - float(F.cross_entropy(logits, labels))) < 1e-6
+    return [index for indices in runtime.gather(looked_up) for index in indices]
+
+
+def complaint_of_one_rank(runtime: Runtime) -> str:
+    def fail_on_the_last():
+        if runtime.rank == runtime.world_size - 1:
+            raise UserError("its data are missing")
+
+    try:
+        runtime.together(fail_on_the_last)
+    except UserError as error:
+        return str(error)
+    return "nobody complained"
+
+
+def main(folder: Path) -> None:
+    with process_group(threads=1) as runtime:
+        outcome = {
+            # 3 batches of 8 and one of 5 per epoch: the last is uneven at 2 ranks and at 4.
+            "uneven": nn.utils.parameters_to_vector(train(runtime, 29, 8, 9).parameters()).detach(),
+            "unbroken": nn.utils.parameters_to_vector(train(runtime, 29, 8, 7).parameters()).detach(),
+            "few samples": few_samples_for_a_model_with_batch_norm(runtime),
+            "evaluated": counted_by_an_evaluation(runtime),
+            "complaint": complaint_of_one_rank(runtime),
+        }
+        for steps in (2, 5, 7):  # in the middle of an epoch, in the next one, at the end
+            model = train(runtime, 29, 8, steps, folder / "checkpoints")
+        outcome["in three pieces"] = nn.utils.parameters_to_vector(model.parameters()).detach()
+        torch.save(outcome, folder / f"rank-{runtime.rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,143 @@
+"""Starts the trainer the ways a user does (alone, under torchrun, as bare ranks) and ends all that it started."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+DEADLINE = 240.0  # seconds; reached only when something hangs
+_OURS = ("DDP_", "TORCHELASTIC_", "PET_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_")
+
+
+def environment(**extra: object) -> dict[str, str]:
+    """This process's environment without any trace of a launcher, one thread per process, and `extra`."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    return clean | {"OMP_NUM_THREADS": "1", **{name: str(value) for name, value in extra.items()}}
+
+
+class Run:
+    """One started command: its events so far, and its end."""
+
+    def __init__(self, command: Sequence[object], variables: Mapping[str, str]) -> None:
+        self.events: list[dict] = []
+        self.stray: list[str] = []  # lines on stdout that are no events
+        self._stderr: deque[str] = deque(maxlen=400)
+        self._deadline = time.monotonic() + DEADLINE
+        self._changed = threading.Condition()
+        self.process = subprocess.Popen(
+            [str(word) for word in command],
+            env=dict(variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._readers = [
+            threading.Thread(target=self._read_events, daemon=True),
+            threading.Thread(target=lambda: self._stderr.extend(self.process.stderr), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_events(self) -> None:
+        for line in self.process.stdout:
+            with self._changed:
+                try:
+                    self.events.append(json.loads(line))
+                except ValueError:
+                    self.stray.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self._stderr)
+
+    def of(self, event: str) -> list[dict]:
+        return [entry for entry in self.events if entry["event"] == event]
+
+    def wait_for(self, event: str, step: int = 0) -> dict:
+        """The first such event at or after `step`; fails when the run ends without it."""
+        with self._changed:
+            while True:
+                for entry in self.of(event):
+                    if entry.get("step", 0) >= step:
+                        return entry
+                left = self._deadline - time.monotonic()
+                assert left > 0, f"no event {event!r} in time: {self.events}\n{self.stderr}"
+                assert self._readers[0].is_alive(), f"ended without event {event!r}: {self.events}\n{self.stderr}"
+                self._changed.wait(min(left, 1.0))
+
+    def finish(self) -> int:
+        """Wait for the end; the exit code."""
+        try:
+            code = self.process.wait(max(0.1, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"did not end in time: {self.events[-3:]}\n{self.stderr}") from None
+        for reader in self._readers:
+            reader.join(10)
+        return code
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to the process and its children, as when a machine is lost."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def alone(*arguments: object, **variables: object) -> Run:
+    """`python …` as a single process."""
+    return Run([sys.executable, *arguments], environment(**variables))
+
+
+def torchrun(*arguments: object, processes: int = 2, **variables: object) -> Run:
+    """`torchrun --standalone --nproc-per-node N …`."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+    return Run([*launcher, *arguments], environment(**variables))
+
+
+def ranks(*arguments: object, processes: int = 2, **variables: object) -> list[Run]:
+    """The same processes without an agent around them: quicker, and each can be killed on its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [
+        Run(
+            [sys.executable, *arguments],
+            environment(
+                RANK=rank,
+                LOCAL_RANK=rank,
+                WORLD_SIZE=processes,
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+                **variables,
+            ),
+        )
+        for rank in range(processes)
+    ]
+
+
+def finish(runs: Sequence[Run]) -> list[int]:
+    """Wait for all; their exit codes. What went wrong is shown where one of them fails a later assertion."""
+    return [run.finish() for run in runs]
+
+
+TRAINER = ("-m", "ddp_trainer")
+
+
+def newest(folder: Path) -> Path:
+    """The newest checkpoint in `folder`."""
+    return max(folder.glob("step-*.pt"))

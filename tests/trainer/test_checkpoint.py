@@ -1,0 +1,150 @@
+"""Checkpoint files: whole or not there, the newest readable one is taken, another job's is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.errors import UserError
+from ddp_trainer.runtime import Runtime
+from ddp_trainer.sampler import GlobalBatchSampler
+
+from .launch import newest
+
+
+class Job:
+    """A model, an optimizer with state and a sampler, as a workload has them; `fill` makes them recognisable."""
+
+    def __init__(self, folder, fill=0.0, width=4, **identity):
+        self.model = nn.Linear(width, 3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.sampler = GlobalBatchSampler(10, 2)
+        self.model(torch.ones(2, width)).sum().backward()
+        self.optimizer.step()
+        nn.init.constant_(self.model.weight, fill)
+        parts = {"model": self.model, "optimizer": self.optimizer, "sampler": self.sampler}
+        self.checkpoints = Checkpoints(folder, Runtime(), parts, identity)
+
+    def save(self, step):
+        self.sampler.offset = step % 10
+        return self.checkpoints.save(step)
+
+
+def damage(path, how):
+    content = bytearray(path.read_bytes())
+    if how == "truncated":
+        content = content[: len(content) // 2]
+    elif how == "empty":
+        content = bytearray()
+    elif how == "altered":
+        at = content.index(torch.full((4,), 7.0).numpy().tobytes())
+        content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_was_saved_comes_back(tmp_path):
+    torch.manual_seed(1)
+    saved = Job(tmp_path / "not" / "yet" / "there", fill=7.0)
+    saved.save(4)
+    expected = torch.rand(3)  # from the generator's state at the time of saving
+
+    torch.manual_seed(2)
+    restored = Job(tmp_path / "not" / "yet" / "there")
+    assert restored.checkpoints.restore() == 4
+    assert torch.equal(restored.model.weight, saved.model.weight)
+    assert restored.sampler.state_dict() == saved.sampler.state_dict()
+    momentum = [job.optimizer.state_dict()["state"][0]["momentum_buffer"] for job in (saved, restored)]
+    assert torch.equal(*momentum)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_without_a_folder_nothing_is_saved_and_it_is_said_once(capsys):
+    job = Job(None)
+    assert job.checkpoints.restore() == 0
+    assert job.save(1) is None
+    assert "no checkpoints: give --checkpoint-dir or set DDP_CHECKPOINT_DIR" in capsys.readouterr().err
+
+
+def test_an_empty_folder_means_the_beginning(tmp_path):
+    assert Job(tmp_path).checkpoints.restore() == 0
+
+
+def test_the_newest_two_are_kept_and_nothing_else_is_left(tmp_path):
+    job = Job(tmp_path)
+    for step in (1, 2, 9, 10):
+        job.save(step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000009.pt", "step-0000000010.pt"]
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "altered"])
+def test_a_damaged_newest_file_gives_way_to_the_one_before_it(tmp_path, how, capsys):
+    job = Job(tmp_path, fill=7.0)
+    job.save(1)
+    damage(job.save(2), how)
+    restored = Job(tmp_path)
+    assert restored.checkpoints.restore() == 1
+    assert restored.model.weight.unique().tolist() == [7.0]
+    assert "step-0000000002.pt cannot be read" in capsys.readouterr().err
+    restored.save(3)
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["step-0000000001.pt", "step-0000000003.pt"]
+
+
+def test_when_no_file_can_be_read_the_run_does_not_silently_begin_anew(tmp_path):
+    job = Job(tmp_path, fill=7.0)
+    for step in (1, 2):
+        damage(job.save(step), "truncated")
+    for _ in range(2):  # and the next attempt does not either
+        with pytest.raises(
+            UserError, match=r"no checkpoint in .* can be read .* remove them all to train from the begin"
+        ):
+            Job(tmp_path).checkpoints.restore()
+
+
+def test_a_write_that_was_cut_short_leaves_no_trace(tmp_path, monkeypatch):
+    job = Job(tmp_path, fill=7.0)
+    job.save(1)
+
+    def half(state, file):
+        file.write(b"half a checkpoint")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", half)
+        with pytest.raises(UserError, match=r"cannot write .*No space left on device"):
+            job.save(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.pt"]
+
+    (tmp_path / ".step-0000000002.pt.host-1.partial").write_bytes(b"left by a SIGKILL")
+    assert Job(tmp_path).checkpoints.restore() == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.pt"]
+
+
+def test_only_tensors_and_plain_values_are_loaded(tmp_path, capsys):
+    Job(tmp_path).save(1)
+    torch.save({"format": 1, "call": print}, tmp_path / "step-0000000002.pt")
+    assert Job(tmp_path).checkpoints.restore() == 1
+    assert "step-0000000002.pt cannot be read" in capsys.readouterr().err
+
+
+def test_another_workloads_checkpoint_is_refused(tmp_path):
+    Job(tmp_path, workload="toy").save(1)
+    with pytest.raises(UserError, match="made with workload 'toy', this run has 'digits': use the flags"):
+        Job(tmp_path, workload="digits").checkpoints.restore()
+
+
+def test_another_models_checkpoint_is_refused(tmp_path):
+    Job(tmp_path, width=4).save(1)
+    with pytest.raises(UserError, match=r"does not fit this model .*another --checkpoint-dir"):
+        Job(tmp_path, width=5).checkpoints.restore()
+
+
+def test_a_folder_that_is_a_file_gets_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write the checkpoint"):
+        Job(tmp_path / "file" / "folder").save(1)
+
+
+def test_the_parts_keep_their_own_keys(tmp_path):
+    Job(tmp_path).save(1)
+    state = torch.load(newest(tmp_path), weights_only=True)
+    assert list(state["parts"]["model"]) == ["weight", "bias"]

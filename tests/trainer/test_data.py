@@ -1,0 +1,180 @@
+"""The data sets: the digits, the three forms of CIFAR-10, the cache, and what a user may get wrong."""
+
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ddp_trainer import data
+from ddp_trainer.errors import UserError
+
+from .conftest import image_folders
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write_binary(folder, train, test):
+    """The original binary form, training images spread over two files."""
+    folder.mkdir(parents=True)
+    half = len(train) // 2
+    parts = {
+        "data_batch_1.bin": data.Images(train.pixels[:half], train.labels[:half]),
+        "data_batch_2.bin": data.Images(train.pixels[half:], train.labels[half:]),
+        "test_batch.bin": test,
+    }
+    for name, part in parts.items():
+        records = np.concatenate([part.labels.astype(np.uint8)[:, None], part.pixels.reshape(len(part), -1)], axis=1)
+        (folder / name).write_bytes(records.tobytes())
+    return folder
+
+
+def write_python(folder, train, test, protocol=2):
+    """The original python form: dictionaries with keys of bytes, pickled."""
+    folder.mkdir(parents=True)
+    half = len(train) // 2
+    for name, part, rows in [
+        ("data_batch_1", train, slice(None, half)),
+        ("data_batch_2", train, slice(half, None)),
+        ("test_batch", test, slice(None)),
+    ]:
+        batch = {b"data": np.array(part.pixels[rows]).reshape(-1, 3072), b"labels": part.labels[rows].tolist()}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=protocol))
+    return folder
+
+
+def same(one, other):
+    return all(
+        np.array_equal(a.pixels, b.pixels) and np.array_equal(a.labels, b.labels)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_digits_are_split_as_documented():
+    train, test = data.digits()
+    assert train.pixels.shape == (1437, 1, 8, 8)
+    assert test.pixels.shape == (360, 1, 8, 8)
+    assert train.pixels.max() == test.pixels.max() == 16
+    assert set(train.labels) == set(test.labels) == set(range(10))
+
+
+def test_the_three_forms_of_cifar10_give_the_same_arrays(tmp_path, tiny_cifar10):
+    folders = data.cifar10(tiny_cifar10)
+    assert folders[0].pixels.shape == (100, 3, 32, 32)
+    assert len(folders[1]) == 30
+    assert folders[0].labels.tolist() == [label for label in range(10) for _ in range(10)]
+    first = np.asarray(Image.open(tiny_cifar10 / "train/airplane/0000.png")).transpose(2, 0, 1)
+    assert np.array_equal(folders[0].pixels[0], first)
+
+    assert same(folders, data.cifar10(write_binary(tmp_path / "cifar-10-batches-bin", *folders)))
+    for protocol in (2, 5):
+        python = write_python(tmp_path / str(protocol) / "cifar-10-batches-py", *folders, protocol=protocol)
+        assert same(folders, data.cifar10(python))
+
+
+def test_the_data_are_found_below_the_folder_that_the_user_names(tmp_path, tiny_cifar10):
+    folders = data.cifar10(tiny_cifar10)
+    write_binary(tmp_path / "volume" / "downloads" / "cifar-10-batches-bin", *folders)
+    (tmp_path / "volume" / "another").mkdir()
+    assert same(folders, data.cifar10(tmp_path / "volume"))
+
+
+def test_images_are_decoded_once_and_again_when_one_changes(tmp_path, monkeypatch):
+    folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
+    before = data.cifar10(folder)
+    decode = data._decode
+    monkeypatch.setattr(data, "_decode", lambda paths: pytest.fail("decoded although the cache is there"))
+    assert same(before, data.cifar10(folder))
+
+    monkeypatch.setattr(data, "_decode", decode)
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(folder / "train/cat/0000.png")
+    assert data.cifar10(folder)[0].pixels[3].reshape(3, -1).max(1).tolist() == [1, 2, 3]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere, so no folder is read-only to it")
+def test_a_read_only_folder_is_cached_elsewhere(tmp_path):
+    folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
+    folder.chmod(0o555)
+    data.cifar10(folder)
+    assert list((tmp_path / "cache").rglob("*.npy"))
+
+
+def test_where_no_cache_can_be_written_the_images_are_decoded_all_the_same(tmp_path, monkeypatch):
+    folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
+    monkeypatch.setattr(data, "_write_atomically", lambda path, pixels: False)
+    assert len(data.cifar10(folder)[0]) == 10
+
+
+def test_a_damaged_cache_is_replaced(tmp_path):
+    folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
+    before = data.cifar10(folder)
+    before = tuple(data.Images(part.pixels.copy(), part.labels) for part in before)
+    (cache,) = folder.glob(".ddp_trainer-*.npy")
+    content = cache.read_bytes()
+    cache.unlink()  # the old file is still mapped; cutting it short would pull the pages from under its readers
+    cache.write_bytes(content[:1000])
+    assert same(before, data.cifar10(folder))
+
+
+def test_some_images_are_of_all_classes(tiny_cifar10):
+    train, _ = data.cifar10(tiny_cifar10)
+    assert sorted(train.some(20).labels.tolist()) == sorted(list(range(10)) * 2)
+    assert len(train.some(None)) == len(train.some(1000)) == 100
+
+
+def test_a_pickle_that_calls_something_is_refused(tmp_path, tiny_cifar10):
+    folder = write_python(tmp_path / "py", *data.cifar10(tiny_cifar10))
+    (folder / "test_batch").write_bytes(pickle.dumps(os.getcwd))
+    with pytest.raises(UserError, match=r"names posix\.getcwd"):
+        data.cifar10(folder)
+
+
+def broken(tmp_path, tiny_cifar10, what):
+    folder = tmp_path / what
+    if what == "missing":
+        return folder
+    if what == "empty":
+        folder.mkdir()
+        return folder
+    if what == "truncated binary":
+        write_binary(folder, *data.cifar10(tiny_cifar10))
+        with (folder / "data_batch_2.bin").open("ab") as file:
+            file.truncate(3073 * 3 + 5)
+        return folder
+    if what == "no test batch":
+        (write_binary(folder, *data.cifar10(tiny_cifar10)) / "test_batch.bin").unlink()
+        return folder
+    image_folders(folder, {"train": 1, "test": 1})
+    if what == "other class":
+        (folder / "train/ants").mkdir()
+    if what == "no image":
+        (folder / "train/cat/0000.png").write_bytes(b"not an image")
+    if what == "large image":
+        Image.new("RGB", (64, 48)).save(folder / "train/cat/0000.png")
+    if what == "no test images":
+        shutil.rmtree(folder / "test")
+        (folder / "test/cat").mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("missing", "there is no folder .*get CIFAR-10 from https://www.cs.toronto.edu"),
+        ("empty", "no CIFAR-10 in .*get CIFAR-10 from https://www.cs.toronto.edu"),
+        ("truncated binary", "data_batch_2.bin has .* no multiple of 3,073: unpack the archive once more"),
+        ("no test batch", "test_batch.bin is missing: unpack the archive once more"),
+        ("other class", "ants is no class of CIFAR-10"),
+        ("no image", r"0000.png cannot be read as an image .*replace it or remove it"),
+        ("large image", "0000.png has 64 x 48 pixels, CIFAR-10 has 32 x 32"),
+        ("no test images", "holds no training or no test images"),
+    ],
+)
+def test_wrong_data_get_a_sentence_that_says_what_to_do(tmp_path, tiny_cifar10, what, sentence):
+    with pytest.raises(UserError, match=sentence):
+        data.cifar10(broken(tmp_path, tiny_cifar10, what))

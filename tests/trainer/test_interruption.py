@@ -1,0 +1,118 @@
+"""Killed or told to stop at any moment, a run goes on from its checkpoint as if nothing had been.
+
+ResNet-18 has several DDP buckets and BatchNorm, and with 66 images in batches of 16 each epoch ends with a batch of two,
+of which one of the two ranks gets nothing. One story with three interruptions, looked at from several sides.
+"""
+
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from .launch import TRAINER, environment, finish, newest, ranks, torchrun
+
+FLAGS = "--stem torchvision --epochs 6 --limit-train 66 --batch-size 8 --learning-rate 0.01 --checkpoint-every 3"
+STEPS = 6 * 5
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory, tiny_cifar10):
+    folder = tmp_path_factory.mktemp("story")
+    command = (*TRAINER, "cifar10", "--data", tiny_cifar10, *FLAGS.split(), "--checkpoint-dir")
+
+    unbroken = ranks(*command, folder / "unbroken")
+    assert finish(unbroken) == [0, 0], unbroken[0].stderr
+
+    killed = ranks(*command, folder / "broken")
+    killed[0].wait_for("checkpoint", step=3)
+    killed[1].kill()
+    killed_codes = finish(killed)
+
+    told = ranks(*command, folder / "broken")
+    told[0].wait_for("checkpoint", step=6)
+    told[1].signal(signal.SIGTERM)
+    told_codes = finish(told)
+
+    launched = torchrun(*command, folder / "broken", DDP_RESULT_FILE=folder / "result of the interrupted")
+    launched.wait_for("checkpoint", step=12)
+    launched.signal(signal.SIGTERM)
+    launched_code = launched.finish()
+
+    last = ranks(*command, folder / "broken")
+    assert finish(last) == [0, 0], last[0].stderr
+    return SimpleNamespace(**locals())
+
+
+def differences(one, other, at="checkpoint"):
+    """Where two nested structures of tensors and values differ; tensors bit by bit."""
+    if isinstance(one, torch.Tensor):
+        return [] if torch.equal(one, other) else [at]
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        return [where for key in one for where in differences(one[key], other[key], f"{at}.{key}")]
+    if isinstance(one, list):
+        assert len(one) == len(other)
+        return [where for row, item in enumerate(one) for where in differences(item, other[row], f"{at}[{row}]")]
+    return [] if one == other else [at]
+
+
+def test_a_run_broken_three_times_ends_bit_equal_to_the_unbroken_one(story):
+    unbroken, broken = (torch.load(newest(story.folder / name), weights_only=True) for name in ("unbroken", "broken"))
+    assert unbroken["step"] == STEPS
+    assert all(tensor.isfinite().all() for tensor in unbroken["parts"]["model"].values())
+    assert differences(unbroken, broken) == []
+
+
+def test_the_reported_losses_and_the_result_are_the_same_too(story):
+    evaluations = {entry["step"]: (entry["accuracy"], entry["loss"]) for entry in story.unbroken[0].of("eval")}
+    for entry in story.last[0].of("eval"):
+        assert (entry["accuracy"], entry["loss"]) == evaluations[entry["step"]]
+    assert story.last[0].of("end")[0]["result"] == story.unbroken[0].of("end")[0]["result"]
+
+
+def test_a_rank_whose_peer_was_killed_ends_with_an_error_instead_of_hanging(story):
+    code, killed_code = story.killed_codes
+    assert killed_code == -signal.SIGKILL
+    assert code not in (0, 143)
+    assert story.killed[0].of("end") == story.killed[0].of("interrupted") == []
+
+
+def test_each_attempt_resumes_at_the_newest_checkpoint(story):
+    assert story.unbroken[0].of("start")[0]["resumed_step"] == 0
+    assert story.told[0].of("start")[0]["resumed_step"] == story.killed[0].of("checkpoint")[-1]["step"]
+    assert story.launched.of("start")[0]["resumed_step"] == story.told[0].of("interrupted")[0]["step"]
+    assert story.last[0].of("start")[0]["resumed_step"] == story.launched.of("interrupted")[0]["step"]
+    assert all(run.of("start")[0]["steps"] == STEPS for run in (story.unbroken[0], story.told[0], story.last[0]))
+
+
+def test_sigterm_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(story):
+    assert story.told_codes == [143, 143]
+    (stop,) = story.told[0].of("interrupted")
+    assert stop["signal"] == "SIGTERM"
+    assert stop["path"].endswith(f"step-{stop['step']:010d}.pt")
+    assert story.told[0].events[-1] == stop
+
+
+def test_sigterm_to_torchrun_leads_to_a_checkpoint_and_no_success(story):
+    assert story.launched_code != 0
+    (stop,) = story.launched.of("interrupted")
+    assert stop["step"] < STEPS
+    assert story.launched.of("end") == []
+    assert not (story.folder / "result of the interrupted").exists()
+
+
+def test_a_rank_stuck_in_a_collective_leaves_on_its_own_after_the_grace():
+    script = """
+import os, signal, time
+from ddp_trainer.interrupt import StopVote
+from ddp_trainer.runtime import Runtime
+StopVote(Runtime(), grace=0.2)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60)
+"""
+    run = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60)
+    assert run.returncode == 143
+    assert "no step ended for 0.2 s" in run.stderr

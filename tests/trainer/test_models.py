@@ -1,0 +1,68 @@
+"""The networks are the ones that they claim to be."""
+
+import pytest
+import torch
+
+from ddp_trainer.models import DigitsNet, ResNet18, ToyModel, parameter_count
+
+
+def norm(name, channels):
+    entries = {f"{name}.{entry}": (channels,) for entry in ("weight", "bias", "running_mean", "running_var")}
+    return entries | {f"{name}.num_batches_tracked": ()}
+
+
+def torchvision_resnet18(stem=7, classes=1000):
+    """Keys and shapes of torchvision's `resnet18().state_dict()`, written down as their rule."""
+    expected = {"conv1.weight": (64, 3, stem, stem)} | norm("bn1", 64)
+    before = 64
+    for layer, channels in enumerate((64, 128, 256, 512), start=1):
+        for block, channels_in in enumerate((before, channels)):
+            at = f"layer{layer}.{block}"
+            expected |= {f"{at}.conv1.weight": (channels, channels_in, 3, 3)} | norm(f"{at}.bn1", channels)
+            expected |= {f"{at}.conv2.weight": (channels, channels, 3, 3)} | norm(f"{at}.bn2", channels)
+            if channels_in != channels:
+                expected |= {f"{at}.downsample.0.weight": (channels, channels_in, 1, 1)}
+                expected |= norm(f"{at}.downsample.1", channels)
+        before = channels
+    return expected | {"fc.weight": (classes, 512), "fc.bias": (classes,)}
+
+
+def shapes(model):
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def test_resnet18_has_the_122_entries_of_torchvision():
+    model = ResNet18(classes=1000, stem="torchvision")
+    assert len(model.state_dict()) == 122
+    assert list(model.state_dict()) == list(torchvision_resnet18())
+    assert shapes(model) == torchvision_resnet18()
+    assert parameter_count(model) == 11_689_512  # as torchvision documents
+
+
+def test_the_3x3_stem_changes_only_the_first_convolution():
+    assert shapes(ResNet18(classes=10, stem="3x3")) == torchvision_resnet18(stem=3, classes=10)
+    assert parameter_count(ResNet18(classes=10, stem="3x3")) == 11_173_962
+
+
+@pytest.mark.parametrize(("stem", "side"), [("torchvision", 1), ("3x3", 4)])
+def test_resnet18_reduces_32_pixels_as_its_stem_says(stem, side):
+    model = ResNet18(stem=stem).eval()
+    seen = []
+    model.layer4.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert seen == [(2, 512, side, side)]
+
+
+def test_the_toy_is_10_10_5():
+    assert shapes(ToyModel()) == {
+        "net1.weight": (10, 10),
+        "net1.bias": (10,),
+        "net2.weight": (5, 10),
+        "net2.bias": (5,),
+    }
+    assert ToyModel()(torch.zeros(3, 10)).shape == (3, 5)
+
+
+def test_the_digits_net_has_as_many_parameters_as_it_says():
+    assert f"{parameter_count(DigitsNet()):,} parameters" in DigitsNet.__doc__
+    assert DigitsNet()(torch.zeros(3, 1, 8, 8)).shape == (3, 10)

@@ -1,0 +1,64 @@
+"""What several ranks must agree on: the same parameters, exact sums at uneven sizes, bit-exact resumes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from .launch import alone, finish, ranks
+
+EXPERIMENTS = Path(__file__).with_name("experiments.py")
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+def outcomes(request, tmp_path_factory):
+    """What experiments.py found on each rank."""
+    folder = tmp_path_factory.mktemp(f"world-{request.param}")
+    runs = ranks(EXPERIMENTS, folder, processes=request.param)
+    assert finish(runs) == [0] * request.param, "\n".join(run.stderr for run in runs)
+    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(request.param)]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """The same on one process."""
+    folder = tmp_path_factory.mktemp("world-1")
+    run = alone(EXPERIMENTS, folder)
+    assert run.finish() == 0, run.stderr
+    return torch.load(folder / "rank-0.pt")
+
+
+def test_parameters_are_equal_on_all_ranks(outcomes):
+    for outcome in outcomes[1:]:
+        assert torch.equal(outcome["uneven"], outcomes[0]["uneven"])
+
+
+def test_uneven_last_batches_train_like_a_single_process_at_the_same_global_batch(outcomes, single):
+    difference = (outcomes[0]["uneven"] - single["uneven"]).norm() / single["uneven"].norm()
+    assert difference <= 1e-5
+
+
+def test_a_run_in_pieces_is_bit_equal_to_an_unbroken_one(outcomes):
+    for outcome in outcomes:
+        assert torch.equal(outcome["in three pieces"], outcome["unbroken"])
+
+
+def test_ranks_without_samples_take_part_and_leave_batch_norm_intact(outcomes):
+    for outcome in outcomes:
+        found = outcome["few samples"]
+        assert found["training"].all()
+        assert found["buffers"].isfinite().all()
+        for name in (name for name in found if name.startswith("gradients")):
+            assert found[name].isfinite().all()
+            assert found[name].any()
+            assert torch.equal(found[name], outcomes[0]["few samples"][name])
+
+
+def test_an_evaluation_counts_every_sample_exactly_once(outcomes):
+    for outcome in outcomes:
+        assert sorted(outcome["evaluated"]) == list(range(31))
+
+
+def test_what_one_rank_complains_of_all_ranks_raise(outcomes):
+    for outcome in outcomes:
+        assert outcome["complaint"] == f"rank {len(outcomes) - 1}: its data are missing"

@@ -1,0 +1,142 @@
+"""Every sample exactly once per epoch, whatever the sizes, and from any position on."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_trainer.errors import UserError
+from ddp_trainer.sampler import GlobalBatchSampler, split
+
+sizes = st.integers(1, 200)
+batch_sizes = st.integers(1, 40)
+worlds = st.integers(1, 9)
+seeds = st.integers(0, 2**32)
+
+
+def world(samples, batch_size, ranks, **options):
+    return [GlobalBatchSampler(samples, batch_size, rank, ranks, **options) for rank in range(ranks)]
+
+
+def global_batches(samplers):
+    """The global batches that the ranks' shards make up, in rank order."""
+    return [np.concatenate([shard.indices for shard in shards]).tolist() for shards in zip(*samplers, strict=True)]
+
+
+@given(sizes, batch_sizes, worlds, seeds)
+def test_an_epoch_is_every_sample_exactly_once(samples, batch_size, ranks, seed):
+    seen = chain(*global_batches(world(samples, batch_size, ranks, seed=seed)))
+    assert sorted(seen) == list(range(samples))
+
+
+@given(sizes, batch_sizes, worlds)
+def test_every_rank_gets_the_same_number_of_shards_and_shares_differ_by_at_most_one(samples, batch_size, ranks):
+    for shards in zip(*world(samples, batch_size, ranks), strict=True):
+        counts = [len(shard.indices) for shard in shards]
+        assert max(counts) - min(counts) <= 1
+        assert sum(counts) <= batch_size
+        for rank, shard in enumerate(shards):
+            assert shard.sizes == tuple(counts)
+            assert shard.batch_size == sum(counts)
+            assert shard.first == sum(counts[:rank])
+
+
+@given(st.integers(2, 200), st.integers(2, 40), worlds, st.data())
+def test_with_at_least_two_a_share_is_never_a_single_sample_from_any_position_on(samples, batch_size, ranks, data):
+    samplers = world(samples, batch_size, ranks, at_least=2)
+    first = data.draw(st.integers(2, 40), "batch size before")
+    start = [0, *(shard.start for shard in GlobalBatchSampler(samples, first, at_least=2))]
+    offset = data.draw(st.sampled_from(start), "position")
+    for sampler in samplers:
+        sampler.offset = offset
+    expected = samplers[0].batches_until(1)
+    batches = list(zip(*samplers, strict=True))
+    assert len(batches) == expected
+    assert all(len(shard.indices) != 1 for shards in batches for shard in shards)
+    assert sum(len(shard.indices) for shards in batches for shard in shards) == samples - offset
+
+
+@given(sizes, batch_sizes, worlds, worlds, seeds)
+def test_the_batches_do_not_depend_on_the_number_of_ranks(samples, batch_size, ranks, others, seed):
+    one = global_batches(world(samples, batch_size, ranks, seed=seed))
+    assert one == global_batches(world(samples, batch_size, others, seed=seed))
+
+
+@given(sizes, batch_sizes, batch_sizes, worlds, worlds, st.data())
+def test_a_resume_in_mid_epoch_at_another_size_of_world_and_batch_leaves_out_and_repeats_nothing(
+    samples, batch_size, other_batch_size, ranks, others, data
+):
+    before = world(samples, batch_size, ranks)
+    iterators = [iter(sampler) for sampler in before]
+    done = data.draw(st.integers(1, before[0].batches_until(1)))
+    seen = [index for _ in range(done) for iterator in iterators for index in next(iterator).indices.tolist()]
+
+    after = world(samples, other_batch_size, others)
+    for sampler in after:
+        sampler.load_state_dict(before[0].state_dict())
+    assert after[0].batches_until(1) == len(rest := global_batches(after))
+    assert sorted(chain(seen, *rest)) == list(range(samples))
+
+
+@given(sizes, batch_sizes, st.integers(1, 5))
+def test_batches_until_is_what_iterating_gives(samples, batch_size, epochs):
+    sampler = GlobalBatchSampler(samples, batch_size)
+    expected = sampler.batches_until(epochs)
+    count = 0
+    while sampler.epoch < epochs:
+        count += len(list(sampler))
+    assert count == expected
+    assert sampler.batches_until(epochs) == 0
+
+
+@given(st.integers(0, 50), worlds, st.integers(1, 4))
+def test_split_adds_up(total, parts, at_least):
+    shares = split(total, parts, at_least)
+    assert len(shares) == parts
+    assert sum(shares) == total
+    assert all(share == 0 or share >= min(at_least, total) for share in shares)
+
+
+def test_epochs_follow_each_other_in_different_orders_that_the_seed_decides():
+    sampler, again = GlobalBatchSampler(50, 50, seed=3), GlobalBatchSampler(50, 50, seed=3)
+    first, second = next(iter(list(sampler))).indices, next(iter(list(sampler))).indices
+    assert sampler.epoch == 2
+    assert first.tolist() != second.tolist()
+    again.set_epoch(1)
+    assert next(iter(again)).indices.tolist() == second.tolist()
+    assert next(iter(GlobalBatchSampler(50, 50, seed=4))).indices.tolist() != first.tolist()
+
+
+def test_set_epoch_keeps_the_position_of_a_resumed_epoch_and_starts_any_other():
+    sampler = GlobalBatchSampler(10, 2)
+    next(iter(sampler))
+    sampler.set_epoch(0)
+    assert sampler.offset == 2
+    sampler.set_epoch(1)
+    assert (sampler.epoch, sampler.offset) == (1, 0)
+
+
+def test_153_samples_on_two_ranks_are_153():
+    assert sum(len(batch) for batch in global_batches(world(153, 8, 2))) == 153
+
+
+@pytest.mark.parametrize("changed", [{"samples": 11}, {"seed": 1}, {"shuffle": False}])
+def test_a_position_in_other_data_or_another_order_is_refused(changed):
+    state = GlobalBatchSampler(10, 2).state_dict()
+    with pytest.raises(UserError, match=f"with {next(iter(changed))} "):
+        GlobalBatchSampler(**{"samples": 10, "batch_size": 2} | changed).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ({"samples": 0, "batch_size": 2}, "0 samples are too few to train on: this needs at least 1"),
+        ({"samples": 1, "batch_size": 2, "at_least": 2}, "1 samples are too few to train on: this needs at least 2"),
+        ({"samples": 9, "batch_size": 1, "at_least": 2}, "a batch of 1 over all processes is too small"),
+    ],
+)
+def test_too_little_data_is_refused_with_a_sentence(sizes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        GlobalBatchSampler(**sizes)

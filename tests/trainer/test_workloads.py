@@ -1,0 +1,157 @@
+"""The workloads as their users start them: what they learn, what they print, which files they leave."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from .launch import TRAINER, alone, newest, torchrun
+
+KEYS = {
+    "start": "workload world_size device backend parameters train_samples test_samples epochs steps batch_size "
+    "resumed_step",
+    "train": "epoch epochs step steps loss learning_rate samples_per_second",
+    "eval": "epoch step loss accuracy samples",
+    "checkpoint": "step path seconds",
+    "end": "step result seconds",
+}
+PHASES = {"import", "rendezvous", "setup", "data", "forward", "backward", "optimizer", "evaluate", "checkpoint"}
+REAL_DATA = Path(os.environ.get("DDP_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A whole run of digits with its defaults on two ranks, and the folder with its files."""
+    folder = tmp_path_factory.mktemp("digits")
+    began = time.time()
+    run = torchrun(
+        *TRAINER,
+        "digits",
+        DDP_CHECKPOINT_DIR=folder / "checkpoints",
+        DDP_RESULT_FILE=folder / "result",
+        DDP_HEARTBEAT_FILE=folder / "heartbeat",
+    )
+    assert run.finish() == 0, run.stderr
+    run.began = began
+    return run, folder
+
+
+def test_digits_are_recognised_on_two_ranks(digits):
+    run, _ = digits
+    assert run.of("end")[0]["result"]["accuracy"] >= 0.97
+    losses = [entry["loss"] for entry in run.of("train")]
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_stdout_is_json_lines_of_the_documented_shape_and_nothing_else(digits):
+    run, _ = digits
+    assert run.stray == []
+    assert {entry["event"] for entry in run.events} == set(KEYS)
+    for entry in run.events:
+        assert set(entry) == {"event", "time", *KEYS[entry["event"]].split()}
+        assert run.began <= entry["time"] <= time.time()
+    assert run.events[0]["event"] == "start"
+    assert run.events[-1]["event"] == "end"
+
+
+def test_steps_count_through_to_the_announced_total(digits):
+    run, _ = digits
+    (start,) = run.of("start")
+    assert (start["world_size"], start["backend"], start["batch_size"]) == (2, "gloo", 64)
+    assert (start["train_samples"], start["test_samples"]) == (1437, 360)
+    steps = [entry["step"] for entry in run.of("train")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == start["steps"] == run.of("end")[0]["step"] == start["epochs"] * 23
+    assert all(entry["samples"] == 360 for entry in run.of("eval"))
+
+
+def test_the_time_is_accounted_for(digits):
+    run, _ = digits
+    seconds = run.of("end")[0]["seconds"]
+    assert set(seconds) == PHASES
+    assert all(spent >= 0 for spent in seconds.values())
+    assert seconds["backward"] > 0
+
+
+def test_the_result_file_holds_the_result(digits):
+    run, folder = digits
+    assert json.loads((folder / "result").read_text()) == run.of("end")[0]["result"]
+
+
+def test_the_heartbeat_is_whole_and_of_this_run(digits):
+    run, folder = digits
+    beat = json.loads((folder / "heartbeat").read_text())
+    assert set(beat) == {"time", "step"}
+    assert run.began <= beat["time"] <= time.time()
+    assert 1 <= beat["step"] <= run.of("end")[0]["step"]
+
+
+def test_a_finished_run_started_again_on_one_process_reports_its_result_again(digits):
+    first, folder = digits
+    again = alone(*TRAINER, "digits", "--checkpoint-dir", folder / "checkpoints", DDP_RESULT_FILE=folder / "again")
+    assert again.finish() == 0, again.stderr
+    assert "training was complete" in again.stderr
+    assert again.of("train") == []
+    result, before = again.of("end")[0]["result"], first.of("end")[0]["result"]
+    assert result["accuracy"] == before["accuracy"]
+    assert result["loss"] == pytest.approx(before["loss"])
+    assert json.loads((folder / "again").read_text()) == result
+
+
+def test_more_epochs_go_on_from_a_finished_run(digits, tmp_path):
+    _, folder = digits
+    shutil.copytree(folder / "checkpoints", tmp_path / "copy")
+    run = alone(*TRAINER, "digits", "--epochs", 21, "--batch-size", 64, "--checkpoint-dir", tmp_path / "copy")
+    assert run.finish() == 0, run.stderr
+    (start,) = run.of("start")
+    assert (start["resumed_step"], start["steps"]) == (460, 483)
+    assert torch.load(newest(tmp_path / "copy"), weights_only=True)["step"] == 483
+
+
+def test_the_toy_learns_alone_and_its_loss_falls():
+    run = alone(*TRAINER, "toy", "--steps", 300, "--log-every", 20)
+    assert run.finish() == 0, run.stderr
+    losses = [entry["loss"] for entry in run.of("train")]
+    assert losses[-1] < 0.2 * losses[0]
+    assert run.of("end")[0]["result"]["loss"] < losses[0]
+    assert run.of("start")[0]["backend"] == "none"
+
+
+def test_the_script_in_the_readme_runs_alone_and_on_two_ranks_and_resumes(tmp_path):
+    readme = (Path(__file__).parents[2] / "trainer" / "README.md").read_text()
+    script = tmp_path / "script.py"
+    script.write_text(
+        readme.split("```python\n")[1].split("```")[0].replace('"checkpoints"', repr(str(tmp_path / "c")))
+    )
+    for start in (torchrun, alone):
+        run = start(script)
+        assert run.finish() == 0, run.stderr
+        assert run.of("end")[0]["result"]["loss"] < 0.01
+    assert run.of("start")[0]["steps"] == run.of("end")[0]["step"] == 48
+
+
+def real_cifar10(folder: Path) -> Path:
+    """A small part of the real images, unpacked from the archive into `folder`."""
+    archive = REAL_DATA / "cifar10.tar.zst"
+    if not archive.is_file() or not shutil.which("zstd"):
+        pytest.skip(f"{archive} or zstd is not there; DDP_TEST_DATA names the folder with the archive")
+    some = ["cifar10/train/*/00[0-3]?.jpg", "cifar10/test/*/000?.jpg"]
+    subprocess.run(["tar", "--zstd", "-xf", archive, "-C", folder, "--wildcards", *some], check=True, timeout=120)
+    return folder
+
+
+def test_cifar10_trains_on_real_photographs(tmp_path):
+    data = real_cifar10(tmp_path)
+    flags = "--epochs 3 --batch-size 16 --learning-rate 0.01 --log-every 4"
+    run = torchrun(*TRAINER, "cifar10", "--data", data, *flags.split())
+    assert run.finish() == 0, run.stderr
+    (start,) = run.of("start")
+    assert (start["train_samples"], start["test_samples"]) == (400, 100)
+    losses = [entry["loss"] for entry in run.of("train")]
+    assert losses[-1] < losses[0]
+    assert 0 <= run.of("end")[0]["result"]["accuracy"] <= 1

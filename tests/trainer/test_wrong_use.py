@@ -1,0 +1,88 @@
+"""Wrong use ends with exit code 2 and one sentence that says what to do, without a traceback."""
+
+import pytest
+
+from ddp_trainer import options
+from ddp_trainer.errors import UserError
+from ddp_trainer.runtime import launch_variables
+
+from .launch import TRAINER, alone, torchrun
+
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("", "the following arguments are required: WORKLOAD"),
+        ("mnist", "invalid choice: 'mnist'"),
+        ("digits --epochs 0", "argument --epochs: '0' is no whole number of at least 1"),
+        ("digits --batch-size many", "argument --batch-size: 'many' is no whole number of at least 1"),
+        ("digits --learning-rate -1", "argument --learning-rate"),
+        ("digits --seed -1", "argument --seed"),
+        ("cifar10", "the following arguments are required: --data"),
+        ("cifar10 --data . --stem 5x5", "argument --stem: invalid choice: '5x5'"),
+        ("toy --epochs 3", "unrecognized arguments: --epochs 3"),
+    ],
+)
+def test_a_wrong_flag_is_named(arguments, sentence, capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        options.parse(arguments.split())
+    assert sentence in capsys.readouterr().err
+
+
+def test_only_rank_0_complains_of_a_flag(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit, match="2"):
+        options.parse(["digits", "--epochs", "0"])
+    assert capsys.readouterr().err == ""
+
+
+def test_the_checkpoint_folder_defaults_to_the_environment(monkeypatch):
+    monkeypatch.setenv("DDP_CHECKPOINT_DIR", "/checkpoints/job")
+    assert str(options.parse(["digits"]).checkpoint_dir) == "/checkpoints/job"
+    assert str(options.parse(["digits", "--checkpoint-dir", "here"]).checkpoint_dir) == "here"
+    monkeypatch.setenv("DDP_CHECKPOINT_DIR", "")
+    assert options.parse(["digits"]).checkpoint_dir is None
+
+
+def test_every_workload_explains_itself(capsys):
+    for arguments in (["--help"], *([name, "--help"] for name in ("toy", "digits", "cifar10"))):
+        with pytest.raises(SystemExit, match="0"):
+            options.parse(arguments)
+        assert len(capsys.readouterr().out.splitlines()) > 10
+
+
+def test_without_a_launcher_there_are_no_launch_variables():
+    assert launch_variables({}) is None
+    assert launch_variables(LAUNCHED)["WORLD_SIZE"] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR not set although RANK or WORLD_SIZE is: start the script with torchrun"),
+        ({"MASTER_ADDR": "", "RANK": ""}, "RANK and MASTER_ADDR not set"),
+        ({"RANK": "two"}, "RANK is 'two', which is no number"),
+        ({"RANK": "2"}, "RANK is 2 but WORLD_SIZE is 2"),
+    ],
+)
+def test_half_a_launch_is_refused(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        launch_variables(LAUNCHED | change)
+
+
+def test_a_sentence_and_exit_code_2_instead_of_a_traceback():
+    run = alone(*TRAINER, "digits", RANK=0, WORLD_SIZE=2)
+    assert run.finish() == 2
+    assert run.stderr.count("\n") == 1
+    assert "MASTER_ADDR and MASTER_PORT not set" in run.stderr
+
+
+def test_two_ranks_complain_once_and_torchrun_repeats_it_in_its_summary(tmp_path):
+    run = torchrun(*TRAINER, "cifar10", "--data", tmp_path)
+    assert run.finish() == 1
+    assert run.stderr.count("ddp-trainer: no CIFAR-10 in") == 1
+    assert "UserError: no CIFAR-10 in" in run.stderr
+    assert run.events == run.stray == []

@@ -1,0 +1,14 @@
+"""How hard Hypothesis tries here: enough for every day, and the same worlds each time where CI runs."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "unit",
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    derandomize=bool(os.environ.get("CI")),
+)
+settings.load_profile("unit")

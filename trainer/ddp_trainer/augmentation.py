@@ -1,0 +1,36 @@
+"""Random changes to training images, the same for an image of a batch whichever rank holds it."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ddp_trainer.sampler import Shard
+
+PADDING = 4  # pixels
+
+
+def crop_and_flip(pixels: Tensor, shard: Shard, *, seed: int) -> Tensor:
+    """Shift each image of `pixels` (N, C, H, W) by up to 4 pixels over black borders, and mirror half of them.
+
+    The random numbers are drawn for the whole global batch, from the seed and the batch's place in the training, and
+    each rank takes its part. So no generator has to be saved for a resume, and any number of ranks gives the same
+    batch.
+    """
+    count, _, height, width = pixels.shape
+    random = np.random.default_rng([seed, shard.epoch, shard.start])
+    mine = slice(shard.first, shard.first + count)
+    shifts = torch.from_numpy(random.integers(0, 2 * PADDING + 1, (2, shard.batch_size))[:, mine])
+    mirrored = torch.from_numpy(random.random(shard.batch_size)[mine] < 0.5)
+
+    rows = shifts[0, :, None] + torch.arange(height)
+    columns = torch.arange(width).repeat(count, 1)
+    columns[mirrored] = columns[mirrored].flip(1)
+    columns += shifts[1, :, None]
+
+    padded = torch.nn.functional.pad(pixels, (PADDING,) * 4)
+    image, rows, columns = (
+        index.to(pixels.device) for index in (torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :])
+    )
+    # Indexing moves the colours to the end. Back in place and contiguous: gradients in another memory layout than
+    # their parameters would cost DDP an extra copy of each.
+    return padded.movedim(1, 3)[image, rows, columns].movedim(3, 1).contiguous()

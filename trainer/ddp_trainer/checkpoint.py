@@ -1,0 +1,228 @@
+"""Checkpoints: one file per step, written whole or not at all by global rank 0, read by it alone and sent to the others.
+
+So only the node of rank 0 needs the folder, and all ranks go on from the same bytes even where a shared file system
+shows its nodes different directories for a while. What is saved is anything with `state_dict` and `load_state_dict`.
+"""
+
+import io
+import os
+import re
+import socket
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from ddp_trainer.errors import UserError
+from ddp_trainer.runtime import Runtime
+
+FORMAT = 1
+KEPT = 2  # the newest, and the one before it in case the newest turns out to be unreadable
+_NAME = re.compile(r"step-(\d{10})\.pt")
+
+
+class Stateful(Protocol):
+    """Whatever can be saved: modules, optimizers, schedulers, samplers, scalers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State as tensors, numbers, strings, and lists and dicts of them."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Take over a saved state."""
+
+
+class Checkpoints:
+    """The checkpoints of one job in `folder`, or none at all where `folder` is None.
+
+    `parts` are saved and restored in place under their names; pass the bare model, not its DDP wrapper, so that the
+    keys are the model's own. `identity` says whose checkpoint it is ({"workload": "digits"}): another job's is refused.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str | None,
+        runtime: Runtime,
+        parts: Mapping[str, Stateful],
+        identity: Mapping[str, str | int] | None = None,
+    ) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.runtime = runtime
+        self.parts, self.identity = dict(parts), dict(identity or {})
+        self._saved: tuple[int, Path] | None = None
+
+    def save(self, step: int) -> Path | None:
+        """Write the state after `step` and return its file (None on other ranks and without a folder).
+
+        Every rank calls it: the random number generators of all of them are collected.
+        Raises UserError on rank 0 when the file cannot be written.
+        """
+        if self.folder is None:
+            return None
+        if self._saved and self._saved[0] == step:
+            return self._saved[1] if self.runtime.is_main else None
+        generators = self.runtime.gather(_generator_state(self.runtime.device))
+        path = self.folder / f"step-{step:010d}.pt"
+        self._saved = step, path
+        if not self.runtime.is_main:
+            return None
+        state = {
+            "format": FORMAT,
+            "step": step,
+            "identity": self.identity,
+            "parts": {name: part.state_dict() for name, part in self.parts.items()},
+            "generators": generators,
+        }
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write_atomically(path, state)
+            for old in _files(self.folder)[KEPT:]:
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write the checkpoint {path}: {error.strerror or error}") from error
+        return path
+
+    def restore(self) -> int:
+        """Load the newest readable checkpoint into the parts; returns its step, 0 where there is none.
+
+        Every rank calls it. Raises UserError when checkpoints are there and none can be read, or when the newest
+        belongs to another job or model: going on from nothing would cost the user the training so far.
+        """
+        if self.folder is None:
+            self.runtime.warn(
+                "no checkpoints: give --checkpoint-dir or set DDP_CHECKPOINT_DIR to make the run resumable"
+            )
+            return 0
+        data = self._read_and_send()
+        if not data:
+            return 0
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        self._check_identity(state)
+        for name, part in self.parts.items():
+            try:
+                part.load_state_dict(state["parts"][name])
+            except (RuntimeError, KeyError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise UserError(
+                    f"the checkpoint in {self.folder} does not fit this {name} ({reason}): "
+                    "use the flags that it was made with, or another --checkpoint-dir"
+                ) from error
+        generators = state["generators"]
+        # With another number of ranks there is no right state for each; they keep the ones that they started with.
+        if len(generators) == self.runtime.world_size:
+            _set_generator_state(generators[self.runtime.rank], self.runtime.device)
+        step = int(state["step"])
+        self._saved = step, self.folder / f"step-{step:010d}.pt"
+        return step
+
+    def _check_identity(self, state: Mapping[str, Any]) -> None:
+        theirs = state["identity"]
+        for name in sorted(set(self.identity) | set(theirs)):
+            if self.identity.get(name) != theirs.get(name):
+                raise UserError(
+                    f"the checkpoint in {self.folder} was made with {name} {theirs.get(name)!r}, this run has "
+                    f"{self.identity.get(name)!r}: use the flags that it was made with, or another --checkpoint-dir"
+                )
+
+    def _read_and_send(self) -> bytes:
+        """The bytes of the newest readable checkpoint on every rank, empty where there is none."""
+        data, complaint = b"", None
+        if self.runtime.is_main:
+            try:
+                data = self._newest_readable()
+            except UserError as error:
+                complaint = str(error)
+        size, complaint = self.runtime.broadcast((len(data), complaint) if self.runtime.is_main else None)
+        if complaint:
+            raise UserError(complaint)
+        if size == 0 or self.runtime.world_size == 1:
+            return data
+        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(size, dtype=torch.uint8)
+        dist.broadcast(buffer, src=0)
+        return data or buffer.numpy().tobytes()
+
+    def _newest_readable(self) -> bytes:
+        assert self.folder is not None
+        unreadable: list[tuple[Path, str]] = []
+        try:
+            _remove_leftovers(self.folder)
+            for path in _files(self.folder):
+                data = path.read_bytes()
+                reason = _what_is_wrong(data)
+                if reason is None:
+                    for bad, _ in unreadable:  # out of the way, so that it is not kept in place of a good one
+                        bad.rename(bad.with_suffix(".unreadable"))
+                    return data
+                unreadable.append((path, reason))
+                self.runtime.warn(f"the checkpoint {path} cannot be read ({reason}); trying the one before it")
+        except OSError as error:
+            raise UserError(f"cannot read the checkpoints in {self.folder}: {error.strerror or error}") from error
+        if unreadable:
+            raise UserError(
+                f"no checkpoint in {self.folder} can be read ({unreadable[0][1]}): "
+                "restore one of its files from a copy, or remove them all to train from the beginning"
+            )
+        return b""
+
+
+def _files(folder: Path) -> list[Path]:
+    """Checkpoint files, newest first. The step in the name counts: times differ between nodes and copies."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def _what_is_wrong(data: bytes) -> str | None:
+    """Why these bytes are no checkpoint of ours, in a few words, or None.
+
+    torch's files are zip archives with a CRC for every tensor. torch itself does not compare it when it loads.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            return f"the checksum of {damaged} is wrong"
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # what zipfile, torch and pickle raise on arbitrary bytes is not documented
+        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":. ")
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        return f"it is not of format {FORMAT}"
+    return None
+
+
+def _write_atomically(path: Path, state: Mapping[str, Any]) -> None:
+    """A crash at any moment leaves either the whole file under its name or none; the others are not touched."""
+    partial = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name itself must survive a power cut
+    finally:
+        os.close(folder)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for partial in folder.glob(".step-*.partial"):
+        partial.unlink(missing_ok=True)
+
+
+def _generator_state(device: torch.device) -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_generator_state(state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,128 @@
+"""What a run tells the world: JSON lines on stdout, a heartbeat file, a result file, and where the time went.
+
+stdout carries one JSON object per line with the key "event" and nothing else, from global rank 0 alone; everything
+meant for people goes to stderr.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.runtime import Runtime
+
+HEARTBEAT_SECONDS = 1.0
+PHASES = ("import", "rendezvous", "setup", "data", "forward", "backward", "optimizer", "evaluate", "checkpoint")
+
+
+class Progress:
+    """The reporter of one run; `environment` is where DDP_RESULT_FILE and DDP_HEARTBEAT_FILE are looked up."""
+
+    def __init__(self, runtime: Runtime, log_every: int = 50, environment: Mapping[str, str] = os.environ) -> None:
+        self.runtime, self.log_every = runtime, log_every
+        self.seconds = dict.fromkeys(PHASES, 0.0) | dict(runtime.seconds)
+        self._result_file = environment.get("DDP_RESULT_FILE") if runtime.is_main else None
+        self._heartbeat_file = environment.get("DDP_HEARTBEAT_FILE") if runtime.local_rank == 0 else None
+        self._last_beat = float("-inf")
+        self._total_steps = self._epochs = 0
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=runtime.device)
+        self._samples = 0
+        self._interval_began = time.perf_counter()
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Book the block's wall time to `phase`. On a GPU, work counts where the CPU waits for it."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self.seconds[phase] += spent
+            if phase in ("evaluate", "checkpoint"):  # not part of the training speed
+                self._interval_began += spent
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Print one event (global rank 0 only)."""
+        if self.runtime.is_main:
+            print(json.dumps({"event": event, "time": round(time.time(), 3), **fields}), flush=True)
+
+    def start(self, *, epochs: int, steps: int, **fields: Any) -> None:
+        """Report the run's size. `steps` counts the whole run, those before a resume included."""
+        self._epochs, self._total_steps = epochs, steps
+        self.emit(
+            "start",
+            world_size=self.runtime.world_size,
+            device=self.runtime.device.type,
+            backend=self.runtime.backend,
+            epochs=epochs,
+            steps=steps,
+            **fields,
+        )
+        self._begin_interval()
+
+    def step(self, step: int, epoch: int, *, loss_sum: Tensor, samples: int, learning_rate: float) -> None:
+        """Note one training step; report every `log_every` steps and at the last one. Every rank calls it.
+
+        `loss_sum` is the sum of the losses of this rank's own samples, `samples` the size of the global batch.
+        """
+        self.beat(step)
+        self._loss_sum += loss_sum.detach()
+        self._samples += samples
+        if step % self.log_every and step != self._total_steps:
+            return
+        loss = float(self.runtime.sum(self._loss_sum)) / self._samples
+        elapsed = time.perf_counter() - self._interval_began
+        self.emit(
+            "train",
+            epoch=epoch + 1,
+            epochs=self._epochs,
+            step=step,
+            steps=self._total_steps,
+            loss=loss,
+            learning_rate=learning_rate,
+            samples_per_second=round(self._samples / elapsed, 1),
+        )
+        self._begin_interval()
+
+    def save(self, checkpoints: Checkpoints, step: int) -> Path | None:
+        """Save a checkpoint and report it. Every rank calls it."""
+        began = time.perf_counter()
+        with self.timed("checkpoint"):
+            path = checkpoints.save(step)
+        if path:
+            self.emit("checkpoint", step=step, path=str(path), seconds=round(time.perf_counter() - began, 4))
+        return path
+
+    def beat(self, step: int) -> None:
+        """Renew the heartbeat file (local rank 0, where DDP_HEARTBEAT_FILE is set), at most once a second."""
+        now = time.monotonic()
+        if self._heartbeat_file is None or now - self._last_beat < HEARTBEAT_SECONDS:
+            return
+        self._last_beat = now
+        path = Path(self._heartbeat_file)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps({"time": time.time(), "step": step}))
+        partial.replace(path)
+
+    def end(self, step: int, result: Mapping[str, float]) -> None:
+        """Report success: the last event, and the result file.
+
+        The result file is written in place: in a container it may be a bind mount (a termination log) that cannot be renamed
+        over, of at most 4,096 bytes.
+        """
+        if self._result_file is not None:
+            Path(self._result_file).write_text(json.dumps(result))
+        seconds = {phase: round(spent, 4) for phase, spent in self.seconds.items()}
+        self.emit("end", step=step, result=dict(result), seconds=seconds)
+
+    def _begin_interval(self) -> None:
+        self._loss_sum.zero_()
+        self._samples = 0
+        self._interval_began = time.perf_counter()

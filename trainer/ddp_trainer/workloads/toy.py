@@ -1,0 +1,94 @@
+"""The toy of PyTorch's DDP tutorial: Linear 10-10-5 on random numbers. Shows that a launch works, within a second.
+
+python -m ddp_trainer toy --steps 100
+torchrun --standalone --nproc-per-node 2 -m ddp_trainer toy --steps 100
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.interrupt import StopVote, leave
+from ddp_trainer.models import ToyModel, parameter_count
+from ddp_trainer.options import ToyOptions
+from ddp_trainer.progress import Progress
+from ddp_trainer.runtime import Runtime, warm_up
+from ddp_trainer.sampler import GlobalBatchSampler
+
+SAMPLES = 1000
+
+
+def regression_data() -> tuple[torch.Tensor, torch.Tensor]:
+    """SAMPLES inputs of shape (10,) and what a fixed linear map makes of them, shape (5,).
+
+    Each sample is drawn from its own global index, so it is the same whichever rank holds it.
+    """
+    inputs = np.stack([np.random.default_rng([1, index]).standard_normal(10, np.float32) for index in range(SAMPLES)])
+    targets = inputs @ np.random.default_rng(2).standard_normal((10, 5), np.float32)
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def train(options: ToyOptions, runtime: Runtime) -> None:
+    """Train for `options.steps` steps. Raises UserError on wrong use, Interrupted after a signal."""
+    progress = Progress(runtime, options.log_every)
+    global_batch = options.batch_size * runtime.world_size
+
+    with progress.timed("data"):
+        inputs, targets = (tensor.to(runtime.device) for tensor in regression_data())
+
+    with progress.timed("setup"):
+        model = ToyModel().to(runtime.device)
+        ddp = runtime.wrap(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate)
+        sampler = GlobalBatchSampler(SAMPLES, global_batch, runtime.rank, runtime.world_size, seed=options.seed)
+        warm_up(ddp, inputs[:2])
+        checkpoints = Checkpoints(
+            options.checkpoint_dir,
+            runtime,
+            parts={"model": model, "optimizer": optimizer, "sampler": sampler},
+            identity={"workload": "toy"},
+        )
+        step = checkpoints.restore()
+
+    batches = -(-SAMPLES // global_batch)
+    progress.start(
+        workload="toy",
+        parameters=parameter_count(model),
+        train_samples=SAMPLES,
+        test_samples=0,
+        epochs=-(-options.steps // batches),
+        steps=max(step, options.steps),
+        batch_size=global_batch,
+        resumed_step=step,
+    )
+    if step >= options.steps:
+        runtime.warn(f"training was complete at step {step} already; measuring once more (more --steps go on from it)")
+
+    vote = StopVote(runtime)
+    while step < options.steps:
+        epoch = sampler.epoch
+        for shard in sampler:
+            with progress.timed("data"):
+                chosen = torch.from_numpy(shard.indices).to(runtime.device)
+            with progress.timed("forward"):
+                loss_sum = F.mse_loss(ddp(inputs[chosen]), targets[chosen], reduction="sum") / targets.shape[1]
+            with progress.timed("backward"):
+                # DDP takes the mean of the ranks' gradients; this makes it the mean over the samples of the batch,
+                # also where the ranks have different numbers of them.
+                (loss_sum * (runtime.world_size / shard.batch_size)).backward()  # type: ignore[no-untyped-call]
+            with progress.timed("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+            step += 1
+            progress.step(step, epoch, loss_sum=loss_sum, samples=shard.batch_size, learning_rate=options.learning_rate)
+            if number := vote.at_step_boundary():
+                leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
+            if step % options.checkpoint_every == 0:
+                progress.save(checkpoints, step)
+            if step == options.steps:
+                break
+    progress.save(checkpoints, step)
+    with progress.timed("evaluate"), torch.no_grad():
+        result = {"loss": float(F.mse_loss(model(inputs), targets))}
+    progress.end(step, result)
