@@ -105,3 +105,8 @@ class ResNet18(nn.Module):
 def parameter_count(model: nn.Module) -> int:
     """Number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether it normalises by the statistics of the batch, which one sample does not have."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

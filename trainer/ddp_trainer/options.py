@@ -41,13 +41,17 @@ class ToyOptions(Options):
 
 
 @dataclass(frozen=True)
-class DigitsOptions(Options):
+class ClassifierOptions(Options):
     epochs: int
 
 
 @dataclass(frozen=True)
-class Cifar10Options(Options):
-    epochs: int
+class DigitsOptions(ClassifierOptions):
+    pass
+
+
+@dataclass(frozen=True)
+class Cifar10Options(ClassifierOptions):
     data: Path
     stem: Literal["torchvision", "3x3"]
     limit_train: int | None

@@ -6,21 +6,17 @@ torchrun --standalone --nproc-per-node 2 -m ddp_trainer cifar10 --data FOLDER
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ddp_trainer import data
 from ddp_trainer.augmentation import crop_and_flip
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.evaluation import evaluate
-from ddp_trainer.interrupt import StopVote, leave
-from ddp_trainer.models import ResNet18, parameter_count
+from ddp_trainer.classification import Task, train_classifier
+from ddp_trainer.models import ResNet18
 from ddp_trainer.options import Cifar10Options
 from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime, batch_norm_at_rest, warm_up
-from ddp_trainer.sampler import GlobalBatchSampler, Shard
-from ddp_trainer.schedule import warm_up_then_cosine
+from ddp_trainer.runtime import Runtime
+from ddp_trainer.sampler import Shard
 
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, by colour
 
@@ -28,99 +24,24 @@ MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the t
 def train(options: Cifar10Options, runtime: Runtime) -> None:
     """Train, evaluate after every epoch, report. Raises UserError on wrong use, Interrupted after a signal."""
     progress = Progress(runtime, options.log_every)
-    global_batch = options.batch_size * runtime.world_size
 
     with progress.timed("data"):
         train_set, test_set = runtime.node_by_node(lambda: data.cifar10(options.data))
         train_set, test_set = train_set.some(options.limit_train), test_set.some(options.limit_test)
-
     with progress.timed("setup"):
         model = ResNet18(len(data.CIFAR10_CLASSES), options.stem).to(runtime.device)
-        ddp = runtime.wrap(model)
         optimizer = torch.optim.SGD(
             model.parameters(), lr=options.learning_rate, momentum=0.9, weight_decay=5e-4, nesterov=True
         )
-        sampler = GlobalBatchSampler(
-            len(train_set), global_batch, runtime.rank, runtime.world_size, seed=options.seed, at_least=2
-        )
-        warm_up(ddp, torch.zeros(2, *data.CIFAR10_SHAPE, device=runtime.device))
-        checkpoints = Checkpoints(
-            options.checkpoint_dir,
-            runtime,
-            parts={"model": model, "optimizer": optimizer, "sampler": sampler},
-            identity={"workload": "cifar10", "stem": options.stem},
-        )
-        step = checkpoints.restore()
+        mean = torch.tensor(MEAN, device=runtime.device).view(3, 1, 1)
+        deviation = torch.tensor(DEVIATION, device=runtime.device).view(3, 1, 1)
 
-    mean = torch.tensor(MEAN, device=runtime.device).view(3, 1, 1)
-    deviation = torch.tensor(DEVIATION, device=runtime.device).view(3, 1, 1)
-
-    def batch(images: data.Images, indices: NDArray[np.int64], shard: Shard | None = None) -> tuple[Tensor, Tensor]:
+    def fetch(images: data.Images, indices: NDArray[np.int64], shard: Shard | None = None) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images.pixels[indices]).to(runtime.device)
         labels = torch.from_numpy(images.labels[indices]).to(runtime.device)
         if shard:
             pixels = crop_and_flip(pixels, shard, seed=options.seed)
         return (pixels.float() / 255 - mean) / deviation, labels
 
-    progress.start(
-        workload="cifar10",
-        parameters=parameter_count(model),
-        train_samples=len(train_set),
-        test_samples=len(test_set),
-        epochs=options.epochs,
-        steps=step + sampler.batches_until(options.epochs),
-        batch_size=global_batch,
-        resumed_step=step,
-    )
-    if step and not sampler.batches_until(options.epochs):
-        runtime.warn(
-            f"training was complete at step {step} already; evaluating once more (more --epochs go on from it)"
-        )
-
-    vote = StopVote(runtime)
-
-    def test(epoch: int) -> dict[str, float]:
-        with progress.timed("evaluate"):
-            scores = evaluate(
-                model,
-                lambda indices: batch(test_set, indices),
-                len(test_set),
-                global_batch,
-                step=step,
-                progress=progress,
-                vote=vote,
-            )
-        if vote.agreed:
-            leave(vote.agreed, step, vote=vote, checkpoints=checkpoints, progress=progress)
-        progress.emit("eval", epoch=epoch, step=step, **scores)
-        return {"accuracy": scores["accuracy"], "loss": scores["loss"]}
-
-    result: dict[str, float] = {}
-    while sampler.epoch < options.epochs:
-        epoch = sampler.epoch
-        model.train()
-        for shard in sampler:
-            rate = options.learning_rate * warm_up_then_cosine(sampler.epochs_done / options.epochs)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            with progress.timed("data"):
-                inputs, labels = batch(train_set, shard.indices, shard)
-            with batch_norm_at_rest(model, shard):
-                with progress.timed("forward"):
-                    loss_sum = F.cross_entropy(ddp(inputs), labels, reduction="sum")
-                with progress.timed("backward"):
-                    # DDP takes the mean of the ranks' gradients; this makes it the mean over the samples of the batch,
-                    # also where the ranks have different numbers of them.
-                    (loss_sum * (runtime.world_size / shard.batch_size)).backward()  # type: ignore[no-untyped-call]
-            with progress.timed("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
-            step += 1
-            progress.step(step, epoch, loss_sum=loss_sum, samples=shard.batch_size, learning_rate=rate)
-            if number := vote.at_step_boundary():
-                leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
-            if step % options.checkpoint_every == 0:
-                progress.save(checkpoints, step)
-        result = test(epoch + 1)
-    progress.save(checkpoints, step)
-    progress.end(step, result or test(options.epochs))
+    task = Task("cifar10", train_set, test_set, model, optimizer, fetch, identity={"stem": options.stem})
+    train_classifier(task, options, progress)
