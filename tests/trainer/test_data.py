@@ -1,8 +1,10 @@
 """The data sets: the digits, the three forms of CIFAR-10, the cache, and what a user may get wrong."""
 
+import errno
 import os
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,12 +98,23 @@ def test_images_are_decoded_once_and_again_when_one_changes(tmp_path, monkeypatc
     assert data.cifar10(folder)[0].pixels[3].reshape(3, -1).max(1).tolist() == [1, 2, 3]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere, so no folder is read-only to it")
-def test_a_read_only_folder_is_cached_elsewhere(tmp_path):
+def test_a_read_only_file_system_is_cached_elsewhere(tmp_path, monkeypatch):
+    """It refuses to make a file, and to remove one, even where there is none."""
     folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
-    folder.chmod(0o555)
+    for name in ("open", "unlink"):
+        monkeypatch.setattr(Path, name, read_only_below(folder, getattr(Path, name)))
     data.cifar10(folder)
+    assert not list(folder.glob(".ddp_trainer-*"))
     assert list((tmp_path / "cache").rglob("*.npy"))
+
+
+def read_only_below(folder: Path, method):
+    def refuse(path: Path, *args, **kwargs):
+        if path.parent == folder and path.name.startswith(".ddp_trainer-") and "r" not in args:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return method(path, *args, **kwargs)
+
+    return refuse
 
 
 def test_where_no_cache_can_be_written_the_images_are_decoded_all_the_same(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -264,7 +265,8 @@ def _write_atomically(path: Path, pixels: Bytes) -> bool:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError:  # read-only, or no space left: a cache is not worth an error
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only file system refuses to remove even what is not there
+            partial.unlink(missing_ok=True)
         return False
     return True
 

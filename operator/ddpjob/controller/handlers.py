@@ -3,7 +3,7 @@
 Only `on.event`: other handler kinds write finalizers and annotations, and lose deletions (docs/decisions/0002).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -73,12 +73,25 @@ async def connection(api: Configuration) -> kopf.ConnectionInfo:
     )
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """kopf copies every object twice to compare it with an older self; nothing here asks for the difference."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None: ...
+
+
 def settings() -> kopf.OperatorSettings:
     """kopf as a watcher that dies loudly and reconnects early."""
     chosen = kopf.OperatorSettings()
     chosen.peering.standalone = True  # a peering object of somebody else must not pause us
     chosen.scanning.disabled = True  # no rights on CRDs and namespaces needed
     chosen.posting.enabled = False
+    chosen.persistence.diffbase_storage = NoDiffs()
     chosen.watching.server_timeout = 300
     chosen.watching.client_timeout = 330
     chosen.watching.connect_timeout = 10

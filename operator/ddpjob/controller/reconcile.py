@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 WORKERS = 16
 RESYNC_SECONDS = 60.0
+EARLY_RESYNCS = (2.0, 10.0)
+"""Seconds between the LISTs at the start: kopf's own comes after our first, and of a deletion between them no watch tells."""
 
 
 @dataclass
@@ -77,14 +79,15 @@ class Reconciler:
             self.queue.add(key, outcome.wake_after)
 
     async def resync(self) -> None:
-        """LISTs at once and then every minute; never ends and never raises for a sick API server."""
+        """LISTs at once, soon again, and then every minute; never ends and never raises for a sick API server."""
+        early = iter(EARLY_RESYNCS)
         while True:
             self.turned = time.monotonic()
             try:
                 await self.list_once()
             except (ApiError, Unreachable) as error:
                 log.warning("cannot list: %s", error)
-            await asyncio.sleep(RESYNC_SECONDS if self.synced else 1.0)
+            await asyncio.sleep(next(early, RESYNC_SECONDS) if self.synced else 1.0)
 
     async def list_once(self) -> None:
         """Jobs first: a pod of a job that came in between waits for its job's own event."""
