@@ -1,0 +1,244 @@
+"""What the operator's tests play with: the operator as a process, a gate in front of the API server, and a kubelet."""
+
+import http.client
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from envtest import ADMIN_TOKEN, MERGE, ApiServer, free_ports
+
+SUMMARY = """[rank1]: ValueError: boom
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_12:00:00
+  host      : localhost
+  rank      : 1 (local_rank: 0)
+  exitcode  : 1 (pid: 42)
+  error_file: <N/A>
+"""
+
+
+class Operator:
+    """`ddpjob operator` as a process; a kubeconfig and options in, its log in a file."""
+
+    def __init__(self, folder: Path, kubeconfig: Path, *options: str) -> None:
+        self.port = free_ports(1)[0]
+        self._log = folder / f"operator-{self.port}.log"
+        command = [sys.executable, "-m", "ddpjob.cli.main", "operator", f"--kubeconfig={kubeconfig}", *options]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, f"--http-port={self.port}", "--log-format=plain"], stdout=log, stderr=log
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+
+class Gate:
+    """A plain HTTP door to the API server. It counts writes (the Lease's aside) and can shut at one of them for good.
+
+    `shut_at(k, answered)`: at the k-th write from now `on_shut` is called, before the write is passed on or else after
+    it was but before its answer is; from then on nothing passes until `open`. `is_shut` says that `on_shut` has run.
+    """
+
+    def __init__(self, apiserver: ApiServer) -> None:
+        self.writes: list[str] = []
+        self.on_shut: Callable[[], None] = lambda: None
+        self.is_shut = False
+        self._closed = False
+        self._upstream = urlsplit(apiserver.url)
+        self._trusted = ssl.create_default_context(cafile=str(apiserver.certificate))
+        self._writing = threading.Lock()
+        self._left: int | None = None
+        self._passed_on = False
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients are killed here on purpose
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.kubeconfig = apiserver.folder / f"kubeconfig-{self._server.server_port}"
+        config = json.loads(apiserver.kubeconfig_for(ADMIN_TOKEN))
+        config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{self._server.server_port}"}
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def shut_at(self, k: int, passed_on: bool) -> None:
+        self._left, self._passed_on = k, passed_on
+
+    def open(self) -> None:
+        self._left, self._closed, self.is_shut = None, False, False
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        gate = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                gate._read(self)
+
+            def do_POST(self) -> None:
+                gate._write(self)
+
+            do_PUT = do_DELETE = do_POST
+
+        return Handler
+
+    def _write(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
+        if "/leases" in request.path:
+            self._pass_on(request, body)
+            return
+        with self._writing:
+            if self._closed:
+                request.close_connection = True
+                return
+            self.writes.append(f"{request.command} {request.path}")
+            self._left = self._left - 1 if self._left is not None else None
+            self._closed = self._left == 0
+            self._pass_on(request, body, silent=self._closed, withheld=self._closed and not self._passed_on)
+            if self._closed:
+                self.on_shut()
+                self.is_shut = True
+
+    def _read(self, request: BaseHTTPRequestHandler) -> None:
+        if self._closed:
+            request.close_connection = True
+        else:
+            self._pass_on(request, None)
+
+    def _pass_on(
+        self, request: BaseHTTPRequestHandler, body: bytes | None, silent: bool = False, withheld: bool = False
+    ) -> None:
+        """The request to the API server and its answer back, piece by piece: a watch never ends."""
+        request.close_connection = silent
+        if withheld:
+            return
+        upstream = http.client.HTTPSConnection(self._upstream.hostname, self._upstream.port, context=self._trusted)
+        try:
+            kept = {k: v for k, v in request.headers.items() if k in ("Authorization", "Content-Type", "Accept")}
+            upstream.request(request.command, request.path, body, kept)
+            answer = upstream.getresponse()
+            if silent:
+                answer.read()
+                return
+            request.send_response(answer.status)
+            request.send_header("Content-Type", answer.getheader("Content-Type", "application/json"))
+            request.send_header("Transfer-Encoding", "chunked")
+            request.end_headers()
+            while piece := answer.read1(65536):
+                request.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            request.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            request.close_connection = True
+        finally:
+            upstream.close()
+
+
+class Cluster:
+    """One namespace of an API server, with the part of scheduler and kubelet played by `step`."""
+
+    def __init__(self, apiserver: ApiServer, namespace: str) -> None:
+        self.apiserver, self.namespace = apiserver, namespace
+
+    def create_job(self, name: str, nodes: int = 2) -> None:
+        spec = {"nodes": nodes, "image": "trainer:1", "args": ["train.py"]}
+        manifest = {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": name}, "spec": spec}
+        answer = self.apiserver.request("POST", self._path("ddpjobs"), manifest)
+        assert answer.code == 201, answer.body
+
+    def status(self, job: str) -> dict[str, Any]:
+        body = self.apiserver.request("GET", self._path("ddpjobs", job)).body
+        status: dict[str, Any] = body.get("status", {})
+        return status
+
+    def pods(self, job: str) -> dict[str, dict[str, Any]]:
+        """Pods by name."""
+        found = self.apiserver.request("GET", f"{self._path('pods')}?labelSelector=ddpjob.dev/job={job}").body["items"]
+        return {pod["metadata"]["name"]: pod for pod in found}
+
+    def ends(self, pod: str, code: int = 0, message: str = "") -> None:
+        """The pod's trainer ends; with a code other than 0 its launcher says so in its last words."""
+        state = {
+            "exitCode": code,
+            "message": message or (SUMMARY if code else ""),
+            "finishedAt": "2026-11-21T12:01:00Z",
+        }
+        self._report(pod, "Failed" if code else "Succeeded", {"terminated": state})
+
+    def vanishes(self, pod: str) -> None:
+        """Deleted with no grace, whatever its kubelet thinks."""
+        answer = self.apiserver.request("DELETE", self._path("pods", pod), {"gracePeriodSeconds": 0})
+        assert answer.code == 200, answer.body
+
+    def step(self, job: str) -> None:
+        """Every pod gets a node and runs there; a pod that is being deleted is gone."""
+        for name, pod in self.pods(job).items():
+            if pod["metadata"].get("deletionTimestamp"):
+                self.vanishes(name)
+            elif not pod["spec"].get("nodeName"):
+                target = {"metadata": {"name": name}, "target": {"kind": "Node", "name": "node"}}
+                self.apiserver.request("POST", f"{self._path('pods', name)}/binding", target)
+                self._report(name, "Running", {"running": {"startedAt": "2026-11-21T12:00:00Z"}})
+
+    def until(self, job: str, condition: Callable[[], object], seconds: float = 60) -> None:
+        """Plays on until it holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"never came; the last status: {self.status(job)}"
+            self.step(job)
+            time.sleep(0.05)
+
+    def is_running(self, job: str, attempt: int = 0) -> None:
+        """Plays on until the job runs in `attempt`."""
+        self.until(job, lambda: (s := self.status(job)).get("phase") == "Running" and s["attempt"] == attempt)
+
+    def _report(self, pod: str, phase: str, state: dict[str, Any]) -> None:
+        container = {"name": "trainer", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+        status = {"status": {"phase": phase, "containerStatuses": [container]}}
+        self.apiserver.request("PATCH", f"{self._path('pods', pod)}/status", status, MERGE)
+
+    def _path(self, plural: str, name: str = "") -> str:
+        root = {"ddpjobs": "apis/ddpjob.dev/v1alpha1", "leases": "apis/coordination.k8s.io/v1"}.get(plural, "api/v1")
+        return f"/{root}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    def holder(self, lease: str = "ddpjob-operator") -> str:
+        """Whose a Lease is."""
+        body = self.apiserver.request("GET", self._path("leases", lease)).body
+        return str(body.get("spec", {}).get("holderIdentity", ""))
+
+
+def is_over(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None
+
+
+def end(operator: Operator) -> None:
+    """For a test's end: whatever is left of it goes."""
+    if not is_over(operator.process):
+        os.kill(operator.process.pid, signal.SIGKILL)
+        operator.process.wait()

@@ -1,0 +1,269 @@
+"""The operator as a process against a real API server; the test plays scheduler and kubelet."""
+
+import http.client
+import itertools
+import json
+import shutil
+import subprocess
+import time
+
+import pytest
+import yaml
+from envtest import ROOT
+from play import Cluster, Gate, Operator, end, is_over
+
+from ddpjob.controller.lease import DURATION
+
+CHART = ROOT / "charts" / "ddpjob-operator"
+
+
+@pytest.fixture
+def cluster(apiserver, namespace):
+    return Cluster(apiserver, namespace)
+
+
+@pytest.fixture
+def an_operator(apiserver, namespace, tmp_path):
+    """Starts operators of the test's namespace; none of them outlives the test."""
+    started = []
+
+    def start(*options, kubeconfig=apiserver.kubeconfig, scope=(f"--namespace={namespace}",)):
+        operator = Operator(tmp_path, kubeconfig, f"--lease-namespace={namespace}", *scope, *options)
+        started.append(operator)
+        return operator
+
+    yield start
+    for operator in started:
+        end(operator)
+
+
+@pytest.fixture
+def a_gate(apiserver):
+    gates = []
+
+    def make():
+        gates.append(Gate(apiserver))
+        return gates[-1]
+
+    yield make
+    for gate in gates:
+        gate.close()
+
+
+def test_a_job_from_apply_to_complete(cluster, an_operator):
+    an_operator()
+    cluster.create_job("digits")
+    cluster.is_running("digits")
+    cluster.ends("digits-0-0", message=json.dumps({"accuracy": 0.5}))
+    cluster.ends("digits-0-1")
+    cluster.until("digits", lambda: cluster.status("digits")["phase"] == "Complete")
+    status = cluster.status("digits")
+    assert status["result"] == {"accuracy": "0.5"}
+    assert status["nodesReady"] == "2/2"
+    assert status.get("restarts", 0) == 0
+
+
+def test_a_failed_worker_restarts_the_gang_and_is_named(cluster, an_operator):
+    an_operator()
+    cluster.create_job("digits")
+    cluster.is_running("digits")
+    cluster.ends("digits-0-1", code=1)
+    cluster.is_running("digits", attempt=1)
+    status = cluster.status("digits")
+    assert status["restarts"] == 1
+    assert (status["lastFailure"]["pod"], status["lastFailure"]["rank"]) == ("digits-0-1", 1)
+    assert "ValueError: boom" in status["lastFailure"]["message"]
+
+
+def test_a_pod_that_vanished_while_the_operator_was_down_is_a_disruption(cluster, an_operator):
+    first = an_operator()
+    cluster.create_job("digits")
+    cluster.is_running("digits")
+    assert first.stop() == 0
+    cluster.vanishes("digits-0-1")
+    an_operator()
+    cluster.is_running("digits", attempt=1)
+    status = cluster.status("digits")
+    assert (status.get("restarts", 0), status["disruptions"]) == (0, 1)
+
+
+def test_an_api_server_that_is_killed_and_started_again_costs_nothing(apiserver, cluster, an_operator):
+    operator = an_operator()
+    cluster.create_job("digits")
+    cluster.is_running("digits")
+    apiserver.restart()
+    if is_over(
+        operator.process
+    ):  # it was away for longer than a Lease lives: whoever runs the operator starts it again
+        assert "Lease" in operator.log
+    cluster.ends("digits-0-1", code=1)
+
+    def started_again():
+        nonlocal operator
+        if is_over(operator.process):
+            operator = an_operator()
+        return cluster.status("digits").get("attempt") == 1
+
+    cluster.until("digits", started_again)
+    cluster.is_running("digits", attempt=1)
+    assert cluster.status("digits")["restarts"] == 1
+
+
+@pytest.mark.parametrize("passed_on", [False, True], ids=["before-the-write", "after-the-write"])
+def test_an_operator_killed_at_any_write_of_a_restart_loses_and_doubles_nothing(
+    cluster, an_operator, a_gate, passed_on
+):
+    gate, count = a_gate(), itertools.count()
+
+    def fresh():  # the dead one's Lease is left to the dead: nobody should have to wait here until it runs out
+        return an_operator(f"--lease-name=operator-{next(count)}", kubeconfig=gate.kubeconfig)
+
+    operator = fresh()
+    for k in itertools.count(1):
+        job = f"job-{k}"
+        cluster.create_job(job)
+        cluster.is_running(job)
+        gate.on_shut = operator.kill
+        gate.shut_at(k, passed_on)
+        cluster.ends(f"{job}-0-1", code=1)
+        cluster.until(job, lambda: gate.is_shut or _is_settled(cluster, job))  # noqa: B023
+        was_killed = gate.is_shut
+        gate.open()
+        if was_killed:
+            assert is_over(operator.process)
+            operator = fresh()
+        cluster.is_running(job, attempt=1)
+        _is_one_whole_restart(cluster, job)
+        if not was_killed:
+            break
+        cluster.ends(f"{job}-1-0")
+        cluster.ends(f"{job}-1-1")
+    assert k > 8, "a restart writes its status, deletes and creates pods, and tells: its writes were not all tried"
+
+
+def _is_settled(cluster, job):
+    """The new attempt runs and its event is told, which is the last write of a restart."""
+    path = f"/api/v1/namespaces/{cluster.namespace}/events"
+    events = cluster.apiserver.request("GET", path).body["items"]
+    told = [e["message"] for e in events if e["involvedObject"]["name"] == job]
+    return cluster.status(job)["phase"] == "Running" and "attempt 1 runs on 2 nodes" in told
+
+
+def _is_one_whole_restart(cluster, job):
+    status, pods = cluster.status(job), cluster.pods(job)
+    assert (status["attempt"], status["restarts"], status.get("disruptions", 0)) == (1, 1, 0)
+    of_attempt = {name: pod["metadata"]["labels"]["ddpjob.dev/attempt"] for name, pod in pods.items()}
+    assert sorted(name for name, attempt in of_attempt.items() if attempt == "1") == [f"{job}-1-0", f"{job}-1-1"]
+    phases = [pods[name]["status"]["phase"] for name, attempt in of_attempt.items() if attempt == "0"]
+    assert set(phases) <= {"Failed", "Succeeded"}
+
+
+def test_of_two_operators_one_writes_and_the_other_takes_over_at_once(cluster, an_operator, a_gate):
+    gates = a_gate(), a_gate()
+    first = an_operator(kubeconfig=gates[0].kubeconfig)
+    cluster.until("digits", cluster.holder)
+    holder = cluster.holder()
+    second = an_operator(kubeconfig=gates[1].kubeconfig)
+    cluster.create_job("digits")
+    cluster.is_running("digits")
+    cluster.until("digits", lambda: "waiting for the Lease" in second.log)
+    assert gates[0].writes
+    assert not gates[1].writes
+    told = time.monotonic()
+    assert first.stop() == 0
+    cluster.until("digits", lambda: cluster.holder() not in ("", holder))
+    assert time.monotonic() - told < DURATION
+    cluster.ends("digits-0-1", code=1)
+    cluster.is_running("digits", attempt=1)
+    assert cluster.status("digits")["restarts"] == 1
+
+
+def test_it_ends_at_once_although_somebody_keeps_a_connection_to_its_probes(cluster, an_operator):
+    operator = an_operator()
+    cluster.until("digits", lambda: "leading" in operator.log)
+    probe = http.client.HTTPConnection("127.0.0.1", operator.port)
+    probe.request("GET", "/healthz")
+    assert probe.getresponse().read() == b"ok\n"
+    cluster.create_job("digits")
+    cluster.is_running("digits")
+    told = time.monotonic()
+    code = operator.stop()
+    took = time.monotonic() - told
+    probe.close()
+    assert code == 0
+    assert cluster.holder() == ""
+    assert took < 5, "kopf waits that long for what it takes for tasks of its own"
+
+
+# --- rights
+
+
+needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
+
+
+def rendered(namespace, *settings):
+    """The chart's objects by kind."""
+    command = ["helm", "template", "ddpjob", str(CHART), f"--namespace={namespace}", *settings]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    objects = [obj for obj in yaml.safe_load_all(text) if obj]
+    return {kind: [obj for obj in objects if obj["kind"] == kind] for kind in {obj["kind"] for obj in objects}}
+
+
+def with_the_rights_of(chart, apiserver, namespace, tmp_path):
+    """Kubeconfig of the chart's ServiceAccount, bound to the chart's roles and nothing else, and the chart's options."""
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+    for obj in (obj for kind in kinds for obj in chart.get(kind, [])):
+        if "helm.sh/hook" not in obj["metadata"].get("annotations", {}):
+            apiserver.kubectl("apply", "--server-side", f"--namespace={namespace}", "-f", "-", stdin=json.dumps(obj))
+    pod = chart["Deployment"][0]["spec"]["template"]["spec"]
+    token = apiserver.kubectl("create", "token", pod["serviceAccountName"], f"--namespace={namespace}").stdout.strip()
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(apiserver.kubeconfig_for(token))
+    options = pod["containers"][0]["args"]
+    assert options[0] == "operator"
+    return kubeconfig, [o for o in options[1:] if not o.startswith(("--http-port", "--log-format"))]
+
+
+def uses_every_right(cluster, operator):
+    """A job whose way needs each verb: its name is taken at first, it fails, it loses a pod, it completes."""
+    service = {"metadata": {"name": "digits"}, "spec": {"clusterIP": "None"}}
+    path = f"/api/v1/namespaces/{cluster.namespace}/services"
+    assert cluster.apiserver.request("POST", path, service).code == 201
+    cluster.create_job("digits")
+    cluster.until("digits", lambda: cluster.status("digits").get("reason") == "NameInUse")
+    cluster.apiserver.request("DELETE", f"{path}/digits")
+    cluster.is_running("digits")
+    cluster.ends("digits-0-1", code=1)
+    cluster.is_running("digits", attempt=1)
+    cluster.vanishes("digits-1-0")
+    cluster.is_running("digits", attempt=2)
+    cluster.ends("digits-2-0")
+    cluster.ends("digits-2-1")
+    cluster.until("digits", lambda: cluster.status("digits")["phase"] == "Complete")
+    status = cluster.status("digits")
+    assert (status["restarts"], status["disruptions"]) == (1, 1)
+    events = f"/api/v1/namespaces/{cluster.namespace}/events"
+
+    def told():
+        return {event["reason"] for event in cluster.apiserver.request("GET", events).body["items"]}
+
+    cluster.until("digits", lambda: told() >= {"Running", "Restarting", "Complete"})
+    assert operator.stop() == 0
+    assert cluster.holder("ddpjob-ddpjob-operator") == ""
+    assert "forbidden" not in operator.log.lower()
+
+
+@needs_helm
+def test_the_charts_cluster_role_is_enough(apiserver, namespace, cluster, an_operator, tmp_path):
+    chart = rendered(namespace)
+    kubeconfig, options = with_the_rights_of(chart, apiserver, namespace, tmp_path)
+    uses_every_right(cluster, an_operator(*options, kubeconfig=kubeconfig, scope=()))
+
+
+@needs_helm
+def test_the_charts_roles_in_the_watched_namespaces_are_enough(apiserver, namespace, cluster, an_operator, tmp_path):
+    chart = rendered(namespace, "--set", f"watchNamespaces={{{namespace}}}", "--set", "rbac.aggregateRoles=false")
+    assert "ClusterRole" not in chart
+    kubeconfig, options = with_the_rights_of(chart, apiserver, namespace, tmp_path)
+    assert f"--namespace={namespace}" in options
+    uses_every_right(cluster, an_operator(*options, kubeconfig=kubeconfig, scope=()))

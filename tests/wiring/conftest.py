@@ -1,0 +1,74 @@
+"""Fixtures: a fake API server in the test's loop, and an operator against it, in a loop (and thread) of its own."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fake_api import FakeApi
+
+from ddpjob.controller.client import Api, configuration
+from ddpjob.controller.main import Options, operate
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeApi]:
+    api = FakeApi()
+    await api.start()
+    yield api
+    await api.stop()
+
+
+@pytest.fixture
+def kubeconfig(fake: FakeApi, tmp_path: Path) -> Path:
+    path = tmp_path / "kubeconfig"
+    parts = {"clusters": {"cluster": {"server": fake.url}}, "users": {"user": {}}}
+    named = {kind: [{"name": "it", **part}] for kind, part in parts.items()}
+    contexts = [{"name": "it", "context": {"cluster": "it", "user": "it"}}]
+    path.write_text(json.dumps({**named, "contexts": contexts, "current-context": "it"}))
+    return path
+
+
+@pytest.fixture
+async def api(kubeconfig: Path) -> AsyncIterator[Api]:
+    """The operator's own client of the fake."""
+    client = Api(await configuration(kubeconfig))
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+def namespaces() -> tuple[str, ...]:
+    """What the operator watches: everything, unless a test says otherwise by a parameter of this name."""
+    return ()
+
+
+@pytest.fixture
+def options(kubeconfig: Path, namespaces: tuple[str, ...]) -> Options:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    return Options(namespaces=namespaces, kubeconfig=kubeconfig, http_port=port)
+
+
+@pytest.fixture
+async def operator(options: Options) -> AsyncIterator[None]:
+    """One operator from start to end; a test during which it ended by itself fails."""
+    started: asyncio.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = asyncio.Future()
+    here = asyncio.get_running_loop()
+
+    async def work() -> None:
+        task = asyncio.create_task(operate(options))
+        here.call_soon_threadsafe(started.set_result, (asyncio.get_running_loop(), task))
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
+    thread = asyncio.create_task(asyncio.to_thread(asyncio.run, work()))
+    loop, task = await started
+    yield
+    if not thread.done():
+        loop.call_soon_threadsafe(task.cancel)
+    await thread

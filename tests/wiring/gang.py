@@ -1,0 +1,79 @@
+"""Small builders, a kubelet in three verbs, and waiting for a state."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fake_api import FakeApi
+
+RUNNING = {"running": {"startedAt": "2026-11-21T12:00:00Z"}}
+SUMMARY = """[rank1]: ValueError: boom
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_12:00:00
+  host      : localhost
+  rank      : 1 (local_rank: 0)
+  exitcode  : 1 (pid: 42)
+  error_file: <N/A>
+"""
+
+
+def a_job(name: str = "digits", nodes: int = 2, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "ddpjob.dev/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": name, "namespace": "ml"},
+        "spec": {"nodes": nodes, "image": "trainer:1", "args": ["train.py"], **spec},
+    }
+
+
+def pods(fake: FakeApi) -> list[str]:
+    return sorted(pod["metadata"]["name"] for pod in fake.all("pods"))
+
+
+def status(fake: FakeApi, name: str = "digits") -> dict[str, Any]:
+    job = fake.get("ddpjobs", name)
+    return (job or {}).get("status", {})
+
+
+def runs(fake: FakeApi, *names: str) -> None:
+    """The scheduler finds a node for each pod and its kubelet starts it."""
+    for name in names:
+        pod = fake.get("pods", name)
+        assert pod
+        _report(fake, name, "Running", RUNNING, spec={**pod["spec"], "nodeName": f"node-of-{name}"})
+
+
+def succeeds(fake: FakeApi, *names: str) -> None:
+    for name in names:
+        _report(fake, name, "Succeeded", {"terminated": {"exitCode": 0, "finishedAt": "2026-11-21T12:01:00Z"}})
+
+
+def fails(fake: FakeApi, *names: str) -> None:
+    ended = {"exitCode": 1, "reason": "Error", "message": SUMMARY, "finishedAt": "2026-11-21T12:01:00Z"}
+    for name in names:
+        _report(fake, name, "Failed", {"terminated": ended})
+
+
+def _report(fake: FakeApi, name: str, phase: str, state: dict[str, Any], **fields: Any) -> None:
+    fake.change(
+        "pods", name, status={"phase": phase, "containerStatuses": [{"name": "trainer", "state": state}]}, **fields
+    )
+
+
+async def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Returns once it holds; fails when it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for never came"
+        await asyncio.sleep(0.01)
+
+
+async def is_running(fake: FakeApi, attempt: int = 0, nodes: int = 2) -> None:
+    """Plays the job `digits` to Running in `attempt`, from wherever it is."""
+    names = [f"digits-{attempt}-{index}" for index in range(nodes)]
+    await until(lambda: set(names) <= set(pods(fake)))
+    runs(fake, *names)
+    said = f"attempt {attempt} runs on {nodes} nodes"
+    await until(lambda: said in [event["message"] for event in fake.all("events")])

@@ -1,0 +1,96 @@
+"""What comes back from an API server, and what its refusals mean."""
+
+import asyncio
+import time
+
+import pytest
+from aiohttp import web
+from fake_api import refusal
+from gang import a_job
+
+from ddpjob.controller import client
+from ddpjob.controller.act import Refused, refused_or_error
+from ddpjob.controller.client import JOBS, Api, ApiError, Unreachable, configuration
+from ddpjob.core.names import Reason
+
+
+async def test_a_refusal_carries_the_api_servers_own_words(fake, api):
+    fake.fault("GET", ".*", refusal(403, "Forbidden", "no, and this is why"))
+    with pytest.raises(ApiError, match="no, and this is why") as caught:
+        await api.call("GET", JOBS)
+    assert (caught.value.status, caught.value.reason) == (403, "Forbidden")
+
+
+async def test_an_api_server_that_answers_too_late_counts_as_unreachable(fake, api):
+    fake.stall()
+    with pytest.raises(Unreachable):
+        await api.call("GET", JOBS, timeout=0.05)
+
+
+async def test_an_api_server_that_is_not_there_counts_as_unreachable(kubeconfig, fake):
+    settings = await configuration(kubeconfig)
+    settings.host = "http://127.0.0.1:1"
+    api = Api(settings)
+    with pytest.raises(Unreachable):
+        await api.call("GET", JOBS)
+    await api.close()
+
+
+@pytest.mark.parametrize("text", ["<html>a proxy's page</html>", "[]", ""])
+async def test_a_success_that_is_no_object_counts_as_no_answer(fake, api, text):
+    async def page(request, proceed):
+        return web.Response(text=text)
+
+    fake.fault("GET", ".*", page)
+    with pytest.raises(Unreachable):
+        await api.call("GET", JOBS)
+
+
+async def test_a_long_list_comes_page_by_page(fake, api, monkeypatch):
+    monkeypatch.setattr(client, "PAGE", 2)
+    for number in range(5):
+        fake.create("ddpjobs", a_job(f"job-{number}"))
+    pages = [objects async for objects, _ in api.pages(f"{JOBS}/ddpjobs")]
+    assert [len(objects) for objects in pages] == [2, 2, 1]
+    assert len({job["metadata"]["uid"] for objects in pages for job in objects}) == 5
+
+
+async def test_calm_is_what_the_api_server_asked_for(fake, api):
+    await asyncio.wait_for(api.calm(), 1)
+    fake.fault("GET", ".*", refusal(429, "TooManyRequests", **{"Retry-After": "1"}))
+    with pytest.raises(ApiError):
+        await api.call("GET", JOBS)
+    asked = time.monotonic()
+    await api.calm()
+    assert time.monotonic() - asked > 0.9
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "reason", "final"),
+    [
+        (422, "spec.containers[0].name: Required value", Reason.INVALID_POD, True),
+        (400, "unknown field spec.containerz", Reason.INVALID_POD, True),
+        (403, 'pods "a" is forbidden: exceeded quota: small, requested: pods=1', Reason.QUOTA, False),
+        (403, 'pods "a" is forbidden: failed quota: small: must specify cpu', Reason.QUOTA, False),
+        (403, 'pods "a" is forbidden: violates PodSecurity "restricted:latest": …', Reason.POD_SECURITY, False),
+        (403, "… because it is being terminated", Reason.NAMESPACE_ENDING, False),
+        (404, 'namespaces "ml" not found', Reason.NAMESPACE_ENDING, False),
+        (403, 'User "x" cannot create resource "pods"', Reason.FORBIDDEN, False),
+    ],
+)
+def test_what_a_refusal_means_for_the_job(status, words, reason, final):
+    refused = refused_or_error(ApiError(status, "", words))
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.final) == (reason, final)
+    assert words in refused.message
+
+
+def test_pod_security_is_told_with_what_to_do_about_it():
+    error = ApiError(403, "Forbidden", 'violates PodSecurity "restricted:latest"')
+    assert "podSecurity=restricted" in str(refused_or_error(error))
+
+
+@pytest.mark.parametrize("status", [401, 409, 429, 500, 503, 504])
+def test_what_is_not_the_jobs_doing_stays_an_error(status):
+    error = ApiError(status, "", "later")
+    assert refused_or_error(error) is error

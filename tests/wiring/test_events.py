@@ -1,0 +1,385 @@
+"""kopf, cache, queue and writer together: what an operator does about what an API server shows and hides."""
+
+import asyncio
+import copy
+import itertools
+import time
+
+import aiohttp
+import pytest
+from fake_api import refusal, unanswered
+from gang import a_job, fails, is_running, pods, runs, status, succeeds, until
+
+from ddpjob.controller import act, reconcile, wake
+from ddpjob.controller.main import CannotRun, operate
+
+POD_PATH = "/api/v1/namespaces/ml/pods/digits-0-1"
+
+
+@pytest.fixture
+def quick_resync(monkeypatch):
+    monkeypatch.setattr(reconcile, "RESYNC_SECONDS", 0.2)
+    monkeypatch.setattr(reconcile, "EARLY_RESYNCS", (), raising=False)
+
+
+@pytest.fixture
+def discovery_held(fake):
+    """kopf cannot begin to list and watch before this event is set; the operator itself does not ask for /api."""
+    free = asyncio.Event()
+
+    async def later(_, proceed):
+        await free.wait()
+        return await proceed()
+
+    fake.fault("GET", "/api", later)
+    return free
+
+
+@pytest.fixture
+def quick_retries(monkeypatch):
+    monkeypatch.setattr(wake, "FIRST_RETRY", 0.05)
+    monkeypatch.setattr(act, "FIRST_RETRY", 0.2)
+
+
+async def settled(fake, quiet=0.5):
+    """Nothing was asked for a while, streams and the Lease aside."""
+
+    def asked():
+        return [a for a in fake.log if a.method != "WATCH" and "/leases" not in a.path]
+
+    await until(lambda: asked() and time.monotonic() - asked()[-1].time > quiet)
+
+
+async def metrics(options):
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{options.http_port}/metrics") as page:
+        return await page.text()
+
+
+# --- the normal path
+
+
+async def test_a_job_gets_its_service_and_its_pods_and_is_told_when_they_run(fake, operator):
+    await settled(fake)
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    assert pods(fake) == ["digits-0-0", "digits-0-1"]
+    assert fake.get("services", "digits")["spec"]["clusterIP"] == "None"
+    assert [event["reason"] for event in fake.all("events")] == ["Running"]
+
+
+async def test_a_job_that_was_there_before_the_operator_is_worked_on(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+
+
+async def test_the_normal_path_reads_nothing_and_writes_at_most_the_pods_and_five_more(fake, operator):
+    await settled(fake)
+    before = len(fake.log)
+    fake.create("ddpjobs", a_job(nodes=8))
+    await is_running(fake, nodes=8)
+    del fake.log[:before]
+    assert fake.reads() == []
+    assert len(fake.writes()) <= 8 + 5
+
+
+async def test_an_idle_operator_writes_nothing(fake, quick_resync, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    before = len(fake.writes())
+    lists = len(fake.reads("/api/v1/pods"))
+    await until(lambda: len(fake.reads("/api/v1/pods")) >= lists + 5)
+    assert len(fake.writes()) == before
+
+
+async def test_a_job_ends_complete(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    succeeds(fake, "digits-0-0", "digits-0-1")
+    await until(lambda: status(fake)["phase"] == "Complete")
+
+
+async def test_a_failure_restarts_the_gang_once_its_last_pod_has_ended(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fails(fake, "digits-0-1")
+    await until(lambda: status(fake)["reason"] == "WaitingForOldPods")
+    assert "digits-1-0" not in pods(fake)
+    fake.remove("pods", "digits-0-0")
+    await is_running(fake, attempt=1)
+    assert (status(fake)["restarts"], status(fake)["disruptions"]) == (1, 0)
+
+
+async def test_progress_is_written_at_intervals_and_the_last_of_it_always(fake, operator, monkeypatch):
+    monkeypatch.setattr(act, "PROGRESS_EVERY", 0.5)
+    fake.create("ddpjobs", a_job(nodes=12))
+    names = [f"digits-0-{index}" for index in range(11)]  # one never runs: all of it is progress
+    await until(lambda: status(fake).get("reason") == "ContainersStarting")
+    before = len(fake.log)
+    for name in names:
+        runs(fake, name)
+        await asyncio.sleep(0.05)
+    await until(lambda: status(fake)["nodes"]["ready"] == 11)
+    del fake.log[:before]
+    times = [a.time for a in fake.writes(".*/status")]
+    assert len(times) < len(names)
+    assert all(later - sooner >= 0.45 for sooner, later in itertools.pairwise(times))
+
+
+@pytest.mark.parametrize("namespaces", [("ml",)])
+async def test_an_operator_of_one_namespace_leaves_the_others_alone(fake, operator):
+    fake.create("ddpjobs", {**a_job("elsewhere"), "metadata": {"name": "elsewhere", "namespace": "other"}})
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    assert pods(fake) == ["digits-0-0", "digits-0-1"]
+    assert not [a for a in fake.log if a.path in ("/api/v1/pods", "/apis/ddpjob.dev/v1alpha1/ddpjobs")]
+
+
+# --- what was missed
+
+
+async def test_the_history_being_gone_stops_nothing(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.compact()
+    fake.create("ddpjobs", a_job("second"))
+    await until(lambda: "second-0-1" in pods(fake))
+    succeeds(fake, "digits-0-0", "digits-0-1")
+    await until(lambda: status(fake)["phase"] == "Complete")
+
+
+async def test_a_pod_deleted_while_no_watch_ran_is_noticed_and_confirmed_by_one_get(fake, quick_resync, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.fault("WATCH", ".*", refusal(500), times=float("inf"))
+    fake.remove("pods", "digits-0-1")
+    fake.compact()
+    before = len(fake.log)
+    await until(lambda: status(fake)["attempt"] == 1)
+    await until(
+        lambda: (
+            "digits-0-0" in [p["metadata"]["name"] for p in fake.all("pods") if p["metadata"].get("deletionTimestamp")]
+        )
+    )
+    assert len([a for a in fake.log[before:] if a.method == "GET" and a.path == POD_PATH]) == 1
+    assert (status(fake)["restarts"], status(fake)["disruptions"]) == (0, 1)
+
+
+async def test_a_pod_deleted_between_the_first_list_and_the_first_watch_is_noticed_soon(fake, discovery_held, operator):
+    fake.create("ddpjobs", a_job())
+    await until(lambda: status(fake).get("attemptStarted") == 0)
+    fake.remove("pods", "digits-0-1")
+    discovery_held.set()
+    await until(lambda: status(fake)["attempt"] == 1, seconds=15)
+
+
+async def test_a_job_deleted_while_no_watch_ran_is_forgotten(fake, quick_resync, operator, options):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.fault("WATCH", ".*", refusal(500), times=float("inf"))
+    fake.remove("ddpjobs", "digits")
+    fake.compact()
+    lists = len(fake.reads("/api/v1/pods"))
+    await until(lambda: len(fake.reads("/api/v1/pods")) >= lists + 3)
+    before = len(fake.writes())
+    fake.faults.clear()
+    fails(fake, "digits-0-1")
+    lists = len(fake.reads("/api/v1/pods"))
+    await until(lambda: len(fake.reads("/api/v1/pods")) >= lists + 3)
+    assert len(fake.writes()) == before
+
+
+async def test_a_list_older_than_a_pod_does_not_remove_it(fake, quick_resync, operator):
+    await settled(fake, quiet=0.05)
+    old = fake.snapshot()
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.stale_list = old
+    lists = len(fake.reads("/api/v1/pods"))
+    before = len(fake.writes())
+    await until(lambda: len(fake.reads("/api/v1/pods")) >= lists + 3)
+    assert len(fake.writes()) == before
+    assert fake.reads(POD_PATH) == []
+    succeeds(fake, "digits-0-0", "digits-0-1")
+    await until(lambda: status(fake)["phase"] == "Complete")
+
+
+async def test_an_old_event_of_a_job_neither_creates_nor_restarts_anything_again(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    running = copy.deepcopy(fake.get("ddpjobs", "digits"))
+    fails(fake, "digits-0-1")
+    await until(lambda: status(fake)["reason"] == "WaitingForOldPods")
+    fake.emit("ddpjobs", "MODIFIED", running)
+    fake.remove("pods", "digits-0-0")
+    await is_running(fake, attempt=1)
+    fake.emit("ddpjobs", "MODIFIED", running)
+    await settled(fake)
+    assert (status(fake)["attempt"], status(fake)["restarts"]) == (1, 1)
+    assert pods(fake) == ["digits-0-1", "digits-1-0", "digits-1-1"]
+
+
+async def test_pods_of_an_attempt_that_the_job_does_not_know_lead_to_another_look_at_the_job(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.fault("WATCH", ".*/ddpjobs", refusal(500), times=float("inf"))
+    fake.cut_watches()
+    pod = copy.deepcopy(fake.get("pods", "digits-0-1"))
+    fake.change("ddpjobs", "digits", status={**status(fake), "attempt": 1, "nodes": {"desired": 2}})
+    for name in ("digits-0-0", "digits-0-1"):
+        fake.remove("pods", name)
+    labels = {**pod["metadata"]["labels"], "ddpjob.dev/attempt": "1"}
+    meta = {"name": "digits-1-1", "labels": labels, "ownerReferences": pod["metadata"]["ownerReferences"]}
+    fake.create("pods", {**pod, "metadata": meta, "status": {"phase": "Pending"}})
+    await until(lambda: "digits-1-0" in pods(fake))
+    assert status(fake)["attempt"] == 1
+
+
+async def test_a_pod_that_no_list_shows_but_the_api_server_knows_costs_nothing(fake, quick_resync, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    labels = dict(fake.get("pods", "digits-0-1")["metadata"]["labels"])
+    del labels["app.kubernetes.io/managed-by"]
+    fake.change("pods", "digits-0-1", metadata={"labels": labels})
+    await until(lambda: len(fake.reads(POD_PATH)) >= 2)
+    assert (status(fake)["attempt"], status(fake).get("disruptions", 0)) == (0, 0)
+
+
+async def test_a_pod_that_lost_all_its_labels_is_a_lost_pod_and_not_asked_for_for_ever(fake, quick_resync, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.change("pods", "digits-0-1", metadata={"labels": {}})
+    await until(lambda: status(fake)["attempt"] == 1)
+    assert status(fake)["disruptions"] == 1
+    assert len(fake.reads(POD_PATH)) == 1
+
+
+# --- an API server that is ill
+
+
+async def test_an_api_server_that_answers_nothing_for_a_while_stops_nothing(fake, operator, monkeypatch):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.stall()
+    fails(fake, "digits-0-1")
+    before = len(fake.log)
+    await until(lambda: len(fake.log) > before)
+    fake.flow()
+    await until(lambda: status(fake)["restarts"] == 1)
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+async def test_an_api_server_that_refuses_for_a_while_stops_nothing(fake, operator, quick_retries, code):
+    fake.fault("POST|PUT|DELETE", "/api/v1/.*|.*/ddpjobs/.*", refusal(code), times=3)
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    assert pods(fake) == ["digits-0-0", "digits-0-1"]
+
+
+async def test_nothing_is_written_before_the_time_that_the_api_server_asked_for(fake, operator):
+    fake.fault("POST", ".*/pods", refusal(429, "TooManyRequests", **{"Retry-After": "1"}))
+    fake.create("ddpjobs", a_job())
+    await until(lambda: len(fake.writes(".*/pods")) == 2)
+    fake.create("ddpjobs", a_job("second"))
+    await until(lambda: "second-0-1" in pods(fake) and "digits-0-1" in pods(fake))
+    told = fake.writes(".*/pods")[0].time
+    assert not [a for a in fake.writes() if told + 0.1 < a.time < told + 0.9]
+
+
+@pytest.mark.parametrize("path", [".*/ddpjobs/digits/status", ".*/pods", ".*/services"])
+async def test_a_write_whose_answer_got_lost_is_not_done_twice(fake, operator, path):
+    fake.fault("POST|PUT", path, unanswered)
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    assert pods(fake) == ["digits-0-0", "digits-0-1"]
+    assert status(fake).get("restarts", 0) == 0
+
+
+async def test_a_conflict_on_the_status_leads_to_another_look_at_the_job(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.fault("WATCH", ".*/ddpjobs", refusal(500), times=float("inf"))
+    fake.cut_watches()
+    fake.change("ddpjobs", "digits", metadata={"annotations": {"somebody": "was here"}})
+    fails(fake, "digits-0-1")
+    await until(lambda: status(fake)["restarts"] == 1)
+    assert fake.reads("/apis/ddpjob.dev/v1alpha1/namespaces/ml/ddpjobs/digits")
+
+
+async def test_a_restart_that_could_not_be_written_is_counted_once(fake, operator, options):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.fault("PUT", ".*/status", refusal(409, "Conflict"))
+    fake.change("ddpjobs", "digits", metadata={"annotations": {"somebody": "was here"}})
+    fails(fake, "digits-0-1")
+    await until(lambda: status(fake)["restarts"] == 1)
+    await settled(fake)
+    assert 'ddpjob_restarts_total{cause="Failure"} 1.0' in await metrics(options)
+
+
+async def test_the_operator_ends_with_a_sentence_where_the_crd_is_not_served(fake, options):
+    fake.fault("GET", "/apis/ddpjob.dev/v1alpha1", refusal(404, "NotFound"), times=float("inf"))
+    with pytest.raises(CannotRun, match="Install the CRD"):
+        await asyncio.to_thread(asyncio.run, operate(options))
+
+
+async def test_the_operator_waits_for_an_api_server_that_is_starting(fake, operator):
+    fake.fault("GET", "/apis/ddpjob.dev/v1alpha1", refusal(503))
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+
+
+# --- what an API server refuses
+
+
+async def test_a_foreign_service_of_the_jobs_name_is_said_and_never_adopted(fake, operator):
+    fake.create("services", {"metadata": {"name": "digits"}, "spec": {}})
+    fake.create("ddpjobs", a_job())
+    await until(lambda: status(fake).get("reason") == "NameInUse")
+    assert "service digits" in status(fake)["message"]
+    assert pods(fake) == []
+    fake.remove("services", "digits")
+    await is_running(fake)
+
+
+async def test_a_pod_that_is_going_away_is_waited_for(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.remove("ddpjobs", "digits")
+    for name in pods(fake):
+        fake.change("pods", name, metadata={"deletionTimestamp": "2026-11-21T12:00:30Z"})
+    fake.remove("services", "digits")
+    fake.create("ddpjobs", a_job())
+    await until(lambda: status(fake).get("reason") == "NameInUse")
+    old = {pod["metadata"]["uid"] for pod in fake.all("pods")}
+    for name in pods(fake):
+        fake.remove("pods", name)
+    await is_running(fake)
+    assert not old & {pod["metadata"]["uid"] for pod in fake.all("pods")}
+
+
+async def test_an_invalid_pod_fails_the_job_with_the_api_servers_sentence(fake, operator):
+    fake.fault("POST", ".*/pods", refusal(422, "Invalid", "spec.containers[0].image: must not be blank"), float("inf"))
+    fake.create("ddpjobs", a_job())
+    await until(lambda: status(fake).get("phase") == "Failed")
+    assert status(fake)["reason"] == "InvalidPod"
+    assert "must not be blank" in status(fake)["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ('pods "digits-0-0" is forbidden: exceeded quota: small', "QuotaExceeded"),
+        ('pods "digits-0-0" is forbidden: violates PodSecurity "restricted:latest"', "PodSecurity"),
+        (
+            'pods "digits-0-0" is forbidden: unable to create new content: it is being terminated',
+            "NamespaceTerminating",
+        ),
+        ('pods is forbidden: User "it" cannot create resource "pods"', "Forbidden"),
+    ],
+)
+async def test_what_keeps_pods_from_being_created_is_said_while_it_lasts(fake, operator, quick_retries, words, reason):
+    fake.fault("POST", ".*/pods", refusal(403, "Forbidden", words), times=3)  # two pods, then one alone to try
+    fake.create("ddpjobs", a_job())
+    await until(lambda: status(fake).get("reason") == reason)
+    assert status(fake)["phase"] == "Pending"
+    await is_running(fake)

@@ -1,0 +1,242 @@
+"""One leader at a time, by a clock of each candidate's own."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from fake_api import refusal, unanswered
+from gang import a_job, until
+
+from ddpjob.controller import lease as module
+from ddpjob.controller.act import Actor
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.lease import DEADLINE, DURATION, Lease, LeaseLost
+from ddpjob.controller.main import CannotRun, operate
+from ddpjob.controller.metrics import Metrics
+from ddpjob.core import render
+from ddpjob.core.decide import decide
+from ddpjob.core.observe import observe
+
+LEASE = ".*/leases/op"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "RETRY", 0.01)
+    monkeypatch.setattr(module, "TIMEOUT", 0.5)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def a_lease(api, clock):
+    return lambda identity="first": Lease(api, "ml", "op", identity, clock)
+
+
+@pytest.fixture
+async def background():
+    """Runs a coroutine until the test ends."""
+    tasks = []
+
+    def run(work):
+        tasks.append(asyncio.create_task(work))
+        return tasks[-1]
+
+    yield run
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def holder(fake):
+    return (fake.get("leases", "op") or {}).get("spec", {}).get("holderIdentity")
+
+
+async def looked_at(fake, times=5):
+    """The candidate has read the Lease some times more."""
+
+    def reads():
+        return sum(a.method == "GET" and a.path.endswith("/leases/op") for a in fake.log)
+
+    enough = reads() + times
+    await until(lambda: reads() >= enough)
+
+
+async def test_a_free_lease_is_taken(fake, a_lease):
+    lease = a_lease()
+    await lease.acquire()
+    assert holder(fake) == "first"
+    lease.check()
+
+
+async def test_of_many_candidates_one_gets_it(fake, a_lease, background):
+    candidates = [background(a_lease(f"candidate-{n}").acquire()) for n in range(5)]
+    await until(lambda: any(task.done() for task in candidates))
+    await looked_at(fake, 20)
+    assert sum(task.done() for task in candidates) == 1
+
+
+async def test_a_candidate_waits_as_long_as_the_lease_moves(fake, a_lease, background, clock):
+    first = a_lease()
+    await first.acquire()
+    waiting = background(a_lease("second").acquire())
+    for _ in range(4):
+        await looked_at(fake)
+        clock.now += DURATION - 1
+        await first._renew()
+        await looked_at(fake)
+    assert not waiting.done()
+
+
+async def test_a_candidate_takes_over_when_the_lease_has_not_moved_for_its_duration(fake, a_lease, background, clock):
+    await a_lease().acquire()
+    waiting = background(a_lease("second").acquire())
+    await looked_at(fake)
+    clock.now += DURATION
+    await looked_at(fake)
+    assert not waiting.done()
+    clock.now += 1
+    await asyncio.wait_for(waiting, 10)
+    assert holder(fake) == "second"
+
+
+async def test_a_released_lease_is_taken_at_once(fake, a_lease, background):
+    first = a_lease()
+    await first.acquire()
+    waiting = background(a_lease("second").acquire())
+    await looked_at(fake)
+    await first.release()
+    await asyncio.wait_for(waiting, 10)
+    assert holder(fake) == "second"
+    with pytest.raises(LeaseLost):
+        first.check()
+
+
+async def test_the_holder_stops_before_a_successor_may_start(a_lease, clock):
+    lease = a_lease()
+    await lease.acquire()
+    clock.now = DEADLINE - 0.1
+    lease.check()
+    clock.now = DEADLINE
+    with pytest.raises(LeaseLost):
+        lease.check()
+    assert DEADLINE < DURATION
+
+
+@pytest.mark.parametrize("ill", ["refuses", "stalls"])
+async def test_a_lease_that_cannot_be_renewed_in_time_is_lost(fake, a_lease, background, clock, ill):
+    lease = a_lease()
+    await lease.acquire()
+    keeping = background(lease.keep())
+    if ill == "stalls":
+        fake.stall()
+    else:
+        fake.fault("PUT", LEASE, refusal(500), times=float("inf"))
+    before = len(fake.log)
+    await until(lambda: len(fake.log) >= before + 2)
+    assert not keeping.done()
+    clock.now += DEADLINE
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(keeping, 10)
+
+
+async def test_a_renewal_counts_from_when_it_was_sent(fake, a_lease, clock):
+    lease = a_lease()
+    await lease.acquire()
+    fake.stall()
+    renewing = asyncio.create_task(lease._renew())
+    before = len(fake.log)
+    await until(lambda: len(fake.log) > before)
+    clock.now += 4
+    fake.flow()
+    await renewing
+    assert lease.remaining == DEADLINE - 4
+
+
+async def test_a_lease_in_other_hands_is_lost_at_once(fake, a_lease, background):
+    lease = a_lease()
+    await lease.acquire()
+    fake.change("leases", "op", spec={"holderIdentity": "second"})
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(lease.keep(), 10)
+
+
+async def test_a_lease_that_somebody_deleted_is_lost_at_once(fake, a_lease):
+    lease = a_lease()
+    await lease.acquire()
+    fake.remove("leases", "op")
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(lease.keep(), 10)
+
+
+async def test_a_renewal_whose_answer_got_lost_is_no_loss(fake, a_lease, background, clock):
+    lease = a_lease()
+    await lease.acquire()
+    fake.fault("PUT", LEASE, unanswered)
+    clock.now = 5
+    keeping = background(lease.keep())
+    await until(lambda: lease.remaining == DEADLINE)
+    assert not keeping.done()
+
+
+async def test_a_lease_deleted_while_two_fought_for_it_can_be_made_again(fake, a_lease, background):
+    fake.create("leases", {"metadata": {"name": "op"}, "spec": {"holderIdentity": ""}})
+    fake.fault("PUT", LEASE, refusal(409, "Conflict"), times=float("inf"))
+    waiting = background(a_lease().acquire())
+    await looked_at(fake)
+    fake.remove("leases", "op")
+    await asyncio.wait_for(waiting, 10)
+    assert holder(fake) == "first"
+
+
+async def test_what_was_lost_is_not_released(fake, a_lease, clock):
+    lease = a_lease()
+    await lease.acquire()
+    clock.now = DEADLINE
+    before = len(fake.log)
+    await lease.release()
+    assert len(fake.log) == before
+
+
+async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):
+    lease, cache = a_lease(), Cache()
+    await lease.acquire()
+    cache.see_job(fake.create("ddpjobs", a_job()))
+    seen = cache.job(("ml", "digits"))
+    actor = Actor(api, cache, lease, render.Settings(), "first", clock, Metrics(cache, ()))
+    plan = decide(observe(seen.job, ()), datetime.now(UTC))
+    clock.now = DEADLINE
+    with pytest.raises(LeaseLost):
+        await actor.apply(seen, plan)
+    assert fake.writes() == []
+
+
+async def test_an_operator_that_lost_its_lease_ends_with_a_sentence(fake, options):
+    running = asyncio.create_task(asyncio.to_thread(asyncio.run, operate(options)))
+    await until(lambda: fake.get("leases", "ddpjob-operator", "default"))
+    fake.change("leases", "ddpjob-operator", "default", spec={"holderIdentity": "second"})
+    with pytest.raises(CannotRun, match="another operator may lead"):
+        await running
+    assert fake.get("leases", "ddpjob-operator", "default")["spec"]["holderIdentity"] == "second"
+
+
+async def test_an_operator_that_ends_gives_its_lease_back(fake, options):
+    async def a_short_life():
+        running = asyncio.create_task(operate(options))
+        while not fake.get("leases", "ddpjob-operator", "default"):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+
+    await asyncio.to_thread(asyncio.run, a_short_life())
+    assert fake.get("leases", "ddpjob-operator", "default")["spec"]["holderIdentity"] == ""

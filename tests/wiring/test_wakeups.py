@@ -1,0 +1,170 @@
+"""The queue: each job at most once, never in two hands, at the earliest time that was asked for."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpjob.controller.wake import LONGEST_RETRY, Wakeups
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock):
+    return Wakeups[str](clock)
+
+
+async def taken(queue):
+    """What a worker gets now, or None where it would have to wait."""
+    try:
+        return await asyncio.wait_for(queue.get(), 0.02)
+    except TimeoutError:
+        return None
+
+
+async def test_a_key_that_was_added_often_is_worked_on_once(queue):
+    for _ in range(3):
+        queue.add("a")
+    assert await taken(queue) == "a"
+    queue.done("a")
+    assert await taken(queue) is None
+
+
+async def test_no_two_workers_have_the_same_key(queue):
+    queue.add("a")
+    assert await taken(queue) == "a"
+    queue.add("a")
+    queue.add("b")
+    assert await taken(queue) == "b"
+    assert await taken(queue) is None
+
+
+async def test_a_key_added_while_it_is_worked_on_is_worked_on_again(queue):
+    queue.add("a")
+    await taken(queue)
+    queue.add("a")
+    queue.done("a")
+    assert await taken(queue) == "a"
+
+
+@pytest.mark.parametrize("wishes", [(5, 10), (10, 5)])
+async def test_the_earliest_wish_wins_and_serves_the_later_ones(queue, clock, wishes):
+    for after in wishes:
+        queue.add("a", after)
+    clock.now = 4.9
+    assert await taken(queue) is None
+    clock.now = 5
+    assert await taken(queue) == "a"
+    queue.done("a")
+    clock.now = 10
+    assert await taken(queue) is None
+
+
+async def test_a_failed_key_comes_back_later_each_time_and_soon_again_after_a_success(queue, clock):
+    async def fails_and_comes_back_after(seconds):
+        queue.done("a", failed=True)
+        clock.now += seconds - 0.1
+        assert await taken(queue) is None
+        clock.now += 0.2
+        assert await taken(queue) == "a"
+
+    queue.add("a")
+    await taken(queue)
+    for seconds in (0.5, 1, 2, 4, 8, 16, 32, LONGEST_RETRY, LONGEST_RETRY):
+        await fails_and_comes_back_after(seconds)
+    queue.done("a")
+    queue.add("a")
+    await taken(queue)
+    await fails_and_comes_back_after(0.5)
+
+
+async def test_news_of_a_failing_key_is_not_kept_waiting(queue):
+    queue.add("a")
+    await taken(queue)
+    queue.done("a", failed=True)
+    queue.add("a")
+    assert await taken(queue) == "a"
+
+
+async def test_a_waiting_worker_is_woken_by_an_earlier_key_than_the_one_it_waits_for(queue):
+    queue.add("late", 1000)
+    worker = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add("now")
+    assert await asyncio.wait_for(worker, 5) == "now"
+
+
+async def test_of_two_waiting_workers_each_gets_one_of_two_keys(queue):
+    workers = [asyncio.create_task(queue.get()) for _ in range(2)]
+    await asyncio.sleep(0)
+    queue.add("a")
+    queue.add("b")
+    assert set(await asyncio.wait_for(asyncio.gather(*workers), 5)) == {"a", "b"}
+
+
+def test_its_length_is_what_is_due(queue):
+    queue.add("now")
+    queue.add("later", 10)
+    assert len(queue) == 1
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from("abc"), st.sampled_from([0, 1, 5])),
+        st.tuples(st.just("take")),
+        st.tuples(st.just("done"), st.sampled_from("abc"), st.booleans()),
+        st.tuples(st.just("pass"), st.sampled_from([0.5, 1, 5])),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=50)
+@given(STEPS)
+def test_whatever_happens_no_key_is_lost_and_none_is_in_two_hands(steps):
+    asyncio.run(_play(steps))
+
+
+async def _play(steps):
+    clock = Clock()
+    queue, hands, wanted = Wakeups[str](clock), set(), set()
+
+    def take():
+        key, _ = queue._next()
+        if key is not None:
+            assert key not in hands
+            hands.add(key)
+            wanted.discard(key)
+
+    for kind, *details in steps:
+        if kind == "add":
+            queue.add(*details)
+            wanted.add(details[0])
+        elif kind == "take":
+            take()
+        elif kind == "pass":
+            clock.now += details[0]
+        elif details[0] in hands:
+            hands.remove(details[0])
+            queue.done(*details)
+    for key in list(hands):
+        hands.remove(key)
+        queue.done(key)
+    clock.now += LONGEST_RETRY
+    for _ in range(3):
+        take()
+    assert not wanted
