@@ -75,14 +75,14 @@ class Cache:
         return ours
 
     def see_pod(self, body: Dict) -> bool:
-        owner, pod, version = owner_uid(body), read_pod(body), version_of(body)
-        if not owner or pod is None or pod.uid in self.gone:
+        owner, uid, version = owner_uid(body), body["metadata"]["uid"], version_of(body)
+        old = self.pods.get(owner, {}).get(uid)
+        if not owner or uid in self.gone or (old and old.version >= version):
             return False
-        known = self.pods.setdefault(owner, {})
-        old = known.get(pod.uid)
-        if old and old.version >= version:
+        pod = read_pod(body)
+        if pod is None:
             return False
-        known[pod.uid] = SeenPod(pod, key_of_pod(body), version)
+        self.pods.setdefault(owner, {})[uid] = SeenPod(pod, key_of_pod(body), version)
         return old is None or old.pod != pod
 
     def forget_pod(self, body: Dict) -> bool:
