@@ -30,7 +30,7 @@ bench: $(STAMP) ## the published figures of the operator, on a kind cluster of f
 
 images: ## the operator's and the trainer's image
 	docker build -t ddpjob-operator:0.1.0 .
-	docker build -t ddpjob-trainer:cpu -f images/cpu/Dockerfile .
+	docker build -t ddpjob-trainer:cpu -f images/cpu/Dockerfile $(if $(PIP_EXTRA_INDEX_URL),--build-arg PIP_EXTRA_INDEX_URL=$(PIP_EXTRA_INDEX_URL)) .
 
 clean: ## remove the environment and the runs
 	rm -rf $(VENV) ddpjob-runs
@@ -38,7 +38,7 @@ clean: ## remove the environment and the runs
 # torch first and by itself, so that no other package's range decides which build comes.
 $(STAMP): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.12 …")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "Install the venv module (on Debian: apt install python3-venv)."; exit 1; }
 	@echo "Setting up $(VENV): torch, then the rest; a few minutes the first time."
 	@$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e 'operator[controller,local]' -e trainer -r requirements-dev.txt

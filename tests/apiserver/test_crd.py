@@ -92,6 +92,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "checkpoint without claim": ({"checkpoint": {}}, "spec.checkpoint.claimName: Required value"),
     "negative restarts": ({"failurePolicy": {"maxRestarts": -1}}, "should be greater than or equal to 0"),
     "negative disruptions": ({"failurePolicy": {"maxDisruptions": -1}}, "should be greater than or equal to 0"),
+    "a quantity of another world": (
+        {"resources": {"limits": {"memory": "1GB"}}},
+        "spec.resources.limits.memory in body should match",
+    ),
     "empty launcher": ({"torchrun": {"command": []}}, "spec.torchrun.command in body should have at least 1 items"),
     "is_host": ({"torchrun": {"rdzvConf": {"is_host": "1"}}}, "rdzvConf.is_host is the operator's; remove it"),
     "the operator's volume": ({"volumes": [{"name": "ddpjob-shm", "emptyDir": {}}]}, OPERATORS_VOLUME),
@@ -128,13 +132,14 @@ for field, value in {"restartPolicy": "Always", "hostname": "h", "subdomain": "s
 for field, value in {
     "command": ["sh"],
     "args": ["-c"],
+    "resources": {"limits": {"cpu": "1"}},
     "restartPolicy": "Never",
     "terminationMessagePath": "/x",
     "terminationMessagePolicy": "File",
 }.items():
     REFUSED[f"trainer's {field}"] = (
         {"podTemplate": overlay(**{field: value})},
-        "trainer are the operator's; remove them and use spec.args and spec.torchrun.command",
+        "trainer are the operator's; use spec.args, spec.resources and spec.torchrun.command",
     )
 for variable in (
     "RANK",
@@ -522,6 +527,7 @@ def test_the_whole_status_is_kept(jobs: Jobs) -> None:
         "observedGeneration": 1,
         "conditions": [{**condition, "observedGeneration": 1}],
         "attempt": 1,
+        "attemptTime": "2026-11-21T10:00:00Z",
         "attemptStarted": -1,
         "restarts": 1,
         "disruptions": 0,

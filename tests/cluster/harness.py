@@ -266,6 +266,7 @@ class Space:
     def watching_pods(self) -> Iterator[list[str]]:
         """Collects "NAME UID" of every pod that this namespace ever had inside; complete after the block."""
         seen: list[str] = []
+        there = {f"{pod['metadata']['name']} {pod['metadata']['uid']}" for pod in self.cluster.list("pods", self.name)}
         columns = "--output=custom-columns=NAME:.metadata.name,UID:.metadata.uid"
         command = ["kubectl", "--kubeconfig", self.cluster.kubeconfig, "--namespace", self.name]
         watch = subprocess.Popen(
@@ -275,7 +276,7 @@ class Space:
             yield seen
         finally:
             watch.terminate()
-            seen += sorted({" ".join(line.split()) for line in (watch.communicate()[0] or "").splitlines()})
+            seen += sorted(there | {" ".join(line.split()) for line in (watch.communicate()[0] or "").splitlines()})
 
     # -- waiting
 

@@ -197,13 +197,18 @@ def test_a_whole_spec_is_read():
 def test_pod_fields_stay_as_they_are():
     texts = dict.fromkeys(("imagePullPolicy", "serviceAccountName", "priorityClassName"), "x")
     objects = {"resources": {"limits": {"cpu": 1}}, "nodeSelector": {"a": "b"}, "affinity": {"nodeAffinity": {}}}
-    lists = {name: [{"name": "x", "deep": {"er": [1]}}] for name in POD_FIELDS if name not in {**texts, **objects}}
+    lists = {
+        name: [{"name": "x", "mountPath": "/x", "deep": {"er": [1]}}]
+        for name in POD_FIELDS
+        if name not in {**texts, **objects}
+    }
     fields = {**texts, **objects, **lists}
     assert Spec.from_dict(a_spec(**fields)).pod_fields == fields
 
 
 def test_fields_that_say_nothing_are_absent():
     assert Spec.from_dict(a_spec(**dict.fromkeys(POD_FIELDS))).pod_fields == {}
+    assert Spec.from_dict(a_spec(serviceAccountName="", priorityClassName="")).pod_fields == {}
     assert (
         Spec.from_dict(a_spec(checkpoint=None, failurePolicy=None, torchrun=None, podTemplate=None)).checkpoint is None
     )

@@ -1,6 +1,7 @@
 """Who is to blame for the end of an attempt, from what torchrun really writes."""
 
 from itertools import permutations
+from time import process_time
 
 import pytest
 from builders import (
@@ -133,7 +134,35 @@ def test_the_culprit_is_blamed_and_never_the_follower(case, order):
 @pytest.mark.parametrize("case", ["raise", "exit", "kill"])
 def test_a_follower_that_is_seen_first_is_not_blamed_meanwhile(case):
     pods = a_pod(0, failed(torchrun_tail(f"{case}-follower"))), a_pod(1, running())
-    assert isinstance(verdict_on(*pods, now=NOW), Undecided)
+    assert isinstance(verdict_on(*pods, now=at(-600)), Undecided)
+
+
+@pytest.mark.parametrize("zone", [-8, 0, 5.75, 9])
+def test_torchruns_local_time_is_brought_to_the_pods_end_whatever_its_time_zone(zone):
+    local = at(zone * 3600 - 2)
+    ended_here = a_pod(0, failed(a_follower(0, when=local), when=NOW))
+    assert isinstance(verdict_on(ended_here, a_pod(1, running()), now=at(7)), Undecided)
+    assert verdict_on(ended_here, a_pod(1, running()), now=at(9)).index == 0
+
+
+def test_a_message_made_to_be_slow_to_read_is_not():
+    """Whoever writes the termination message must not be able to stop the operator."""
+    nasty = (
+        "Root Cause (first observed failure):time : a\n" * 40 + "rank : 1\n" * 60 + "exitcode : 1\n" * 60 + "\n" * 500
+    )[:4096]
+    began = process_time()
+    for number in range(50):
+        read_summary(f"{nasty}{number}")
+    once = (process_time() - began) / 50
+    plain = process_time()
+    for number in range(50):
+        read_summary(f"{torchrun_tail('raise')}{number}")
+    assert once < 20 * max((process_time() - plain) / 50, 1e-4)
+
+
+def test_a_container_that_the_kubelet_lost_is_a_disruption():
+    lost = ended(137, reason="ContainerStatusUnknown")
+    assert verdict_on(a_pod(0, lost), a_pod(1, running())).cause is Cause.DISRUPTION
 
 
 @pytest.mark.parametrize("case", ["raise", "kill", "exit"])

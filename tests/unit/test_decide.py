@@ -108,12 +108,14 @@ def test_a_finished_job_keeps_up_with_its_generation():
     assert condition(status, "Complete")["observedGeneration"] == 7
 
 
-def test_a_spec_that_cannot_be_read_fails_the_job_with_its_sentence():
-    plan = look(a_job(image=""))
-    assert plan.status.has(Condition.FAILED)
+def test_a_spec_that_cannot_be_read_is_said_and_nothing_is_touched():
+    """The CRD is newer than the operator, in the middle of an upgrade: a running job runs on."""
+    job = a_job(status=a_status(), suspend=False)
+    plan = look(job, a_pod(0, running()), a_pod(1, running()))
+    assert not plan.status.finished
     assert plan.status.reason == Reason.INVALID_SPEC
-    assert "spec.image" in plan.status.message
-    assert plan.create == ()
+    assert "suspend" in plan.status.message
+    assert (plan.create, plan.delete, plan.events) == ((), (), ())
 
 
 def test_a_finished_job_that_cannot_be_read_any_more_stays_as_it_is():
@@ -259,7 +261,9 @@ def test_any_other_reason_to_wait_is_told_in_its_own_word():
 def test_a_starting_pod_is_named_with_its_node():
     status = look(a_starting_job(), a_pod(0, running()), a_pod(1, waiting())).status
     assert (status.phase, status.reason) == (Phase.STARTING, Reason.STARTING)
-    assert status.message == "1 of 2 nodes run; digits-0-1 on node node-1 is being set up"
+    assert (
+        status.message == "1 of 2 nodes run; digits-0-1 on node node-1 is being set up (kubectl describe it for more)"
+    )
 
 
 # --- running

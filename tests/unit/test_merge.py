@@ -72,8 +72,15 @@ def test_neither_side_is_changed():
 @pytest.mark.parametrize("field", MERGE_KEYS)
 def test_lists_with_a_key_are_merged_by_it(field):
     key = MERGE_KEYS[field]
-    base, overlay = [{key: "a", "x": 1}, {key: "b"}], [{key: "c"}, {key: "a", "y": 2}]
-    assert merge({field: base}, {field: overlay}) == {field: [{key: "a", "x": 1, "y": 2}, {key: "b"}, {key: "c"}]}
+    base, overlay = [{key: "a", "x": {"p": 1}}, {key: "b"}], [{key: "c"}, {key: "a", "x": {"q": 2}}]
+    merged = [{key: "a", "x": {"p": 1, "q": 2}}, {key: "b"}, {key: "c"}]
+    assert merge({field: base}, {field: overlay}) == {field: merged}
+
+
+@pytest.mark.parametrize(("field", "old", "new"), [("env", "value", "valueFrom"), ("volumes", "emptyDir", "hostPath")])
+def test_a_new_source_drops_the_old_one(field, old, new):
+    base, overlay = [{"name": "a", old: {}}], [{"name": "a", new: {}}]
+    assert merge({field: base}, {field: overlay}) == {field: [{"name": "a", new: {}}]}
 
 
 def test_ports_are_told_apart_by_their_number():

@@ -218,3 +218,20 @@ def test_an_attempt_is_latched_by_its_own_number():
 def test_times_are_read_as_kubernetes_writes_them():
     assert read_pod(a_pod(0, failed(when=NOW))).finished == NOW
     assert time_to_text(NOW) == "2026-11-21T12:00:00Z"
+
+
+def an_init(state, name="prepare"):
+    return {"initContainerStatuses": [{"name": name, "state": state}]}
+
+
+def test_an_init_container_that_failed_is_the_jobs_own_failure():
+    status = {"phase": "Failed", **an_init({"terminated": {"exitCode": 3, "message": "no data"}})}
+    pod = read_pod(a_pod(0, status))
+    assert (pod.fate, pod.exit_code, pod.disruption) == (Fate.FAILED, 3, None)
+    assert pod.message == "init container prepare: no data"
+    assert not pod.started
+
+
+def test_what_an_init_container_waits_for_is_said_with_its_name():
+    status = {"phase": "Pending", **an_init({"waiting": {"reason": "ErrImagePull", "message": "not found"}})}
+    assert read_pod(a_pod(0, status)).blocked.message == "init container prepare: not found"

@@ -391,3 +391,25 @@ def test_other_addresses_can_be_given():
 
     flags = flags_of(render(1, settings=replace(Settings(), addresses=Here())))
     assert (flags["rdzv-endpoint"], flags["local-addr"]) == ("127.0.0.1:1", "127.0.0.2")
+
+
+def test_a_restricted_pods_other_containers_are_hardened_too():
+    overlay = {
+        "spec": {"containers": [{"name": "mesh", "image": "m"}], "initContainers": [{"name": "i", "image": "m"}]}
+    }
+    pod = render(podTemplate=overlay, settings=RESTRICTED)
+    for container in (*pod["spec"]["containers"], *pod["spec"]["initContainers"]):
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_users_node_affinity_keeps_the_profiles_instance_type():
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    zone = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]}
+    affinity = {"nodeAffinity": {required: {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}}}
+    pod = render(accelerator="trn1.32xlarge", affinity=affinity)
+    terms = pod["spec"]["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
+    assert len(terms) == 2
+    for term in terms:
+        assert term["matchExpressions"][0] == zone
+        assert term["matchExpressions"][1]["key"] == "node.kubernetes.io/instance-type"

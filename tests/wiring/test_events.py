@@ -11,7 +11,9 @@ from fake_api import refusal, unanswered
 from gang import a_job, fails, is_running, pods, runs, status, succeeds, until
 
 from ddpjob.controller import act, reconcile, wake
+from ddpjob.controller.cache import Cache
 from ddpjob.controller.main import CannotRun, operate
+from ddpjob.controller.reconcile import Reconciler
 
 POD_PATH = "/api/v1/namespaces/ml/pods/digits-0-1"
 
@@ -238,7 +240,7 @@ async def test_a_pod_that_no_list_shows_but_the_api_server_knows_costs_nothing(f
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     labels = dict(fake.get("pods", "digits-0-1")["metadata"]["labels"])
-    del labels["app.kubernetes.io/managed-by"]
+    del labels["ddpjob.dev/job"]
     fake.change("pods", "digits-0-1", metadata={"labels": labels})
     await until(lambda: len(fake.reads(POD_PATH)) >= 2)
     assert (status(fake)["attempt"], status(fake).get("disruptions", 0)) == (0, 0)
@@ -383,3 +385,13 @@ async def test_what_keeps_pods_from_being_created_is_said_while_it_lasts(fake, o
     await until(lambda: status(fake).get("reason") == reason)
     assert status(fake)["phase"] == "Pending"
     await is_running(fake)
+
+
+async def test_no_job_is_looked_at_before_the_pods_were_listed():
+    """An operator that died between the status of attempt 1 and its deletes leaves attempt 0 running, yet unseen."""
+    cache = Cache()
+    cache.see_job(
+        {**a_job(), "metadata": {**a_job()["metadata"], "namespace": "ml", "uid": "u", "resourceVersion": "1"}}
+    )
+    nobody_acts = Reconciler(api=None, cache=cache, actor=None, queue=None, metrics=None)
+    await nobody_acts.look_at(("ml", a_job()["metadata"]["name"]))

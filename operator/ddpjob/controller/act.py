@@ -179,7 +179,7 @@ class Actor:
             if error.status == 409 and error.reason == "AlreadyExists":
                 created = await self._existing(job, f"{path}/{body['metadata']['name']}")
             else:
-                raise refused_or_error(error) from error
+                raise refused_or_error(error, restricted=self.settings.restricted) from error
         if plural == "pods":
             self.cache.see_pod(created)
 
@@ -261,10 +261,12 @@ class Refused(Exception):
         self.reason, self.message, self.final = reason, message, final
 
 
-def refused_or_error(error: ApiError) -> Exception:
+def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
     """What the API server's answer to a create means for the job; what is none of its doing stays an error."""
     text = error.message
-    if error.status == 422 or (error.status == 400 and "quantit" not in text.lower()):
+    if "admission webhook" in text or "calling webhook" in text:  # somebody's policy, or its server is down
+        return Refused(Reason.FORBIDDEN, text)
+    if error.status in (400, 422):
         return Refused(Reason.INVALID_POD, text, final=True)
     if error.status == 404:
         return Refused(Reason.NAMESPACE_ENDING, text)
@@ -273,9 +275,10 @@ def refused_or_error(error: ApiError) -> Exception:
     if "exceeded quota" in text or "failed quota" in text:
         return Refused(Reason.QUOTA, text)
     if "violates PodSecurity" in text:
-        return Refused(
-            Reason.POD_SECURITY, f"{text}. Install the operator with podSecurity=restricted (a value of its chart)."
+        advice = (
+            "podTemplate or volumes ask for more" if restricted else "install the operator with podSecurity=restricted"
         )
+        return Refused(Reason.POD_SECURITY, f"{text}. What to do: {advice}.")
     if "being terminated" in text:
         return Refused(Reason.NAMESPACE_ENDING, text)
     return Refused(Reason.FORBIDDEN, text)

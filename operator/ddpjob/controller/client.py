@@ -26,7 +26,8 @@ LONGEST_PAUSE = 60.0
 """Seconds; an API server that asks for more is asked again all the same."""
 
 JOBS = f"apis/{names.GROUP}/{names.VERSION}"
-MANAGED = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
+OUR_PODS = names.LABEL_JOB
+"""Selects by a label's presence, and by one that podTemplate cannot overwrite (others are often set for all of a chart)."""
 
 
 class ApiError(Exception):

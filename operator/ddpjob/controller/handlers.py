@@ -12,7 +12,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key, key_of_job, key_of_pod
-from ddpjob.controller.client import MANAGED
+from ddpjob.controller.client import OUR_PODS
 from ddpjob.controller.wake import Wakeups
 from ddpjob.core import names
 from ddpjob.core.observe import owner_uid
@@ -96,7 +96,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.client_timeout = 330
     chosen.watching.connect_timeout = 10
     chosen.watching.chunk_size = 500
-    chosen.watching.label_selectors["pods"] = MANAGED
+    chosen.watching.label_selectors["pods"] = OUR_PODS
     chosen.networking.request_timeout = 30
     chosen.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 34, 34)  # rides out an upgrade of the API server
     chosen.networking.enforce_retry_after = True

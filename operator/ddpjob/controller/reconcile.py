@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key
-from ddpjob.controller.client import JOBS, MANAGED, Api, ApiError, Unreachable
+from ddpjob.controller.client import JOBS, OUR_PODS, Api, ApiError, Unreachable
 from ddpjob.controller.lease import LeaseLost
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.wake import Wakeups
@@ -67,7 +67,7 @@ class Reconciler:
 
     async def look_at(self, key: Key) -> None:
         seen = self.cache.job(key)
-        if seen is None:
+        if seen is None or not self.synced:  # before the first LIST of pods an older attempt's may be out of sight
             return
         job = seen.job
         observation = observe(job, self.cache.pods_of(job.uid), self.actor.refusal_of(job.uid))
@@ -96,7 +96,7 @@ class Reconciler:
             scope = f"/namespaces/{namespace}" if namespace else ""
             jobs, version = await self._list(f"{JOBS}{scope}/{names.PLURAL}", self.cache.see_job)
             self.cache.keep_jobs(jobs, version, namespace)
-            pods, pods_version = await self._list(f"api/v1{scope}/pods", self.cache.see_pod, MANAGED)
+            pods, pods_version = await self._list(f"api/v1{scope}/pods", self.cache.see_pod, OUR_PODS)
             self.cache.keep_pods(pods, pods_version, namespace)
             versions.append(version)
         for key in list(self.cache.jobs):

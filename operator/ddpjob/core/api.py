@@ -52,7 +52,14 @@ JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
 RDZV_VALUE = re.compile(r"[^,=\s]+")
 OWNED_POD_FIELDS = ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")
-OWNED_TRAINER_FIELDS = ("command", "args", "terminationMessagePath", "terminationMessagePolicy", "restartPolicy")
+OWNED_TRAINER_FIELDS = (
+    "command",
+    "args",
+    "resources",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+    "restartPolicy",
+)
 
 
 class SpecError(ValueError):
@@ -177,7 +184,7 @@ class Spec:
             rdzv_conf=_rdzv_conf(torchrun.get("rdzvConf")),
             checkpoint=Checkpoint.from_dict(fields.get("checkpoint")),
             failure_policy=FailurePolicy.from_dict(fields.get("failurePolicy")),
-            pod_fields={key: _pod_field(key, fields[key]) for key in POD_FIELDS if fields.get(key) is not None},
+            pod_fields={key: _pod_field(key, fields[key]) for key in POD_FIELDS if fields.get(key) not in (None, "")},
             pod_template=_pod_template(fields.get("podTemplate")),
         )
 
@@ -193,10 +200,26 @@ def _pod_field(key: str, value: Any) -> Any:
     if key in TEXT_FIELDS:
         return _text(value, where)
     if key not in OBJECT_FIELDS:
+        for item in _objects(value, where):
+            _check_item(key, item, where)
         return list(_objects(value, where))
     for kind in ("limits", "requests") if key == "resources" else ():
         _object(_object(value, where).get(kind), f"{where}.{kind}")
     return _object(value, where)
+
+
+def _check_item(key: str, item: Dict, where: str) -> None:
+    """The few things in a list's item that YAML gets wrong most often."""
+    for field_name in {"env": ("name",), "volumes": ("name",), "volumeMounts": ("name", "mountPath")}.get(key, ()):
+        _text(item.get(field_name), f"{where}'s {field_name}")
+    if key == "env" and "valueFrom" not in item and not isinstance(item.get("value", ""), str):
+        raise SpecError(
+            f"{where}: the value of {item['name']} must be a text, {item['value']!r} is none; put it in quotes."
+        )
+    if key == "volumes" and str(item["name"]).startswith("ddpjob-"):
+        raise SpecError(
+            f"{where}: the name {item['name']} begins with ddpjob-, which is the operator's; choose another."
+        )
 
 
 def _rdzv_conf(data: Any) -> Mapping[str, str]:

@@ -7,9 +7,10 @@ termination message (2048 bytes); the agent's own log line carries microseconds,
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from ddpjob.core.names import Cause, Reason
 from ddpjob.core.observe import Fate, Pod, Sign
@@ -31,18 +32,21 @@ INTERRUPTED = (143, -15)
 RENDEZVOUS_TIMEOUT = re.compile(r"RendezvousTimeoutError|RendezvousConnectionError")
 
 AGENT_LINE = re.compile(r"^E(\d{4} \d\d:\d\d:\d\d\.\d+) .*failed \(exitcode: -?\d+\)", re.MULTILINE)
-ROOT_CAUSE = re.compile(
-    r"Root Cause \(first observed failure\):.*?"
-    r"time\s+: (?P<time>\S+).*?rank\s+: (?P<rank>\d+).*?exitcode\s+: (?P<code>-?\d+)[^(\n]*\(pid: \d+\)(?P<signal>[^\n]*)"
-    r"(?P<rest>.*)",
-    re.DOTALL,
-)
+ROOT_CAUSE = "Root Cause (first observed failure):"
+FIELD = re.compile(r"[ \t]*(time|rank|exitcode)[ \t]+: (\S+)(.*)")
+PID = re.compile(r"\(pid: \d+\)")
 EXCEPTION = re.compile(
-    r"^\s*(?:\[rank\d+\]:\s?)?(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::.*)?)$",
+    r"^[ \t]*(?:\[rank\d+\]:\s?)?(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::.*)?)$",
     re.MULTILINE,
 )
 LAUNCHER_ERROR = re.compile(r"^[\w.]*(?:ChildFailedError|SignalException|Rendezvous\w*Error)\b", re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last):\n  File "
+
+QUARTER = timedelta(minutes=15)
+"""Every time zone is a whole number of these away from UTC."""
+
+MOST_LINES = 400
+INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 CUT = 2040
 """A termination message this long (bytes) is the tail of a log, so its first line may be half a line."""
@@ -89,23 +93,35 @@ class Undecided:
     until: datetime
 
 
+@lru_cache(maxsize=4096)
 def read_summary(message: str) -> Summary | None:
-    """torchrun's failure summary in a termination message, if there is one."""
-    found = ROOT_CAUSE.search(message)
-    if not found:
+    """torchrun's failure summary in a termination message, if there is one.
+
+    Line by line, and each message once: whoever writes the message must not be able to make reading it slow.
+    """
+    before, header, after = message.rpartition(ROOT_CAUSE)
+    lines = after.splitlines()[:MOST_LINES]
+    fields = {found[1]: found for line in lines if (found := FIELD.match(line))}
+    if not header or not INTEGER.fullmatch(_value(fields, "rank")) or not INTEGER.fullmatch(_value(fields, "exitcode")):
         return None
-    before, rank, code = message[: found.start()], int(found["rank"]), int(found["code"])
+    rank, code = int(_value(fields, "rank")), int(_value(fields, "exitcode"))
+    rest = after.partition(fields["exitcode"][0])[2]
+    signal = PID.sub("", fields["exitcode"][3])
     written = _of_the_script(_whole_lines(before, cut=len(message.encode(errors="replace")) >= CUT))
-    words = found["rest"] if EXCEPTION.search(found["rest"]) else _words_of(rank, written)
+    words = rest if EXCEPTION.search(rest) else _words_of(rank, written)
     exception = _last_exception(words)
     return Summary(
         rank=rank,
         exit_code=code,
-        time=_failure_time(before, found["time"]),
-        exception=exception or found["signal"].strip(" ()"),
+        time=_failure_time(before, _value(fields, "time")),
+        exception=exception or signal.strip(" ()"),
         follower=code in INTERRUPTED or bool(FOLLOWER.search(words)),
         silent=code in SILENT and not exception,
     )
+
+
+def _value(fields: Mapping[str, re.Match[str]], name: str) -> str:
+    return fields[name][2] if name in fields else ""
 
 
 def _of_the_script(text: str) -> str:
@@ -182,7 +198,7 @@ def _own_failures(pods: Sequence[Pod]) -> list[Ranked]:
         summary = read_summary(pod.message)
         own = (summary is not None and summary.certain) or pod.exit_reason == "OOMKilled"
         if own:
-            time = (summary.time if summary else None) or pod.finished or BEGINNING
+            time = _summary_time(pod, summary) or pod.finished or BEGINNING
             found.append(((time, 1, pod.index), _failure(pod, summary)))
     return found
 
@@ -215,8 +231,15 @@ def _blame(pod: Pod) -> int:
 
 
 def _end(pod: Pod, now: datetime) -> datetime:
-    summary = read_summary(pod.message)
-    return (summary.time if summary else None) or pod.finished or now
+    return _summary_time(pod, read_summary(pod.message)) or pod.finished or now
+
+
+def _summary_time(pod: Pod, summary: Summary | None) -> datetime | None:
+    """torchrun writes its container's local time: it is moved by the quarters of an hour that bring it to the pod's end."""
+    if summary is None or summary.time is None or pod.finished is None:
+        return summary.time if summary else None
+    quarters = round((pod.finished - summary.time) / QUARTER)
+    return summary.time + quarters * QUARTER
 
 
 def _last_words(message: str) -> str:

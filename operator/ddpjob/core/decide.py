@@ -90,9 +90,11 @@ def _stamped(status: Status, job: Job) -> Status:
 
 
 def _unreadable(obs: Observation, now: datetime) -> Plan:
+    """A spec that this operator cannot read, though the API server took it: another version's. Nothing is touched."""
     if obs.job.deleting or obs.job.status.finished:
         return Plan(obs.job.status)
-    return _fail(obs, Reason.INVALID_SPEC, obs.job.spec_error, now)
+    message = f"{obs.job.spec_error} The CRD and this operator are of different versions; upgrade the older one."
+    return Plan(replace(obs.job.status, phase=Phase.PENDING, reason=Reason.INVALID_SPEC, message=message[:1024]))
 
 
 # --- the rules, in their order
@@ -294,7 +296,8 @@ def _what_is_missing(pods: Sequence[Pod], total: int) -> tuple[Phase, str, str]:
             f"{len(blocked)} of {total} pods cannot start; {blocked[0].name}: {sign.message}",
         )
     waiting = [p for p in pods if p.fate is Fate.PENDING]
-    first = f"; {waiting[0].name} on node {waiting[0].node or '(none yet)'} is being set up" if waiting else ""
+    where = waiting[0].node or "(none yet)" if waiting else ""
+    first = f"; {waiting[0].name} on node {where} is being set up (kubectl describe it for more)" if waiting else ""
     return Phase.STARTING, Reason.STARTING, f"{total - len(waiting)} of {total} nodes run{first}"
 
 

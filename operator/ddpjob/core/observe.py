@@ -132,9 +132,9 @@ def read_pod(pod: Dict) -> Pod | None:
     if not attempt.isdecimal() or not index.isdecimal():
         return None
     state = _trainer_state(status)
-    terminated = _map(state, "terminated") if "terminated" in state else None
+    terminated = _map(state, "terminated") if "terminated" in state else _failed_init(status)
     phase = status.get("phase")
-    fate = _fate(phase, state)
+    fate = Fate.FAILED if terminated and "terminated" not in state else _fate(phase, state)
     return Pod(
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
@@ -144,7 +144,7 @@ def read_pod(pod: Dict) -> Pod | None:
         node=str(spec.get("nodeName") or ""),
         released=phase in ("Succeeded", "Failed") or (terminated is not None and not _others_left(status)),
         deleting=bool(metadata.get("deletionTimestamp")),
-        started=terminated is not None or "running" in state,
+        started="terminated" in state or "running" in state,
         disruption=None if fate is Fate.SUCCEEDED else _disruption(metadata, status, terminated),
         blocked=_blocked(status, state) if fate is Fate.PENDING else None,
         exit_code=_exit_code(terminated),
@@ -175,6 +175,16 @@ def _others_left(status: Dict) -> bool:
     return any("terminated" not in _map(c, "state") for c in others)
 
 
+def _failed_init(status: Dict) -> Dict | None:
+    """The end of an init container that failed: the trainer will never start, by nobody's fault but the job's."""
+    for container in _items(status, "initContainerStatuses"):
+        terminated = _map(_map(container, "state"), "terminated")
+        if status.get("phase") == "Failed" and terminated.get("exitCode"):
+            said = str(terminated.get("message") or "")
+            return {**terminated, "reason": "InitFailed", "message": f"init container {container.get('name')}: {said}"}
+    return None
+
+
 def _trainer_state(status: Dict) -> Dict:
     containers = _items(status, "containerStatuses")
     return next((_map(c, "state") for c in containers if c.get("name") == names.TRAINER), {})
@@ -196,6 +206,12 @@ def _disruption(metadata: Dict, status: Dict, terminated: Dict | None) -> Sign |
             return Sign(
                 reason, message or f"pod {name} was disrupted", time_from_text(condition.get("lastTransitionTime"))
             )
+    if terminated is not None and terminated.get("reason") == "ContainerStatusUnknown":
+        return Sign(
+            "NodeRestarted",
+            f"the kubelet lost the container of pod {name}",
+            time_from_text(terminated.get("finishedAt")),
+        )
     if metadata.get("deletionTimestamp"):
         return Sign("PodDeleted", f"pod {name} was deleted", _deletion_asked(metadata))
     if status.get("phase") == "Failed" and (status.get("reason") or terminated is None):
@@ -220,6 +236,13 @@ def _blocked(status: Dict, state: Dict) -> Sign | None:
     for condition in _items(status, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return Sign(names.Reason.UNSCHEDULABLE, str(condition.get("message") or "no node fits yet"))
+    for container in _items(status, "initContainerStatuses"):
+        if sign := _waits_for(_map(container, "state")):
+            return Sign(sign.reason, f"init container {container.get('name')}: {sign.message}")
+    return _waits_for(state)
+
+
+def _waits_for(state: Dict) -> Sign | None:
     waiting = _map(state, "waiting")
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"):

@@ -72,6 +72,6 @@ def devices(name: str, asked: int | None, user_resources: Dict | None) -> Mappin
 def _limit(user_resources: Dict | None, device: str) -> int | None:
     for kind in ("limits", "requests"):
         value = str(((user_resources or {}).get(kind) or {}).get(device, ""))
-        if device and value.isdigit() and int(value):
+        if device and value.isascii() and value.isdecimal() and int(value):
             return int(value)
     return None

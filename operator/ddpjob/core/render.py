@@ -74,7 +74,8 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
     assert job.status.attempt is not None
     attempt = job.status.attempt
     skeleton = yaml.load(_template("pod.yaml.j2").render(_pod_context(job, job.spec, attempt, settings)), Loader=Loader)
-    shape = json.dumps(merge(skeleton, job.spec.pod_template), ensure_ascii=False)
+    merged = merge(skeleton, job.spec.pod_template)
+    shape = json.dumps(_hardened(merged) if settings.restricted else merged, ensure_ascii=False)
     for index in indices:
         words = {
             INDEX: str(index),
@@ -83,6 +84,16 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
             IS_HOST: "true" if index == 0 else "false",
         }
         yield json.loads(MARK.sub(lambda found, words=words: words.get(found[0], found[0]), shape))  # type: ignore[misc]
+
+
+def _hardened(pod: dict[str, Any]) -> dict[str, Any]:
+    """What the level *restricted* asks of every container, also of those that the overlay brought, unless they say it."""
+    level = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    spec = dict(pod["spec"])
+    for kind in ("initContainers", "containers"):
+        if kind in spec:
+            spec[kind] = [{**c, "securityContext": level | (c.get("securityContext") or {})} for c in spec[kind]]
+    return {**pod, "spec": spec}
 
 
 def service(job: Job) -> dict[str, Any]:
@@ -135,7 +146,7 @@ def _pod_context(job: Job, spec: Spec, attempt: int, settings: Settings) -> dict
         "resources": _resources(spec),
         "volumes": volumes,
         "mounts": mounts,
-        "affinity": merge(_affinity(profile), fields.get("affinity") or {}),
+        "affinity": _affinity(profile, fields.get("affinity") or {}),
         "tolerations": [*(fields.get("tolerations") or []), *map(dict, profile.tolerations)],
         "pod_fields": {key: fields[key] for key in POD_LEVEL_FIELDS if key in fields},
         "container_fields": {key: fields[key] for key in ("imagePullPolicy", "envFrom") if key in fields},
@@ -246,13 +257,18 @@ def _volumes(spec: Spec, settings: Settings) -> tuple[list[Dict], list[Dict]]:
     )
 
 
-def _affinity(profile: profiles.Profile) -> Dict:
-    """The right instance type where nodes say theirs; where none does (bare metal), the devices alone decide."""
+def _affinity(profile: profiles.Profile, user: Dict) -> Dict:
+    """The user's affinity and the right instance type, where nodes say theirs; where none does, the devices decide."""
     if not profile.instance_types:
-        return {}
-    label = "node.kubernetes.io/instance-type"
-    terms = [
-        {"matchExpressions": [{"key": label, "operator": "In", "values": list(profile.instance_types)}]},
-        {"matchExpressions": [{"key": label, "operator": "DoesNotExist"}]},
+        return user
+    label, required = "node.kubernetes.io/instance-type", "requiredDuringSchedulingIgnoredDuringExecution"
+    types = [
+        {"key": label, "operator": "In", "values": list(profile.instance_types)},
+        {"key": label, "operator": "DoesNotExist"},
     ]
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    node = user.get("nodeAffinity") or {}
+    asked = (node.get(required) or {}).get("nodeSelectorTerms") or [{}]  # terms are alternatives: each gets the type
+    terms = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), kind]} for term in asked for kind in types
+    ]
+    return {**user, "nodeAffinity": {**node, required: {"nodeSelectorTerms": terms}}}
