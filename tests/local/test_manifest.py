@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ddpjob.core.api import SpecError
-from ddpjob.local.manifest import read
+from ddpjob.local.manifest import check_claims, read
 
 HEAD = "apiVersion: ddpjob.dev/v1alpha1\nkind: DDPJob\nmetadata: {name: j}\n"
 
@@ -71,3 +71,56 @@ def test_a_file_that_is_not_there_gets_a_sentence(tmp_path):
 def test_config_maps_come_from_the_same_file(tmp_path):
     more = "---\nkind: ConfigMap\nmetadata: {name: scripts}\ndata: {train.py: pass}\n"
     assert read(manifest(tmp_path, "", more=more)).config_maps == {"scripts": {"train.py": "pass"}}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [("{epochs: 3}", "must be texts .numbers in quotes., but 'epochs' is 3"), ("[a]", "must be an object of texts")],
+)
+def test_config_maps_hold_texts(tmp_path, data, says):
+    more = f"---\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {data}\n"
+    with pytest.raises(SpecError, match=says):
+        read(manifest(tmp_path, "", more=more))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "volumes: [{name: v, persistentVolumeClaim: }]",
+        "volumes: [{name: v, projected: {sources: all}}]",
+        "podTemplate: {spec: {volumes: {name: v}}}",
+        "podTemplate: {spec: {containers: [{name: trainer, env: {A: b}}]}}",
+        "podTemplate: {spec: {initContainers: [a]}}",
+    ],
+)
+def test_a_wrong_shape_gets_a_sentence(tmp_path, spec):
+    with pytest.raises(SpecError, match="must be"):
+        read(manifest(tmp_path, spec))
+
+
+def test_a_date_that_is_none_is_no_traceback(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("a: 2026-13-45\n")
+    with pytest.raises(SpecError, match="is not YAML"):
+        read(path)
+
+
+def test_what_the_overlay_says_of_the_trainer_is_noted(tmp_path):
+    trainer = "{name: trainer, image: other, workingDir: /w, livenessProbe: {}, lifecycle: {}, tty: true}"
+    notes = read(manifest(tmp_path, f"podTemplate: {{spec: {{containers: [{trainer}]}}}}")).notes
+    said = [note.split(": ")[1] for note in notes if note.startswith("podTemplate's trainer")]
+    assert said == ["image", "lifecycle", "livenessProbe", "tty", "workingDir"]
+
+
+def test_volumes_that_only_a_cluster_has_are_noted_once_each_kind(tmp_path):
+    volumes = "[{name: a, nfs: {}}, {name: b, nfs: {}}, {name: c, csi: {}}, {name: d, emptyDir: {}}]"
+    notes = [note for note in read(manifest(tmp_path, f"volumes: {volumes}")).notes if note.startswith("volumes")]
+    assert len(notes) == 2
+    assert "a, b: there is no nfs here" in notes[1]
+
+
+def test_a_claim_that_the_job_does_not_use_is_refused(tmp_path):
+    spec = read(manifest(tmp_path, "checkpoint: {claimName: ckpt}")).spec
+    check_claims(spec, ["ckpt"])
+    with pytest.raises(SpecError, match=r"--claim names 'data'.*its claims are ckpt"):
+        check_claims(spec, ["data"])

@@ -14,10 +14,12 @@ import psutil
 import pytest
 import yaml
 
+from ddpjob.core.api import SpecError
+from ddpjob.local import processes
 from ddpjob.local.manifest import read
-from ddpjob.local.processes import MARK
-from ddpjob.local.run import LocalRun, run_folder
-from ddpjob.local.translate import Folders
+from ddpjob.local.processes import MARK, LocalPod
+from ddpjob.local.run import LocalRun, _metric, run_folder
+from ddpjob.local.translate import Command, Folders
 
 SUMMARY = """[rank{rank}]: ValueError: bad data
 E1121 15:44:57.731000 1 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 1) of binary: python
@@ -36,12 +38,13 @@ class Quiet:
     """A watcher that keeps what it was told."""
 
     def __init__(self) -> None:
-        self.lines, self.metrics, self.reasons = [], [], []
+        self.lines, self.metrics, self.reasons, self.notes = [], [], [], []
 
     def status(self, status) -> None:
         self.reasons.append(status.reason)
 
-    def event(self, event) -> None: ...
+    def note(self, text) -> None:
+        self.notes.append(text)
 
     def metric(self, metric) -> None:
         self.metrics.append(metric)
@@ -158,7 +161,7 @@ async def test_the_shells_own_rank_variables_do_not_reach_the_launcher(tmp_path,
 
 def test_two_runs_at_once_have_folders_of_their_own(tmp_path):
     with run_folder(tmp_path, "j") as first, run_folder(tmp_path, "j") as second:
-        assert (first.name, second.name) == ("j", "j-2")
+        assert (first.name, second.name) == ("j", "j.2")
 
 
 def test_a_new_run_keeps_the_claims_and_clears_the_rest(tmp_path):
@@ -170,6 +173,157 @@ def test_a_new_run_keeps_the_claims_and_clears_the_rest(tmp_path):
         assert not (folder / "logs/old.log").exists()
 
 
+def test_a_folder_that_cannot_be_written_gets_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecError, match="Choose another folder with --runs"), run_folder(tmp_path / "file", "j"):
+        pass
+
+
+def a_pod() -> LocalPod:
+    return LocalPod(
+        {"metadata": {"name": "p"}, "spec": {}, "status": {}}, "uid-of-" + os.urandom(4).hex(), lambda: None
+    )
+
+
+async def run_pod(pod: LocalPod, folder: Path, *argv: str, log: Path | None = None, on_line=print, env=None) -> dict:
+    """How the container ended."""
+    made = Command(argv=argv, env=env or {}, result=folder / "result")
+    async with asyncio.timeout(30):
+        await pod.run(made, log or folder / "log", on_line)
+    assert pod.finished.is_set()
+    return pod.body["status"]["containerStatuses"][0]["state"]["terminated"]
+
+
+PRINTS_AND_STAYS = (sys.executable, "-c", "import time; print('x' * 100, flush=True); time.sleep(600)")
+
+
+@pytest.mark.parametrize("wrong", [{"argv": ("echo", "a\0b")}, {"argv": ("echo",), "env": {"A=B": "c"}}])
+async def test_a_process_that_cannot_be_started_is_a_pod_that_ended(tmp_path, wrong):
+    ended = await run_pod(a_pod(), tmp_path, *wrong["argv"], env=wrong.get("env"))
+    assert ended["exitCode"] == 128
+    assert ended["message"].startswith("echo: ")
+
+
+async def test_a_log_that_cannot_be_written_ends_the_pod(tmp_path):
+    ended = await run_pod(a_pod(), tmp_path, *PRINTS_AND_STAYS, log=tmp_path / "no/folder/log")
+    assert (ended["exitCode"], ended["message"]) == (128, f"{tmp_path}/no/folder/log: No such file or directory")
+
+
+async def test_output_that_nobody_takes_ends_the_pod_and_its_process(tmp_path):
+    pod = a_pod()
+
+    def refuse(line: str) -> None:
+        raise RuntimeError("no more")
+
+    ended = await run_pod(pod, tmp_path, *PRINTS_AND_STAYS, on_line=refuse)
+    assert ended["exitCode"] == 128
+    assert not processes.processes_of(pod.uid)
+
+
+async def test_a_pod_that_is_deleted_before_it_starts_is_asked_to_end(tmp_path):
+    pod = a_pod()
+    pod.terminate(grace=600)
+    assert (await run_pod(pod, tmp_path, "sleep", "600"))["exitCode"] == 128 + signal.SIGTERM
+
+
+CLEAN = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], env={}, start_new_session=%s)"
+
+
+async def test_a_process_with_a_clean_environment_ends_with_its_agent(tmp_path):
+    lines = []
+    program = f"import subprocess, sys; print({CLEAN % False}.pid)"
+    await run_pod(a_pod(), tmp_path, sys.executable, "-c", program, on_line=lines.append)
+    assert not is_alive(int(lines[0]))
+
+
+async def test_a_process_in_a_session_of_its_own_ends_with_a_deleted_pod(tmp_path):
+    pod, lines = a_pod(), []
+
+    def delete(line: str) -> None:
+        lines.append(line)
+        pod.terminate(grace=600)
+
+    program = f"import subprocess, sys, time; print({CLEAN % True}.pid); time.sleep(600)"
+    await run_pod(pod, tmp_path, sys.executable, "-c", program, on_line=delete)
+    assert not is_alive(int(lines[0]))
+
+
+async def test_a_process_that_escaped_does_not_keep_a_pod_from_ending(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "DRAIN_SECONDS", 0.5)
+    lines = []
+    program = f"import subprocess, sys; print({CLEAN % True}.pid)"
+    try:
+        ended = await run_pod(a_pod(), tmp_path, sys.executable, "-c", program, on_line=lines.append)
+        assert ended["exitCode"] == 0
+    finally:
+        psutil.Process(int(lines[0])).kill()
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+async def test_the_users_path_is_kept_behind_ours(tmp_path):
+    lines = []
+    program = (sys.executable, "-c", "import os; print(os.environ['PATH'])")
+    await run_pod(a_pod(), tmp_path, *program, env={"PATH": "/opt/mine"}, on_line=lines.append)
+    assert lines == [f"{Path(sys.executable).parent}{os.pathsep}/opt/mine"]
+
+
+async def test_a_watcher_that_fails_is_noted_once_and_the_run_goes_on(tmp_path):
+    class Failing(Quiet):
+        def line(self, index, text) -> None:
+            raise ValueError("cannot show this")
+
+    watcher = Failing()
+    status = await run(write_job(tmp_path, "print('a'); print('b')", nodes=1), tmp_path / "run", watcher)
+    assert status.phase == "Complete"
+    assert len(watcher.notes) == 1
+    assert "cannot show this" in watcher.notes[0]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"event": "request_finished", "took": 3}', '{"event": ["train"]}', '{"event": 1', "x"]
+)
+def test_lines_of_other_programs_are_no_metrics(line):
+    assert _metric(line) is None
+
+
+def test_a_shape_that_no_api_server_would_take_gets_a_sentence(tmp_path):
+    volumes = {
+        "volumes": [{"name": "v", "configMap": {"name": "c", "items": [{"key": "k"}]}}],
+        "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+    }
+    path = write_job(tmp_path, "", **volumes)
+    with path.open("a") as more:
+        more.write("---\nkind: ConfigMap\nmetadata: {name: c}\ndata: {k: text}\n")
+    with pytest.raises(SpecError, match="No pod can be made of this manifest"):
+        LocalRun(read(path), Folders(tmp_path), Quiet())
+
+
+def test_a_reader_that_goes_away_ends_the_run_and_leaves_nothing(tmp_path):
+    program = """
+        import time
+        while True:
+            print("up", flush=True)
+            time.sleep(0.05)
+    """
+    with subprocess.Popen(
+        run_command(write_job(tmp_path, program), tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:
+            if "up" in line.split():
+                break
+        process.stdout.close()
+        assert process.wait(timeout=60) == 128 + signal.SIGHUP
+        assert process.stderr.read() == ""
+    assert not started_below(tmp_path)
+
+
+def run_command(path: Path, folder: Path) -> list[str]:
+    return [sys.executable, "-m", "ddpjob.cli.main", "run", "--local", str(path), "--runs", str(folder / "runs")]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything_that_was_started(tmp_path, number):
     program = """
@@ -179,9 +333,8 @@ def test_a_signal_ends_everything_that_was_started(tmp_path, number):
         time.sleep(600)
     """
     path = write_job(tmp_path, program)
-    command = [sys.executable, "-m", "ddpjob.cli.main", "run", "--local", str(path), "--runs", str(tmp_path / "runs")]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        run_command(path, tmp_path), stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
     ) as process:
         assert process.stdout is not None
         up = 0
@@ -212,8 +365,7 @@ def started_below(folder: Path) -> list[psutil.Process]:
 
 def test_a_refused_manifest_exits_with_2_and_starts_nothing(tmp_path):
     path = write_job(tmp_path, "", nodez=1)
-    command = [sys.executable, "-m", "ddpjob.cli.main", "run", "--local", str(path), "--runs", str(tmp_path / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(run_command(path, tmp_path), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "no field 'nodez'" in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -41,3 +41,14 @@ def test_a_run_that_never_ended_has_no_account():
 
 def test_shares_leave_out_what_took_no_time():
     assert share([("a", 3.0), ("b", 1.0), ("c", 0.0)]) == [("a", 3.0, 0.75), ("b", 1.0, 0.25)]
+
+
+def test_events_without_a_time_or_with_words_for_numbers_have_no_account():
+    assert Story(0.0, 1.0, [{"event": "start"}, {"event": "end"}]).seconds() == []
+    odd = {"event": "end", "time": 2.0, "seconds": {"forward": "long", "backward": None}}
+    assert dict(Story(0.0, 3.0, [{"event": "start", "time": 1.0}, odd]).seconds())["forward"] == 0.0
+
+
+def test_numbers_that_nothing_can_be_drawn_of_are_left_out():
+    odd = [train(1, float("nan")), train(2, float("inf")), train(3, 10**400), train(4, None), train(5, 0.5)]
+    assert Story(0.0, 1.0, odd).curve("train", "loss") == ([5], [0.5])

@@ -113,3 +113,95 @@ def test_every_attempt_meets_at_a_port_of_its_own():
         "127.0.0.1:1",
         "127.0.0.1:2",
     ]
+
+
+def test_a_script_mounted_by_sub_path_is_a_file(tmp_path):
+    mount = {
+        "volumes": [{"name": "s", "configMap": {"name": "m"}}],
+        "volumeMounts": [{"name": "s", "mountPath": "/src/train.py", "subPath": "train.py"}],
+    }
+    made = command(tmp_path, {"m": {"train.py": "print()"}}, args=["/src/train.py"], **mount)
+    (script,) = made.files
+    assert made.argv[-1] == str(script)
+    assert script not in made.folders
+
+
+def test_projected_config_maps_become_files(tmp_path):
+    sources = [{"configMap": {"name": "m"}}, {"configMap": {"name": "n", "items": [{"key": "b", "path": "deep/b"}]}}]
+    mount = {
+        "volumes": [{"name": "s", "projected": {"sources": sources}}],
+        "volumeMounts": [{"name": "s", "mountPath": "/src"}],
+    }
+    made = command(tmp_path, {"m": {"a": "1"}, "n": {"b": "2"}}, **mount)
+    assert {path.name: text for path, text in made.files.items()} == {"a": "1", "b": "2"}
+    assert any(path.parts[-2:] == ("deep", "b") for path in made.files)
+
+
+DATA = {
+    "volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}],
+    "volumeMounts": [{"name": "d", "mountPath": "/data"}],
+}
+
+
+def test_a_path_is_placed_once_however_it_is_spelt(tmp_path):
+    env = [{"name": "DATA", "value": "/data/cifar10"}, {"name": "TRAIN", "value": "$(DATA)/train"}]
+    made = command(tmp_path, claims={"c": Path("/data/sets")}, env=env, args=["train.py", "$(DATA)"], **DATA)
+    assert made.env["DATA"] == made.argv[-1] == "/data/sets/cifar10"
+    assert made.env["TRAIN"] == "/data/sets/cifar10/train"
+
+
+def test_values_of_config_maps_are_placed_and_taken_as_they_are(tmp_path):
+    reference = {"configMapKeyRef": {"name": "m", "key": "SETS"}}
+    made = command(
+        tmp_path,
+        {"m": {"SETS": "/data/$(HOME)"}},
+        claims={"c": Path("/big")},
+        envFrom=[{"configMapRef": {"name": "m"}}],
+        env=[{"name": "FROM", "valueFrom": reference}, {"name": "OURS", "value": "$(SETS)"}],
+        **DATA,
+    )
+    assert made.env["SETS"] == made.env["FROM"] == made.env["OURS"] == "/big/$(HOME)"
+
+
+def test_a_working_folder_below_a_mount_is_honoured(tmp_path):
+    template = {"spec": {"containers": [{"name": "trainer", "workingDir": "/data/code"}]}}
+    made = command(tmp_path, claims={"c": Path("/big")}, podTemplate=template, **DATA)
+    assert made.cwd == Path("/big/code")
+
+
+def test_a_working_folder_of_the_image_leaves_the_current_one(tmp_path):
+    template = {"spec": {"containers": [{"name": "trainer", "workingDir": "/not/on/this/machine"}]}}
+    assert command(tmp_path, podTemplate=template).cwd is None
+
+
+def host_path(path: Path) -> dict:
+    return {
+        "volumes": [{"name": "h", "hostPath": {"path": str(path)}}],
+        "volumeMounts": [{"name": "h", "mountPath": "/h"}],
+    }
+
+
+def test_a_host_path_that_is_not_there_is_said_and_not_made(tmp_path):
+    with pytest.raises(SpecError, match="is not on this machine"):
+        command(tmp_path, **host_path(tmp_path / "nowhere"))
+    assert not (tmp_path / "nowhere").exists()
+    assert command(tmp_path, args=["/h"], **host_path(tmp_path)).argv[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mount", "says"),
+    [
+        ({"mountPath": "/d", "subPathExpr": "$(POD)"}, "not subPathExpr"),
+        ({"mountPath": "/"}, "absolute path other than /"),
+        ({"mountPath": "/d", "subPath": "../../up"}, "without '..'"),
+    ],
+)
+def test_a_mount_that_cannot_be_had_here_gets_a_sentence(tmp_path, mount, says):
+    with pytest.raises(SpecError, match=says):
+        command(tmp_path, volumes=DATA["volumes"], volumeMounts=[{"name": "d", **mount}])
+
+
+def test_a_number_in_the_overlays_env_gets_a_sentence(tmp_path):
+    template = {"spec": {"containers": [{"name": "trainer", "env": [{"name": "SEED", "value": 0}]}]}}
+    with pytest.raises(SpecError, match="env SEED must be a text"):
+        command(tmp_path, podTemplate=template)

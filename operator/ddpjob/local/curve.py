@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddpjob.local.story import Story
+from ddpjob.local.story import Story, number
 
 INK, SECOND = "#1f4e79", "#c0561f"
 
@@ -24,7 +24,7 @@ def draw(story: Story, title: str, path: Path) -> bool:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     for resumed in story.of("start")[1:]:
-        axes.axvline(resumed.get("resumed_step", 0), color="grey", linestyle=":", label="restarted here")
+        axes.axvline(number(resumed.get("resumed_step")) or 0, color="grey", linestyle=":", label="restarted here")
     at, accuracies = story.curve("eval", "accuracy")
     if at:
         right = axes.twinx()

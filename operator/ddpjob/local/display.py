@@ -18,9 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpjob.core.api import Status
-from ddpjob.core.decide import Event
 from ddpjob.core.names import Phase
-from ddpjob.local.story import Story, share
+from ddpjob.local.story import Story, number, share
 
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 BAR_WIDTH = 28
@@ -43,10 +42,10 @@ class Display:
         self._ended = False
         self._reporting: set[int] = set()
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(BAR_WIDTH),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[words]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(compact=True),
@@ -80,9 +79,6 @@ class Display:
         style = {"Restarting": "yellow", "Failed": "bold red", "Complete": "bold green"}.get(status.phase, "bold")
         self._console.print(Text.assemble((f"{status.phase:<11}", style), status.message), soft_wrap=True)
 
-    def event(self, event: Event) -> None:
-        """The status says it already."""
-
     def line(self, index: int, text: str) -> None:
         """What a node's script says. What torchrun says of a failure is in the job's reason, and whole in the logs."""
         if LAUNCHER_REPORT.match(text):
@@ -102,12 +98,14 @@ class Display:
 
     def _start(self, metric: Mapping[str, Any]) -> None:
         name = metric.get("workload", "training")
-        size = f"{metric['parameters']:,} parameters, " if "parameters" in metric else ""
-        data = f"{metric['train_samples']:,} samples, " if "train_samples" in metric else ""
-        resumed = f", from step {metric['resumed_step']}" if metric.get("resumed_step") else ""
+        size = _words(metric.get("parameters"), "{:,} parameters, ")
+        data = _words(metric.get("train_samples"), "{:,} samples, ")
+        resumed = f", from step {_step(metric, 'resumed_step')}" if _step(metric, "resumed_step") else ""
         text = f"{name}: {size}{data}{metric.get('world_size')} processes on {metric.get('device')} ({metric.get('backend')}){resumed}"
-        self._console.print(Text.assemble((f"{'Training':<11}", "bold"), text))
-        self._task = self._fresh_task(str(name), total=metric.get("steps"), completed=metric.get("resumed_step", 0))
+        self._console.print(Text.assemble((f"{'Training':<11}", "bold"), text), soft_wrap=True)
+        self._task = self._fresh_task(
+            str(name), total=number(metric.get("steps")), completed=_step(metric, "resumed_step")
+        )
 
     def _fresh_task(self, name: str, total: float | None, completed: int = 0) -> TaskID:
         """The one bar; the one before goes."""
@@ -116,30 +114,28 @@ class Display:
         return self._progress.add_task(name, total=total, completed=completed, words="")
 
     def _train(self, metric: Mapping[str, Any]) -> None:
-        words = (
-            f"epoch {metric.get('epoch')}/{metric.get('epochs')}  loss {metric.get('loss', 0.0):.4f}{self._accuracy}"
-        )
-        speed = metric.get("samples_per_second")
-        words += f"  {speed:,.0f} samples/s" if speed else ""
+        loss = _words(metric.get("loss"), "  loss {:.4f}")
+        speed = _words(metric.get("samples_per_second"), "  {:,.0f} samples/s")
+        words = f"epoch {metric.get('epoch')}/{metric.get('epochs')}{loss}{self._accuracy}{speed}"
         if self._task is not None:
-            self._progress.update(self._task, completed=metric.get("step", 0), words=words)
+            self._progress.update(self._task, completed=_step(metric), words=words)
 
     def _eval(self, metric: Mapping[str, Any]) -> None:
-        accuracy = metric.get("accuracy")
-        self._accuracy = f"  accuracy {accuracy:.1%}" if isinstance(accuracy, float) else ""
+        self._accuracy = _words(metric.get("accuracy"), "  accuracy {:.1%}")
         if not self._console.is_terminal:
-            loss = f"test loss {metric['loss']:.4f}" if "loss" in metric else ""
-            self._console.print(f"{'':<11}step {metric.get('step'):>5}  {loss}{self._accuracy}")
+            step = _words(metric.get("step"), "step {:>5}  ")
+            loss = _words(metric.get("loss"), "test loss {:.4f}")
+            self._console.print(Text(f"{'':<11}{step}{loss}{self._accuracy}"))
 
     def _end(self, metric: Mapping[str, Any]) -> None:
         self._ended = True
         if self._task is not None:
-            self._progress.update(self._task, completed=metric.get("step", 0))
+            self._progress.update(self._task, completed=_step(metric))
 
     def summary(self, status: Status, files: Mapping[str, str]) -> None:
         """Result, where the time went, and where things are."""
         if status.result:
-            values = "  ".join(f"{key} {_number(value)}" for key, value in status.result.items())
+            values = "  ".join(f"{key} {_short(value)}" for key, value in status.result.items())
             self._console.print(Text.assemble((f"{'Result':<11}", "bold"), (values, "bold green")))
         table = Table.grid(padding=(0, 1))
         for stage, seconds, part in share(self._story.seconds()):
@@ -153,7 +149,16 @@ class Display:
             self._console.print(Text.assemble((f"{what:<11}", "bold"), path), soft_wrap=True)
 
 
-def _number(text: str) -> str:
+def _words(value: Any, template: str) -> str:
+    """`template` with a number, not-a-number included: a loss that diverged is news. Nothing for anything else."""
+    return template.format(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
+def _step(metric: Mapping[str, Any], key: str = "step") -> int:
+    return int(number(metric.get(key)) or 0)
+
+
+def _short(text: str) -> str:
     try:
         return f"{float(text):.4g}"
     except ValueError:

@@ -10,7 +10,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ MARK = "DDPJOB_POD_UID"
 TAIL_BYTES = 2048
 """What a kubelet keeps of the log as termination message."""
 
+KILL_SECONDS = 10
+"""For what is killed to be gone; only a process that hangs in the kernel takes longer."""
+
+DRAIN_SECONDS = 5
+"""For the last output, once everything is killed; only what escaped a pod holds its pipe open for longer."""
+
 
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens on at this moment."""
@@ -33,26 +40,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def processes_of(uid: str) -> list[psutil.Process]:
-    """Every living process that was started in the pod `uid`, whoever its parent is by now."""
+def processes_of(uid: str, session: int | None = None) -> list[psutil.Process]:
+    """Every living process that was started in the pod `uid`, whoever its parent is by now.
+
+    A process that was given a clean environment is found below one that was not, or in the agent's `session`.
+    """
     found = []
     for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getsid(process.pid) == session or process.environ().get(MARK) == uid:
+                found += [process, *process.children(recursive=True)]
+    return _living(found)
+
+
+def _living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    living = []
+    for process in dict.fromkeys(processes):
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == uid and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-def kill_all(uid: str) -> None:
-    """SIGKILL to what is left of a pod, until nothing is."""
-    for _ in range(10):
-        left = processes_of(uid)
-        if not left:
-            return
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=1)
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+    return living
 
 
 class LocalPod:
@@ -64,6 +71,7 @@ class LocalPod:
         body["spec"]["nodeName"] = socket.gethostname()
         self._changed = changed
         self._process: asyncio.subprocess.Process | None = None
+        self._known: set[psutil.Process] = set()
         self._tail = b""
         self.finished = asyncio.Event()
 
@@ -72,34 +80,62 @@ class LocalPod:
         return str(self.body["metadata"]["name"])
 
     async def run(self, command: Command, log: Path, on_line: Callable[[str], None]) -> None:
-        """From start to end; every line of output goes to `log` and to `on_line`."""
+        """From start to end; every line of output goes to `log` and to `on_line`. Whatever goes wrong ends the pod."""
+        try:
+            self._end(*await self._live(command, log, on_line))
+        except Exception as error:
+            await asyncio.to_thread(self.kill)
+            self._end(128, _sentence(error, command.argv[0]))
+        finally:
+            self.finished.set()
+
+    async def _live(self, command: Command, log: Path, on_line: Callable[[str], None]) -> tuple[int, str]:
+        """(exit code, termination message)."""
         output, sink = os.pipe()
         try:
             self._process = await self._start(command, sink)
-        except OSError as error:
+        except BaseException:
             os.close(output)
-            self._end(128, f"{command.argv[0]}: {error.strerror}")
-            return
+            raise
         finally:
             os.close(sink)
+        if "deletionTimestamp" in self.body["metadata"]:  # deleted while it was being started
+            self._ask_to_end()
         self._set_state({"running": {"startedAt": _now()}}, "Running")
         reading = asyncio.create_task(self._read(output, log, on_line))
         code = await self._process.wait()
-        await asyncio.to_thread(kill_all, self.uid)  # which also closes the last writing end of the pipe
-        await reading
-        self._end(code if code >= 0 else 128 - code, self._message(command.result, code))
+        await asyncio.to_thread(self.kill)  # which also closes the last writing end of the pipe
+        await asyncio.wait({reading}, timeout=DRAIN_SECONDS)
+        if not reading.cancel():
+            reading.result()
+        return (code if code >= 0 else 128 - code), self._message(command.result, code)
 
     def terminate(self, grace: float) -> None:
         """What deleting a pod does: SIGTERM now, SIGKILL to everything `grace` seconds later."""
         self.body["metadata"] |= {"deletionTimestamp": _now(), "deletionGracePeriodSeconds": 0}
-        if self._process and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+        self._ask_to_end()
         asyncio.get_running_loop().call_later(grace, self._kill_if_alive)
 
+    def _ask_to_end(self) -> None:
+        """SIGTERM to the agent; who is below it is remembered, for whoever it leaves behind."""
+        if self._process and self._process.returncode is None:
+            with contextlib.suppress(psutil.Error):
+                self._known.update(psutil.Process(self._process.pid).children(recursive=True))
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
-        """SIGKILL to everything now."""
-        kill_all(self.uid)
+        """SIGKILL to everything of the pod, until nothing is left."""
+        deadline = time.monotonic() + KILL_SECONDS
+        while (left := self._left()) and time.monotonic() < deadline:
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.02)  # not psutil's wait, which would take the agent's exit code from asyncio
+
+    def _left(self) -> list[psutil.Process]:
+        self._known.update(processes_of(self.uid, self._process.pid if self._process else None))
+        return _living(self._known)
 
     def _kill_if_alive(self) -> None:
         if not self.finished.is_set():
@@ -107,22 +143,25 @@ class LocalPod:
 
     async def _start(self, command: Command, sink: int) -> asyncio.subprocess.Process:
         for folder in command.folders:
-            folder.mkdir(parents=True, exist_ok=True)
-        for path, text in command.files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            if not folder.exists():  # a subPath of a claim may be a file that is there
+                folder.mkdir(parents=True, exist_ok=True)
+        for file, text in command.files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
         command.result.unlink(missing_ok=True)
+        path = command.env.get("PATH", os.environ.get("PATH", os.defpath))
         here = str(Path(sys.executable).parent)  # torchrun and python of the environment that runs this
         env: Mapping[str, str] = {
             **_inherited(),
             "PYTHONUNBUFFERED": "1",
             **command.env,
-            "PATH": os.pathsep.join([here, os.environ.get("PATH", os.defpath)]),
+            "PATH": os.pathsep.join([here, path]),
             MARK: self.uid,
         }
         return await asyncio.create_subprocess_exec(
             *command.argv,
             env=env,
+            cwd=command.cwd,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=sink,
             stderr=asyncio.subprocess.STDOUT,
@@ -130,7 +169,14 @@ class LocalPod:
         )
 
     async def _read(self, output: int, log: Path, on_line: Callable[[str], None]) -> None:
-        """Lines of any length, until nobody writes any more."""
+        """Lines of any length, until nobody writes any more. What nobody reads would block: an error ends the pod."""
+        try:
+            await self._copy(output, log, on_line)
+        except Exception:
+            await asyncio.to_thread(self.kill)
+            raise
+
+    async def _copy(self, output: int, log: Path, on_line: Callable[[str], None]) -> None:
         reader = asyncio.StreamReader()
         pipe = os.fdopen(output, "rb")
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -159,7 +205,6 @@ class LocalPod:
     def _end(self, code: int, message: str) -> None:
         state = {"terminated": {"exitCode": code, "message": message, "finishedAt": _now()}}
         self._set_state(state, "Failed" if code else "Succeeded")
-        self.finished.set()
 
     def _set_state(self, state: Mapping[str, Any], phase: str) -> None:
         self.body["status"] = {"phase": phase, "containerStatuses": [{"name": names.TRAINER, "state": state}]}
@@ -172,6 +217,13 @@ def _inherited() -> dict[str, str]:
     return {
         k: v for k, v in os.environ.items() if k not in reserved and not k.startswith((names.RESERVED_PREFIX, "DDP_"))
     }
+
+
+def _sentence(error: Exception, program: str) -> str:
+    """What a person can do something about: the file where one is named, else what was to be started."""
+    if isinstance(error, OSError):
+        return f"{error.filename or program}: {error.strerror or error}"
+    return f"{program}: {error or type(error).__name__}"
 
 
 def _now() -> str:

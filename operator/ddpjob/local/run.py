@@ -17,12 +17,13 @@ from typing import Any, Protocol
 import yaml
 
 from ddpjob.core import names, render
-from ddpjob.core.api import Status
-from ddpjob.core.decide import Delete, Event, Plan, decide
+from ddpjob.core.api import SpecError, Status
+from ddpjob.core.decide import Delete, Plan, decide
 from ddpjob.core.names import Condition
 from ddpjob.core.observe import observe, read_pod
 from ddpjob.local.manifest import Manifest
 from ddpjob.local.processes import LocalPod, free_port
+from ddpjob.local.story import EVENTS
 from ddpjob.local.translate import Folders, LocalAddresses, translate
 
 CLEARED = ("pods", "logs", "metrics.jsonl", "curve.png", "status.yaml")
@@ -34,7 +35,7 @@ class Watcher(Protocol):
 
     def status(self, status: Status) -> None: ...
 
-    def event(self, event: Event) -> None: ...
+    def note(self, text: str) -> None: ...
 
     def metric(self, metric: Mapping[str, Any]) -> None: ...
 
@@ -51,22 +52,40 @@ class Stopped(Exception):
 
 @contextlib.contextmanager
 def run_folder(parent: Path, job: str) -> Iterator[Path]:
-    """The folder of this run, locked: `parent/job`, or where another run of the job has that, `parent/job-2` and so on."""
+    """The folder of this run, locked: `parent/job`, or where another run of the job has that, `parent/job.2` and so on.
+
+    No job's name has a dot. Raises SpecError where nothing can be written.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            folder = _lock_first(parent, job, held)
+            _clear(folder)
+        except OSError as error:
+            raise SpecError(
+                f"No run can be kept in {parent}: {error.filename}: {error.strerror}. Choose another folder with --runs."
+            ) from error
+        yield folder
+
+
+def _lock_first(parent: Path, job: str, held: contextlib.ExitStack) -> Path:
+    """The first folder that no other run has; the lock lasts as long as `held`."""
     for number in range(1, 1000):
-        folder = parent / (job if number == 1 else f"{job}-{number}")
+        folder = parent / (job if number == 1 else f"{job}.{number}")
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            for name in CLEARED:
-                path = folder / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            (folder / "logs").mkdir()
-            yield folder
-            return
-    raise RuntimeError(f"a thousand runs of {job} are under way in {parent}")
+        lock = held.enter_context((folder / ".lock").open("w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        return folder
+    raise SpecError(f"A thousand runs of {job} are under way in {parent}; choose another folder with --runs.")
+
+
+def _clear(folder: Path) -> None:
+    for name in CLEARED:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    (folder / "logs").mkdir()
 
 
 class LocalRun:
@@ -79,6 +98,7 @@ class LocalRun:
         self._pods: dict[str, LocalPod] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._noted: set[str] = set()
         self._check()
 
     async def run(self) -> Status:
@@ -92,7 +112,13 @@ class LocalRun:
             return self._job.status
         finally:
             await self._end_everything()
+            self._keep_status()
+
+    def _keep_status(self) -> None:
+        try:
             (self._folders.run / "status.yaml").write_text(yaml.safe_dump(self._job.status.to_dict(), sort_keys=False))
+        except OSError as error:
+            self._note_once(f"{error.filename}: {error.strerror}")
 
     def _over(self) -> bool:
         return self._job.status.finished and all(pod.finished.is_set() for pod in self._pods.values())
@@ -112,8 +138,6 @@ class LocalRun:
     def _act(self, plan: Plan) -> None:
         self._job = replace(self._job, status=plan.status)
         self._watcher.status(plan.status)
-        for event in plan.events:
-            self._watcher.event(event)
         for delete in plan.delete:
             self._delete(delete)
         for body in render.pods(self._job, plan.create, self._settings):
@@ -144,6 +168,18 @@ class LocalRun:
         task.add_done_callback(self._tasks.discard)
 
     def _line(self, index: int, text: str) -> None:
+        """A line of output; what cannot be shown of it is said once, and the run goes on."""
+        try:
+            self._show(index, text)
+        except Exception as error:
+            self._note_once(f"A line of node {index} could not be shown or kept: {error}")
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._watcher.note(text)
+
+    def _show(self, index: int, text: str) -> None:
         metric = _metric(text) if index == 0 else None
         if metric is None:
             self._watcher.line(index, text)
@@ -156,8 +192,13 @@ class LocalRun:
         """Renders and translates every node once, so that what cannot work is said before anything starts."""
         status = decide(observe(self._job, ()), datetime.now(UTC)).status
         trial = render.Settings(addresses=LocalAddresses(lambda: 1))
-        for body in render.pods(replace(self._job, status=status), range(self._manifest.spec.nodes), trial):
-            translate(body, self._folders, self._manifest.config_maps, "")
+        try:
+            for body in render.pods(replace(self._job, status=status), range(self._manifest.spec.nodes), trial):
+                translate(body, self._folders, self._manifest.config_maps, "")
+        except (TypeError, KeyError, AttributeError) as error:  # a shape that an API server would have refused
+            raise SpecError(f"No pod can be made of this manifest: {type(error).__name__}: {error}.") from error
+        except OSError as error:  # a hostPath that may not even be looked at
+            raise SpecError(f"{error.filename}: {error.strerror}.") from error
 
     def _on_signals(self) -> "asyncio.Future[int]":
         """A future with the first signal; a second one kills at once."""
@@ -185,14 +226,14 @@ class LocalRun:
 
 
 def _metric(line: str) -> dict[str, Any] | None:
-    """A progress line of the trainer: a JSON object with the key `event`."""
+    """A progress line of the trainer: a JSON object whose `event` is one of ours; other programs log such lines too."""
     if not line.startswith('{"event"'):
         return None
     try:
         found = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and found.get("event") in EVENTS else None
 
 
 def exit_code(status: Status) -> int:

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 Metric = Mapping[str, Any]
+
+EVENTS = ("start", "train", "eval", "checkpoint", "end", "interrupted")
+"""What the trainer's progress lines report."""
 
 STAGES = (
     ("starting processes", ("launch", "import")),
@@ -22,6 +26,16 @@ STAGES = (
 """What a person reads, and the phases that it sums: the trainer's own, and `launch`, `end` and `other` as seen from outside."""
 
 
+def number(value: Any) -> float | None:
+    """The value, where it is a number to calculate with; scripts of users write what they like."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return value if isfinite(value) else None
+    except OverflowError:  # JSON knows whole numbers of any length
+        return None
+
+
 @dataclass
 class Story:
     """The metrics of a run in their order, with the times around them in seconds of one clock (unix)."""
@@ -37,8 +51,8 @@ class Story:
         """(steps, values) of what `event` reported; after a restart the repeated steps replace those that were lost."""
         points: dict[float, float] = {}
         for metric in self.of(event):
-            step, at = metric.get("step"), metric.get(value)
-            if isinstance(step, int | float) and isinstance(at, int | float):
+            step, at = number(metric.get("step")), number(metric.get(value))
+            if step is not None and at is not None:
                 points = {s: v for s, v in points.items() if s < step}
                 points[step] = at
         return list(points), list(points.values())
@@ -46,13 +60,16 @@ class Story:
     def seconds(self) -> list[tuple[str, float]]:
         """(stage, seconds) of the last attempt and what was lost to earlier ones; what is nobody's is `other`."""
         starts, ends = self.of("start"), self.of("end")
-        if not starts or not ends:
+        started = number(starts[-1].get("time")) if starts else None
+        ended = number(ends[-1].get("time")) if ends else None
+        if started is None or ended is None:
             return []
-        phases = {str(k): float(v) for k, v in ends[-1].get("seconds", {}).items()}
+        told = ends[-1].get("seconds")
+        phases = {k: s for k, v in (told.items() if isinstance(told, Mapping) else ()) if (s := number(v)) is not None}
         before = sum(phases.get(name, 0.0) for name in ("import", "rendezvous", "setup"))
-        lost = self._lost(float(starts[-1]["time"]), before)
-        phases["launch"] = max(0.0, float(starts[-1]["time"]) - self.began - before - lost)
-        phases["end"] = max(0.0, self.ended - float(ends[-1]["time"]))
+        lost = self._lost(started, before)
+        phases["launch"] = max(0.0, started - self.began - before - lost)
+        phases["end"] = max(0.0, self.ended - ended)
         phases["other"] = max(0.0, self.ended - self.began - lost - sum(phases.values()))
         stages = [(stage, sum(phases.get(name, 0.0) for name in names)) for stage, names in STAGES]
         return [("lost to restarts", lost)] * bool(lost) + stages

@@ -56,40 +56,59 @@ class Folders:
 
 @dataclass(frozen=True)
 class Command:
-    """A process to start: `folders` have to exist, `files` to be written before."""
+    """A process to start: `folders` have to exist, `files` to be written before. `cwd` None: the current folder."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     result: Path
     folders: tuple[Path, ...] = ()
     files: Mapping[Path, str] = field(default_factory=dict)
+    cwd: Path | None = None
 
 
 def translate(pod: Dict, folders: Folders, config_maps: Mapping[str, Mapping[str, str]], hostname: str) -> Command:
     """The trainer's container of a rendered pod; raises SpecError for a reference that nothing here answers."""
     container = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER)
     name = pod["metadata"]["name"]
-    sources = {v["name"]: v for v in pod["spec"].get("volumes", ())}
+    sources = {_text(v, "name", "A volume"): v for v in pod["spec"].get("volumes") or ()}
     mounts, files = _mounts(container, sources, folders, name, config_maps)
     placed = _placer(mounts)
     own = {
         "DDP_RESULT_FILE": str(folders.pod(name) / "result.json"),
         "DDP_HEARTBEAT_FILE": str(folders.pod(name) / "heartbeat.json"),
     }
+    base = {key: placed(value) for key, value in _env_from(container, config_maps).items()}
     env = {
         "GLOO_SOCKET_IFNAME": LOOPBACK,
         "NCCL_SOCKET_IFNAME": LOOPBACK,
-        **_env_from(container, config_maps),
-        **_env(container, pod, config_maps, hostname, own, placed),
+        **_env(container, pod, config_maps, hostname, own, placed, base),
     }
     words = [*container["command"], *container["args"]]
+    cwd = _working_folder(container.get("workingDir"), placed)
+    wanted = (folders.pod(name), *mounts.values(), *([cwd] if cwd else ()))
     return Command(
-        argv=tuple(placed(_expand(word, env)) for word in words),
+        argv=tuple(_expand(placed(word), env) for word in words),
         env=env,
         result=Path(env["DDP_RESULT_FILE"]),
-        folders=(folders.pod(name), *dict.fromkeys(mounts.values())),
+        folders=tuple(folder for folder in dict.fromkeys(wanted) if folder not in files),
         files=files,
+        cwd=cwd,
     )
+
+
+def _text(item: Dict, key: str, what: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str) or not value:
+        raise SpecError(f"{what} needs a {key}, a text that is not empty; it is {dict(item)!r}.")
+    return value
+
+
+def _working_folder(given: str | None, placed: Callable[[str], str]) -> Path | None:
+    """The container's workingDir where this machine has it: below a mount, or as a folder of its own."""
+    if not given:
+        return None
+    folder = placed(given)
+    return Path(folder) if folder != given or Path(folder).is_dir() else None
 
 
 def _mounts(
@@ -102,33 +121,48 @@ def _mounts(
     """Folders of this machine by mount path, and files to write into them. /dev/shm is this machine's own."""
     mounts: dict[str, Path] = {}
     files: dict[Path, str] = {}
-    for mount in container.get("volumeMounts", ()):
-        path, volume = mount["mountPath"], sources.get(mount["name"])
+    for mount in container.get("volumeMounts") or ():
+        path, volume = _text(mount, "mountPath", "A volumeMount").rstrip("/"), sources.get(str(mount.get("name")))
         if volume is None:
-            raise SpecError(f"volumeMounts names the volume {mount['name']!r}, which volumes does not define.")
+            raise SpecError(f"volumeMounts names the volume {mount.get('name')!r}, which volumes does not define.")
         if path == "/dev/shm":
             continue
+        if not path.startswith("/") or "subPathExpr" in mount:
+            raise SpecError(
+                f"The volumeMount at {mount['mountPath']} cannot be had here: a mountPath must be an absolute path "
+                "other than /, and a folder below the volume be given as subPath, not subPathExpr."
+            )
         folder = _folder(volume, folders, pod)
-        if "configMap" in volume:
-            files |= {folder / name: text for name, text in _config_files(volume, config_maps).items()}
-        mounts[path.rstrip("/")] = folder / mount["subPath"] if "subPath" in mount else folder
+        files |= {_below(folder, name): text for name, text in _config_files(volume, config_maps).items()}
+        mounts[path] = _below(folder, mount["subPath"]) if mount.get("subPath") else folder
+        if "hostPath" in volume and not mounts[path].exists():
+            raise SpecError(f"The hostPath {mounts[path]} of the volume {mount['name']} is not on this machine.")
     return mounts, files
 
 
 def _folder(volume: Dict, folders: Folders, pod: str) -> Path:
     if "persistentVolumeClaim" in volume:
-        return folders.claim(volume["persistentVolumeClaim"]["claimName"])
+        return folders.claim(_text(volume["persistentVolumeClaim"], "claimName", f"The volume {volume['name']}"))
     if "hostPath" in volume:
-        return Path(volume["hostPath"]["path"])
+        return Path(_text(volume["hostPath"], "path", f"hostPath of the volume {volume['name']}"))
     return folders.pod(pod) / "volumes" / str(volume["name"])
 
 
+def _below(folder: Path, relative: str) -> Path:
+    if Path(relative).is_absolute() or ".." in Path(relative).parts:
+        raise SpecError(f"A path in a volume must be relative and without '..', not {relative!r}.")
+    return folder / relative
+
+
 def _config_files(volume: Dict, config_maps: Mapping[str, Mapping[str, str]]) -> Mapping[str, str]:
-    source = volume["configMap"]
-    data = _config_map(str(source.get("name")), config_maps, bool(source.get("optional")))
-    if "items" not in source:
-        return data
-    return {item["path"]: data[item["key"]] for item in source["items"] if item["key"] in data}
+    """Texts by their path in the volume, of the one ConfigMap or of those that are projected into it."""
+    projected = (volume.get("projected") or {}).get("sources") or ()
+    files: dict[str, str] = {}
+    for source in (s["configMap"] for s in (volume, *projected) if s.get("configMap")):
+        data = _config_map(str(source.get("name")), config_maps, bool(source.get("optional")))
+        items = source.get("items") or [{"key": key, "path": key} for key in data]
+        files |= {item["path"]: data[item["key"]] for item in items if item["key"] in data}
+    return files
 
 
 def _config_map(name: str, config_maps: Mapping[str, Mapping[str, str]], optional: bool) -> Mapping[str, str]:
@@ -148,10 +182,10 @@ def _placer(mounts: Mapping[str, Path]) -> Callable[[str], str]:
 
 def _env_from(container: Dict, config_maps: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for source in container.get("envFrom", ()):
+    for source in container.get("envFrom") or ():
         reference = source.get("configMapRef") or {}
         data = _config_map(str(reference.get("name")), config_maps, bool(reference.get("optional")))
-        found |= {source.get("prefix", "") + key: value for key, value in data.items()}
+        found |= {(source.get("prefix") or "") + key: value for key, value in data.items()}
     return found
 
 
@@ -162,14 +196,21 @@ def _env(
     hostname: str,
     own: Mapping[str, str],
     placed: Callable[[str], str],
+    base: Mapping[str, str],
 ) -> dict[str, str]:
-    env: dict[str, str] = {}
-    for item in container.get("env", ()):
-        name, value = item["name"], item.get("value", "")
-        if "valueFrom" in item:
-            value = _value_from(item, pod, config_maps, hostname)
+    """The container's variables, over those of `base`. A reference is expanded to what stands there, placed already."""
+    env = dict(base)
+    for item in container.get("env") or ():
+        name, value = _text(item, "name", "An env entry"), item.get("value")
+        if not isinstance(value, str | None):
+            raise SpecError(f"The value of env {name} must be a text (numbers in quotes), not {value!r}.")
         in_pod = (names.RESULT_FILE, names.HEARTBEAT_FILE)
-        env[name] = own[name] if name in own and value in in_pod else placed(_expand(value, env))
+        if name in own and value in in_pod:
+            env[name] = own[name]
+        elif item.get("valueFrom"):
+            env[name] = placed(_value_from(item, pod, config_maps, hostname))
+        else:
+            env[name] = _expand(placed(value or ""), env)
     if env.get("NCCL_SOCKET_IFNAME", "").startswith("^"):  # loopback is all that these processes share
         env["NCCL_SOCKET_IFNAME"] = LOOPBACK
     return env
