@@ -34,8 +34,9 @@ def apiserver(bare_apiserver: ApiServer) -> ApiServer:
 
 
 @pytest.fixture
-def namespace(apiserver: ApiServer) -> str:
-    """A namespace of the test's own. It stays: without a controller manager none is ever gone."""
+def namespace(apiserver: ApiServer) -> Iterator[str]:
+    """A namespace of the test's own. It stays (without a controller manager none is ever gone), but no job stays in it."""
     name = f"t-{uuid.uuid4().hex[:10]}"
     assert apiserver.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}}).code == 201
-    return name
+    yield name
+    apiserver.delete_jobs(name)

@@ -124,6 +124,10 @@ class ApiServer:
         except urllib.error.HTTPError as refusal:
             return Answer(refusal.code, json.load(refusal), refusal.headers.get_all("Warning", []))
 
+    def delete_jobs(self, namespace: str) -> None:
+        """Remove the DDPJobs of a namespace, so that no operator of a later test works on them."""
+        assert self.request("DELETE", f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs").code == 200
+
     def kubeconfig_for(self, token: str) -> str:
         """The text of a kubeconfig for this server (JSON is YAML) with the given bearer token."""
         certificate = base64.b64encode(self.certificate.read_bytes()).decode()

@@ -64,11 +64,12 @@ def jobs(apiserver: ApiServer, namespace: str) -> Jobs:
 
 
 @pytest.fixture(scope="module")
-def shared_jobs(apiserver: ApiServer) -> Jobs:
+def shared_jobs(apiserver: ApiServer) -> Iterator[Jobs]:
     """Jobs of one namespace for many small tests, each with a name of its own."""
     name = f"shared-{uuid.uuid4().hex[:10]}"
     assert apiserver.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}}).code == 201
-    return Jobs(apiserver, name)
+    yield Jobs(apiserver, name)
+    apiserver.delete_jobs(name)
 
 
 # -- rules and their sentences ---------------------------------------------------------------------------------------
