@@ -321,7 +321,8 @@ def rendered_pods(name: str, nodes: int) -> list[Object]:
     pods = list(render.pods(Job.from_dict(job), range(nodes), render.Settings()))
     for pod in pods:
         del pod["metadata"]["ownerReferences"]
-        pod["metadata"]["labels"][names.LABEL_MANAGED_BY] = "operator-speed"
+        labels = pod["metadata"]["labels"]
+        labels["operator-speed/job"] = labels.pop(names.LABEL_JOB)
     return pods
 
 
