@@ -87,7 +87,7 @@ def test_a_job_waits_for_a_cordoned_node_longer_than_torchrun_would(cluster: Clu
         status = space.wait_for_status("digits", reason="Unschedulable")
         assert "digits-0-" in status["message"]
         alone = space.wait("one node's agent waits", lambda: agent_seconds(space, first))
-        space.wait("it has waited for 150 s", lambda: agent_seconds(space, first) > alone + 150, 200)
+        space.wait("it has waited for 130 s", lambda: agent_seconds(space, first) > alone + 130, 200)
     finally:
         cluster.kubectl("uncordon", second)
     status = space.wait_for_status("digits", phase="Complete")
