@@ -19,8 +19,8 @@ MERGE_KEYS = {
 """patchMergeKey of core/v1's pod types; every other list is replaced whole, as kubectl does."""
 
 
-RETAIN_KEYS = ("env", "volumes")
-"""Lists whose items have one source out of many (`value` or `valueFrom`, …): a new source drops the old one."""
+RETAIN_KEYS = ("volumes",)
+"""Lists whose items have one source out of many (patchStrategy retainKeys): a new source drops the old one."""
 
 
 def merge(base: Any, overlay: Any, field: str = "") -> Any:
@@ -29,6 +29,8 @@ def merge(base: Any, overlay: Any, field: str = "") -> Any:
         merged = {key: merge(value, overlay[key], key) if key in overlay else value for key, value in base.items()}
         merged.update({key: merge({}, value) for key, value in overlay.items() if key not in base})
         return {key: value for key, value in merged.items() if value is not None}
+    if isinstance(base, list) and isinstance(overlay, list) and field == "env":
+        return replace_by("name", base, overlay)
     if isinstance(base, list) and isinstance(overlay, list) and field in MERGE_KEYS:
         return merge_by(MERGE_KEYS[field], base, overlay, retain_keys=field in RETAIN_KEYS)
     return overlay
@@ -45,6 +47,15 @@ def merge_by(key: str, base: list[Any], overlay: list[Any], *, retain_keys: bool
         _together(item, by_key[_key(item, key)], retain_keys) if _key(item, key) in by_key else item for item in base
     ]
     return [*merged, *(item for k, item in by_key.items() if k not in known)]
+
+
+def replace_by(key: str, base: list[Any], overlay: list[Any]) -> list[Any]:
+    """Items of `base` that `overlay` has no namesake for, then those of `overlay`, whole.
+
+    For variables: a `value` and a `valueFrom`, or two sources in one `valueFrom`, would make the pod invalid.
+    """
+    theirs = {_key(item, key) for item in overlay}
+    return [*(item for item in base if _key(item, key) not in theirs), *overlay]
 
 
 def _together(old: Any, new: Any, retain_keys: bool) -> Any:

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from ddpjob.core import names, profiles
 from ddpjob.core.api import Job, Spec
-from ddpjob.core.merge import merge, merge_by
+from ddpjob.core.merge import merge, merge_by, replace_by
 
 Dict = Mapping[str, Any]
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where PyYAML has libyaml, as its wheels do
@@ -205,13 +205,7 @@ def _env(job: Job, spec: Spec, profile: profiles.Profile, attempt: int, settings
         ours |= {"HOME": names.HOME, "USER": "ddpjob", "LOGNAME": "ddpjob"}
     node = {"name": "DDP_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     given = [{"name": name, "value": value} for name, value in {**ours, **profile.env}.items()]
-    return _replaced("name", [*given, node], list(spec.pod_fields.get("env") or []))
-
-
-def _replaced(key: str, base: list[Dict], overlay: list[Dict]) -> list[Dict]:
-    """Like a merge by `key`, but an item replaces its namesake whole: a `value` and a `valueFrom` exclude each other."""
-    theirs = {item.get(key) for item in overlay}
-    return [*(item for item in base if item.get(key) not in theirs), *overlay]
+    return replace_by("name", [*given, node], list(spec.pod_fields.get("env") or []))
 
 
 def _threads(spec: Spec) -> int:
