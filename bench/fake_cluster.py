@@ -9,6 +9,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,16 @@ class FakeCluster:
         if len(pids) != 1 or len(pod.split()) != 1:
             raise RuntimeError(f"expected one operator, found pods {pod.split()} and processes {pids}")
         return pod.strip().removeprefix("pod/"), int(pids[0])
+
+    def process_ids(self, programs: Sequence[str]) -> dict[str, int]:
+        """Of programs of which the real node runs one each."""
+        return {name: int(run("docker", "exec", NODE, "pgrep", "--full", f"^{name} ")) for name in programs}
+
+    @property
+    def kwok(self) -> int:
+        """Process id of kwok, on this machine."""
+        assert self._kwok, "up() starts it"
+        return self._kwok.pid
 
     # -- parts
 

@@ -90,8 +90,9 @@ class Sample:
     exist: float
     running: float
     calls: dict[str, float]
-    operator_cpu: float
     operator_rss: float
+    cpu: dict[str, float]
+    """Seconds of CPU by program, the operator among them; until the cluster is quiet again."""
 
     def writes(self) -> float:
         return sum(count for call, count in self.calls.items() if call.split()[0] in WRITES)
@@ -254,36 +255,48 @@ def wait_until_quiet(client: Client, seconds: float = 120) -> Counter[Call]:
         before = after
 
 
-# --- the operator's own figures
+# --- the kernel's account
+
+PROGRAMS = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler")
+"""What of the control plane works while pods come up."""
+
+
+@dataclass
+class Processor:
+    """CPU of the programs that share the machine. `inside` and `outside`: process ids by name, in the node and beside it."""
+
+    inside: Mapping[str, int]
+    outside: Mapping[str, int]
+
+    def seconds(self) -> dict[str, float]:
+        """User and system time so far of all threads; the kernel counts in hundredths."""
+        stats = _in_node(*(f"/proc/{pid}/stat" for pid in self.inside.values())).splitlines()
+        stats += [_text(Path(f"/proc/{pid}/stat")) for pid in self.outside.values()]
+        fields = [stat.rpartition(")")[2].split() for stat in stats]
+        ticks = os.sysconf("SC_CLK_TCK")
+        programs = [*self.inside, *self.outside]
+        return {name: (int(f[11]) + int(f[12])) / ticks for name, f in zip(programs, fields, strict=True)}
+
+
+def _in_node(*files: str) -> str:
+    try:
+        return run("docker", "exec", NODE, "cat", *files)
+    except Refused as error:
+        raise RuntimeError("a process is gone: it was restarted during the benchmark") from error
 
 
 @dataclass
 class OperatorProcess:
-    """CPU and memory of the operator by the kernel's account of its process, and what its /metrics say."""
+    """Memory of the operator by the kernel's account of its process, and what its /metrics say."""
 
     client: Client
     pod: str
     pid: int
 
-    def _read(self) -> tuple[list[str], dict[str, str]]:
-        """/proc's stat from the field `state` on, and status."""
-        try:
-            text = run("docker", "exec", NODE, "cat", f"/proc/{self.pid}/stat", f"/proc/{self.pid}/status")
-        except Refused as error:
-            raise RuntimeError("the operator's process is gone: it was restarted during the benchmark") from error
-        stat, _, status = text.partition("\n")
-        return stat.rpartition(")")[2].split(), {
-            key: value for key, _, value in (line.partition(":") for line in status.splitlines())
-        }
-
-    def cpu(self) -> float:
-        """Seconds of CPU so far, user and system, of all its threads; the kernel counts in hundredths."""
-        stat, _ = self._read()
-        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-
     def memory(self, which: str) -> float:
         """Resident megabytes (10^6 bytes): VmRSS now, VmHWM the most so far."""
-        _, status = self._read()
+        lines = _in_node(f"/proc/{self.pid}/status").splitlines()
+        status = {key: value for key, _, value in (line.partition(":") for line in lines)}
         return int(status[which].split()[0]) * 1024 / 1e6
 
     def jobs_running(self) -> int:
@@ -363,6 +376,7 @@ class Bench:
     access: Access
     client: Client
     operator: OperatorProcess
+    processor: Processor
     creator: Executor
     idle: dict[Call, float] = field(default_factory=dict)
 
@@ -376,7 +390,7 @@ class Bench:
     def measure(self, case: str, shape: Shape, number: int) -> Sample:
         """Create, wait until all pods run and the operator has said so, count, and clear away."""
         bodies = objects_of(case, shape)
-        calls_before, cpu_before, began = wait_until_quiet(self.client), self.operator.cpu(), time.monotonic()
+        calls_before, cpu_before, began = wait_until_quiet(self.client), self.processor.seconds(), time.monotonic()
         watch = PodWatch(self.access, shape.pods)
         with ThreadPoolExecutor(1) as pool:
             following = pool.submit(watch.follow)
@@ -385,7 +399,7 @@ class Bench:
         if case == OURS:
             self._wait_for_status(shape.jobs)
         calls_after = wait_until_quiet(self.client)
-        seconds = time.monotonic() - began
+        cpu_after, seconds = self.processor.seconds(), time.monotonic() - began
         sample = Sample(
             case,
             str(shape),
@@ -393,8 +407,8 @@ class Bench:
             exist=max(watch.exist.values()) - first,
             running=max(watch.running.values()) - first,
             calls=controllers_calls(self._own(calls_after - calls_before, case, shape, seconds)),
-            operator_cpu=self.operator.cpu() - cpu_before,
             operator_rss=self.operator.memory("VmRSS"),
+            cpu={name: cpu_after[name] - cpu_before[name] for name in cpu_after},
         )
         self.clear()
         return sample
@@ -528,10 +542,10 @@ def targets(samples: Sequence[Sample], large: Shape, many: Shape, peak_rss: floa
 
 
 def report(samples: Sequence[Sample], goals: Sequence[Target], large: Shape, many: Shape) -> str:
-    """Two markdown tables: what was measured, and what was to be reached. Medians, with the least and the most."""
+    """Markdown tables: what was measured, what it cost, what was to be reached. Medians, with the least and the most."""
     lines = [
-        "| jobs x nodes | made by | all pods exist, s | all Running, s | Running pods/s | writes per job | operator CPU, s |",
-        "|---|---|---|---|---|---|---|",
+        "| jobs x nodes | made by | all pods exist, s | all Running, s | Running pods/s | writes per job |",
+        "|---|---|---|---|---|---|",
     ]
     for shape in (large, many):
         for case in CASES:
@@ -543,9 +557,15 @@ def report(samples: Sequence[Sample], goals: Sequence[Target], large: Shape, man
                 spread(s.running for s in found),
                 spread((shape.pods / s.running for s in found), 0),
                 spread((s.writes() / shape.jobs for s in found), 1),
-                spread(s.operator_cpu for s in found),
             ]
             lines.append(f"| {' | '.join(cells)} |")
+    programs = list(samples[0].cpu)
+    lines += ["", f"| CPU seconds (medians) | made by | {' | '.join(programs)} |", f"|---|---|{'---|' * len(programs)}"]
+    for shape in (large, many):
+        for case in CASES:
+            found = select(samples, case, shape)
+            cells = [f"{statistics.median(s.cpu[program] for s in found):.2f}" for program in programs]
+            lines.append(f"| {shape} | {case} | {' | '.join(cells)} |")
     lines += ["", "| to reach | limit | median (min–max) | |", "|---|---|---|---|", *(goal.row() for goal in goals)]
     lines += ["", "Calls of our jobs, medians of all jobs together:"]
     lines += [f"- {shape}: {_calls(select(samples, OURS, shape))}" for shape in (large, many)]
@@ -612,7 +632,8 @@ def measure_cluster(cluster: FakeCluster, chosen: argparse.Namespace, say: Calla
     operator = OperatorProcess(client, *cluster.operator_process())
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as creator:
         creator.submit(os.getpid).result()  # started and imported before any clock runs
-        bench = Bench(cluster.access(), client, operator, creator)
+        processor = Processor({**cluster.process_ids(PROGRAMS), "operator": operator.pid}, {"kwok": cluster.kwok})
+        bench = Bench(cluster.access(), client, operator, processor, creator)
         bench.clear()  # a cluster that was kept may hold what an interrupted call left
         say(f"watching the idle cluster for {chosen.idle:g} s")
         bench.measure_idle(chosen.idle)

@@ -297,6 +297,14 @@ class Space:
 
         return self.wait(f"{job} has {expected}", look, seconds)
 
+    def wait_for_complete(self, job: str, seconds: float = 180, restarts: int = 0, disruptions: int = 0) -> Object:
+        """The status of a job that is Complete on two nodes after exactly these restarts and disruptions."""
+        status = self.wait_for_status(job, seconds, phase="Complete")
+        found = (status["restarts"], status["disruptions"], status["attempt"], status["nodes"]["succeeded"])
+        expected = (restarts, disruptions, restarts + disruptions, 2)
+        assert found == expected, f"{found}, not {expected}: {status.get('lastFailure')}\n{self.explain()}"
+        return status
+
     def wait_for_checkpoint(self, job: str, attempt: int = 0) -> None:
         """Until rank 0 of this attempt has written a checkpoint: the middle of the job."""
         pod = f"{job}-{attempt}-0"

@@ -13,10 +13,9 @@ def nodes_of(pods: dict) -> set[str]:
 def test_digits_example_completes_on_two_nodes(space: Space):
     space.apply(example("digits.yaml"))
 
-    status = space.wait_for_status("digits", phase="Complete")
+    status = space.wait_for_complete("digits")
 
     assert float(status["result"]["accuracy"]) >= 0.97
-    assert (status["restarts"], status["disruptions"], status["nodes"]["succeeded"]) == (0, 0, 2)
     assert len(nodes_of(space.pods("digits"))) == 2
 
 
@@ -28,7 +27,7 @@ def test_cifar10_example_completes_on_two_nodes(cluster: Cluster):
     manifest["spec"]["args"] += ["--limit-train", "5000", "--limit-test", "1000", "--checkpoint-every", "10"]
     space.apply(manifest)
     try:
-        status = space.wait_for_status("cifar10", 420, phase="Complete")
+        status = space.wait_for_complete("cifar10", 420)
         pods = space.pods("cifar10")
         checkpoints = space.progress("cifar10-0-0", "checkpoint")
     finally:
@@ -36,7 +35,6 @@ def test_cifar10_example_completes_on_two_nodes(cluster: Cluster):
         poll("the job's pods are gone", lambda: not space.pods("cifar10"), 90, space.explain)
 
     assert float(status["result"]["accuracy"]) > 0.15, "ten classes: chance is 0.1"
-    assert (status["restarts"], status["disruptions"], status["nodes"]["succeeded"]) == (0, 0, 2)
     assert status["resolved"]["worldSize"] == 2
     assert len(nodes_of(pods)) == 2
     assert checkpoints
