@@ -154,6 +154,9 @@ class FakeCluster:
                 )
 
     def _start_kwok(self) -> None:
+        # An earlier kwok's Leases would keep this one from its nodes until they end.
+        leases = [f"lease/{name}" for name in self._node_names()]
+        self.kubectl("delete", "--namespace=kube-node-lease", "--ignore-not-found", *leases)
         with (SCRATCH / "kwok.log").open("wb") as log:
             self._kwok = subprocess.Popen(
                 [
@@ -169,11 +172,13 @@ class FakeCluster:
 
     def _create_nodes(self) -> None:
         there = self.kubectl("get", "nodes", "--selector=type=kwok", "--output=name").split()
-        wanted = [f"fake-{number:03d}" for number in range(self.nodes)]
-        missing = [_fake_node(name) for name in wanted if f"node/{name}" not in there]
+        missing = [_fake_node(name) for name in self._node_names() if f"node/{name}" not in there]
         if missing:
             self.kubectl("create", "--filename=-", stdin=yaml.safe_dump_all(missing))
         poll("every fake node is ready", self._nodes_are_ready, 120, lambda: (SCRATCH / "kwok.log").read_text()[-2000:])
+
+    def _node_names(self) -> list[str]:
+        return [f"fake-{number:03d}" for number in range(self.nodes)]
 
     def _nodes_are_ready(self) -> bool:
         columns = "--output=custom-columns=READY:.status.conditions[?(@.type=='Ready')].status,T:.spec.taints[*].key"

@@ -90,7 +90,6 @@ def test_a_job_waits_for_a_cordoned_node_longer_than_torchrun_would(cluster: Clu
     status = space.wait_for_complete("digits")
 
 
-
 def agent_seconds(space: Space, node: str) -> float:
     """For how long the running pod on `node` has run, by the clock of that pod; 0 while there is none."""
     running = [

@@ -112,7 +112,12 @@ def test_a_pod_carries_the_labels_it_is_known_by():
     labels = pod["metadata"]["labels"]
     assert (labels[names.LABEL_ATTEMPT], labels[names.LABEL_INDEX]) == ("2", "1")
     assert (labels[names.LABEL_MANAGED_BY], labels[names.LABEL_JOB]) == ("ddpjob-operator", "digits")
-    assert service(a_job())["spec"]["selector"] == {names.LABEL_JOB_UID: labels[names.LABEL_JOB_UID]}
+
+
+def test_the_service_finds_node_0_of_every_attempt_and_no_other():
+    selector = service(a_job())["spec"]["selector"].items()
+    found = [(a, i) for a in (0, 1) for i in (0, 1) if selector <= render(i, attempt=a)["metadata"]["labels"].items()]
+    assert found == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("rendered", [render(), service(a_job())], ids=["pod", "service"])

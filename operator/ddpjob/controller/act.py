@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -159,9 +159,9 @@ class Actor:
         was_refused, memory.refusal = memory.refusal is not None, None
         try:
             await self._create_one(job, "services", render.service(job))
-            pods = list(render.pods(job, indices, self.settings))
+            pods = render.pods(job, indices, self.settings)
             if was_refused:
-                await self._create_one(job, "pods", pods.pop(0))
+                await self._create_one(job, "pods", next(pods))
             await self._all(self._create_one(job, "pods", pod) for pod in pods)
         except Refused as refused:
             memory.refusals += 1
@@ -246,9 +246,21 @@ class Actor:
                 return None
             raise
 
-    async def _all(self, calls: Any) -> None:
-        """Every call is tried; then the first that failed is raised, a refusal before what is merely worth another try."""
-        failed = [e for e in await asyncio.gather(*calls, return_exceptions=True) if isinstance(e, BaseException)]
+    async def _all(self, calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+        """Every call is tried; then the first that failed is raised, a refusal before what is merely worth another try.
+
+        A call is taken from `calls` only when there is room for it: a thousand pods are not all rendered at once.
+        """
+        waiting, failed = iter(calls), list[Exception]()
+
+        async def work() -> None:
+            for call in waiting:
+                try:
+                    await call
+                except Exception as error:
+                    failed.append(error)
+
+        await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
         if failed:
             raise next((e for e in failed if isinstance(e, Refused)), failed[0])
 

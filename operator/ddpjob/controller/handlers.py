@@ -12,7 +12,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key, key_of_job, key_of_pod
-from ddpjob.controller.client import OUR_PODS
+from ddpjob.controller.client import OUR_PODS, PAGE
 from ddpjob.controller.wake import Wakeups
 from ddpjob.core import names
 from ddpjob.core.observe import owner_uid
@@ -95,8 +95,9 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.server_timeout = 300
     chosen.watching.client_timeout = 330
     chosen.watching.connect_timeout = 10
-    chosen.watching.chunk_size = 500
+    chosen.watching.chunk_size = PAGE
     chosen.watching.label_selectors["pods"] = OUR_PODS
+    chosen.queueing.idle_timeout = 1.0  # so long each object's last event stays in memory, whole
     chosen.networking.request_timeout = 30
     chosen.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 34, 34)  # rides out an upgrade of the API server
     chosen.networking.enforce_retry_after = True

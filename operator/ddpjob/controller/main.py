@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -62,6 +63,7 @@ def set_up_logging(style: str, level: str) -> None:
 
 def run(options: Options) -> int:
     """Runs until SIGTERM; returns the exit code."""
+    _spare_the_garbage_collector()
     try:
         asyncio.run(_until_told_to_stop(operate(options)))
     except CannotRun as error:
@@ -71,6 +73,13 @@ def run(options: Options) -> int:
         log.error("No cluster to talk to: %s. Run inside a cluster, or set KUBECONFIG.", error)
         return 1
     return 0
+
+
+def _spare_the_garbage_collector() -> None:
+    """Looking through 900 modules again and again is a quarter of the CPU that a burst of pods costs otherwise."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 async def _until_told_to_stop(work: Coroutine[Any, Any, None]) -> None:

@@ -97,7 +97,7 @@ def _hardened(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def service(job: Job) -> dict[str, Any]:
-    """The job's one headless Service, which gives its pods their names."""
+    """The job's one headless Service, under whose name its node 0 is found."""
     text = _template("service.yaml.j2").render(_common(job), port=names.RENDEZVOUS_PORT)
     rendered: dict[str, Any] = yaml.load(text, Loader=Loader)
     return rendered
@@ -126,6 +126,7 @@ def _common(job: Job) -> dict[str, Any]:
         "kind": names.KIND,
         "labels": labels,
         "uid_label": names.LABEL_JOB_UID,
+        "index_label": names.LABEL_INDEX,
     }
 
 
