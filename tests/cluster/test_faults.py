@@ -87,7 +87,7 @@ def test_a_job_waits_for_a_cordoned_node_longer_than_torchrun_would(cluster: Clu
         space.wait("it has waited for 130 s", lambda: agent_seconds(space, first) > alone + 130, 200)
     finally:
         cluster.kubectl("uncordon", second)
-    status = space.wait_for_complete("digits")
+    space.wait_for_complete("digits")
 
 
 def agent_seconds(space: Space, node: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpjob.controller.cache import Cache, SeenJob
 from ddpjob.controller.client import Api, ApiError, Unreachable, core_path, job_path
-from ddpjob.controller.lease import Lease
+from ddpjob.controller.lease import Lease, LeaseLost
 from ddpjob.controller.metrics import Metrics
 from ddpjob.core import names, render
 from ddpjob.core.api import Job, Status, time_to_text
@@ -88,7 +88,8 @@ class Actor:
         if plan.create and not changed and not await self.is_current(seen):
             return Outcome(wake_after=0.0)
         await asyncio.gather(*(self._post_event(seen.job, event) for event in plan.events))
-        await self._all(self._delete_pod(seen.job, delete) for delete in plan.delete)
+        if plan.delete:
+            await every(self._delete_pod(seen.job, delete) for delete in plan.delete)
         if not plan.create:
             return Outcome(wake_after=plan.wake_after)
         written = self.cache.job((seen.job.namespace, seen.job.name))
@@ -162,7 +163,7 @@ class Actor:
             pods = render.pods(job, indices, self.settings)
             if was_refused:
                 await self._create_one(job, "pods", next(pods))
-            await self._all(self._create_one(job, "pods", pod) for pod in pods)
+            await every(self._create_one(job, "pods", pod) for pod in pods)
         except Refused as refused:
             memory.refusals += 1
             delay = min(FIRST_RETRY * 2.0 ** min(memory.refusals - 1, 10), LONGEST_RETRY)
@@ -246,24 +247,6 @@ class Actor:
                 return None
             raise
 
-    async def _all(self, calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """Every call is tried; then the first that failed is raised, a refusal before what is merely worth another try.
-
-        A call is taken from `calls` only when there is room for it: a thousand pods are not all rendered at once.
-        """
-        waiting, failed = iter(calls), list[Exception]()
-
-        async def work() -> None:
-            for call in waiting:
-                try:
-                    await call
-                except Exception as error:
-                    failed.append(error)
-
-        await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
-        if failed:
-            raise next((e for e in failed if isinstance(e, Refused)), failed[0])
-
 
 class Refused(Exception):
     """The API server will not create this now (or ever, if `final`); `message` says why."""
@@ -271,6 +254,29 @@ class Refused(Exception):
     def __init__(self, reason: str, message: str, final: bool = False) -> None:
         super().__init__(message)
         self.reason, self.message, self.final = reason, message, final
+
+
+async def every(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Every call is tried; then the first that failed is raised, a refusal before what is merely worth another try.
+
+    A call is taken from `calls` only when there is room for it: a thousand pods are not all rendered at once.
+    The loss of the Lease ends it: what is left is the next leader's.
+    """
+    waiting, failed = iter(calls), list[BaseException]()
+
+    async def work() -> None:
+        for call in waiting:
+            try:
+                await call
+            except LeaseLost:
+                raise
+            except Exception as error:
+                failed.append(error)
+
+    ends = await asyncio.gather(*(work() for _ in range(IN_FLIGHT)), return_exceptions=True)
+    failed = [*(end for end in ends if end), *failed]
+    if failed:
+        raise next((error for kind in (LeaseLost, Refused) for error in failed if isinstance(error, kind)), failed[0])
 
 
 def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:

@@ -1,0 +1,72 @@
+"""Many writes at once: how many, and what is said of those that failed."""
+
+import asyncio
+
+import pytest
+
+from ddpjob.controller.act import IN_FLIGHT, Refused, every
+from ddpjob.controller.client import Unreachable
+from ddpjob.controller.lease import LeaseLost
+
+REFUSED, UNREACHABLE, LOST = Refused("QuotaExceeded", "no room"), Unreachable("no answer"), LeaseLost("led too long")
+
+
+class Calls:
+    """Calls that note when they are made and done; those named in `failing` raise."""
+
+    def __init__(self, number: int, failing: dict[int, Exception] | None = None) -> None:
+        self.number, self.failing = number, failing or {}
+        self.made = self.done = self.most = 0
+
+    def __iter__(self):
+        for number in range(self.number):
+            self.made += 1
+            self.most = max(self.most, self.made - self.done)
+            yield self.call(number)
+
+    async def call(self, number: int) -> None:
+        await asyncio.sleep(0)
+        self.done += 1
+        if error := self.failing.get(number):
+            raise error
+
+
+async def test_calls_are_made_as_there_is_room_for_them():
+    calls = Calls(5 * IN_FLIGHT)
+    await every(calls)
+    assert (calls.done, calls.most) == (5 * IN_FLIGHT, IN_FLIGHT)
+
+
+@pytest.mark.parametrize(
+    ("failing", "raised"),
+    [({0: UNREACHABLE}, UNREACHABLE), ({0: UNREACHABLE, 3: REFUSED}, REFUSED), ({1: REFUSED, 2: UNREACHABLE}, REFUSED)],
+)
+async def test_all_are_tried_and_a_refusal_outranks_what_is_worth_another_try(failing, raised):
+    calls = Calls(3 * IN_FLIGHT, failing)
+    with pytest.raises(type(raised)) as caught:
+        await every(calls)
+    assert (caught.value, calls.done) == (raised, 3 * IN_FLIGHT)
+
+
+async def test_the_loss_of_the_lease_ends_it_and_outranks_everything():
+    calls = Calls(100 * IN_FLIGHT, {0: REFUSED} | dict.fromkeys(range(1, 100 * IN_FLIGHT), LOST))
+    with pytest.raises(LeaseLost):
+        await every(calls)
+    assert calls.done <= IN_FLIGHT + 1
+
+
+async def test_a_pod_that_cannot_be_rendered_leaves_no_call_behind():
+    done = []
+
+    async def call(number: int) -> None:
+        await asyncio.sleep(0)
+        done.append(number)
+
+    def calls():
+        yield call(0)
+        yield call(1)
+        raise ValueError("cannot render the third")
+
+    with pytest.raises(ValueError, match="the third"):
+        await every(calls())
+    assert done == [0, 1]
