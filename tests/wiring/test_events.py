@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import itertools
+import socket
 import time
 
 import aiohttp
@@ -321,6 +322,11 @@ async def test_a_restart_that_could_not_be_written_is_counted_once(fake, operato
 async def test_the_operator_ends_with_a_sentence_where_the_crd_is_not_served(fake, options):
     fake.fault("GET", "/apis/ddpjob.dev/v1alpha1", refusal(404, "NotFound"), times=float("inf"))
     with pytest.raises(CannotRun, match="Install the CRD"):
+        await asyncio.to_thread(asyncio.run, operate(options))
+
+
+async def test_the_operator_ends_with_a_sentence_where_its_port_is_taken(fake, options):
+    with socket.create_server(("", options.http_port)), pytest.raises(CannotRun, match="--http-port"):
         await asyncio.to_thread(asyncio.run, operate(options))
 
 

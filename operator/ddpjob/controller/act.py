@@ -134,12 +134,9 @@ class Actor:
 
     async def _somebody_is_there(self, job: Job, pods: tuple[str, ...]) -> bool:
         """A pod that vanished from the cache costs a restart only once the API server has confirmed it."""
-        there = False
-        for name in pods:
-            found = await self._get(core_path(job.namespace, "pods", name))
-            if found and owner_uid(found) == job.uid:
-                there = self.cache.find_pod(found) or there
-        return there
+        found = await asyncio.gather(*(self._get(core_path(job.namespace, "pods", name)) for name in pods))
+        there = [self.cache.find_pod(pod) for pod in found if pod and owner_uid(pod) == job.uid]
+        return any(there)
 
     async def _delete_pod(self, job: Job, delete: Delete) -> None:
         body: dict[str, Any] = {"preconditions": {"uid": delete.uid}}

@@ -114,7 +114,11 @@ async def operate(options: Options) -> None:
     actor = Actor(api, cache, lease, rendering, identity, time.monotonic, metrics)
     reconciler = Reconciler(api, cache, actor, queue, metrics, options.namespaces)
     probes = Probes(reconciler, metrics)
-    runner = await serve(probes, options.http_port)
+    try:
+        runner = await serve(probes, options.http_port)
+    except OSError as error:
+        await api.close()
+        raise CannotRun(f"Cannot serve probes and metrics: {error}. Choose another port with --http-port.") from error
     try:
         await _lead(options, settings, api, reconciler, lease, probes)
     finally:

@@ -35,7 +35,7 @@ class Probes:
 
 
 async def serve(probes: Probes, port: int) -> web.AppRunner:
-    """Serves /healthz, /readyz and /metrics until the runner is cleaned up."""
+    """Serves /healthz, /readyz and /metrics until the runner is cleaned up. Raises OSError where the port is taken."""
 
     async def healthz(_: web.Request) -> web.Response:
         return _answer(probes.alive())
@@ -51,7 +51,11 @@ async def serve(probes: Probes, port: int) -> web.AppRunner:
     # At exit kopf waits for every younger task of its loop, and a connection that is kept alive is one.
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=0)
     await runner.setup()
-    await web.TCPSite(runner, port=port).start()
+    try:
+        await web.TCPSite(runner, port=port).start()
+    except OSError:
+        await runner.cleanup()
+        raise
     return runner
 
 
