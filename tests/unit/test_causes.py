@@ -49,12 +49,19 @@ def verdict_on(*pods, vanished=(), now=NOW, **more):
         ("record-long", 0, 1, "ValueError: boom: the data file is broken"),
         ("siblings", 1, 1, ""),
         ("module", 0, 1, "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("no-script", 0, 2, "can't open file '/scripts/missing.py': [Errno 2] No such file or directory"),
     ],
 )
 def test_the_summary_names_rank_exit_code_and_exception(tail, rank, code, exception):
     summary = read_summary(torchrun_tail(tail))
     assert (summary.rank, summary.exit_code, summary.exception) == (rank, code, exception)
     assert not summary.follower
+
+
+def test_a_module_that_python_does_not_find_is_named_and_nobody_else_blamed():
+    summary = read_summary(torchrun_tail("no-module"))
+    assert "http.server.nope" in summary.exception
+    assert summary.certain
 
 
 @pytest.mark.parametrize("tail", ["raise-follower", "exit-follower", "kill-follower", "terminated-follower"])

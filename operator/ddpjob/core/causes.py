@@ -39,6 +39,8 @@ EXCEPTION = re.compile(
     r"^[ \t]*(?:\[rank\d+\]:\s?)?(?P<text>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::.*)?)$",
     re.MULTILINE,
 )
+INTERPRETER = re.compile(r"^\S*python[\d.]*: (.+)$", re.MULTILINE)
+"""What Python itself says when it finds no script or no module to run: its words, and no exception."""
 LAUNCHER_ERROR = re.compile(r"^[\w.]*(?:ChildFailedError|SignalException|Rendezvous\w*Error)\b", re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last):\n  File "
 
@@ -142,7 +144,7 @@ def _words_of(rank: int, text: str) -> str:
 
 
 def _last_exception(text: str) -> str:
-    found = EXCEPTION.findall(text)
+    found = EXCEPTION.findall(text) or INTERPRETER.findall(text)
     return str(found[-1]).strip()[:500] if found else ""
 
 
