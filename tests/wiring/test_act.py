@@ -12,10 +12,15 @@ REFUSED, UNREACHABLE, LOST = Refused("QuotaExceeded", "no room"), Unreachable("n
 
 
 class Calls:
-    """Calls that note when they are made and done; those named in `failing` raise."""
+    """Calls that note when they are made and done; those named in `failing` raise.
 
-    def __init__(self, number: int, failing: dict[int, Exception] | None = None) -> None:
-        self.number, self.failing = number, failing or {}
+    With `together` none of them ends before so many are under way.
+    """
+
+    def __init__(
+        self, number: int, failing: dict[int, Exception] | None = None, together: asyncio.Barrier | None = None
+    ) -> None:
+        self.number, self.failing, self.together = number, failing or {}, together
         self.made = self.done = self.most = 0
 
     def __iter__(self):
@@ -25,14 +30,15 @@ class Calls:
             yield self.call(number)
 
     async def call(self, number: int) -> None:
-        await asyncio.sleep(0)
+        if self.together:
+            await self.together.wait()
         self.done += 1
         if error := self.failing.get(number):
             raise error
 
 
 async def test_calls_are_made_as_there_is_room_for_them():
-    calls = Calls(5 * IN_FLIGHT)
+    calls = Calls(5 * IN_FLIGHT, together=asyncio.Barrier(IN_FLIGHT))
     await every(calls)
     assert (calls.done, calls.most) == (5 * IN_FLIGHT, IN_FLIGHT)
 
@@ -42,7 +48,7 @@ async def test_calls_are_made_as_there_is_room_for_them():
     [({0: UNREACHABLE}, UNREACHABLE), ({0: UNREACHABLE, 3: REFUSED}, REFUSED), ({1: REFUSED, 2: UNREACHABLE}, REFUSED)],
 )
 async def test_all_are_tried_and_a_refusal_outranks_what_is_worth_another_try(failing, raised):
-    calls = Calls(3 * IN_FLIGHT, failing)
+    calls = Calls(3 * IN_FLIGHT, failing, asyncio.Barrier(IN_FLIGHT))
     with pytest.raises(type(raised)) as caught:
         await every(calls)
     assert (caught.value, calls.done) == (raised, 3 * IN_FLIGHT)
@@ -56,10 +62,10 @@ async def test_the_loss_of_the_lease_ends_it_and_outranks_everything():
 
 
 async def test_a_pod_that_cannot_be_rendered_leaves_no_call_behind():
-    done = []
+    done, both = [], asyncio.Barrier(2)
 
     async def call(number: int) -> None:
-        await asyncio.sleep(0)
+        await both.wait()
         done.append(number)
 
     def calls():
@@ -69,4 +75,4 @@ async def test_a_pod_that_cannot_be_rendered_leaves_no_call_behind():
 
     with pytest.raises(ValueError, match="the third"):
         await every(calls())
-    assert done == [0, 1]
+    assert sorted(done) == [0, 1]

@@ -17,7 +17,7 @@ from ddpjob.core import names
 Dict = Mapping[str, Any]
 
 PAGE = 100
-"""Objects a LIST asks for at once: parsed, each takes ten times its text, and the whole page is in memory."""
+"""Objects a LIST asks for at once: parsed, each takes several times its text, and the whole page is in memory."""
 
 IDLE_SECONDS = 75.0
 """How long an idle connection stays open; the API server closes it after 90 s."""
