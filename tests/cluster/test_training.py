@@ -19,6 +19,46 @@ def test_digits_example_completes_on_two_nodes(space: Space):
     assert len(nodes_of(space.pods("digits"))) == 2
 
 
+IN_LITTLE = {
+    "toy": [],
+    "skewed": ["--steps", "4"],
+    "messages": [],
+    "model-parallel": ["--steps", "20"],
+    "elastic": [],
+    "mnist-fake": ["--rounds", "2", "--steps", "2"],
+    "resnet50": ["--rounds", "1", "--steps", "1", "--image-size", "32", "--batch-size", "4"],
+}
+"""The examples that need no data, with what makes them short. Flags given again later win."""
+
+
+def test_the_workloads_without_data_complete_as_jobs(space: Space):
+    """Side by side, since each by itself leaves the machine idle most of the time."""
+    for name, flags in IN_LITTLE.items():
+        manifest = example(f"{name}.yaml")
+        manifest["spec"]["args"] += flags
+        space.apply(manifest)
+
+    results = {name: space.wait_for_complete(name, 420)["result"] for name in IN_LITTLE}
+
+    assert len(nodes_of(space.pods("toy"))) == 2
+    assert results["messages"] == {"checked": "16"}
+    assert float(results["toy"]["loss"]) == pytest.approx(float(results["model-parallel"]["loss"]), rel=0.1)
+    assert float(results["model-parallel"]["gradient_difference"]) <= 1e-5
+    assert space.progress("elastic-0-0", "start")[0]["world_size"] == 16
+    assert "ddp_overhead" in results["mnist-fake"]
+    assert "ddp_overhead" in results["resnet50"]
+
+
+def test_a_rank_slower_than_the_time_out_is_named_in_the_status(space: Space):
+    manifest = example("skewed.yaml")
+    manifest["spec"]["args"] += ["--skew", "30", "--timeout", "5"]
+    space.apply(manifest)
+
+    status = space.wait_for_status("skewed", phase="Failed")
+
+    assert "rank 1 on node 1 (a0-n1) is slow or stuck" in status["lastFailure"]["message"]
+
+
 @pytest.mark.usefixtures("cifar10")
 def test_cifar10_example_completes_on_two_nodes(cluster: Cluster):
     """In the namespace of examples/kind/storage.yaml; on part of the data, since it is the path that is tested."""

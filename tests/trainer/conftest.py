@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ddp_trainer.data import CIFAR10_CLASSES
+from ddp_trainer.data.cifar10 import CLASSES
 
 from . import launch
 
@@ -35,7 +35,7 @@ def image_folders(folder: Path, per_class: dict[str, int], suffix: str = "png") 
     """{train,test}/<class>/NNNN.png with random pixels: `per_class` images of each class in train and in test."""
     random = np.random.default_rng(0)
     for part, count in per_class.items():
-        for name in CIFAR10_CLASSES:
+        for name in CLASSES:
             (folder / part / name).mkdir(parents=True)
             for number in range(count):
                 pixels = random.integers(0, 256, (32, 32, 3), np.uint8)

@@ -15,9 +15,9 @@ from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate
 from ddp_trainer.interrupt import StopVote
-from ddp_trainer.models import ResNet18
+from ddp_trainer.models import resnet18
 from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime, batch_norm_at_rest, process_group, warm_up
+from ddp_trainer.runtime import Runtime, batch_norm_at_rest, process_group
 from ddp_trainer.sampler import GlobalBatchSampler
 
 FEATURES = 6
@@ -41,7 +41,7 @@ def train(runtime: Runtime, count: int, global_batch: int, steps: int, checkpoin
     ddp = runtime.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     sampler = GlobalBatchSampler(count, global_batch, runtime.rank, runtime.world_size)
-    warm_up(ddp, inputs[:2])
+    runtime.warm_up(ddp, inputs[:2])
     checkpoints = Checkpoints(
         checkpoints_at, runtime, {"model": model, "optimizer": optimizer, "sampler": sampler}, {"test": "wide"}
     )
@@ -63,9 +63,9 @@ def train(runtime: Runtime, count: int, global_batch: int, steps: int, checkpoin
 def few_samples_for_a_model_with_batch_norm(runtime: Runtime) -> dict[str, torch.Tensor]:
     """Batches too small for all ranks: the gradients of each, and the buffers and modes afterwards."""
     torch.manual_seed(7)
-    model = ResNet18(10, "torchvision")
+    model = resnet18(10, "torchvision")
     ddp = runtime.wrap(model)
-    warm_up(ddp, torch.zeros(2, 3, 32, 32))
+    runtime.warm_up(ddp, torch.zeros(2, 3, 32, 32))
     found = {}
     for batch in (5, 3, 2):
         (shard,) = GlobalBatchSampler(batch, batch, runtime.rank, runtime.world_size, at_least=2)

@@ -111,9 +111,7 @@ def torchrun(*arguments: object, processes: int = 2, **variables: object) -> Run
 
 def ranks(*arguments: object, processes: int = 2, **variables: object) -> list[Run]:
     """The same processes without an agent around them: quicker, and each can be killed on its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     return [
         Run(
             [sys.executable, *arguments],
@@ -128,6 +126,12 @@ def ranks(*arguments: object, processes: int = 2, **variables: object) -> list[R
         )
         for rank in range(processes)
     ]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def finish(runs: Sequence[Run]) -> list[int]:

@@ -1,6 +1,7 @@
 """The data sets: the digits, the three forms of CIFAR-10, the cache, and what a user may get wrong."""
 
 import errno
+import gzip
 import os
 import pickle
 import shutil
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ddp_trainer import data
+from ddp_trainer.data import cifar10, digits, images, mnist
 from ddp_trainer.errors import UserError
 
 from .conftest import image_folders
@@ -26,8 +27,8 @@ def write_binary(folder, train, test):
     folder.mkdir(parents=True)
     half = len(train) // 2
     parts = {
-        "data_batch_1.bin": data.Images(train.pixels[:half], train.labels[:half]),
-        "data_batch_2.bin": data.Images(train.pixels[half:], train.labels[half:]),
+        "data_batch_1.bin": images.Images(train.pixels[:half], train.labels[:half]),
+        "data_batch_2.bin": images.Images(train.pixels[half:], train.labels[half:]),
         "test_batch.bin": test,
     }
     for name, part in parts.items():
@@ -58,7 +59,7 @@ def same(one, other):
 
 
 def test_digits_are_split_as_documented():
-    train, test = data.digits()
+    train, test = digits.load()
     assert train.pixels.shape == (1437, 1, 8, 8)
     assert test.pixels.shape == (360, 1, 8, 8)
     assert train.pixels.max() == test.pixels.max() == 16
@@ -66,36 +67,36 @@ def test_digits_are_split_as_documented():
 
 
 def test_the_three_forms_of_cifar10_give_the_same_arrays(tmp_path, tiny_cifar10):
-    folders = data.cifar10(tiny_cifar10)
+    folders = cifar10.load(tiny_cifar10)
     assert folders[0].pixels.shape == (100, 3, 32, 32)
     assert len(folders[1]) == 30
     assert folders[0].labels.tolist() == [label for label in range(10) for _ in range(10)]
     first = np.asarray(Image.open(tiny_cifar10 / "train/airplane/0000.png")).transpose(2, 0, 1)
     assert np.array_equal(folders[0].pixels[0], first)
 
-    assert same(folders, data.cifar10(write_binary(tmp_path / "cifar-10-batches-bin", *folders)))
+    assert same(folders, cifar10.load(write_binary(tmp_path / "cifar-10-batches-bin", *folders)))
     for protocol in (2, 5):
         python = write_python(tmp_path / str(protocol) / "cifar-10-batches-py", *folders, protocol=protocol)
-        assert same(folders, data.cifar10(python))
+        assert same(folders, cifar10.load(python))
 
 
 def test_the_data_are_found_below_the_folder_that_the_user_names(tmp_path, tiny_cifar10):
-    folders = data.cifar10(tiny_cifar10)
+    folders = cifar10.load(tiny_cifar10)
     write_binary(tmp_path / "volume" / "downloads" / "cifar-10-batches-bin", *folders)
     (tmp_path / "volume" / "another").mkdir()
-    assert same(folders, data.cifar10(tmp_path / "volume"))
+    assert same(folders, cifar10.load(tmp_path / "volume"))
 
 
 def test_images_are_decoded_once_and_again_when_one_changes(tmp_path, monkeypatch):
     folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
-    before = data.cifar10(folder)
-    decode = data._decode
-    monkeypatch.setattr(data, "_decode", lambda paths: pytest.fail("decoded although the cache is there"))
-    assert same(before, data.cifar10(folder))
+    before = cifar10.load(folder)
+    decode = cifar10._decode
+    monkeypatch.setattr(cifar10, "_decode", lambda paths: pytest.fail("decoded although the cache is there"))
+    assert same(before, cifar10.load(folder))
 
-    monkeypatch.setattr(data, "_decode", decode)
+    monkeypatch.setattr(cifar10, "_decode", decode)
     Image.new("RGB", (32, 32), (1, 2, 3)).save(folder / "train/cat/0000.png")
-    assert data.cifar10(folder)[0].pixels[3].reshape(3, -1).max(1).tolist() == [1, 2, 3]
+    assert cifar10.load(folder)[0].pixels[3].reshape(3, -1).max(1).tolist() == [1, 2, 3]
 
 
 def test_a_read_only_file_system_is_cached_elsewhere(tmp_path, monkeypatch):
@@ -103,7 +104,7 @@ def test_a_read_only_file_system_is_cached_elsewhere(tmp_path, monkeypatch):
     folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
     for name in ("open", "unlink"):
         monkeypatch.setattr(Path, name, read_only_below(folder, getattr(Path, name)))
-    data.cifar10(folder)
+    cifar10.load(folder)
     assert not list(folder.glob(".ddp_trainer-*"))
     assert list((tmp_path / "cache").rglob("*.npy"))
 
@@ -119,32 +120,32 @@ def read_only_below(folder: Path, method):
 
 def test_where_no_cache_can_be_written_the_images_are_decoded_all_the_same(tmp_path, monkeypatch):
     folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
-    monkeypatch.setattr(data, "_write_atomically", lambda path, pixels: False)
-    assert len(data.cifar10(folder)[0]) == 10
+    monkeypatch.setattr(images, "_write_atomically", lambda path, pixels: False)
+    assert len(cifar10.load(folder)[0]) == 10
 
 
 def test_a_damaged_cache_is_replaced(tmp_path):
     folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
-    before = data.cifar10(folder)
-    before = tuple(data.Images(part.pixels.copy(), part.labels) for part in before)
+    before = cifar10.load(folder)
+    before = tuple(images.Images(part.pixels.copy(), part.labels) for part in before)
     (cache,) = folder.glob(".ddp_trainer-*.npy")
     content = cache.read_bytes()
     cache.unlink()  # the old file is still mapped; cutting it short would pull the pages from under its readers
     cache.write_bytes(content[:1000])
-    assert same(before, data.cifar10(folder))
+    assert same(before, cifar10.load(folder))
 
 
 def test_some_images_are_of_all_classes(tiny_cifar10):
-    train, _ = data.cifar10(tiny_cifar10)
+    train, _ = cifar10.load(tiny_cifar10)
     assert sorted(train.some(20).labels.tolist()) == sorted(list(range(10)) * 2)
     assert len(train.some(None)) == len(train.some(1000)) == 100
 
 
 def test_a_pickle_that_calls_something_is_refused(tmp_path, tiny_cifar10):
-    folder = write_python(tmp_path / "py", *data.cifar10(tiny_cifar10))
+    folder = write_python(tmp_path / "py", *cifar10.load(tiny_cifar10))
     (folder / "test_batch").write_bytes(pickle.dumps(os.getcwd))
     with pytest.raises(UserError, match=r"names posix\.getcwd"):
-        data.cifar10(folder)
+        cifar10.load(folder)
 
 
 def broken(tmp_path, tiny_cifar10, what):
@@ -155,12 +156,12 @@ def broken(tmp_path, tiny_cifar10, what):
         folder.mkdir()
         return folder
     if what == "truncated binary":
-        write_binary(folder, *data.cifar10(tiny_cifar10))
+        write_binary(folder, *cifar10.load(tiny_cifar10))
         with (folder / "data_batch_2.bin").open("ab") as file:
             file.truncate(3073 * 3 + 5)
         return folder
     if what == "no test batch":
-        (write_binary(folder, *data.cifar10(tiny_cifar10)) / "test_batch.bin").unlink()
+        (write_binary(folder, *cifar10.load(tiny_cifar10)) / "test_batch.bin").unlink()
         return folder
     image_folders(folder, {"train": 1, "test": 1})
     if what == "other class":
@@ -190,4 +191,62 @@ def broken(tmp_path, tiny_cifar10, what):
 )
 def test_wrong_data_get_a_sentence_that_says_what_to_do(tmp_path, tiny_cifar10, what, sentence):
     with pytest.raises(UserError, match=sentence):
-        data.cifar10(broken(tmp_path, tiny_cifar10, what))
+        cifar10.load(broken(tmp_path, tiny_cifar10, what))
+
+
+def write_mnist(folder: Path, part: str, count: int, pack: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """IDX files of random images, their labels in turns; returns (pixels, labels)."""
+    pixels = np.random.default_rng(count).integers(0, 256, (count, 28, 28), np.uint8)
+    labels = (np.arange(count) % 10).astype(np.uint8)
+    for name, numbers in ((f"{part}-images-idx3-ubyte", pixels), (f"{part}-labels-idx1-ubyte", labels)):
+        raw = bytes([0, 0, 8, numbers.ndim]) + np.array(numbers.shape, ">i4").tobytes() + numbers.tobytes()
+        (folder / (name + ".gz" * pack)).write_bytes(gzip.compress(raw) if pack else raw)
+    return pixels, labels
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_mnist_is_read_from_its_four_files(tmp_path, pack):
+    folder = tmp_path / "mnist" / "raw"
+    folder.mkdir(parents=True)
+    pixels, labels = write_mnist(folder, "train", 30, pack)
+    write_mnist(folder, "t10k", 10, pack)
+    train, test = mnist.load(tmp_path)
+    assert (len(train), len(test)) == (30, 10)
+    assert np.array_equal(train.pixels, pixels[:, None])
+    assert np.array_equal(train.labels, labels)
+
+
+def test_mnists_test_set_alone_is_split_by_class(tmp_path):
+    pixels, _ = write_mnist(tmp_path, "t10k", 100)
+    train, test = mnist.load(tmp_path)
+    assert np.bincount(train.labels).tolist() == [8] * 10
+    assert np.bincount(test.labels).tolist() == [2] * 10
+    both = np.concatenate([train.pixels, test.pixels]).reshape(100, -1)
+    assert sorted(map(bytes, both)) == sorted(map(bytes, pixels.reshape(100, -1))), "each image in one of the two"
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda folder: (folder / "t10k-images-idx3-ubyte.gz").write_bytes(b"no gzip"), "is no whole IDX file"),
+        (lambda folder: (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"PK34")), "is no whole IDX"),
+        (
+            lambda folder: (folder / "t10k-labels-idx1-ubyte.gz").unlink(),
+            "no t10k-images-idx3-ubyte .* with its labels",
+        ),
+        (lambda folder: write_mnist_labels(folder, 9), "do not belong together"),
+        (lambda folder: shutil.rmtree(folder), "there is no folder"),
+    ],
+)
+def test_damaged_mnist_gets_a_sentence_that_says_what_to_do(tmp_path, damage, sentence):
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    write_mnist(folder, "t10k", 10)
+    damage(folder)
+    with pytest.raises(UserError, match=f"{sentence}.*and give their folder with --data"):
+        mnist.load(folder)
+
+
+def write_mnist_labels(folder: Path, count: int) -> None:
+    raw = bytes([0, 0, 8, 1]) + np.array([count], ">i4").tobytes() + bytes(count)
+    (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(raw))

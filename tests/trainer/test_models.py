@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddp_trainer.models import DigitsNet, ResNet18, ToyModel, parameter_count
+from ddp_trainer.models import DigitsNet, MnistNet, ToyModel, parameter_count, resnet18, resnet50
 
 
 def norm(name, channels):
@@ -32,7 +32,7 @@ def shapes(model):
 
 
 def test_resnet18_has_the_122_entries_of_torchvision():
-    model = ResNet18(classes=1000, stem="torchvision")
+    model = resnet18(classes=1000, stem="torchvision")
     assert len(model.state_dict()) == 122
     assert list(model.state_dict()) == list(torchvision_resnet18())
     assert shapes(model) == torchvision_resnet18()
@@ -40,13 +40,13 @@ def test_resnet18_has_the_122_entries_of_torchvision():
 
 
 def test_the_3x3_stem_changes_only_the_first_convolution():
-    assert shapes(ResNet18(classes=10, stem="3x3")) == torchvision_resnet18(stem=3, classes=10)
-    assert parameter_count(ResNet18(classes=10, stem="3x3")) == 11_173_962
+    assert shapes(resnet18(classes=10, stem="3x3")) == torchvision_resnet18(stem=3, classes=10)
+    assert parameter_count(resnet18(classes=10, stem="3x3")) == 11_173_962
 
 
 @pytest.mark.parametrize(("stem", "side"), [("torchvision", 1), ("3x3", 4)])
 def test_resnet18_reduces_32_pixels_as_its_stem_says(stem, side):
-    model = ResNet18(stem=stem).eval()
+    model = resnet18(stem=stem).eval()
     seen = []
     model.layer4.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
@@ -66,3 +66,25 @@ def test_the_toy_is_10_10_5():
 def test_the_digits_net_has_as_many_parameters_as_it_says():
     assert f"{parameter_count(DigitsNet()):,} parameters" in DigitsNet.__doc__
     assert DigitsNet()(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+def test_resnet50_has_the_entries_of_torchvision():
+    model = resnet50(classes=1000)
+    keys = list(model.state_dict())
+    assert len(keys) == 320
+    assert parameter_count(model) == 25_557_032  # as torchvision documents
+    assert [key for key in keys if key.startswith("layer2.0.") and key.endswith("weight")] == [
+        f"layer2.0.{part}.weight"
+        for part in ["conv1", "bn1", "conv2", "bn2", "conv3", "bn3", "downsample.0", "downsample.1"]
+    ]
+    assert model.layer2[0].conv2.stride == (2, 2), "the stride is in the 3x3 convolution"
+
+
+def test_the_mnist_net_has_two_batch_norms_and_21900_parameters():
+    model = MnistNet()
+    assert parameter_count(model) == 21_900
+    assert [name for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm2d)] == [
+        "bn1",
+        "bn2",
+    ]
+    assert model.eval()(torch.zeros(3, 1, 28, 28)).shape == (3, 10)

@@ -18,7 +18,7 @@ KEYS = {
     "train": "epoch epochs step steps loss learning_rate samples_per_second",
     "eval": "epoch step loss accuracy samples",
     "checkpoint": "step path seconds",
-    "end": "step result seconds",
+    "end": "step result seconds peak_memory_mib",
 }
 PHASES = {"import", "rendezvous", "setup", "data", "forward", "backward", "optimizer", "evaluate", "checkpoint"}
 REAL_DATA = Path(os.environ.get("DDP_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -114,7 +114,7 @@ def test_more_epochs_go_on_from_a_finished_run(digits, tmp_path):
 
 
 def test_the_toy_learns_alone_and_its_loss_falls():
-    run = alone(*TRAINER, "toy", "--steps", 300, "--log-every", 20)
+    run = alone(*TRAINER, "toy", "--steps", 300, "--learning-rate", 0.05, "--log-every", 20)
     assert run.finish() == 0, run.stderr
     losses = [entry["loss"] for entry in run.of("train")]
     assert losses[-1] < 0.2 * losses[0]
@@ -147,7 +147,7 @@ def real_cifar10(folder: Path) -> Path:
 
 def test_cifar10_trains_on_real_photographs(tmp_path):
     data = real_cifar10(tmp_path)
-    flags = "--epochs 3 --batch-size 16 --learning-rate 0.01 --log-every 4"
+    flags = "--recipe fast --epochs 3 --batch-size 16 --learning-rate 0.01 --log-every 4"
     run = torchrun(*TRAINER, "cifar10", "--data", data, *flags.split())
     assert run.finish() == 0, run.stderr
     (start,) = run.of("start")

@@ -15,11 +15,11 @@ LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
     ("arguments", "sentence"),
     [
         ("", "the following arguments are required: WORKLOAD"),
-        ("mnist", "invalid choice: 'mnist'"),
-        ("digits --epochs 0", "argument --epochs: '0' is no whole number of at least 1"),
+        ("imagenet", "invalid choice: 'imagenet'"),
+        ("digits --epochs 0", "argument --epochs/--num-epochs: '0' is no whole number of at least 1"),
         ("digits --batch-size many", "argument --batch-size: 'many' is no whole number of at least 1"),
         ("digits --learning-rate -1", "argument --learning-rate"),
-        ("digits --seed -1", "argument --seed"),
+        ("digits --seed -1", "argument --seed/--random-seed"),
         ("cifar10", "the following arguments are required: --data"),
         ("cifar10 --data . --stem 5x5", "argument --stem: invalid choice: '5x5'"),
         ("toy --epochs 3", "unrecognized arguments: --epochs 3"),
@@ -32,6 +32,15 @@ def test_a_wrong_flag_is_named(arguments, sentence, capsys, monkeypatch):
     assert sentence in capsys.readouterr().err
 
 
+def test_flags_may_be_spelt_with_underscores():
+    parsed = options.parse(
+        ["cifar10", "--data", "a_b", "--num_epochs=3", "--batch_size", "256", "--random_seed", "5", "--local_rank", "1"]
+    )
+    assert parsed.workload == "cifar10"
+    mine = parsed.options
+    assert (str(mine.data), mine.epochs, mine.batch_size, mine.seed, mine.local_rank) == ("a_b", 3, 256, 5, 1)
+
+
 def test_only_rank_0_complains_of_a_flag(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit, match="2"):
@@ -41,14 +50,14 @@ def test_only_rank_0_complains_of_a_flag(capsys, monkeypatch):
 
 def test_the_checkpoint_folder_defaults_to_the_environment(monkeypatch):
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "/checkpoints/job")
-    assert str(options.parse(["digits"]).checkpoint_dir) == "/checkpoints/job"
-    assert str(options.parse(["digits", "--checkpoint-dir", "here"]).checkpoint_dir) == "here"
+    assert str(options.parse(["digits"]).options.checkpoint_dir) == "/checkpoints/job"
+    assert str(options.parse(["digits", "--checkpoint-dir", "here"]).options.checkpoint_dir) == "here"
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "")
-    assert options.parse(["digits"]).checkpoint_dir is None
+    assert options.parse(["digits"]).options.checkpoint_dir is None
 
 
 def test_every_workload_explains_itself(capsys):
-    for arguments in (["--help"], *([name, "--help"] for name in ("toy", "digits", "cifar10"))):
+    for arguments in (["--help"], *([name, "--help"] for name in options.WORKLOADS)):
         with pytest.raises(SystemExit, match="0"):
             options.parse(arguments)
         assert len(capsys.readouterr().out.splitlines()) > 10

@@ -6,11 +6,9 @@ from torch import Tensor
 
 from ddp_trainer.sampler import Shard
 
-PADDING = 4  # pixels
 
-
-def crop_and_flip(pixels: Tensor, shard: Shard, *, seed: int) -> Tensor:
-    """Shift each image of `pixels` (N, C, H, W) by up to 4 pixels over black borders, and mirror half of them.
+def shift_and_flip(pixels: Tensor, shard: Shard, *, seed: int, pixels_off: int = 4, flip: bool = True) -> Tensor:
+    """Shift each image of `pixels` (N, C, H, W) by up to `pixels_off` over black borders, and mirror half of them.
 
     The random numbers are drawn for the whole global batch, from the seed and the batch's place in the training, and
     each rank takes its part. So no generator has to be saved for a resume, and any number of ranks gives the same
@@ -19,15 +17,16 @@ def crop_and_flip(pixels: Tensor, shard: Shard, *, seed: int) -> Tensor:
     count, _, height, width = pixels.shape
     random = np.random.default_rng([seed, shard.epoch, shard.start])
     mine = slice(shard.first, shard.first + count)
-    shifts = torch.from_numpy(random.integers(0, 2 * PADDING + 1, (2, shard.batch_size))[:, mine])
+    shifts = torch.from_numpy(random.integers(0, 2 * pixels_off + 1, (2, shard.batch_size))[:, mine])
     mirrored = torch.from_numpy(random.random(shard.batch_size)[mine] < 0.5)
 
     rows = shifts[0, :, None] + torch.arange(height)
     columns = torch.arange(width).repeat(count, 1)
-    columns[mirrored] = columns[mirrored].flip(1)
+    if flip:
+        columns[mirrored] = columns[mirrored].flip(1)
     columns += shifts[1, :, None]
 
-    padded = torch.nn.functional.pad(pixels, (PADDING,) * 4)
+    padded = torch.nn.functional.pad(pixels, (pixels_off,) * 4)
     image, rows, columns = (
         index.to(pixels.device) for index in (torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :])
     )

@@ -77,7 +77,7 @@ class Checkpoints:
         }
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write_atomically(path, state)
+            write_atomically(path, state)
             for old in _files(self.folder)[KEPT:]:
                 old.unlink(missing_ok=True)
         except OSError as error:
@@ -192,7 +192,7 @@ def _what_is_wrong(data: bytes) -> str | None:
     return None
 
 
-def _write_atomically(path: Path, state: Mapping[str, Any]) -> None:
+def write_atomically(path: Path, state: Mapping[str, Any]) -> None:
     """A crash at any moment leaves either the whole file under its name or none; the others are not touched."""
     partial = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
     try:

@@ -3,9 +3,10 @@
 Read top to bottom it is a plain DDP loop. A workload brings its data, its model and its optimizer (`Task`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,68 +14,94 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.data import Images
+from ddp_trainer.arms import ARMS
+from ddp_trainer.checkpoint import Checkpoints, write_atomically
+from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.models import has_batch_norm, parameter_count
 from ddp_trainer.options import ClassifierOptions
 from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import batch_norm_at_rest, warm_up
+from ddp_trainer.runtime import batch_norm_at_rest
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
 from ddp_trainer.schedule import warm_up_then_cosine
 
 
-class Fetch(Protocol):
-    """Turns indices of shape (k,) into inputs and labels on the model's device; augmented where a `shard` is given."""
-
-    def __call__(
-        self, images: Images, indices: NDArray[np.int64], shard: Shard | None = None
-    ) -> tuple[Tensor, Tensor]: ...
-
-
 @dataclass(frozen=True)
 class Task:
-    """What a workload brings. `identity` is what its checkpoints must agree in, beside the name."""
+    """What a workload brings.
+
+    `fetch` turns a shard's indices of shape (k,) into inputs and labels on the model's device, augmented; `fetch_test`
+    does so with indices of the test set, as they are. `learning_rate` is the peak, which `schedule` multiplies by a
+    factor for the progress from 0 to 1. `arm` is how the ranks are kept together, `identity` what checkpoints must
+    agree in beside the name, `keep_best` whether the model's file is that of the best epoch instead of the last.
+    """
 
     name: str
-    train_set: Images
-    test_set: Images
+    samples: int
+    test_samples: int
+    image_shape: tuple[int, ...]
+    fetch: Callable[[Shard], tuple[Tensor, Tensor]]
+    fetch_test: Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    fetch: Fetch
+    learning_rate: float
+    schedule: Callable[[float], float] = warm_up_then_cosine
+    arm: str = "ddp"
+    bf16: bool = False
+    keep_best: bool = False
     identity: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass
+class Best:
+    """The best epoch so far; part of the checkpoint, so that a resumed run still knows it."""
+
+    epoch: int = 0
+    accuracy: float = -1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both numbers."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over both numbers."""
+        self.epoch, self.accuracy = int(state["epoch"]), float(state["accuracy"])
 
 
 def train_classifier(task: Task, options: ClassifierOptions, progress: Progress) -> None:
     """Train, evaluate after every epoch, report. Raises UserError on wrong use, Interrupted after a signal."""
     runtime, model, optimizer = progress.runtime, task.model, task.optimizer
     global_batch = options.batch_size * runtime.world_size
+    best = Best()
 
     with progress.timed("setup"):
-        ddp = runtime.wrap(model)
+        arm = ARMS[task.arm](model, runtime)
         sampler = GlobalBatchSampler(
-            len(task.train_set),
+            task.samples,
             global_batch,
             runtime.rank,
             runtime.world_size,
             seed=options.seed,
             at_least=2 if has_batch_norm(model) else 1,
         )
-        warm_up(ddp, torch.zeros(2, *task.train_set.pixels.shape[1:], device=runtime.device))
+        runtime.warm_up(arm.module, torch.zeros(2, *task.image_shape, device=runtime.device))
         checkpoints = Checkpoints(
-            options.checkpoint_dir,
+            options.checkpoint_dir or options.model_dir,
             runtime,
-            parts={"model": model, "optimizer": optimizer, "sampler": sampler},
+            parts={"model": model, "optimizer": optimizer, "sampler": sampler, "best": best},
             identity={"workload": task.name, **task.identity},
         )
         step = checkpoints.restore()
+        if options.resume and not step:
+            where = checkpoints.folder or "no folder (--checkpoint-dir or --model-dir names one)"
+            raise UserError(f"--resume needs a checkpoint, and there is none in {where}: leave it out to begin anew")
 
     progress.start(
         workload=task.name,
         parameters=parameter_count(model),
-        train_samples=len(task.train_set),
-        test_samples=len(task.test_set),
+        train_samples=task.samples,
+        test_samples=task.test_samples,
         epochs=options.epochs,
         steps=step + sampler.batches_until(options.epochs),
         batch_size=global_batch,
@@ -86,40 +113,43 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
         )
 
     vote = StopVote(runtime)
+    autocast = torch.autocast(runtime.device.type, torch.bfloat16, enabled=task.bf16)
 
     def test(epoch: int) -> dict[str, float]:
-        with progress.timed("evaluate"):
+        with progress.timed("evaluate"), autocast:
             scores = evaluate(
-                model,
-                lambda indices: task.fetch(task.test_set, indices),
-                len(task.test_set),
-                global_batch,
-                step=step,
-                progress=progress,
-                vote=vote,
+                model, task.fetch_test, task.test_samples, global_batch, step=step, progress=progress, vote=vote
             )
         if vote.agreed:
             leave(vote.agreed, step, vote=vote, checkpoints=checkpoints, progress=progress)
         progress.emit("eval", epoch=epoch, step=step, **scores)
-        return {"accuracy": scores["accuracy"], "loss": scores["loss"]}
+        better = scores["accuracy"] > best.accuracy
+        if better:
+            best.epoch, best.accuracy = epoch, scores["accuracy"]
+        if options.model_dir and (better or not task.keep_best):
+            with progress.timed("checkpoint"):
+                write_model(model, options.model_dir / options.model_filename, progress)
+        result = {"accuracy": scores["accuracy"], "loss": scores["loss"]}
+        return result | ({"best_accuracy": best.accuracy, "best_epoch": best.epoch} if task.keep_best else {})
 
     result: dict[str, float] = {}
     while sampler.epoch < options.epochs:
         epoch = sampler.epoch
         model.train()
         for shard in sampler:
-            rate = options.learning_rate * warm_up_then_cosine(sampler.epochs_done / options.epochs)
+            rate = task.learning_rate * task.schedule(sampler.epochs_done / options.epochs)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             with progress.timed("data"):
-                inputs, labels = task.fetch(task.train_set, shard.indices, shard)
+                inputs, labels = task.fetch(shard)
             with batch_norm_at_rest(model, shard):
-                with progress.timed("forward"):
-                    loss_sum = F.cross_entropy(ddp(inputs), labels, reduction="sum")
+                with progress.timed("forward"), autocast:
+                    loss_sum = F.cross_entropy(arm.module(inputs), labels, reduction="sum")
                 with progress.timed("backward"):
                     # DDP takes the mean of the ranks' gradients; this makes it the mean over the samples of the batch,
                     # also where the ranks have different numbers of them.
                     (loss_sum * (runtime.world_size / shard.batch_size)).backward()  # type: ignore[no-untyped-call]
+                    arm.synchronise()
             with progress.timed("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad()
@@ -132,3 +162,14 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
         result = test(epoch + 1)
     progress.save(checkpoints, step)
     progress.end(step, result or test(options.epochs))
+
+
+def write_model(model: nn.Module, path: Path, progress: Progress) -> None:
+    """Write the model's weights alone, whole or not at all, for use elsewhere; on rank 0. Raises UserError."""
+    if progress.runtime.is_main:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, model.state_dict())
+        except OSError as error:
+            raise UserError(f"cannot write the model to {path}: {error.strerror or error}") from error
+        progress.emit("model", path=str(path))

@@ -1,20 +1,22 @@
 """The networks: plain torch modules that know nothing of ranks, data or files."""
 
+from collections.abc import Sequence
 from typing import Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Stem = Literal["torchvision", "3x3"]
 
 
 class ToyModel(nn.Module):
-    """The model of PyTorch's DDP tutorial: Linear(10, 10), ReLU, Linear(10, 5)."""
+    """The model of PyTorch's DDP tutorial: Linear(10, hidden), ReLU, Linear(hidden, 5), with `hidden` 10."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 10) -> None:
         super().__init__()
-        self.net1 = nn.Linear(10, 10)
+        self.net1 = nn.Linear(10, hidden)
         self.relu = nn.ReLU()
-        self.net2 = nn.Linear(10, 5)
+        self.net2 = nn.Linear(hidden, 5)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(N, 10) → (N, 5)."""
@@ -42,8 +44,37 @@ class DigitsNet(nn.Module):
         return out
 
 
+class MnistNet(nn.Module):
+    """The network of the MNIST examples of PyTorch/XLA: two convolutions, each with BatchNorm; 21,900 parameters."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 10, 5)
+        self.bn1 = nn.BatchNorm2d(10)
+        self.conv2 = nn.Conv2d(10, 20, 5)
+        self.bn2 = nn.BatchNorm2d(20)
+        self.fc1 = nn.Linear(320, 50)
+        self.fc2 = nn.Linear(50, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, 1, 28, 28) → (N, classes), unnormalised log-probabilities."""
+        out = self.bn1(F.relu(F.max_pool2d(self.conv1(images), 2)))
+        out = self.bn2(F.relu(F.max_pool2d(self.conv2(out), 2)))
+        result: Tensor = self.fc2(F.relu(self.fc1(out.flatten(1))))
+        return result
+
+
+def _downsample(channels_in: int, channels: int, stride: int) -> nn.Module | None:
+    """What fits a block's input to its output for the shortcut; None where it fits already."""
+    if stride == 1 and channels_in == channels:
+        return None
+    return nn.Sequential(nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with BatchNorm and a shortcut around them (He et al. 2016, figure 2)."""
+
+    expansion = 1
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -52,11 +83,7 @@ class BasicBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample: nn.Module | None = None
-        if stride != 1 or channels_in != channels:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
-            )
+        self.downsample = _downsample(channels_in, channels, stride)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(N, channels_in, H, W) → (N, channels, H / stride, W / stride)."""
@@ -67,15 +94,52 @@ class BasicBlock(nn.Module):
         return result
 
 
-class ResNet18(nn.Module):
-    """ResNet-18 (He et al. 2016), its modules named as in torchvision, so that state dicts are interchangeable.
+class Bottleneck(nn.Module):
+    """A 1x1, a 3x3 and a 1x1 convolution with a shortcut (He et al. 2016, figure 5).
+
+    The stride is in the 3x3 convolution, as in torchvision ("ResNet v1.5").
+    """
+
+    expansion = 4
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        wide = channels * self.expansion
+        self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, wide, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(wide)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _downsample(channels_in, wide, stride)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(N, channels_in, H, W) → (N, 4 * channels, H / stride, W / stride)."""
+        shortcut = inputs if self.downsample is None else self.downsample(inputs)
+        out = self.relu(self.bn1(self.conv1(inputs)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        result: Tensor = self.relu(self.bn3(self.conv3(out)) + shortcut)
+        return result
+
+
+Block = BasicBlock | Bottleneck
+
+
+def _layer(block: type[Block], channels_in: int, channels: int, depth: int, stride: int) -> nn.Sequential:
+    later = [block(channels * block.expansion, channels, 1) for _ in range(depth - 1)]
+    return nn.Sequential(block(channels_in, channels, stride), *later)
+
+
+class ResNet(nn.Module):
+    """A residual network (He et al. 2016), its modules named as in torchvision, so that state dicts are interchangeable.
 
     `stem="torchvision"` begins with a 7x7 convolution of stride 2 and max pooling, made for large images: fast and less
     accurate on 32 x 32 pixels. `stem="3x3"` begins with a 3x3 convolution of stride 1 and no pooling, as is usual for
     CIFAR: about twelve times the work. Only the shape of `conv1.weight` differs between the two.
     """
 
-    def __init__(self, classes: int = 10, stem: Stem = "torchvision") -> None:
+    def __init__(self, block: type[Block], depths: Sequence[int], classes: int, stem: Stem = "torchvision") -> None:
         super().__init__()
         small = stem == "3x3"
         self.conv1 = nn.Conv2d(
@@ -84,12 +148,12 @@ class ResNet18(nn.Module):
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool: nn.Module = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = nn.Sequential(BasicBlock(64, 64, 1), BasicBlock(64, 64, 1))
-        self.layer2 = nn.Sequential(BasicBlock(64, 128, 2), BasicBlock(128, 128, 1))
-        self.layer3 = nn.Sequential(BasicBlock(128, 256, 2), BasicBlock(256, 256, 1))
-        self.layer4 = nn.Sequential(BasicBlock(256, 512, 2), BasicBlock(512, 512, 1))
+        self.layer1 = _layer(block, 64, 64, depths[0], stride=1)
+        self.layer2 = _layer(block, 64 * block.expansion, 128, depths[1], stride=2)
+        self.layer3 = _layer(block, 128 * block.expansion, 256, depths[2], stride=2)
+        self.layer4 = _layer(block, 256 * block.expansion, 512, depths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.fc = nn.Linear(512, classes)
+        self.fc = nn.Linear(512 * block.expansion, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -100,6 +164,16 @@ class ResNet18(nn.Module):
         out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
         result: Tensor = self.fc(self.avgpool(out).flatten(1))
         return result
+
+
+def resnet18(classes: int = 10, stem: Stem = "torchvision") -> ResNet:
+    """ResNet-18: 11,689,512 parameters with 1,000 classes and torchvision's stem."""
+    return ResNet(BasicBlock, (2, 2, 2, 2), classes, stem)
+
+
+def resnet50(classes: int = 1000) -> ResNet:
+    """ResNet-50: 25,557,032 parameters with 1,000 classes."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), classes)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -6,6 +6,8 @@ meant for people goes to stderr.
 
 import json
 import os
+import platform
+import resource
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +22,12 @@ from ddp_trainer.runtime import Runtime
 
 HEARTBEAT_SECONDS = 1.0
 PHASES = ("import", "rendezvous", "setup", "data", "forward", "backward", "optimizer", "evaluate", "checkpoint")
+
+
+def peak_memory_mib() -> float:
+    """The most memory that this process ever had resident, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if platform.system() == "Darwin" else 2**10), 1)  # Darwin counts bytes, Linux KiB
 
 
 class Progress:
@@ -73,6 +81,8 @@ class Progress:
         `loss_sum` is the sum of the losses of this rank's own samples, `samples` the size of the global batch.
         """
         self.beat(step)
+        if self.runtime.ledger:
+            self.runtime.ledger.finished(step)
         self._loss_sum += loss_sum.detach()
         self._samples += samples
         if step % self.log_every and step != self._total_steps:
@@ -111,7 +121,7 @@ class Progress:
         partial.write_text(json.dumps({"time": time.time(), "step": step}))
         partial.replace(path)
 
-    def end(self, step: int, result: Mapping[str, float]) -> None:
+    def end(self, step: int, result: Mapping[str, Any]) -> None:
         """Report success: the last event, and the result file.
 
         The result file is written in place: in a container it may be a bind mount (a termination log) that cannot be renamed
@@ -120,7 +130,7 @@ class Progress:
         if self._result_file is not None:
             Path(self._result_file).write_text(json.dumps(result))
         seconds = {phase: round(spent, 4) for phase, spent in self.seconds.items()}
-        self.emit("end", step=step, result=dict(result), seconds=seconds)
+        self.emit("end", step=step, result=dict(result), seconds=seconds, peak_memory_mib=peak_memory_mib())
 
     def _begin_interval(self) -> None:
         self._loss_sum.zero_()

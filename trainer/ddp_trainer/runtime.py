@@ -9,21 +9,26 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.errors import UserError
+from ddp_trainer.ledger import Ledger, SlowRank
 from ddp_trainer.sampler import Shard
 
 T = TypeVar("T")
 
+JOIN_TIMEOUT = timedelta(minutes=30)
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -36,6 +41,7 @@ class Runtime:
     local_rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     backend: str = "none"
+    ledger: Ledger | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -48,8 +54,11 @@ class Runtime:
         if self.is_main:
             print(f"ddp-trainer: {sentence}", file=sys.stderr, flush=True)
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, **settings: Any) -> nn.Module:
         """Return `model` under DistributedDataParallel, or itself where there is only one process.
+
+        `settings` are DDP's own, beside or in place of ours. Gradients live in DDP's buckets instead of being copied
+        there, which saves their memory once (`gradient_as_bucket_view`).
 
         DDP's own synchronisation of buffers is off because it would send every BatchNorm buffer before every step although training
         does not read them. What counts instead: **the buffers of rank 0 are the model's.** They are what is saved, and
@@ -60,12 +69,43 @@ class Runtime:
         """
         if self.world_size == 1:
             return model
-        devices = [self.device] if self.device.type == "cuda" else None
         # torch 2.13 renamed the option and warns of the old name, which is all that 2.10 knows.
         known = inspect.signature(DistributedDataParallel.__init__).parameters
-        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        no_synchronisation: dict[str, Any] = {name: False}
-        return DistributedDataParallel(model, device_ids=devices, **no_synchronisation)
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        defaults: dict[str, Any] = {
+            "device_ids": [self.device] if self.device.type == "cuda" else None,
+            "gradient_as_bucket_view": True,
+            buffers: False,
+        }
+        ddp = DistributedDataParallel(model, **defaults | settings)
+        if ledger := self.ledger:
+            ddp.register_forward_pre_hook(lambda *_: ledger.forward())
+            ddp.register_forward_hook(lambda *_: ledger.backward())
+        return ddp
+
+    def warm_up(self, ddp: nn.Module, example: Tensor) -> None:
+        """Run one forward and backward on `example` (at least two samples), and leave no trace but DDP's buckets.
+
+        DDP puts all gradients into buckets in the order of the parameters, and after the first backward once more in the
+        order in which the gradients became ready. The order of summation inside an all-reduce depends on where in a bucket
+        a number lies, so the first step of a process is rounded differently from all later ones, and a resumed run would
+        differ from an unbroken one at its first step (by 4e-9 at four ranks). With the first backward thrown away here,
+        and the next forward rebuilding the buckets, every real step of every process uses the final ones.
+
+        Buffers (BatchNorm's statistics) and the random number generators are put back. Every rank calls it.
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in ddp.buffers()]
+        devices = [example.device] if example.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            ddp.train()
+            ddp(example).sum().backward()
+            ddp(example)  # rebuilds the buckets now, so that it is not booked as training time
+        ddp.zero_grad()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        if self.ledger:
+            self.ledger.rest()
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Make every rank's buffers (BatchNorm's running statistics) those of rank 0. Every rank calls it."""
@@ -84,6 +124,14 @@ class Runtime:
         if self.world_size > 1:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return values
+
+    def identical(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether float32 `tensors` have the same bits on all ranks, by a sum of those bits. Every rank calls it."""
+        if self.world_size == 1:
+            return True
+        sums = [tensor.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for tensor in tensors]
+        mine = torch.stack(sums)
+        return bool((self.maximum(torch.stack([mine, -mine])).sum(0) == 0).all())
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -131,24 +179,47 @@ class Runtime:
 
 
 @contextmanager
-def process_group(*, seed: int = 0, threads: int | None = None, import_seconds: float = 0.0) -> Iterator[Runtime]:
+def process_group(
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+    timeout: float | None = None,
+    local_rank: int | None = None,
+    devices: int = 1,
+    import_seconds: float = 0.0,
+) -> Iterator[Runtime]:
     """Join the process group that torchrun's variables describe, or none; leave it when the block ends well.
+
+    `timeout` is how many seconds a rank waits for its peers in a collective (torch's default: 1,800); where one waits
+    longer, SlowRank names the rank that it waited for. `local_rank` counts where LOCAL_RANK is not set. `devices` is how
+    many GPUs each process has to itself; its Runtime names the first.
 
     After an exception the group is left as it is: taking it down would wait for peers that may be gone.
     Raises UserError when the environment describes half a process group or a GPU that is not there.
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    launched = launch_variables(os.environ)
+    environment = dict(os.environ)
+    if local_rank is not None:
+        environment.setdefault("LOCAL_RANK", str(local_rank))
+    launched = launch_variables(environment)
     started = time.perf_counter()
-    runtime = _join(launched, import_seconds) if launched else _alone(import_seconds)
+    device = _device(launched["LOCAL_RANK"] if launched else 0, devices)
+    runtime = _join(launched, device, timeout) if launched else Runtime(device=device, seconds={})
     assert isinstance(runtime.seconds, dict)
+    runtime.seconds["import"] = import_seconds
     runtime.seconds["rendezvous"] = time.perf_counter() - started
     # Every rank draws the same initial weights; what differs between ranks (augmentation) is derived from positions.
     torch.manual_seed(seed)
-    yield runtime
-    if launched:
+    try:
+        yield runtime
+    except RuntimeError as error:
+        if runtime.ledger and "timed out" in str(error).lower() and (who := runtime.ledger.who_is_slow(timeout)):
+            raise SlowRank(who) from error
+        raise
+    if runtime.ledger:
         runtime.barrier()
+        runtime.ledger.close()
         dist.destroy_process_group()
 
 
@@ -175,35 +246,47 @@ def launch_variables(environment: Mapping[str, str]) -> dict[str, int] | None:
     return numbers
 
 
-def _alone(import_seconds: float) -> Runtime:
-    return Runtime(device=_device(0), seconds={"import": import_seconds})
-
-
-def _join(launched: Mapping[str, int], import_seconds: float) -> Runtime:
-    device = _device(launched["LOCAL_RANK"])
+def _join(launched: Mapping[str, int], device: torch.device, timeout: float | None) -> Runtime:
+    rank, world_size = launched["RANK"], launched["WORLD_SIZE"]
     _use_loopback_for_local_peers()
+    store, _, _ = next(rendezvous("env://", rank, world_size))
+    _wait_for_all(store, world_size)
     # On GPUs the gloo half carries what lives on the CPU: signals, checkpoints on their way to the ranks.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, rank=launched["RANK"], world_size=launched["WORLD_SIZE"])
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("default_pg", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=None if timeout is None else timedelta(seconds=timeout),
+    )
     return Runtime(
-        rank=launched["RANK"],
-        world_size=launched["WORLD_SIZE"],
+        rank=rank,
+        world_size=world_size,
         local_rank=launched["LOCAL_RANK"],
         device=device,
         backend="nccl" if device.type == "cuda" else "gloo",
-        seconds={"import": import_seconds},
+        ledger=Ledger(PrefixStore("ledger", store), rank, world_size),
+        seconds={},
     )
 
 
-def _device(local_rank: int) -> torch.device:
+def _wait_for_all(store: Store, world_size: int) -> None:
+    """Wait until every rank has come. The group's own time-out is meant for steps, and may be shorter than an import."""
+    if store.add("joined", 1) == world_size:
+        store.set("all joined", "")
+    store.wait(["all joined"], JOIN_TIMEOUT)
+
+
+def _device(local_rank: int, devices: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
+    if (local_rank + 1) * devices > torch.cuda.device_count():
+        needs = "no GPU" if devices == 1 else f"no {devices} GPUs"
         raise UserError(
-            f"LOCAL_RANK {local_rank} has no GPU, this machine has {torch.cuda.device_count()}: start at most that "
-            "many processes per node, or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
+            f"LOCAL_RANK {local_rank} has {needs}, this machine has {torch.cuda.device_count()}: start fewer "
+            "processes per node, or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
         )
-    device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", local_rank * devices)
     torch.cuda.set_device(device)
     return device
 
@@ -218,27 +301,12 @@ def _use_loopback_for_local_peers() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
 
 
-def warm_up(ddp: nn.Module, example: Tensor) -> None:
-    """Run one forward and backward on `example` (at least two samples), and leave no trace but DDP's buckets.
-
-    DDP puts all gradients into buckets in the order of the parameters, and after the first backward once more in the
-    order in which the gradients became ready. The order of summation inside an all-reduce depends on where in a bucket
-    a number lies, so the first step of a process is rounded differently from all later ones, and a resumed run would
-    differ from an unbroken one at its first step (by 4e-9 at four ranks). With the first backward thrown away here,
-    and the next forward rebuilding the buckets, every real step of every process uses the final ones.
-
-    Buffers (BatchNorm's statistics) and the random number generators are put back. Every rank calls it.
-    """
-    buffers = [(buffer, buffer.clone()) for buffer in ddp.buffers()]
-    devices = [example.device] if example.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        ddp.train()
-        ddp(example).sum().backward()
-        ddp(example)  # rebuilds the buckets now, so that it is not booked as training time
-    ddp.zero_grad()
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
+def computes_in_bf16(device: torch.device) -> bool:
+    """Whether the hardware multiplies bfloat16 itself. Without it, autocast would convert to and fro and be slower."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 @contextmanager

@@ -3,6 +3,11 @@
 import math
 
 
+def constant(progress: float) -> float:
+    """The peak learning rate all the time."""
+    return 1.0
+
+
 def warm_up_then_cosine(progress: float, warm_up: float = 0.1) -> float:
     """Factor on the peak learning rate at `progress` of the training, from 0 to 1.
 

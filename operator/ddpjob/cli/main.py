@@ -25,6 +25,25 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 @app.command()
+def init(
+    workload: Annotated[str | None, typer.Argument(help="Its name; without one, all are listed.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Pods, one torchrun agent each.")] = 2,
+    accelerator: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu",
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of a node, with --accelerator gpu.")] = 1,
+) -> None:
+    """Print the manifest of a workload of ours: `ddpjob init digits > job.yaml`."""
+    from ddpjob.cli.init import IMAGES, manifest, workloads
+
+    if workload is None:
+        for name, row in workloads().items():
+            typer.echo(f"{name:16}{row['title']}")
+        return
+    _one_of("WORKLOAD", workload, tuple(workloads()))
+    _one_of("--accelerator", accelerator, tuple(IMAGES))
+    typer.echo(manifest(workload, nodes=nodes, accelerator=accelerator, gpus=gpus), nl=False)
+
+
+@app.command()
 def run(
     manifest: Annotated[Path, typer.Argument(help="A file with one DDPJob.", show_default=False)],
     local: Annotated[

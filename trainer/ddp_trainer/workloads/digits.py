@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_trainer import data
 from ddp_trainer.classification import Task, train_classifier
+from ddp_trainer.data import digits
+from ddp_trainer.data.images import Images
 from ddp_trainer.models import DigitsNet
 from ddp_trainer.options import DigitsOptions
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import Shard
 
 
 def train(options: DigitsOptions, runtime: Runtime) -> None:
@@ -23,13 +23,24 @@ def train(options: DigitsOptions, runtime: Runtime) -> None:
     progress = Progress(runtime, options.log_every)
 
     with progress.timed("data"):
-        train_set, test_set = data.digits()
+        train_set, test_set = digits.load()
     with progress.timed("setup"):
         model = DigitsNet().to(runtime.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9, weight_decay=5e-4)
 
-    def fetch(images: data.Images, indices: NDArray[np.int64], shard: Shard | None = None) -> tuple[Tensor, Tensor]:
+    def inputs_and_labels(images: Images, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images.pixels[indices]).to(runtime.device)
         return pixels.float() / 16, torch.from_numpy(images.labels[indices]).to(runtime.device)
 
-    train_classifier(Task("digits", train_set, test_set, model, optimizer, fetch), options, progress)
+    task = Task(
+        name="digits",
+        samples=len(train_set),
+        test_samples=len(test_set),
+        image_shape=train_set.pixels.shape[1:],
+        fetch=lambda shard: inputs_and_labels(train_set, shard.indices),
+        fetch_test=lambda indices: inputs_and_labels(test_set, indices),
+        model=model,
+        optimizer=optimizer,
+        learning_rate=options.learning_rate,
+    )
+    train_classifier(task, options, progress)

@@ -1,7 +1,8 @@
 """The toy of PyTorch's DDP tutorial: Linear 10-10-5 on random numbers. Shows that a launch works, within a second.
 
-python -m ddp_trainer toy --steps 100
-torchrun --standalone --nproc-per-node 2 -m ddp_trainer toy --steps 100
+python -m ddp_trainer toy
+python -m ddp_trainer toy --spawn 2
+torchrun --standalone --nproc-per-node 2 -m ddp_trainer toy
 """
 
 import numpy as np
@@ -13,10 +14,12 @@ from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.models import ToyModel, parameter_count
 from ddp_trainer.options import ToyOptions
 from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime, warm_up
+from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler
 
 SAMPLES = 1000
+HIDDEN = {"small": 10, "wide": 1_000_000}
+LEARNING_RATE = {"small": 1e-3, "wide": 1e-6}  # the sum over a million hidden values multiplies the slope of the loss
 
 
 def regression_data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,21 +36,22 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
     """Train for `options.steps` steps. Raises UserError on wrong use, Interrupted after a signal."""
     progress = Progress(runtime, options.log_every)
     global_batch = options.batch_size * runtime.world_size
+    learning_rate = options.learning_rate or LEARNING_RATE[options.model]
 
     with progress.timed("data"):
         inputs, targets = (tensor.to(runtime.device) for tensor in regression_data())
 
     with progress.timed("setup"):
-        model = ToyModel().to(runtime.device)
-        ddp = runtime.wrap(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate)
+        model = ToyModel(HIDDEN[options.model]).to(runtime.device)
+        ddp = runtime.wrap(model, gradient_as_bucket_view=not options.no_bucket_view)
+        optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
         sampler = GlobalBatchSampler(SAMPLES, global_batch, runtime.rank, runtime.world_size, seed=options.seed)
-        warm_up(ddp, inputs[:2])
+        runtime.warm_up(ddp, inputs[:2])
         checkpoints = Checkpoints(
             options.checkpoint_dir,
             runtime,
             parts={"model": model, "optimizer": optimizer, "sampler": sampler},
-            identity={"workload": "toy"},
+            identity={"workload": "toy", "model": options.model},
         )
         step = checkpoints.restore()
 
@@ -79,9 +83,12 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
                 (loss_sum * (runtime.world_size / shard.batch_size)).backward()  # type: ignore[no-untyped-call]
             with progress.timed("optimizer"):
                 optimizer.step()
-                optimizer.zero_grad()
+                # Kept in memory, as while gradients are accumulated: what DDP's bucket view saves is a second copy of them.
+                optimizer.zero_grad(set_to_none=False)
             step += 1
-            progress.step(step, epoch, loss_sum=loss_sum, samples=shard.batch_size, learning_rate=options.learning_rate)
+            if not runtime.identical(model.parameters()):
+                raise RuntimeError(f"the ranks' parameters differ after step {step}: DDP has not kept them equal")
+            progress.step(step, epoch, loss_sum=loss_sum, samples=shard.batch_size, learning_rate=learning_rate)
             if number := vote.at_step_boundary():
                 leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
             if step % options.checkpoint_every == 0:
@@ -90,5 +97,9 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
                 break
     progress.save(checkpoints, step)
     with progress.timed("evaluate"), torch.no_grad():
-        result = {"loss": float(F.mse_loss(model(inputs), targets))}
+        squares = torch.zeros((), dtype=torch.float64, device=runtime.device)
+        for first in range(runtime.rank * options.batch_size, SAMPLES, global_batch):
+            piece = slice(first, first + options.batch_size)
+            squares += F.mse_loss(model(inputs[piece]), targets[piece], reduction="sum")
+        result = {"loss": float(runtime.sum(squares)) / targets.numel()}
     progress.end(step, result)

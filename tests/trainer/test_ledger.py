@@ -1,0 +1,82 @@
+"""Who is slow: told from what every rank has noted outside the process group."""
+
+import re
+import time
+
+import pytest
+import torch.distributed as dist
+
+from ddp_trainer.ledger import Entry, Ledger, slowest
+
+from .launch import TRAINER, torchrun
+
+
+def entries(*positions: tuple[int, bool, float]) -> dict[int, Entry]:
+    return {
+        rank: Entry(step, backward, time, f"node {rank} (worker-{rank})")
+        for rank, (step, backward, time) in enumerate(positions)
+    }
+
+
+def test_the_slow_rank_its_node_step_and_seconds_are_named():
+    said = slowest(entries((8, True, 95.0), (7, True, 90.0), (8, True, 96.0)), 100.0, 5.0)
+    assert said.startswith(
+        "rank 1 on node 1 (worker-1) is slow or stuck: it was last seen in step 7, 10.0 s ago; rank 0 on node 0 "
+        "(worker-0) has waited for it in step 8 for 5.0 s, longer than the time-out of 5 s."
+    )
+
+
+@pytest.mark.parametrize(
+    ("positions", "slow"),
+    [
+        ([(3, True, 9), (3, False, 9)], "rank 1 on"),  # slow in the forward pass
+        ([(0, False, 1), (1, False, 2)], "rank 0 on node 0 (worker-0) is slow or stuck: it was last seen before its"),
+        ([(5, True, 4), (4, True, 3), (4, True, 2)], "rank 2 on"),  # both behind: the one not heard of for longer
+    ],
+)
+def test_the_one_furthest_behind_counts(positions, slow):
+    assert slowest(entries(*positions), 10.0, None).startswith(slow)
+
+
+def test_nobody_is_blamed_where_all_are_equally_far():
+    assert slowest(entries((2, True, 1.0), (2, True, 9.0)), 10.0, 1.0) is None
+
+
+def test_entries_go_through_the_store():
+    store = dist.HashStore()
+    ledgers = [Ledger(store, rank, 2) for rank in range(2)]
+    ledgers[0].finished(4)
+    ledgers[0].forward()
+    deadline = time.monotonic() + 30
+    while not (said := ledgers[1].who_is_slow(2.0)):
+        assert time.monotonic() < deadline, "the entry was never written"
+    assert re.match(r"rank 1 on \S.* before its first step.*rank 0 on .* in step 5", said)
+    for ledger in ledgers:
+        ledger.close()
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_below_the_skew_a_time_out_names_the_slow_rank(processes):
+    run = torchrun(*TRAINER, "skewed", "--steps", 3, "--skew", 20, "--timeout", 3, processes=processes)
+    assert run.finish() == 1
+    slow = processes - 1
+    assert re.search(
+        rf"SlowRank: rank {slow} on node 0 \(\S+\) is slow or stuck: it was last seen before its first step, [\d.]+ s ago; "
+        r"rank 0 on node 0 \(\S+\) has waited for it in step 1 for [\d.]+ s, longer than the time-out of 3 s",
+        run.stderr,
+    ), run.stderr
+
+
+def test_above_the_skew_it_completes_and_says_who_waited():
+    run = torchrun(*TRAINER, "skewed", "--steps", 3, "--skew", 0.5, "--timeout", 30)
+    assert run.finish() == 0, run.stderr
+    fast, slow = run.of("end")[0]["result"]["seconds_waited_per_step"]
+    assert fast >= 0.4 > slow
+
+
+def test_join_lets_ranks_have_one_to_three_times_the_inputs():
+    run = torchrun(*TRAINER, "skewed", "--uneven", "--steps", 10)
+    assert run.finish() == 0, run.stderr
+    result = run.of("end")[0]["result"]
+    assert result["batches"] == [10, 30]
+    assert result["parameters_equal"]

@@ -1,0 +1,71 @@
+"""A model over two devices: its schedule, its gradients, and a stand-in device that forgives nothing."""
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_trainer.pipeline import Pipeline, StandIns, drawing, schedule
+
+
+@pytest.mark.parametrize(("micro_batches", "stages"), [(1, 1), (1, 2), (4, 2), (3, 5)])
+def test_every_part_passes_every_stage_once_and_in_order(micro_batches, stages):
+    ticks = schedule(micro_batches, stages)
+    assert len(ticks) == micro_batches + stages - 1
+    at = {pair: tick for tick, running in enumerate(ticks) for pair in running}
+    assert set(at) == {(stage, part) for stage in range(stages) for part in range(micro_batches)}
+    assert all(at[stage, part] == at[stage - 1, part] + 1 for stage, part in at if stage)
+    assert all(len({stage for stage, _ in running}) == len(running) for running in ticks), "one part a device"
+
+
+def test_the_schedule_can_be_read():
+    assert drawing(3, 2) == ["device 0:  0  1  2  .", "device 1:  .  0  1  2"]
+
+
+@pytest.mark.parametrize("rows", [8, 7, 1])
+def test_gradients_do_not_depend_on_the_parts(rows):
+    inputs = torch.randn(rows, 6)
+    gradients = []
+    for micro_batches in (1, 3):
+        torch.manual_seed(3)
+        devices = StandIns()
+        model = Pipeline([nn.Linear(6, 40), nn.Sequential(nn.ReLU(), nn.Linear(40, 3))], devices, micro_batches)
+        with devices.watched():
+            model(inputs).square().mean().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert (gradients[1] - gradients[0]).norm() / gradients[0].norm() <= 1e-5
+
+
+@pytest.fixture
+def devices():
+    return StandIns()
+
+
+@pytest.mark.parametrize(
+    ("careless", "names"),
+    [
+        (
+            lambda model, devices, x: model[1](model[0](devices.move(x, 0))),
+            "linear was given tensors on stand-in 0 and",
+        ),
+        (lambda model, devices, x: model[0](x), "on stand-in 0 and the host"),
+        (lambda model, devices, x: devices.move(x, 0) + devices.move(x, 1), "on stand-in 0 and stand-in 1"),
+        (lambda model, devices, x: torch.cat([x, model[0](devices.move(x, 0))]), "cat was given"),
+        (
+            lambda model, devices, x: nn.functional.mse_loss(model[0](devices.move(x, 0)), target=x),
+            "on stand-in 0 and the",
+        ),
+    ],
+    ids=["between the stages", "inputs", "two devices", "in a list", "by keyword"],
+)
+def test_a_tensor_that_was_not_moved_fails_like_on_a_gpu(devices, careless, names):
+    model = [devices.put(nn.Linear(4, 4), 0), devices.put(nn.Linear(4, 4), 1)]
+    with devices.watched(), pytest.raises(RuntimeError, match=names):
+        careless(model, devices, torch.ones(2, 4))
+
+
+def test_what_was_moved_mixes_and_numbers_go_with_all(devices):
+    first, second = devices.put(nn.Linear(4, 4), 0), devices.put(nn.Linear(4, 4), 1)
+    with devices.watched():
+        out = second(devices.move(first(devices.move(torch.ones(2, 4), 0)), 1)) * torch.tensor(2.0) + 1
+        out.sum().backward()
+    assert first.weight.grad is not None, "gradients find their way back"

@@ -1,0 +1,95 @@
+"""The toy, however it is started: by torchrun, by --spawn, by torch.distributed.launch, alone."""
+
+import signal
+import sys
+
+import pytest
+import torch
+
+from .launch import TRAINER, Run, alone, environment, free_port, newest, torchrun
+
+STEPS = 30
+
+
+def parameters(folder):
+    state = torch.load(newest(folder), weights_only=True)["parts"]["model"]
+    return torch.cat([tensor.flatten() for tensor in state.values()])
+
+
+def toy(*flags, start, batch_size, **more):
+    return start(*TRAINER, "toy", "--steps", STEPS, "--learning-rate", 0.05, "--batch-size", batch_size, *flags, **more)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """The parameters of one process, and its run."""
+    folder = tmp_path_factory.mktemp("single")
+    run = toy("--checkpoint-dir", folder, start=alone, batch_size=40)
+    assert run.finish() == 0, run.stderr
+    return parameters(folder)
+
+
+def by_launch(*arguments, **variables):
+    command = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", 2, "--master-port", free_port()]
+    return Run([*command, "--module", *arguments[1:]], environment(**variables))
+
+
+@pytest.mark.parametrize("way", ["torchrun", "spawn", "launch"])
+def test_two_processes_train_what_one_does_at_equal_global_batch(way, single, tmp_path):
+    start = {"torchrun": torchrun, "spawn": alone, "launch": by_launch}[way]
+    flags = ["--spawn", 2] if way == "spawn" else []
+    run = toy("--checkpoint-dir", tmp_path, *flags, start=start, batch_size=20)
+    assert run.finish() == 0, run.stderr
+    assert run.of("start")[0]["world_size"] == 2
+    difference = (parameters(tmp_path) - single).norm() / single.norm()
+    assert difference <= 1e-5
+
+
+def test_spawn_under_a_launcher_is_refused_with_the_reason():
+    run = alone(*TRAINER, "toy", "--spawn", 2, RANK=0, WORLD_SIZE=2, LOCAL_RANK=0)
+    assert run.finish() == 2
+    assert "--spawn starts the processes itself, but RANK is set" in run.stderr
+    assert "each of them would start as many again, all with the same ranks" in run.stderr
+    assert run.events == []
+
+
+def test_spawned_processes_stop_together_at_a_signal(tmp_path):
+    run = alone(*TRAINER, "toy", "--spawn", 2, "--steps", 1_000_000, "--checkpoint-dir", tmp_path)
+    run.wait_for("train", step=10)
+    run.signal(signal.SIGTERM)
+    assert run.finish() == 143
+    (stopped,) = run.of("interrupted")
+    assert torch.load(newest(tmp_path), weights_only=True)["step"] == stopped["step"]
+
+
+def test_wrong_use_in_spawned_processes_keeps_its_exit_code():
+    run = alone(*TRAINER, "messages", "--spawn", 1)
+    assert run.finish() == 2
+    assert "messages need at least two processes" in run.stderr
+
+
+def test_a_bucket_view_saves_the_memory_of_the_gradients():
+    peaks = []
+    for flags in ([], ["--no-bucket-view"]):
+        run = torchrun(*TRAINER, "toy", "--model", "wide", "--steps", 2, "--batch-size", 4, *flags)
+        assert run.finish() == 0, run.stderr
+        peaks.append(run.of("end")[0]["peak_memory_mib"])
+    assert peaks[1] - peaks[0] >= 40, f"with and without: {peaks} MiB"
+
+
+def test_messages_are_all_checked_at_four_ranks_and_timed_at_two():
+    run = torchrun(*TRAINER, "messages", processes=4)
+    assert run.finish() == 0, run.stderr
+    sent = {entry["name"]: entry for entry in run.of("message")}
+    assert len(sent) == run.of("end")[0]["result"]["checked"] == 16
+    assert all(entry["right"] for entry in sent.values())
+    assert sent["all_reduce SUM in [0, 2]"]["ranks"] == [[4], [2], [4], [4]]
+    assert sent["all_reduce PRODUCT"]["ranks"] == [[24]] * 4
+    assert sent["isend, irecv: a ring"]["ranks"] == [[4], [1], [2], [3]]
+    assert run.of("speed") == []
+
+    run = torchrun(*TRAINER, "messages", "--largest", 1, "--repeat", 3)
+    assert run.finish() == 0, run.stderr
+    sizes = [entry["bytes"] for entry in run.of("speed")]
+    assert sizes == [2**power for power in range(10, 21, 2)]
+    assert all(entry["message_seconds"] > 0 and entry["all_reduce_seconds"] > 0 for entry in run.of("speed"))

@@ -1,0 +1,67 @@
+"""`ddpjob init` and the manifests in examples/: the same text, jobs that can run, flags that the trainer has."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ddp_trainer import options
+from ddpjob.cli.init import manifest, workloads
+from ddpjob.cli.main import app
+from ddpjob.local.manifest import read
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_every_workload_of_the_trainer_has_a_manifest_and_every_manifest_a_workload():
+    assert {row["args"][0] for row in workloads().values()} == set(options.WORKLOADS)
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(workloads())
+
+
+@pytest.mark.parametrize("name", workloads())
+def test_an_example_is_what_init_prints(name):
+    printed = CliRunner().invoke(app, ["init", name])
+    assert printed.exit_code == 0
+    assert printed.stdout == (EXAMPLES / f"{name}.yaml").read_text(), f"ddpjob init {name} > examples/{name}.yaml"
+
+
+@pytest.mark.parametrize("name", workloads())
+@pytest.mark.parametrize("accelerator", ["cpu", "gpu"])
+def test_a_manifest_is_a_job_and_the_trainer_knows_its_flags(name, accelerator, tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(manifest(name, nodes=3, accelerator=accelerator, gpus=8))
+    spec = read(file).spec
+    assert (spec.nodes, spec.accelerator) == (3, accelerator)
+    program, module, *arguments = spec.args
+    assert (program, module) == ("-m", "ddp_trainer")
+    assert options.parse(arguments).workload == workloads()[name]["args"][0]
+    assert all(len(line) <= 120 for line in file.read_text().splitlines())
+
+
+def test_a_process_with_two_gpus_is_started_half_as_often():
+    job = yaml.safe_load(manifest("model-parallel", nodes=2, accelerator="gpu", gpus=8))
+    assert job["spec"]["nprocPerNode"] == 4
+    assert job["spec"]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert yaml.safe_load(manifest("model-parallel", nodes=2, accelerator="gpu"))["spec"]["resources"]["limits"] == {
+        "nvidia.com/gpu": "2"
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("nothing", "'nothing' is not one of toy,"),
+        ("digits --accelerator tpu", "'tpu' is not one of cpu, gpu"),
+        ("digits --nodes 0", "greater than or equal to 1"),
+    ],
+)
+def test_wrong_use_of_init_is_refused_with_what_is_allowed(words, says):
+    refused = CliRunner().invoke(app, ["init", *words.split()])
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+
+
+def test_init_alone_lists_the_workloads():
+    listed = CliRunner().invoke(app, ["init"]).stdout.splitlines()
+    assert [line.split()[0] for line in listed] == list(workloads())

@@ -1,0 +1,71 @@
+"""MNIST from its original IDX files, in a folder that the user names."""
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_trainer.data.images import SEARCH_DEPTH, Images, folders_below
+from ddp_trainer.errors import UserError
+
+HELP = "get the four files from https://yann.lecun.com/exdb/mnist or a mirror, and give their folder with --data"
+UNSIGNED_BYTES = 8  # the type code of the IDX format; the only one that MNIST has
+
+
+def load(folder: Path) -> tuple[Images, Images]:
+    """MNIST as training and test set, shape (N, 1, 28, 28), from IDX files at or below `folder`, packed by gzip or not.
+
+    With all four files: 60,000 and 10,000 images. Where only the test set's 10,000 are, they are split by class: sorted
+    by class, every fifth image, from the first, is for testing (2,000), the other 8,000 are for training.
+    Raises UserError when nothing is found, or when what is found is damaged.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}: {HELP}")
+    for candidate in folders_below(folder):
+        test = _part(candidate, "t10k")
+        train = _part(candidate, "train")
+        if train and test:
+            return train, test
+        if test:
+            return _split(test)
+    raise UserError(
+        f"no t10k-images-idx3-ubyte (.gz) with its labels in {folder} or up to {SEARCH_DEPTH} folders below: {HELP}"
+    )
+
+
+def _part(folder: Path, part: str) -> Images | None:
+    found = []
+    for name in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
+        paths = [folder / (name + ending) for ending in ("", ".gz") if (folder / (name + ending)).is_file()]
+        if not paths:
+            return None
+        found.append(_read(paths[0]))
+    pixels, labels = found
+    if pixels.ndim != 3 or labels.shape != pixels.shape[:1] or labels.max(initial=0) > 9:
+        raise UserError(f"images and labels of {part} in {folder} do not belong together: {HELP}")
+    return Images(pixels[:, None], labels.astype(np.int64))
+
+
+def _read(path: Path) -> NDArray[np.uint8]:
+    """An IDX file: two zero bytes, the type code, the number of dimensions, each as 4 bytes big-endian, the numbers."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        dimensions = raw[3]
+        shape = tuple(np.frombuffer(raw, ">i4", dimensions, offset=4))
+        if raw[:3] != bytes([0, 0, UNSIGNED_BYTES]):
+            raise ValueError(f"it begins with {raw[:4].hex()}")
+        return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
+        raise UserError(f"{path} is no whole IDX file ({error}): {HELP}") from error
+
+
+def _split(images: Images) -> tuple[Images, Images]:
+    by_class = np.argsort(images.labels, kind="stable")
+    test = np.arange(len(images)) % 5 == 0
+    first, second = (np.sort(by_class[chosen]) for chosen in (~test, test))
+    return (
+        Images(images.pixels[first], images.labels[first]),
+        Images(images.pixels[second], images.labels[second]),
+    )

@@ -1,0 +1,109 @@
+"""Fine-tuning: a ResNet-18 that has seen other images learns to tell ants from bees from 244 photographs.
+
+python -m ddp_trainer hymenoptera --data FOLDER --weights resnet18.pth
+torchrun --standalone --nproc-per-node 2 -m ddp_trainer hymenoptera --data FOLDER --weights https://…/resnet18.pth --frozen
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ddp_trainer.classification import Task, train_classifier
+from ddp_trainer.data import photographs
+from ddp_trainer.errors import UserError
+from ddp_trainer.models import ResNet, resnet18
+from ddp_trainer.options import HymenopteraOptions
+from ddp_trainer.progress import Progress
+from ddp_trainer.runtime import Runtime
+from ddp_trainer.sampler import Shard
+
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, whose weights one usually begins with
+EPOCHS_PER_RATE = 7  # after so many the learning rate is a tenth
+
+
+def train(options: HymenopteraOptions, runtime: Runtime) -> None:
+    """Train, evaluate after every epoch, report. Raises UserError on wrong use, Interrupted after a signal."""
+    progress = Progress(runtime, options.log_every)
+    with progress.timed("data"):
+        train_set, test_set = runtime.together(lambda: photographs.load(options.data))
+    with progress.timed("setup"):
+        model = resnet18(len(train_set.classes))
+        if options.weights:
+            source = options.weights
+            runtime.node_by_node(lambda: load_weights(model, source))
+        elif options.frozen:
+            raise UserError("--frozen keeps weights that were trained before: give them with --weights")
+        if options.frozen:
+            freeze_all_but_the_last_layer(model)
+        model = model.to(runtime.device)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=options.learning_rate, momentum=0.9)
+        mean = torch.tensor(MEAN, device=runtime.device).view(3, 1, 1) * 255
+        deviation = torch.tensor(DEVIATION, device=runtime.device).view(3, 1, 1) * 255
+
+    def normalised(pixels: Tensor) -> Tensor:
+        return (pixels.to(runtime.device) - mean) / deviation
+
+    def fetch(shard: Shard) -> tuple[Tensor, Tensor]:
+        pixels = train_set.random_crops(shard, options.image_size, seed=options.seed)
+        return normalised(pixels), torch.from_numpy(train_set.labels[shard.indices]).to(runtime.device)
+
+    def a_tenth_every_seven_epochs(done: float) -> float:
+        epoch = math.ceil(done * options.epochs) - 1  # of the batch that is being trained on, from 0
+        return 0.1 ** (epoch // EPOCHS_PER_RATE)
+
+    task = Task(
+        name="hymenoptera",
+        samples=len(train_set),
+        test_samples=len(test_set),
+        image_shape=(3, options.image_size, options.image_size),
+        fetch=fetch,
+        fetch_test=lambda chosen: (
+            normalised(test_set.middles(chosen, options.image_size)),
+            torch.from_numpy(test_set.labels[chosen]).to(runtime.device),
+        ),
+        model=model,
+        optimizer=optimizer,
+        learning_rate=options.learning_rate,
+        schedule=a_tenth_every_seven_epochs,
+        keep_best=True,
+        identity={"frozen": str(options.frozen), "image_size": options.image_size},
+    )
+    train_classifier(task, options, progress)
+
+
+def load_weights(model: ResNet, source: str) -> None:
+    """Load all but the last layer from a file or a URL, in torchvision's format. Raises UserError where they do not fit.
+
+    The last layer tells the classes of the data that the weights were trained on; that of `model` is a new one.
+    """
+    try:
+        if source.startswith(("https://", "http://")):
+            state = torch.hub.load_state_dict_from_url(source, map_location="cpu", weights_only=True)
+        else:
+            state = torch.load(Path(source), map_location="cpu", weights_only=True)
+    except Exception as error:  # what urllib, zipfile and pickle raise is not documented
+        raise UserError(
+            f"the weights {source} cannot be read ({error}): give a state dict saved by torch.save"
+        ) from error
+    if not isinstance(state, dict):
+        raise UserError(f"{source} holds a {type(state).__name__}, no state dict: save model.state_dict()")
+    kept = {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
+    try:
+        missing = model.load_state_dict(kept, strict=False)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise UserError(f"the weights {source} do not fit a ResNet-18 with torchvision's stem: {reason}") from error
+    lacks = [name for name in missing.missing_keys if not name.startswith("fc.")]
+    if lacks or missing.unexpected_keys:
+        odd = (lacks + missing.unexpected_keys)[0]
+        raise UserError(f"the weights {source} are not a ResNet-18's: {odd} is {'missing' if lacks else 'too much'}")
+
+
+def freeze_all_but_the_last_layer(model: ResNet) -> None:
+    """Leave only `fc` to be trained; what is below serves as it is."""
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    nn.Module.requires_grad_(model.fc, True)
