@@ -121,7 +121,7 @@ def test_a_write_that_was_cut_short_leaves_no_trace(tmp_path, monkeypatch):
 
 def test_only_tensors_and_plain_values_are_loaded(tmp_path, capsys):
     Job(tmp_path).save(1)
-    torch.save({"format": 1, "call": print}, tmp_path / "step-0000000002.pt")
+    torch.save({"format": 2, "call": print}, tmp_path / "step-0000000002.pt")
     assert Job(tmp_path).checkpoints.restore() == 1
     assert "step-0000000002.pt cannot be read" in capsys.readouterr().err
 

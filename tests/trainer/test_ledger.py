@@ -6,6 +6,7 @@ import time
 import pytest
 import torch.distributed as dist
 
+from ddp_trainer import runtime
 from ddp_trainer.ledger import Entry, Ledger, slowest
 
 from .launch import TRAINER, torchrun
@@ -61,10 +62,22 @@ def test_below_the_skew_a_time_out_names_the_slow_rank(processes):
     assert run.finish() == 1
     slow = processes - 1
     assert re.search(
-        rf"SlowRank: rank {slow} on node 0 \(\S+\) is slow or stuck: it was last seen before its first step, [\d.]+ s ago; "
+        rf"SlowRankError: rank {slow} on node 0 \(\S+\) is slow or stuck: it was last seen before its first step, [\d.]+ s ago; "
         r"rank 0 on node 0 \(\S+\) has waited for it in step 1 for [\d.]+ s, longer than the time-out of 3 s",
         run.stderr,
     ), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "is_one"),
+    [
+        ("[unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete", True),
+        ("[pair.cc:546] Application timeout caused pair closure", True),  # with several buckets under way
+        ("[pair.cc:537] Read error [127.0.0.1]:15781: Connection reset by peer", False),
+    ],
+)
+def test_both_of_gloos_words_for_a_time_out_are_known(words, is_one):
+    assert bool(runtime._TIMED_OUT.search(words)) == is_one
 
 
 def test_above_the_skew_it_completes_and_says_who_waited():

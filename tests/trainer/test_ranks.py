@@ -33,8 +33,10 @@ def test_parameters_are_equal_on_all_ranks(outcomes):
         assert torch.equal(outcome["uneven"], outcomes[0]["uneven"])
 
 
-def test_uneven_last_batches_train_like_a_single_process_at_the_same_global_batch(outcomes, single):
-    difference = (outcomes[0]["uneven"] - single["uneven"]).norm() / single["uneven"].norm()
+@pytest.mark.parametrize("last_batch", ["uneven", "empty"])
+def test_a_hundred_steps_train_like_a_single_process_at_equal_global_batch(outcomes, single, last_batch):
+    """Also where the last batch of an epoch is uneven, or leaves ranks without a sample."""
+    difference = (outcomes[0][last_batch] - single[last_batch]).norm() / single[last_batch].norm()
     assert difference <= 1e-5
 
 

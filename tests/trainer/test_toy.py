@@ -3,6 +3,7 @@
 import signal
 import sys
 
+import psutil
 import pytest
 import torch
 
@@ -62,6 +63,15 @@ def test_spawned_processes_stop_together_at_a_signal(tmp_path):
     assert torch.load(newest(tmp_path), weights_only=True)["step"] == stopped["step"]
 
 
+def test_a_spawned_process_that_is_killed_is_named():
+    run = alone(*TRAINER, "toy", "--spawn", 2, "--steps", 1_000_000)
+    run.wait_for("train", step=10)
+    victim = next(p for p in psutil.Process(run.process.pid).children() if p.environ().get("RANK") == "1")
+    victim.kill()
+    assert run.finish() == 137
+    assert "rank 1 was ended by SIGKILL" in run.stderr
+
+
 def test_wrong_use_in_spawned_processes_keeps_its_exit_code():
     run = alone(*TRAINER, "messages", "--spawn", 1)
     assert run.finish() == 2
@@ -78,13 +88,14 @@ def test_a_bucket_view_saves_the_memory_of_the_gradients():
 
 
 def test_messages_are_all_checked_at_four_ranks_and_timed_at_two():
-    run = torchrun(*TRAINER, "messages", processes=4)
+    run = alone(*TRAINER, "messages")
     assert run.finish() == 0, run.stderr
     sent = {entry["name"]: entry for entry in run.of("message")}
+    assert "started alone; messages needs several processes and spawns 4" in run.stderr
     assert len(sent) == run.of("end")[0]["result"]["checked"] == 16
     assert all(entry["right"] for entry in sent.values())
     assert sent["all_reduce SUM in [0, 2]"]["ranks"] == [[4], [2], [4], [4]]
-    assert sent["all_reduce PRODUCT"]["ranks"] == [[24]] * 4
+    assert sent["all_reduce PRODUCT"]["ranks"] == [[4]] * 4
     assert sent["isend, irecv: a ring"]["ranks"] == [[4], [1], [2], [3]]
     assert run.of("speed") == []
 

@@ -18,6 +18,7 @@ KEYS = {
     "train": "epoch epochs step steps loss learning_rate samples_per_second",
     "eval": "epoch step loss accuracy samples",
     "checkpoint": "step path seconds",
+    "model": "path",
     "end": "step result seconds peak_memory_mib",
 }
 PHASES = {"import", "rendezvous", "setup", "data", "forward", "backward", "optimizer", "evaluate", "checkpoint"}
@@ -133,6 +134,39 @@ def test_the_script_in_the_readme_runs_alone_and_on_two_ranks_and_resumes(tmp_pa
         assert run.finish() == 0, run.stderr
         assert run.of("end")[0]["result"]["loss"] < 0.01
     assert run.of("start")[0]["steps"] == run.of("end")[0]["step"] == 48
+
+
+def test_the_commands_of_the_checkpoint_page_do_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "workloads" / "checkpoint.md").read_text()
+    commands = [line.split() for line in page.splitlines() if line.startswith("    ")]
+    assert len(commands) == 3
+    starts = []
+    for launcher, *words in commands:
+        arguments = words[words.index("ddp_trainer") + 1 :]
+        run = (torchrun if launcher == "torchrun" else alone)(*TRAINER, *arguments)
+        assert run.finish() == 0, run.stderr
+        starts.append((run.of("start")[0]["resumed_step"], run.of("end")[0]["step"]))
+        if len(starts) == 1:
+            assert {path.name for path in Path("walk").glob("step-*")} == {"step-0000000060.pt", "step-0000000069.pt"}
+    assert starts == [(0, 69), (69, 115), (115, 138)]
+    weights = torch.load("walk/model.pth", weights_only=True)
+    saved = torch.load(newest(Path("walk")), weights_only=True)["parts"]["model"]
+    assert list(weights) == list(saved)
+    assert all(torch.equal(weights[name], saved[name]) for name in weights)
+
+
+def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(digits, tmp_path):
+    """As if it had come while epoch 20 was evaluated, and more epochs were wanted."""
+    _, folder = digits
+    shutil.copytree(folder / "checkpoints", tmp_path / "copy")
+    path = newest(tmp_path / "copy")
+    state = torch.load(path, weights_only=True)
+    state["parts"]["scores"]["evaluated"] = 19
+    torch.save(state, path)
+    run = alone(*TRAINER, "digits", "--epochs", 21, "--batch-size", 64, "--checkpoint-dir", tmp_path / "copy")
+    assert run.finish() == 0, run.stderr
+    assert [entry["epoch"] for entry in run.of("eval")] == [20, 21]
 
 
 def real_cifar10(folder: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_trainer import options
+from ddp_trainer import main, options
 from ddp_trainer.errors import UserError
 from ddp_trainer.runtime import launch_variables
 
@@ -95,3 +95,21 @@ def test_two_ranks_complain_once_and_torchrun_repeats_it_in_its_summary(tmp_path
     assert run.stderr.count("ddp-trainer: no CIFAR-10 in") == 1
     assert "UserError: no CIFAR-10 in" in run.stderr
     assert run.events == run.stray == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("mnist --fake --data .", "--fake measures on random images and keeps nothing"),
+        ("mnist", "mnist needs real images (--data FOLDER) or random ones (--fake)"),
+        ("hymenoptera --data . --frozen", "--frozen keeps weights that were trained before"),
+        ("model_parallel --micro-batches 30", "--micro-batches 30 is more than the batch of 20 samples"),
+        ("model-parallel --micro-batches 30", "--micro-batches 30 is more than the batch of 20 samples"),
+        ("resnet50", "one process has no gradients to send"),
+        ("digits --resume", "--resume needs a checkpoint, so a --checkpoint-dir too; leave it out"),
+        ("digits --checkpoint-dir /proc/none", "cannot write checkpoints to /proc/none"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_training(arguments, sentence, capfd):
+    assert main.run(options.parse(arguments.split())) == 2
+    assert f"ddp-trainer: {sentence}" in capfd.readouterr().err

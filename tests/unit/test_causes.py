@@ -58,6 +58,13 @@ def test_the_summary_names_rank_exit_code_and_exception(tail, rank, code, except
     assert not summary.follower
 
 
+def test_a_time_out_that_names_the_slow_rank_is_a_cause_and_not_a_follower():
+    summary = read_summary(torchrun_tail("slow-rank"))
+    assert "SlowRankError: rank 1 on node 0 (a0-n1) is slow or stuck: it was last seen before its" in summary.exception
+    assert summary.certain
+    assert not summary.follower
+
+
 def test_a_module_that_python_does_not_find_is_named_and_nobody_else_blamed():
     summary = read_summary(torchrun_tail("no-module"))
     assert "http.server.nope" in summary.exception

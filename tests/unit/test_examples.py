@@ -43,9 +43,8 @@ def test_a_process_with_two_gpus_is_started_half_as_often():
     job = yaml.safe_load(manifest("model-parallel", nodes=2, accelerator="gpu", gpus=8))
     assert job["spec"]["nprocPerNode"] == 4
     assert job["spec"]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
-    assert yaml.safe_load(manifest("model-parallel", nodes=2, accelerator="gpu"))["spec"]["resources"]["limits"] == {
-        "nvidia.com/gpu": "2"
-    }
+    printed = CliRunner().invoke(app, ["init", "model_parallel", "--accelerator", "gpu"]).stdout
+    assert yaml.safe_load(printed)["spec"]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +52,8 @@ def test_a_process_with_two_gpus_is_started_half_as_often():
     [
         ("nothing", "'nothing' is not one of toy,"),
         ("digits --accelerator tpu", "'tpu' is not one of cpu, gpu"),
+        ("digits --gpus 4", "needs --accelerator gpu"),
+        ("model-parallel --accelerator gpu --gpus 3", "needs a multiple of 2"),
         ("digits --nodes 0", "greater than or equal to 1"),
     ],
 )

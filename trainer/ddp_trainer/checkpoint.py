@@ -8,6 +8,7 @@ import io
 import os
 import re
 import socket
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from ddp_trainer.errors import UserError
 from ddp_trainer.runtime import Runtime
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2  # the newest, and the one before it in case the newest turns out to be unreadable
 _NAME = re.compile(r"step-(\d{10})\.pt")
 
@@ -128,9 +129,11 @@ class Checkpoints:
 
     def _read_and_send(self) -> bytes:
         """The bytes of the newest readable checkpoint on every rank, empty where there is none."""
+        assert self.folder is not None
         data, complaint = b"", None
         if self.runtime.is_main:
             try:
+                _check_writable(self.folder)
                 data = self._newest_readable()
             except UserError as error:
                 complaint = str(error)
@@ -165,6 +168,19 @@ class Checkpoints:
                 "restore one of its files from a copy, or remove them all to train from the beginning"
             )
         return b""
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise UserError now where the first checkpoint would be lost, after an hour perhaps."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot write checkpoints to {folder}: {error.strerror or error}; make it writable, or give another "
+            "--checkpoint-dir"
+        ) from error
 
 
 def _files(folder: Path) -> list[Path]:

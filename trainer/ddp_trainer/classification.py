@@ -54,26 +54,28 @@ class Task:
 
 
 @dataclass
-class Best:
-    """The best epoch so far; part of the checkpoint, so that a resumed run still knows it."""
+class Scores:
+    """What was evaluated so far; part of the checkpoint, so that a resumed run still knows it. Epochs count from 1."""
 
-    epoch: int = 0
-    accuracy: float = -1.0
+    evaluated: int = 0  # the last epoch that was
+    best_epoch: int = 0
+    best_accuracy: float = -1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Both numbers."""
+        """The numbers by their names."""
         return dict(vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over both numbers."""
-        self.epoch, self.accuracy = int(state["epoch"]), float(state["accuracy"])
+        """Take over the numbers."""
+        vars(self).update(state)
 
 
 def train_classifier(task: Task, options: ClassifierOptions, progress: Progress) -> None:
     """Train, evaluate after every epoch, report. Raises UserError on wrong use, Interrupted after a signal."""
     runtime, model, optimizer = progress.runtime, task.model, task.optimizer
+    model_dir = options.model_dir or options.checkpoint_dir
     global_batch = options.batch_size * runtime.world_size
-    best = Best()
+    scores = Scores()
 
     with progress.timed("setup"):
         arm = ARMS[task.arm](model, runtime)
@@ -89,13 +91,13 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
         checkpoints = Checkpoints(
             options.checkpoint_dir or options.model_dir,
             runtime,
-            parts={"model": model, "optimizer": optimizer, "sampler": sampler, "best": best},
+            parts={"model": model, "optimizer": optimizer, "sampler": sampler, "scores": scores},
             identity={"workload": task.name, **task.identity},
         )
         step = checkpoints.restore()
         if options.resume and not step:
-            where = checkpoints.folder or "no folder (--checkpoint-dir or --model-dir names one)"
-            raise UserError(f"--resume needs a checkpoint, and there is none in {where}: leave it out to begin anew")
+            lacks = f"and there is none in {checkpoints.folder}" if checkpoints.folder else "so a --checkpoint-dir too"
+            raise UserError(f"--resume needs a checkpoint, {lacks}; leave it out to begin anew")
 
     progress.start(
         workload=task.name,
@@ -117,24 +119,30 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
 
     def test(epoch: int) -> dict[str, float]:
         with progress.timed("evaluate"), autocast:
-            scores = evaluate(
+            found = evaluate(
                 model, task.fetch_test, task.test_samples, global_batch, step=step, progress=progress, vote=vote
             )
         if vote.agreed:
             leave(vote.agreed, step, vote=vote, checkpoints=checkpoints, progress=progress)
-        progress.emit("eval", epoch=epoch, step=step, **scores)
-        better = scores["accuracy"] > best.accuracy
+        progress.emit("eval", epoch=epoch, step=step, **found)
+        scores.evaluated = epoch
+        better = found["accuracy"] > scores.best_accuracy
         if better:
-            best.epoch, best.accuracy = epoch, scores["accuracy"]
-        if options.model_dir and (better or not task.keep_best):
+            scores.best_epoch, scores.best_accuracy = epoch, found["accuracy"]
+        if model_dir:
             with progress.timed("checkpoint"):
-                write_model(model, options.model_dir / options.model_filename, progress)
-        result = {"accuracy": scores["accuracy"], "loss": scores["loss"]}
-        return result | ({"best_accuracy": best.accuracy, "best_epoch": best.epoch} if task.keep_best else {})
+                path = model_dir / options.model_filename
+                if better or not task.keep_best or not path.exists():
+                    write_model(model, path, progress)
+        result = {"accuracy": found["accuracy"], "loss": found["loss"]}
+        best = {"best_accuracy": scores.best_accuracy, "best_epoch": scores.best_epoch}
+        return result | (best if task.keep_best else {})
 
     result: dict[str, float] = {}
     while sampler.epoch < options.epochs:
         epoch = sampler.epoch
+        if sampler.offset == 0 and scores.evaluated < epoch:
+            test(epoch)  # a signal came while this epoch was evaluated; the weights are still its
         model.train()
         for shard in sampler:
             rate = task.learning_rate * task.schedule(sampler.epochs_done / options.epochs)

@@ -22,7 +22,7 @@ SHORTEST_PAUSE = 0.2  # seconds between two writes of one rank
 READ_TIMEOUT = timedelta(seconds=5)
 
 
-class SlowRank(RuntimeError):
+class SlowRankError(RuntimeError):
     """A collective timed out; the message names the rank that the others waited for."""
 
 
@@ -70,9 +70,9 @@ class Ledger:
         self._entry = Entry(self._step, True, time.time(), self._entry.node)
 
     def close(self) -> None:
-        """Write no more."""
+        """Write no more. A thread that was still in the store when Python ends would abort the process."""
         self._closed.set()
-        self._writer.join()
+        self._writer.join(1.0)
 
     def _write(self) -> None:
         written: Entry | None = None

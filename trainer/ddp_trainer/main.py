@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ddp_trainer import options as command_line
@@ -13,7 +14,12 @@ from ddp_trainer.errors import Interrupted, UserError
 
 def main() -> int:
     """Run one workload. Exit codes: 0 success, 2 wrong use, 128 + signal after a signal, 1 anything else."""
-    return run(command_line.parse())
+    command = command_line.parse()
+    options = command.options
+    if options.spawn is None and options.processes_alone > 1 and not ({"RANK", "WORLD_SIZE"} & set(os.environ)):
+        _say(f"started alone; {command.workload} needs several processes and spawns {options.processes_alone}")
+        command = replace(command, options=replace(options, spawn=options.processes_alone))
+    return run(command)
 
 
 def run(command: command_line.Command) -> int:

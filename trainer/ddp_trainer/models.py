@@ -85,6 +85,11 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(channels)
         self.downsample = _downsample(channels_in, channels, stride)
 
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        """The one before the shortcut is added."""
+        return self.bn2
+
     def forward(self, inputs: Tensor) -> Tensor:
         """(N, channels_in, H, W) → (N, channels, H / stride, W / stride)."""
         shortcut = inputs if self.downsample is None else self.downsample(inputs)
@@ -114,6 +119,11 @@ class Bottleneck(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample = _downsample(channels_in, wide, stride)
 
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        """The one before the shortcut is added."""
+        return self.bn3
+
     def forward(self, inputs: Tensor) -> Tensor:
         """(N, channels_in, H, W) → (N, 4 * channels, H / stride, W / stride)."""
         shortcut = inputs if self.downsample is None else self.downsample(inputs)
@@ -137,9 +147,18 @@ class ResNet(nn.Module):
     `stem="torchvision"` begins with a 7x7 convolution of stride 2 and max pooling, made for large images: fast and less
     accurate on 32 x 32 pixels. `stem="3x3"` begins with a 3x3 convolution of stride 1 and no pooling, as is usual for
     CIFAR: about twelve times the work. Only the shape of `conv1.weight` differs between the two.
+
+    With `zero_init_residual` each block begins as its shortcut alone, which helps a short training (Goyal et al. 2017).
     """
 
-    def __init__(self, block: type[Block], depths: Sequence[int], classes: int, stem: Stem = "torchvision") -> None:
+    def __init__(
+        self,
+        block: type[Block],
+        depths: Sequence[int],
+        classes: int,
+        stem: Stem = "torchvision",
+        zero_init_residual: bool = False,
+    ) -> None:
         super().__init__()
         small = stem == "3x3"
         self.conv1 = nn.Conv2d(
@@ -157,6 +176,8 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if zero_init_residual and isinstance(module, Block):
+                nn.init.zeros_(module.last_norm.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, 3, H, W) → (N, classes), unnormalised log-probabilities."""
@@ -166,9 +187,9 @@ class ResNet(nn.Module):
         return result
 
 
-def resnet18(classes: int = 10, stem: Stem = "torchvision") -> ResNet:
+def resnet18(classes: int = 10, stem: Stem = "torchvision", zero_init_residual: bool = False) -> ResNet:
     """ResNet-18: 11,689,512 parameters with 1,000 classes and torchvision's stem."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), classes, stem)
+    return ResNet(BasicBlock, (2, 2, 2, 2), classes, stem, zero_init_residual)
 
 
 def resnet50(classes: int = 1000) -> ResNet:

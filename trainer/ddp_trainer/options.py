@@ -20,9 +20,10 @@ Train a model alone, on the processes of one machine, or as a DDPJob; the comman
 """
 
 EPILOG = """\
-Progress comes as one JSON object per line on stdout of rank 0. Started again with the same flags, a run goes on from
-its newest checkpoint. SIGTERM and SIGINT stop it after a checkpoint, with exit code 128 + signal; wrong use is exit
-code 2. DDP_CHECKPOINT_DIR, DDP_RESULT_FILE and DDP_HEARTBEAT_FILE are read from the environment where they are set.
+Progress comes as one JSON object per line on stdout of rank 0. What takes --checkpoint-dir goes on from its newest
+checkpoint when it is started again with the same flags, and stops after a checkpoint at SIGTERM and SIGINT, with exit
+code 128 + signal. Wrong use is exit code 2. DDP_CHECKPOINT_DIR, DDP_RESULT_FILE and DDP_HEARTBEAT_FILE are read from
+the environment where they are set.
 Flags may be spelt with underscores too: --batch_size is --batch-size.
 """
 
@@ -100,7 +101,7 @@ def _learning_rate(default: float, meaning: str = "highest learning rate of the 
     return flag(default, meaning, "X")
 
 
-def _epochs(default: int | None, meaning: str = "passes over the data") -> Any:
+def _epochs(default: int, meaning: str = "passes over the data") -> Any:
     return flag(default, meaning, "N", also=("--num-epochs",))
 
 
@@ -122,7 +123,9 @@ class Common:
     seed: int = flag(0, "of weights, order and augmentation", "N", read=whole(0), also=("--random-seed",))
     threads: int | None = flag(None, "CPU threads per process (default $OMP_NUM_THREADS or torch's)", "N")
     timeout: float | None = flag(
-        None, "seconds that the processes wait for each other in a step (default torch's: 1,800)", "X"
+        None,
+        "seconds that the processes wait for each other, in a step or while one loads data (default torch's: 1,800)",
+        "X",
     )
     spawn: int | None = flag(
         None, "start N processes on this machine by torch.multiprocessing, where no torchrun does", "N"
@@ -133,6 +136,11 @@ class Common:
         "N",
         read=whole(0),
     )
+
+    @property
+    def processes_alone(self) -> int:
+        """How many processes it spawns where nothing has started several; 1 where it makes sense as a single one."""
+        return 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +192,11 @@ class SkewedOptions(Common):
     uneven: bool = flag(False, "the last rank has three times the inputs of rank 0")
     log_every: int = _log_every(5)
 
+    @property
+    def processes_alone(self) -> int:
+        """See Common."""
+        return 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParallelOptions(Common):
@@ -211,6 +224,11 @@ class MessagesOptions(Common):
     repeat: int = flag(20, "how often each size is sent when speed is measured", "N")
     largest: int = flag(16, "largest message whose speed is measured, in MiB", "N")
 
+    @property
+    def processes_alone(self) -> int:
+        """See Common."""
+        return 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierOptions(Options):
@@ -219,8 +237,8 @@ class ClassifierOptions(Options):
     epochs: int = _epochs(20)
     model_dir: Path | None = flag(
         None,
-        "where the model's weights alone are written after an epoch; also the checkpoints' place where --checkpoint-dir "
-        "and $DDP_CHECKPOINT_DIR name none",
+        "where the model's weights alone are written after an epoch (default beside the checkpoints); also the checkpoints' "
+        "place where --checkpoint-dir and $DDP_CHECKPOINT_DIR name none",
         "FOLDER",
         read=Path,
     )
@@ -260,8 +278,8 @@ class Cifar10Options(ClassifierOptions):
     recipe: Literal["tutorial", "fast"] = flag(
         "tutorial",
         "tutorial: 5 epochs, batch 256 per process, SGD with learning rate 0.1, momentum 0.9, weight decay 0.00001; "
-        "fast: 1 epoch, batch 64, a learning rate that rises to 0.05 and falls to 0, Nesterov, weight decay 0.0005, "
-        "bf16 where the hardware computes in it",
+        "fast: 1 epoch, batch 32, a learning rate that rises to 0.1 and falls to 0, Nesterov, weight decay 0.0005, "
+        "flips only, bf16 where the hardware computes in it",
     )
     epochs: int = flag(0, "passes over the data (default the recipe's)", "N", also=("--num-epochs",))
     batch_size: int = flag(0, "samples per step and process (default the recipe's)", "N")
@@ -305,8 +323,13 @@ class ThroughputOptions(Common):
     """What the measurements of speed on random data share."""
 
     batch_size: int = _batch_size(128)
-    rounds: int = flag(8, "turns that each arm is measured for", "N")
+    rounds: int = flag(8, "turns that each arm is measured for, on random images", "N")
     steps: int = flag(10, "steps in each of them", "N")
+
+    @property
+    def processes_alone(self) -> int:
+        """See Common."""
+        return 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +351,11 @@ class MnistOptions(ThroughputOptions, ClassifierOptions):
     epochs: int = _epochs(30)
     batch_size: int = _batch_size(128)
     learning_rate: float | None = flag(None, "learning rate of SGD (default 0.01 times the number of processes)", "X")
+
+    @property
+    def processes_alone(self) -> int:
+        """See Common."""
+        return 2 if self.fake else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,14 +402,19 @@ def parse(arguments: Sequence[str] | None = None) -> Command:
     for name, kind in WORKLOADS.items():
         what, _, more = (kind.__doc__ or "").partition("\n")
         subparser = workloads.add_parser(
-            name, help=what.rstrip("."), description=f"{what} {' '.join(more.split())}", allow_abbrev=False
+            name,
+            aliases=[name.replace("_", "-")] if "_" in name else [],
+            help=what.rstrip("."),
+            description=f"{what} {' '.join(more.split())}",
+            allow_abbrev=False,
         )
         for option in _in_order(kind):
             _add(subparser, option)
     words = sys.argv[1:] if arguments is None else arguments
     parsed = vars(parser.parse_args(_local_rank_last([_hyphens(word) for word in words])))
-    kind = WORKLOADS[parsed["workload"]]
-    return Command(parsed["workload"], kind(**{option.name: parsed[option.name] for option in fields(kind)}))
+    workload = parsed["workload"].replace("-", "_")
+    kind = WORKLOADS[workload]
+    return Command(workload, kind(**{option.name: parsed[option.name] for option in fields(kind)}))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -81,8 +81,6 @@ class Progress:
         `loss_sum` is the sum of the losses of this rank's own samples, `samples` the size of the global batch.
         """
         self.beat(step)
-        if self.runtime.ledger:
-            self.runtime.ledger.finished(step)
         self._loss_sum += loss_sum.detach()
         self._samples += samples
         if step % self.log_every and step != self._total_steps:
@@ -111,7 +109,9 @@ class Progress:
         return path
 
     def beat(self, step: int) -> None:
-        """Renew the heartbeat file (local rank 0, where DDP_HEARTBEAT_FILE is set), at most once a second."""
+        """Note that `step` is done; renew the heartbeat file (local rank 0, where DDP_HEARTBEAT_FILE is set) once a second."""
+        if self.runtime.ledger:
+            self.runtime.ledger.finished(step)
         now = time.monotonic()
         if self._heartbeat_file is None or now - self._last_beat < HEARTBEAT_SECONDS:
             return

@@ -7,6 +7,7 @@ and every collective returns its argument.
 import inspect
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,11 +24,12 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.errors import UserError
-from ddp_trainer.ledger import Ledger, SlowRank
+from ddp_trainer.ledger import Ledger, SlowRankError
 from ddp_trainer.sampler import Shard
 
 T = TypeVar("T")
 
+_TIMED_OUT = re.compile(r"timed out|timeout caused pair closure", re.IGNORECASE)  # what gloo says
 JOIN_TIMEOUT = timedelta(minutes=30)
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -191,7 +193,7 @@ def process_group(
     """Join the process group that torchrun's variables describe, or none; leave it when the block ends well.
 
     `timeout` is how many seconds a rank waits for its peers in a collective (torch's default: 1,800); where one waits
-    longer, SlowRank names the rank that it waited for. `local_rank` counts where LOCAL_RANK is not set. `devices` is how
+    longer, SlowRankError names the rank that it waited for (with gloo; NCCL's watchdog ends the process without Python). `local_rank` counts where LOCAL_RANK is not set. `devices` is how
     many GPUs each process has to itself; its Runtime names the first.
 
     After an exception the group is left as it is: taking it down would wait for peers that may be gone.
@@ -211,16 +213,22 @@ def process_group(
     runtime.seconds["rendezvous"] = time.perf_counter() - started
     # Every rank draws the same initial weights; what differs between ranks (augmentation) is derived from positions.
     torch.manual_seed(seed)
+    ledger = runtime.ledger
     try:
         yield runtime
+        if ledger:
+            runtime.barrier()
+            ledger.close()
+            dist.destroy_process_group()
     except RuntimeError as error:
-        if runtime.ledger and "timed out" in str(error).lower() and (who := runtime.ledger.who_is_slow(timeout)):
-            raise SlowRank(who) from error
+        if ledger and _TIMED_OUT.search(str(error)) and (who := ledger.who_is_slow(timeout)):
+            # Without gloo's own error, which looks like that of a rank whose peer was lost, and whose traceback would push
+            # this sentence's place in torchrun's summary out of what a launcher keeps of a log.
+            raise SlowRankError(who) from None
         raise
-    if runtime.ledger:
-        runtime.barrier()
-        runtime.ledger.close()
-        dist.destroy_process_group()
+    finally:
+        if ledger:
+            ledger.close()
 
 
 def launch_variables(environment: Mapping[str, str]) -> dict[str, int] | None:

@@ -41,7 +41,7 @@ def spawn(run: Run, command: Command) -> int:
     def pass_on(number: int, frame: FrameType | None) -> None:
         for process in context.processes:
             if process.is_alive():
-                process.terminate() if number == signal.SIGTERM else os.kill(process.pid, number)
+                os.kill(process.pid, number)
 
     for number in SIGNALS:
         signal.signal(number, pass_on)
@@ -49,6 +49,12 @@ def spawn(run: Run, command: Command) -> int:
         while not context.join(grace_period=GRACE):
             pass
     except ProcessExitedException as error:
+        if error.exit_code < 0:
+            print(
+                f"ddp-trainer: rank {error.error_index} was ended by {error.signal_name}; "
+                "by SIGKILL where the machine has no memory left",
+                file=sys.stderr,
+            )
         return error.exit_code if error.exit_code > 0 else 128 - error.exit_code
     except ProcessRaisedException as error:
         print(error.msg, file=sys.stderr)

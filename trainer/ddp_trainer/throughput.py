@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddp_trainer.arms import ARMS
+from ddp_trainer.errors import UserError
 from ddp_trainer.options import ThroughputOptions
 from ddp_trainer.progress import Progress
 
@@ -44,6 +45,8 @@ def compare(
     overhead is how much slower DDP's median is than the native arm's; a negative one means that DDP is faster.
     """
     runtime = progress.runtime
+    if runtime.world_size < 2:
+        raise UserError("one process has no gradients to send: start two or more, by torchrun or --spawn 2")
     arms, optimizers = {}, {}
     with progress.timed("setup"):
         for arm, kind in ARMS.items():

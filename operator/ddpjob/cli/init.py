@@ -28,7 +28,7 @@ def workloads() -> dict[str, dict[str, Any]]:
     return {name: DEFAULTS | row for name, row in rows.items()}
 
 
-def manifest(workload: str, *, nodes: int, accelerator: str, gpus: int = 1) -> str:
+def manifest(workload: str, *, nodes: int, accelerator: str, gpus: int) -> str:
     """The manifest as YAML with comments; `gpus` is what a node has. `workload` and `accelerator` must be known."""
     row = workloads()[workload]
     claims = [name for name, used in (("ddpjob-data", row["data"]), ("ddpjob-checkpoints", row["checkpoint"])) if used]
@@ -45,7 +45,7 @@ def manifest(workload: str, *, nodes: int, accelerator: str, gpus: int = 1) -> s
             "nodes": nodes,
             "accelerator": accelerator,
             "image": IMAGES[accelerator],
-            "gpus": max(gpus, row["gpusPerProcess"]),
+            "gpus": gpus,
             "processes": row["processes"] if accelerator == "cpu" else _processes(gpus, row["gpusPerProcess"]),
         }
     )
@@ -53,4 +53,4 @@ def manifest(workload: str, *, nodes: int, accelerator: str, gpus: int = 1) -> s
 
 def _processes(gpus: int, each: int) -> int | None:
     """Processes of a node where each needs several GPUs; None where it has one: the operator counts those itself."""
-    return None if each == 1 else max(1, gpus // each)
+    return None if each == 1 else gpus // each

@@ -29,7 +29,7 @@ def init(
     workload: Annotated[str | None, typer.Argument(help="Its name; without one, all are listed.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Pods, one torchrun agent each.")] = 2,
     accelerator: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu",
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of a node, with --accelerator gpu.")] = 1,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a node, with --accelerator gpu.")] = None,
 ) -> None:
     """Print the manifest of a workload of ours: `ddpjob init digits > job.yaml`."""
     from ddpjob.cli.init import IMAGES, manifest, workloads
@@ -38,9 +38,14 @@ def init(
         for name, row in workloads().items():
             typer.echo(f"{name:16}{row['title']}")
         return
+    workload = workload.replace("_", "-")  # the trainer's spelling
     _one_of("WORKLOAD", workload, tuple(workloads()))
     _one_of("--accelerator", accelerator, tuple(IMAGES))
-    typer.echo(manifest(workload, nodes=nodes, accelerator=accelerator, gpus=gpus), nl=False)
+    each = workloads()[workload]["gpusPerProcess"]
+    if gpus is not None and (accelerator != "gpu" or gpus % each):
+        wanted = "--accelerator gpu" if accelerator != "gpu" else f"a multiple of {each}, the GPUs of a process"
+        raise typer.BadParameter(f"needs {wanted}", param_hint="--gpus")
+    typer.echo(manifest(workload, nodes=nodes, accelerator=accelerator, gpus=gpus or each), nl=False)
 
 
 @app.command()

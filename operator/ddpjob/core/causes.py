@@ -22,7 +22,7 @@ FOLLOWER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
     r"|remote process exited or there was a network error|NCCL communicator was aborted|ncclRemoteError"
     r"|RendezvousConnectionError|RendezvousClosedError|RendezvousStateError|recvValue failed|sendBytes failed"
-    r"|Socket Timeout|Timed out waiting \d+ms for (send|recv) operation"
+    r"|Socket Timeout|Timed out waiting \d+ms for (send|recv) operation|Application timeout caused pair closure"
 )
 """What a process says that lost its peer: it blames nobody."""
 

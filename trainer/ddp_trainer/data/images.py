@@ -64,18 +64,18 @@ def image_files(folder: Path) -> list[Path]:
     return [Path(entry.path) for entry in _scan(folder) if entry.name.lower().endswith((".jpg", ".jpeg", ".png"))]
 
 
-def open_image(path: Path) -> Image.Image:
-    """The decoded image in RGB. Raises UserError where it is none."""
+def open_image(path: Path, enough: int | None = None) -> Image.Image:
+    """The decoded image in RGB; a JPEG no larger than it must be for `enough` pixels a side. Raises UserError."""
     try:
         with Image.open(path) as image:
+            if enough:
+                image.draft("RGB", (enough, enough))
             return image.convert("RGB")
     except (OSError, UnidentifiedImageError) as error:
         raise UserError(f"{path} cannot be read as an image ({error}): replace it or remove it") from error
 
 
-def cached(
-    folder: Path, paths: list[Path], shape: tuple[int, ...], decode: Callable[[], Bytes], kind: str = ""
-) -> Bytes:
+def cached(folder: Path, paths: list[Path], shape: tuple[int, ...], decode: Callable[[], Bytes]) -> Bytes:
     """What `decode` makes of the images, an array of (N, *shape), from a cache file where there is one: the next start takes no time.
 
     The file lies in `folder` (on a shared volume one node's work then serves all), or in the user's cache folder where
@@ -84,7 +84,7 @@ def cached(
     mapped into memory, so that the processes of a node share one copy.
     """
     shape = (len(paths), *shape)
-    name = f".ddp_trainer-{kind}{_fingerprint(folder, paths)}.npy"
+    name = f".ddp_trainer-{_fingerprint(folder, paths)}.npy"
     places = [place / name for place in (folder, _user_cache())]
     for place in places:
         if (pixels := _map(place, shape)) is not None:

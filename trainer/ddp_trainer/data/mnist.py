@@ -11,6 +11,8 @@ from ddp_trainer.data.images import SEARCH_DEPTH, Images, folders_below
 from ddp_trainer.errors import UserError
 
 HELP = "get the four files from https://yann.lecun.com/exdb/mnist or a mirror, and give their folder with --data"
+TRAINING_IMAGES = 60_000
+SHAPE = (28, 28)
 UNSIGNED_BYTES = 8  # the type code of the IDX format; the only one that MNIST has
 
 
@@ -36,14 +38,14 @@ def load(folder: Path) -> tuple[Images, Images]:
 
 
 def _part(folder: Path, part: str) -> Images | None:
-    found = []
-    for name in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
-        paths = [folder / (name + ending) for ending in ("", ".gz") if (folder / (name + ending)).is_file()]
-        if not paths:
-            return None
-        found.append(_read(paths[0]))
-    pixels, labels = found
-    if pixels.ndim != 3 or labels.shape != pixels.shape[:1] or labels.max(initial=0) > 9:
+    names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
+    paths = [path for name in names for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+    if not paths:
+        return None
+    if len(paths) != len(names):
+        raise UserError(f"{folder} has {' and '.join(path.name for path in paths)}, not {' and '.join(names)}: {HELP}")
+    pixels, labels = map(_read, paths)
+    if pixels.shape[1:] != SHAPE or labels.shape != pixels.shape[:1] or labels.max(initial=0) > 9:
         raise UserError(f"images and labels of {part} in {folder} do not belong together: {HELP}")
     return Images(pixels[:, None], labels.astype(np.int64))
 

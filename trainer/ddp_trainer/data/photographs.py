@@ -77,8 +77,7 @@ def _read(part: Path, classes: tuple[str, ...]) -> Photographs:
         if class_folder.name not in classes:
             raise UserError(f"{class_folder} is a class that train/ does not have ({', '.join(classes)}): remove it")
         for path in image_files(class_folder):
-            image = open_image(path)
-            image.draft("RGB", (STORED_PIXELS, STORED_PIXELS))
+            image = open_image(path, STORED_PIXELS)
             scale = STORED_PIXELS / min(image.size)
             if scale < 1:
                 image = image.resize((round(image.width * scale), round(image.height * scale)))

@@ -26,6 +26,8 @@ EPOCHS_PER_RATE = 7  # after so many the learning rate is a tenth
 def train(options: HymenopteraOptions, runtime: Runtime) -> None:
     """Train, evaluate after every epoch, report. Raises UserError on wrong use, Interrupted after a signal."""
     progress = Progress(runtime, options.log_every)
+    if options.frozen and not options.weights:
+        raise UserError("--frozen keeps weights that were trained before: give them with --weights")
     with progress.timed("data"):
         train_set, test_set = runtime.together(lambda: photographs.load(options.data))
     with progress.timed("setup"):
@@ -33,8 +35,6 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
         if options.weights:
             source = options.weights
             runtime.node_by_node(lambda: load_weights(model, source))
-        elif options.frozen:
-            raise UserError("--frozen keeps weights that were trained before: give them with --weights")
         if options.frozen:
             freeze_all_but_the_last_layer(model)
         model = model.to(runtime.device)
@@ -51,7 +51,8 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
         return normalised(pixels), torch.from_numpy(train_set.labels[shard.indices]).to(runtime.device)
 
     def a_tenth_every_seven_epochs(done: float) -> float:
-        epoch = math.ceil(done * options.epochs) - 1  # of the batch that is being trained on, from 0
+        # Of the batch that is being trained on, from 0; rounded first, as 7 / 25 * 25 is a little more than 7.
+        epoch = math.ceil(round(done * options.epochs, 6)) - 1
         return 0.1 ** (epoch // EPOCHS_PER_RATE)
 
     task = Task(
@@ -69,7 +70,11 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
         learning_rate=options.learning_rate,
         schedule=a_tenth_every_seven_epochs,
         keep_best=True,
-        identity={"frozen": str(options.frozen), "image_size": options.image_size},
+        identity={
+            "frozen": str(options.frozen),
+            "image_size": options.image_size,
+            "weights": options.weights or "none",
+        },
     )
     train_classifier(task, options, progress)
 
@@ -103,7 +108,7 @@ def load_weights(model: ResNet, source: str) -> None:
 
 
 def freeze_all_but_the_last_layer(model: ResNet) -> None:
-    """Leave only `fc` to be trained; what is below serves as it is."""
+    """Leave only `fc` to be trained. Below it BatchNorm's running statistics still follow the new images."""
     for parameter in model.parameters():
         parameter.requires_grad = False
     nn.Module.requires_grad_(model.fc, True)

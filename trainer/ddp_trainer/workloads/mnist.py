@@ -30,6 +30,8 @@ RATE_PER_PROCESS = 0.01
 def train(options: MnistOptions, runtime: Runtime) -> None:
     """Train on real data, or measure on random data. Raises UserError on wrong use, Interrupted after a signal."""
     progress = Progress(runtime, options.log_every)
+    if options.fake and (options.data or options.resume):
+        raise UserError("--fake measures on random images and keeps nothing: leave out --data and --resume, or --fake")
     if options.fake:
         compare("mnist", MnistNet, (1, 28, 28), options, progress)
         return
@@ -38,6 +40,10 @@ def train(options: MnistOptions, runtime: Runtime) -> None:
     folder = options.data
     with progress.timed("data"):
         train_set, test_set = runtime.together(lambda: mnist.load(folder))
+    if len(train_set) < mnist.TRAINING_IMAGES:
+        runtime.warn(
+            f"only the test set is in {folder}: {len(train_set)} of its images to train on, {len(test_set)} to test"
+        )
     with progress.timed("setup"):
         model = MnistNet().to(runtime.device)
         rate = options.learning_rate or RATE_PER_PROCESS * runtime.world_size

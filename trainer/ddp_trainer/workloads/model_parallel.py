@@ -51,7 +51,7 @@ def train(options: ModelParallelOptions, runtime: Runtime) -> None:
     progress.start(
         workload="model_parallel",
         parameters=parameter_count(model),
-        epochs=-(-options.steps * global_batch // SAMPLES),
+        epochs=-(-options.steps // -(-SAMPLES // global_batch)),
         steps=options.steps,
         batch_size=global_batch,
         micro_batches=options.micro_batches,

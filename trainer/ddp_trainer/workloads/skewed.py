@@ -22,7 +22,7 @@ LEARNING_RATE = 0.001
 
 
 def train(options: SkewedOptions, runtime: Runtime) -> None:
-    """Run one of the two. Raises SlowRank where a rank is slower than the time-out allows, UserError alone."""
+    """Run one of the two. Raises SlowRankError where a rank is slower than the time-out allows, UserError alone."""
     if runtime.world_size < 2:
         raise UserError("ranks of unequal speed need at least two processes: start it with torchrun, or add --spawn 2")
     (uneven_inputs if options.uneven else unequal_speeds)(options, runtime)
@@ -48,6 +48,8 @@ def unequal_speeds(options: SkewedOptions, runtime: Runtime) -> None:
         began = time.perf_counter()
         with progress.timed("backward"):
             (loss_sum / options.batch_size).backward()  # type: ignore[no-untyped-call]
+            if runtime.device.type == "cuda":
+                torch.cuda.synchronize(runtime.device)
         waited += time.perf_counter() - began
         with progress.timed("optimizer"):
             optimizer.step()
@@ -80,7 +82,6 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            progress.beat(step)
     # The ranks that were through have taken no more steps; Join gives all of them the last one's parameters.
     same = runtime.identical(model.parameters())
     if not same:
