@@ -56,6 +56,14 @@ def test_the_checkpoint_folder_defaults_to_the_environment(monkeypatch):
     assert options.parse(["digits"]).options.checkpoint_dir is None
 
 
+def test_sagemakers_channel_and_model_folder_are_defaults(monkeypatch):
+    monkeypatch.setenv("SM_CHANNEL_TRAINING", "/opt/ml/input/data/training")
+    monkeypatch.setenv("SM_MODEL_DIR", "/opt/ml/model")
+    told = options.parse(["cifar10"]).options
+    assert (str(told.data), str(told.model_dir)) == ("/opt/ml/input/data/training", "/opt/ml/model")
+    assert str(options.parse(["cifar10", "--data", "here"]).options.data) == "here"
+
+
 def test_every_workload_explains_itself(capsys):
     for arguments in (["--help"], *([name, "--help"] for name in options.WORKLOADS)):
         with pytest.raises(SystemExit, match="0"):

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ddp_trainer import launch
 from ddp_trainer import options as command_line
 from ddp_trainer.errors import Interrupted, UserError
 
 
 def main() -> int:
     """Run one workload. Exit codes: 0 success, 2 wrong use, 128 + signal after a signal, 1 anything else."""
+    if sys.argv[1:2] == ["launch"]:  # everything else on its command line belongs to somebody's script
+        return launch.main(sys.argv[2:])
     command = command_line.parse()
     options = command.options
     if options.spawn is None and options.processes_alone > 1 and not ({"RANK", "WORLD_SIZE"} & set(os.environ)):

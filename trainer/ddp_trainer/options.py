@@ -17,6 +17,8 @@ Train a model alone, on the processes of one machine, or as a DDPJob; the comman
   python -m ddp_trainer digits --epochs 20
   torchrun --standalone --nproc-per-node 2 -m ddp_trainer digits --epochs 20
   args: [-m, ddp_trainer, digits, --epochs, "20"]        (in the DDPJob's spec)
+
+`ddp-trainer launch --help`: any script under torchrun, on SageMaker, Slurm, or this machine.
 """
 
 EPILOG = """\
@@ -238,9 +240,10 @@ class ClassifierOptions(Options):
     model_dir: Path | None = flag(
         None,
         "where the model's weights alone are written after an epoch (default beside the checkpoints); also the checkpoints' "
-        "place where --checkpoint-dir and $DDP_CHECKPOINT_DIR name none",
+        "place where --checkpoint-dir and $DDP_CHECKPOINT_DIR name none; on SageMaker the default is its model folder",
         "FOLDER",
         read=Path,
+        environment="SM_MODEL_DIR",
     )
     model_filename: str = flag("model.pth", "name of that file", "NAME", read=str)
     resume: bool = flag(
@@ -269,6 +272,7 @@ class Cifar10Options(ClassifierOptions):
         "https://www.cs.toronto.edu/~kriz/cifar.html and unpack one of its archives",
         "FOLDER",
         read=Path,
+        environment="SM_CHANNEL_TRAINING",
     )
     stem: Literal["torchvision", "3x3"] = flag(
         "torchvision",
@@ -303,6 +307,7 @@ class HymenopteraOptions(ClassifierOptions):
         "https://download.pytorch.org/tutorial/hymenoptera_data.zip",
         "FOLDER",
         read=Path,
+        environment="SM_CHANNEL_TRAINING",
     )
     weights: str | None = flag(
         None,
@@ -455,10 +460,11 @@ def _add(parser: argparse.ArgumentParser, option: "Field[Any]") -> None:
         settings["choices"] = choices
     else:
         settings |= {"metavar": about["takes"], "type": about["read"] or _READERS[about["takes"]]}
-    if option.default is MISSING:
+    told = os.environ.get(about["from"])
+    if option.default is MISSING and not told:
         settings["required"] = True
     else:
-        settings["default"] = os.environ.get(about["from"]) or option.default
-        if option.default is not None and "(default" not in meaning:
+        settings["default"] = told or option.default
+        if option.default not in (None, MISSING) and "(default" not in meaning:
             meaning += f" (default {option.default})"
     parser.add_argument(*names, help=meaning, **settings)
