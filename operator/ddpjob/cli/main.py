@@ -88,6 +88,23 @@ def _claims(options: list[str]) -> dict[str, Path]:
 
 
 @app.command()
+def plot(
+    files: Annotated[
+        list[str], typer.Argument(help="metrics.jsonl of local runs, logs of a job's node 0, or - for stdin.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Write the picture to this file too (png, pdf, svg).")] = None,
+) -> None:
+    """Draw loss and accuracy of finished or running jobs in the terminal: `kubectl logs JOB-0-0 | ddpjob plot -`."""
+    from ddpjob.cli.plot import NothingToPlot
+    from ddpjob.cli.plot import plot as draw
+
+    try:
+        draw(files, out)
+    except NothingToPlot as error:
+        raise typer.BadParameter(str(error), param_hint="FILES") from error
+
+
+@app.command()
 def operator(
     namespace: Annotated[
         list[str] | None, typer.Option(help="Watch this namespace only; may be repeated. Default: all.")

@@ -79,6 +79,6 @@ def _files(folder: Path, story: Story, job: str) -> dict[str, str]:
     files = {"Logs": f"{folder / 'logs'}/"}
     if story.metrics:
         files["Metrics"] = str(folder / "metrics.jsonl")
-    if draw(story, job, folder / "curve.png"):
+    if draw({job: story}, job, folder / "curve.png"):
         files["Curve"] = str(folder / "curve.png")
     return files

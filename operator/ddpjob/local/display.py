@@ -90,9 +90,14 @@ class Display:
 
     def metric(self, metric: Mapping[str, Any]) -> None:
         self._story.metrics.append(metric)
-        show = {"start": self._start, "train": self._train, "eval": self._eval, "end": self._end}.get(
-            str(metric.get("event"))
-        )
+        shows = {
+            "start": self._start,
+            "train": self._train,
+            "rate": self._rate,
+            "eval": self._eval,
+            "end": self._end,
+        }
+        show = shows.get(str(metric.get("event")))
         if show:
             show(metric)
 
@@ -117,6 +122,11 @@ class Display:
         loss = _words(metric.get("loss"), "  loss {:.4f}")
         speed = _words(metric.get("samples_per_second"), "  {:,.0f} samples/s")
         words = f"epoch {metric.get('epoch')}/{metric.get('epochs')}{loss}{self._accuracy}{speed}"
+        if self._task is not None:
+            self._progress.update(self._task, completed=_step(metric), words=words)
+
+    def _rate(self, metric: Mapping[str, Any]) -> None:
+        words = f"{metric.get('arm')}{_words(metric.get('images_per_second'), '  {:,.0f} images/s')}"
         if self._task is not None:
             self._progress.update(self._task, completed=_step(metric), words=words)
 

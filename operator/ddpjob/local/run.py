@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import fcntl
-import json
 import shutil
 import signal
 import socket
@@ -21,9 +20,9 @@ from ddpjob.core.api import SpecError, Status
 from ddpjob.core.decide import Delete, Plan, decide
 from ddpjob.core.names import Condition
 from ddpjob.core.observe import observe, read_pod
+from ddpjob.local import story
 from ddpjob.local.manifest import Manifest
 from ddpjob.local.processes import LocalPod, free_port
-from ddpjob.local.story import EVENTS
 from ddpjob.local.translate import Folders, LocalAddresses, translate
 
 CLEARED = ("pods", "logs", "metrics.jsonl", "curve.png", "status.yaml")
@@ -180,7 +179,7 @@ class LocalRun:
             self._watcher.note(text)
 
     def _show(self, index: int, text: str) -> None:
-        metric = _metric(text) if index == 0 else None
+        metric = story.metric(text) if index == 0 else None
         if metric is None:
             self._watcher.line(index, text)
             return
@@ -223,17 +222,6 @@ class LocalRun:
             pod.terminate(render.GRACE_SECONDS)
         await asyncio.gather(*(pod.finished.wait() for pod in running))
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _metric(line: str) -> dict[str, Any] | None:
-    """A progress line of the trainer: a JSON object whose `event` is one of ours; other programs log such lines too."""
-    if not line.startswith('{"event"'):
-        return None
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and found.get("event") in EVENTS else None
 
 
 def exit_code(status: Status) -> int:

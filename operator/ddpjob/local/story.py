@@ -1,5 +1,6 @@
 """What the metrics of a run tell in the end: its curves, its result, and where the time went. Pure."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -7,8 +8,11 @@ from typing import Any
 
 Metric = Mapping[str, Any]
 
-EVENTS = ("start", "train", "eval", "checkpoint", "end", "interrupted")
-"""What the trainer's progress lines report."""
+EVENTS = (
+    *("start", "train", "eval", "checkpoint", "model", "end", "interrupted"),
+    *("message", "speed", "rate", "pipeline"),
+)
+"""What the trainer's progress lines report: of a training, and of the workloads that measure or check something else."""
 
 STAGES = (
     ("starting processes", ("launch", "import")),
@@ -24,6 +28,17 @@ STAGES = (
     ("other", ("other",)),
 )
 """What a person reads, and the phases that it sums: the trainer's own, and `launch`, `end` and `other` as seen from outside."""
+
+
+def metric(line: str) -> dict[str, Any] | None:
+    """A progress line of the trainer: a JSON object whose `event` is one of ours; other programs log such lines too."""
+    if not line.startswith('{"event"'):
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.get("event") in EVENTS else None
 
 
 def number(value: Any) -> float | None:
@@ -47,11 +62,11 @@ class Story:
     def of(self, event: str) -> list[Metric]:
         return [m for m in self.metrics if m.get("event") == event]
 
-    def curve(self, event: str, value: str) -> tuple[list[float], list[float]]:
+    def curve(self, event: str, value: str, over: str = "step") -> tuple[list[float], list[float]]:
         """(steps, values) of what `event` reported; after a restart the repeated steps replace those that were lost."""
         points: dict[float, float] = {}
         for metric in self.of(event):
-            step, at = number(metric.get("step")), number(metric.get(value))
+            step, at = number(metric.get(over)), number(metric.get(value))
             if step is not None and at is not None:
                 points = {s: v for s, v in points.items() if s < step}
                 points[step] = at
