@@ -57,6 +57,13 @@ def test_the_speed_of_messages_is_drawn_over_their_sizes(tmp_path):
     assert (tmp_path / "speed.png").read_bytes().startswith(PNG)
 
 
+def test_a_job_that_was_complete_already_has_an_accuracy_to_draw(tmp_path):
+    events = [{"event": "start"}, {"event": "eval", "step": 20, "accuracy": 0.5}, {"event": "end"}]
+    shown = plot(log(tmp_path / "log", *events), "--out", str(tmp_path / "a.png"))
+    assert shown.exit_code == 0, shown.output
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [(["nowhere.log"], "cannot read nowhere.log"), (["empty.log"], "no losses and no speeds in empty.log")],

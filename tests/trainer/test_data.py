@@ -216,6 +216,13 @@ def test_mnist_is_read_from_its_four_files(tmp_path, pack):
     assert np.array_equal(train.labels, labels)
 
 
+def test_a_folder_may_have_mnists_files_packed_and_unpacked(tmp_path):
+    for pack in (True, False):
+        write_mnist(tmp_path, "train", 30, pack)
+        write_mnist(tmp_path, "t10k", 10, pack)
+    assert [len(part) for part in mnist.load(tmp_path)] == [30, 10]
+
+
 def test_mnists_test_set_alone_is_split_by_class(tmp_path):
     pixels, _ = write_mnist(tmp_path, "t10k", 100)
     train, test = mnist.load(tmp_path)

@@ -40,6 +40,7 @@ def test_three_hosts_get_their_numbers_as_group_ranks_and_every_argument(script)
     runs = [
         launched(
             script,
+            "--",
             "--lr",
             "0.1",
             "a b",
@@ -56,7 +57,7 @@ def test_three_hosts_get_their_numbers_as_group_ranks_and_every_argument(script)
     assert [entry["GROUP_RANK"] for entry in here] == [2, 1, 0]
     assert [entry["RANK"] for entry in here] == [2, 1, 0]
     assert {entry["WORLD_SIZE"] for entry in here} == {3}
-    assert all(entry["arguments"] == ["--lr", "0.1", "a b"] for entry in here)
+    assert all(entry["arguments"] == ["--", "--lr", "0.1", "a b"] for entry in here)
 
 
 def test_the_scripts_exit_code_passes_through(script):

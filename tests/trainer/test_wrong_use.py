@@ -115,7 +115,7 @@ def test_two_ranks_complain_once_and_torchrun_repeats_it_in_its_summary(tmp_path
         ("model-parallel --micro-batches 30", "--micro-batches 30 is more than the batch of 20 samples"),
         ("resnet50", "one process has no gradients to send"),
         ("digits --resume", "--resume needs a checkpoint, so a --checkpoint-dir too; leave it out"),
-        ("digits --checkpoint-dir /proc/none", "cannot write checkpoints to /proc/none"),
+        ("digits --checkpoint-dir /proc/none", "cannot write to /proc/none"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_training(arguments, sentence, capfd):

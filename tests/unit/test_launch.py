@@ -16,7 +16,8 @@ def sagemaker(host: str, **more: str) -> dict[str, str]:
 
 
 def slurm(**more: str) -> dict[str, str]:
-    return {"SLURM_JOB_NODELIST": "gpu[08-10,12],login", "SLURM_NODEID": "3", "SLURM_JOB_ID": "77", **more}
+    step = {"SLURM_JOB_NODELIST": "gpu[01-99]", "SLURM_STEP_NODELIST": "gpu[08-10,12],login"}
+    return {**step, "SLURM_NODEID": "3", "SLURM_JOB_ID": "77", **more}
 
 
 def arguments(environment: dict[str, str]) -> dict[str, str]:
@@ -42,7 +43,7 @@ def test_a_machine_without_gpus_has_one_process_and_the_port_may_be_chosen():
 
 def test_slurms_nodes_are_in_the_order_of_its_list():
     found = launch.cluster(slurm(SLURM_GPUS_ON_NODE="4", SLURM_RESTART_COUNT="2"))
-    assert found == launch.Cluster(("gpu08", "gpu09", "gpu10", "gpu12", "login"), 3, 4, "77-2")
+    assert found == launch.Cluster(("gpu08", "gpu09", "gpu10", "gpu12", "login"), 3, 4, "77-2", 29477)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +68,14 @@ def test_node_lists_are_expanded_as_scontrol_does(text, names):
         (sagemaker("algo-13"), "SM_CURRENT_HOST is 'algo-13', which is none of SM_HOSTS"),
         (sagemaker("algo-1", SM_HOSTS="algo-1"), "SM_HOSTS is 'algo-1', no JSON list"),
         (sagemaker("algo-1", SM_NUM_GPUS="many"), "SM_NUM_GPUS is 'many', which is no number"),
-        (slurm(SLURM_NODEID="5"), "SLURM_NODEID is 5, and SLURM_JOB_NODELIST has 5 nodes"),
+        (slurm(SLURM_NODEID="5"), "SLURM_NODEID is 5, and SLURM_STEP_NODELIST has 5 nodes"),
         (slurm(SLURM_LOCALID="1"), "Slurm started several launchers on a node"),
-        (slurm(SLURM_JOB_NODELIST="n[1-"), "no list of nodes"),
-        (slurm(SLURM_JOB_NODELIST="n[a-c]"), "which are no numbers"),
-        (slurm(SLURM_JOB_NODELIST=""), "no list of nodes"),
+        (slurm(SLURM_STEP_NODELIST="n[1-"), "Slurm's node list is 'n[1-', which is none"),
+        (slurm(SLURM_STEP_NODELIST="n[a-c]"), "which are no numbers"),
+        (slurm(SLURM_STEP_NODELIST=""), "which is none"),
+        ({"SLURM_JOB_NODELIST": "n[1-2]"}, "start it on each with srun --ntasks-per-node=1"),
+        ({"TRAINING_JOB_NAME": "job"}, "a SageMaker job without SM_HOSTS"),
+        (sagemaker("algo-1", RDZV_PORT="70000"), "RDZV_PORT is '70000', which is no number of a port"),
     ],
 )
 def test_half_a_cluster_is_refused(environment, sentence):
@@ -81,7 +85,17 @@ def test_half_a_cluster_is_refused(environment, sentence):
 
 def test_without_a_cluster_torchrun_stays_on_this_machine():
     assert launch.cluster({"PATH": "/bin"}) is None
-    assert launch.torchrun_arguments(None)[0] == "--standalone"
+    assert launch.cluster({"SLURM_JOB_NODELIST": "login"}) is None
+    assert launch.torchrun_arguments(None) == ["--standalone"]
+
+
+def test_a_single_node_takes_a_free_port():
+    found = launch.cluster(slurm(SLURM_STEP_NODELIST="gpu08", SLURM_NODEID="0", SLURM_GPUS_ON_NODE="4"))
+    assert launch.torchrun_arguments(found) == ["--standalone", "--nproc-per-node=4"]
+
+
+def test_a_node_waits_as_long_for_the_first_one_as_for_all():
+    assert arguments(slurm())["--rdzv-conf"] == "is_host=false,join_timeout=1800,read_timeout=1800"
 
 
 @pytest.mark.parametrize("named", [["--train-script", "train.py"], ["--train-script=train.py"]])

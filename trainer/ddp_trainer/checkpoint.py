@@ -133,7 +133,7 @@ class Checkpoints:
         data, complaint = b"", None
         if self.runtime.is_main:
             try:
-                _check_writable(self.folder)
+                check_writable(self.folder)
                 data = self._newest_readable()
             except UserError as error:
                 complaint = str(error)
@@ -170,16 +170,16 @@ class Checkpoints:
         return b""
 
 
-def _check_writable(folder: Path) -> None:
-    """Raise UserError now where the first checkpoint would be lost, after an hour perhaps."""
+def check_writable(folder: Path) -> None:
+    """Raise UserError now where the first file would be lost, after an hour perhaps."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise UserError(
-            f"cannot write checkpoints to {folder}: {error.strerror or error}; make it writable, or give another "
-            "--checkpoint-dir"
+            f"cannot write to {folder}: {error.strerror or error}; make it writable, or give another --checkpoint-dir "
+            "or --model-dir"
         ) from error
 
 

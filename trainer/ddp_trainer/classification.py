@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ddp_trainer.arms import ARMS
-from ddp_trainer.checkpoint import Checkpoints, write_atomically
+from ddp_trainer.checkpoint import Checkpoints, check_writable, write_atomically
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate
 from ddp_trainer.interrupt import StopVote, leave
@@ -94,7 +94,9 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             parts={"model": model, "optimizer": optimizer, "sampler": sampler, "scores": scores},
             identity={"workload": task.name, **task.identity},
         )
+        runtime.together(lambda: check_writable(model_dir) if model_dir and runtime.is_main else None)
         step = checkpoints.restore()
+        progress.beat(step)
         if options.resume and not step:
             lacks = f"and there is none in {checkpoints.folder}" if checkpoints.folder else "so a --checkpoint-dir too"
             raise UserError(f"--resume needs a checkpoint, {lacks}; leave it out to begin anew")
@@ -131,9 +133,8 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             scores.best_epoch, scores.best_accuracy = epoch, found["accuracy"]
         if model_dir:
             with progress.timed("checkpoint"):
-                path = model_dir / options.model_filename
-                if better or not task.keep_best or not path.exists():
-                    write_model(model, path, progress)
+                if better or not task.keep_best:
+                    write_model(model, model_dir / options.model_filename, progress)
         result = {"accuracy": found["accuracy"], "loss": found["loss"]}
         best = {"best_accuracy": scores.best_accuracy, "best_epoch": scores.best_epoch}
         return result | (best if task.keep_best else {})

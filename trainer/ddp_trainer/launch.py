@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from ddp_trainer.errors import UserError
 
 PORT = 29400  # torchrun's own default
+PORTS = 3000  # up to 32,399: above begin the ports that Linux gives to outgoing connections
 OPTION = "--train-script"
 JOIN_SECONDS = 1800  # nodes of one job do not start at the same second
 USAGE = f"""\
 usage: ddp-trainer launch {OPTION} SCRIPT [ARGUMENT ...]
 
 Run SCRIPT (a file, or a module's name) under torchrun, on the cluster that the environment describes: SageMaker
-(SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS, SAGEMAKER_JOB_NAME), Slurm (SLURM_JOB_NODELIST, SLURM_NODEID, SLURM_GPUS_ON_NODE,
-SLURM_JOB_ID), or this machine alone. RDZV_PORT is the port of the rendezvous, {PORT} without it. Under torchrun already,
-as in a DDPJob, SCRIPT is run as it is. All other arguments are SCRIPT's own.
+(SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS, SAGEMAKER_JOB_NAME), Slurm (SLURM_STEP_NODELIST, SLURM_NODEID, SLURM_GPUS_ON_NODE,
+SLURM_JOB_ID), or this machine alone, with one process a GPU (or one, or PET_NPROC_PER_NODE of them). RDZV_PORT is the
+port of the rendezvous. Under torchrun already, as in a DDPJob, SCRIPT is run as it is. All other arguments are SCRIPT's.
 """
 
 
@@ -45,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         script, rest = take_out_script(arguments)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            os.execv(sys.executable, [sys.executable, *_python(script), *rest])
-        return _torchrun([*torchrun_arguments(cluster(os.environ)), *_script(script), *rest])
+            os.execv(sys.executable, [sys.executable, "-u", *_python(script), *rest])  # unbuffered, as torchrun does
+        return _torchrun([*torchrun_arguments(cluster(os.environ)), *_script(script)], rest)
     except UserError as error:
         print(f"ddp-trainer: {error}", file=sys.stderr)
         return 2
@@ -71,8 +72,18 @@ def cluster(environment: Mapping[str, str]) -> Cluster | None:
     """What the environment says of the cluster; None where it says nothing. Raises UserError where it says half."""
     if "SM_HOSTS" in environment:
         return _sagemaker(environment)
-    if "SLURM_JOB_NODELIST" in environment:
+    if "TRAINING_JOB_NAME" in environment:
+        raise UserError(
+            "this is a SageMaker job without SM_HOSTS, so every host would train alone: the image needs SageMaker's "
+            "training toolkit, which sets it"
+        )
+    if "SLURM_STEP_NODELIST" in environment:
         return _slurm(environment)
+    if len(expand(environment.get("SLURM_JOB_NODELIST", "one"))) > 1:
+        raise UserError(
+            "this is a Slurm job of several nodes, and only one of them runs this: start it on each with "
+            "srun --ntasks-per-node=1"
+        )
     return None
 
 
@@ -94,21 +105,21 @@ def _sagemaker(environment: Mapping[str, str]) -> Cluster:
 
 
 def _slurm(environment: Mapping[str, str]) -> Cluster:
-    nodes = expand(environment["SLURM_JOB_NODELIST"])
+    nodes = expand(environment["SLURM_STEP_NODELIST"])  # of the step, as SLURM_NODEID; a job may have more
     index = _number(environment, "SLURM_NODEID", 0)
     if index >= len(nodes):
-        raise UserError(f"SLURM_NODEID is {index}, and SLURM_JOB_NODELIST has {len(nodes)} nodes")
+        raise UserError(f"SLURM_NODEID is {index}, and SLURM_STEP_NODELIST has {len(nodes)} nodes")
     if _number(environment, "SLURM_LOCALID", 0) > 0:
         raise UserError(
             "Slurm started several launchers on a node: start one (srun --ntasks-per-node=1), it starts the rest"
         )
-    restart = environment.get("SLURM_RESTART_COUNT", "0")  # a requeued job keeps its id
+    job = _number(environment, "SLURM_JOB_ID", 0)
     return Cluster(
         nodes,
         index,
         max(1, _number(environment, "SLURM_GPUS_ON_NODE", 0)),
-        f"{environment.get('SLURM_JOB_ID', 'slurm')}-{restart}",
-        _number(environment, "RDZV_PORT", PORT),
+        f"{job}-{environment.get('SLURM_RESTART_COUNT', '0')}",  # a requeued job keeps its id
+        _number(environment, "RDZV_PORT", PORT + job % PORTS),  # jobs may share a node
     )
 
 
@@ -122,7 +133,7 @@ def expand(nodes: str) -> tuple[str, ...]:
     for part in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodes):
         names += _expand_one(part)
     if not names or nodes.count("[") != nodes.count("]") or len(re.findall(r"\[[^\[\]]*\]", nodes)) != nodes.count("["):
-        raise UserError(f"SLURM_JOB_NODELIST is {nodes!r}, which is no list of nodes")
+        raise UserError(f"Slurm's node list is {nodes!r}, which is none")
     return tuple(names)
 
 
@@ -135,7 +146,7 @@ def _expand_one(part: str) -> list[str]:
     for item in found[1].split(","):
         first, _, last = item.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal():
-            raise UserError(f"SLURM_JOB_NODELIST has [{found[1]}], which are no numbers")
+            raise UserError(f"Slurm's node list has [{found[1]}], which are no numbers")
         middles += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
     return (
         [before + middle + end for middle in middles for end in _expand_one(after)]
@@ -145,14 +156,16 @@ def _expand_one(part: str) -> list[str]:
 
 
 def torchrun_arguments(found: Cluster | None) -> list[str]:
-    """torchrun's own arguments, up to the script.
+    """torchrun's own arguments, up to the script. One node meets itself at a free port.
 
     c10d sorts the nodes by their addresses as strings, where algo-10 comes before algo-2. Only the first node's address is
     ever looked up, so the others say something that sorts in their order instead. And torchrun is not left to guess which
     node hosts the store.
     """
     if found is None:
-        return ["--standalone", "--nproc-per-node", os.environ.get("PET_NPROC_PER_NODE", "auto")]
+        return ["--standalone"]
+    if len(found.nodes) == 1:
+        return ["--standalone", f"--nproc-per-node={found.processes}"]
     first = found.nodes[0]
     return [
         f"--nnodes={len(found.nodes)}",
@@ -161,19 +174,30 @@ def torchrun_arguments(found: Cluster | None) -> list[str]:
         "--rdzv-backend=c10d",
         f"--rdzv-id={found.job}",
         f"--rdzv-endpoint={first}:{found.port}",
-        f"--rdzv-conf=is_host={str(found.index == 0).lower()},join_timeout={JOIN_SECONDS}",
+        f"--rdzv-conf=is_host={str(found.index == 0).lower()},join_timeout={JOIN_SECONDS},read_timeout={JOIN_SECONDS}",
         f"--local-addr={first if found.index == 0 else f'{first}.{found.index:06}'}",
     ]
 
 
-def _torchrun(arguments: list[str]) -> int:
+def _torchrun(arguments: list[str], rest: list[str]) -> int:
     """Run torchrun in this process, which so gets the signals; its own exit code would be 1 for every failure."""
+    import torch
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.run import parse_args, run
 
+    if not any(word.startswith("--nproc") for word in arguments) and "PET_NPROC_PER_NODE" not in os.environ:
+        arguments.insert(0, f"--nproc-per-node={max(1, torch.cuda.device_count())}")
+    parsed = parse_args(arguments)  # type: ignore[no-untyped-call]
+    parsed.training_script_args = rest  # past its parser, which would take a leading `--` away
     try:
-        run(parse_args(arguments))  # type: ignore[no-untyped-call]
+        run(parsed)  # type: ignore[no-untyped-call]
+    except RendezvousError as error:
+        raise UserError(
+            f"the nodes did not meet ({error}): look whether each of them runs this, whether they reach "
+            f"{parsed.rdzv_endpoint or 'each other'}, and whether another job has that port (RDZV_PORT names another)"
+        ) from error
     except ChildFailedError as failed:
         print(failed, file=sys.stderr)
         code = failed.get_first_failure()[1].exitcode
@@ -194,8 +218,8 @@ def _script(script: str) -> list[str]:
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, "")
-    if text and not text.isdecimal():
-        raise UserError(f"{name} is {text!r}, which is no number")
+    if text and (not text.isdecimal() or (name == "RDZV_PORT" and int(text) > 65535)):
+        raise UserError(f"{name} is {text!r}, which is no number{' of a port' if name == 'RDZV_PORT' else ''}")
     return int(text or default)
 
 

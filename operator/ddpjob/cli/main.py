@@ -101,7 +101,8 @@ def plot(
     try:
         draw(files, out)
     except NothingToPlot as error:
-        raise typer.BadParameter(str(error), param_hint="FILES") from error
+        typer.echo(f"ddpjob plot: {error}", err=True)
+        raise typer.Exit(2) from error
 
 
 @app.command()

@@ -44,7 +44,9 @@ def _name(path: str) -> str:
 
 def _metrics(path: str) -> list[Metric]:
     try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(errors="replace")
+        text = (
+            sys.stdin.buffer.read().decode(errors="replace") if path == "-" else Path(path).read_text(errors="replace")
+        )
     except OSError as error:
         raise NothingToPlot(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
     return [found for line in text.splitlines() if (found := metric(line))]

@@ -47,9 +47,10 @@ SPEEDS = (
 
 def draw(runs: Mapping[str, Story], title: str, path: Path) -> bool:
     """Writes a PNG; False where there is nothing to draw."""
-    draws = _training if any(LOSS.curves(runs)) else _speeds if any(SPEEDS[0].curves(runs)) else None
-    if draws is None:
+    learnt = any(LOSS.curves(runs)) or any(ACCURACY.curves(runs))
+    if not learnt and not any(SPEEDS[0].curves(runs)):
         return False
+    draws = _training if learnt else _speeds
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -68,7 +68,8 @@ class Story:
         for metric in self.of(event):
             step, at = number(metric.get(over)), number(metric.get(value))
             if step is not None and at is not None:
-                points = {s: v for s, v in points.items() if s < step}
+                if points and step <= next(reversed(points)):
+                    points = {s: v for s, v in points.items() if s < step}
                 points[step] = at
         return list(points), list(points.values())
 

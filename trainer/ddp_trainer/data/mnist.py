@@ -39,7 +39,8 @@ def load(folder: Path) -> tuple[Images, Images]:
 
 def _part(folder: Path, part: str) -> Images | None:
     names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
-    paths = [path for name in names for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+    found = [next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None) for name in names]
+    paths = [path for path in found if path]
     if not paths:
         return None
     if len(paths) != len(names):

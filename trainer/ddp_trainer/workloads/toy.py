@@ -54,6 +54,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
             identity={"workload": "toy", "model": options.model},
         )
         step = checkpoints.restore()
+        progress.beat(step)
 
     batches = -(-SAMPLES // global_batch)
     progress.start(
