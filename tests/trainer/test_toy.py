@@ -66,7 +66,10 @@ def test_spawned_processes_stop_together_at_a_signal(tmp_path):
 def test_a_spawned_process_that_is_killed_is_named():
     run = alone(*TRAINER, "toy", "--spawn", 2, "--steps", 1_000_000)
     run.wait_for("train", step=10)
-    victim = next(p for p in psutil.Process(run.process.pid).children() if p.environ().get("RANK") == "1")
+    children = [
+        child for child in psutil.Process(run.process.pid).children() if "spawn_main" in "".join(child.cmdline())
+    ]
+    victim = max(children, key=lambda child: child.pid)  # started last
     victim.kill()
     assert run.finish() == 137
     assert "rank 1 was ended by SIGKILL" in run.stderr
