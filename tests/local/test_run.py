@@ -18,7 +18,8 @@ from ddpjob.core.api import SpecError
 from ddpjob.local import processes
 from ddpjob.local.manifest import read
 from ddpjob.local.processes import MARK, LocalPod
-from ddpjob.local.run import LocalRun, _metric, run_folder
+from ddpjob.local.run import LocalRun, run_folder
+from ddpjob.local.story import metric
 from ddpjob.local.translate import Command, Folders
 
 SUMMARY = """[rank{rank}]: ValueError: bad data
@@ -286,7 +287,7 @@ async def test_a_watcher_that_fails_is_noted_once_and_the_run_goes_on(tmp_path):
     "line", ['{"event": "request_finished", "took": 3}', '{"event": ["train"]}', '{"event": 1', "x"]
 )
 def test_lines_of_other_programs_are_no_metrics(line):
-    assert _metric(line) is None
+    assert metric(line) is None
 
 
 def test_a_shape_that_no_api_server_would_take_gets_a_sentence(tmp_path):
