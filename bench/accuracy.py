@@ -1,11 +1,12 @@
 """What the workloads learn, as means over several seeds: the figures in docs/workloads.
 
     python bench/accuracy.py mnist --data FOLDER            both arms, 5 seeds
-    python bench/accuracy.py cifar10 --data FOLDER          the fast recipe, one epoch, 3 seeds
+    python bench/accuracy.py cifar10 --data FOLDER          the fast recipe, one epoch, 5 seeds
     python bench/accuracy.py hymenoptera --data FOLDER --weights FILE    with and without the weights, 3 seeds
 
 Each run is the trainer's own command on two processes of this machine with one thread each, cifar10 on one process with
-two threads as well; what follows `--` is added to its flags. Prints a table and writes every run to build/accuracy/<experiment>.json.
+two threads as well, at an equal global batch; what follows `--` is added to its flags. Prints a table and writes every
+run to build/accuracy/<experiment>.json.
 """
 
 import argparse
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 TRAINER = ["-m", "ddp_trainer"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TRAINER]
 ALONE = [sys.executable, *TRAINER]
-SEEDS = {"mnist": 5, "cifar10": 3, "hymenoptera": 3}
+SEEDS = {"mnist": 5, "cifar10": 5, "hymenoptera": 3}
 
 
 def variants(experiment: str, weights: Path | None) -> dict[str, tuple[list[str], list[str]]]:
@@ -29,8 +30,11 @@ def variants(experiment: str, weights: Path | None) -> dict[str, tuple[list[str]
         case "mnist":
             return {arm: (TORCHRUN, ["--arm", arm, "--threads", "1"]) for arm in ("ddp", "native")}
         case "cifar10":
-            fast = ["--recipe", "fast", "--threads"]
-            return {"one process": (ALONE, [*fast, "2"]), "two processes": (TORCHRUN, [*fast, "1"])}
+            fast = ["--recipe", "fast"]
+            return {
+                "one process": (ALONE, [*fast, "--threads", "2", "--batch-size", "32"]),
+                "two processes": (TORCHRUN, [*fast, "--threads", "1", "--batch-size", "16"]),
+            }
         case _:
             if weights is None:
                 sys.exit("accuracy: hymenoptera needs --weights: the model.pth of a cifar10 run, or torchvision's")
@@ -51,7 +55,7 @@ def main() -> None:
     parser.add_argument("experiment", choices=SEEDS)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--seeds", type=int, help="how many (default 5 or 3)")
+    parser.add_argument("--seeds", type=int, help="how many (default 5, for hymenoptera 3)")
     words = sys.argv[1:]
     ours = words[: words.index("--")] if "--" in words else words
     options, more = parser.parse_args(ours), words[len(ours) + 1 :]

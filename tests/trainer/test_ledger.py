@@ -56,16 +56,29 @@ def test_entries_go_through_the_store():
         ledger.close()
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_below_the_skew_a_time_out_names_the_slow_rank(processes):
-    run = torchrun(*TRAINER, "skewed", "--steps", 3, "--skew", 20, "--timeout", 3, processes=processes)
+@pytest.mark.parametrize("others", [1, 20])
+def test_ranks_that_are_as_far_behind_are_listed(others):
+    behind = [(4, True, 3.0 + rank) for rank in range(others + 1)]
+    said = slowest(entries((5, True, 4.0), *behind), 10.0, 1.0)
+    assert said.startswith("rank 1 on node 1 (worker-1) is slow or stuck")
+    listed = {1: "As far behind: rank 2. ", 20: "As far behind: rank 2, 3, 4, 5, 6, 7, 8, 9 and 12 more. "}
+    assert listed[others] in said
+
+
+def test_below_the_skew_a_time_out_names_the_slow_rank():
+    run = torchrun(*TRAINER, "skewed", "--steps", 3, "--skew", 20, "--timeout", 3)
     assert run.finish() == 1
-    slow = processes - 1
     assert re.search(
-        rf"SlowRankError: rank {slow} on node 0 \(\S+\) is slow or stuck: it was last seen before its first step, [\d.]+ s ago; "
+        r"SlowRankError: rank 1 on node 0 \(\S+\) is slow or stuck: it was last seen before its first step, [\d.]+ s ago; "
         r"rank 0 on node 0 \(\S+\) has waited for it in step 1 for [\d.]+ s, longer than the time-out of 3 s",
         run.stderr,
     ), run.stderr
+
+
+def test_of_three_ranks_both_that_sleep_are_named():
+    run = torchrun(*TRAINER, "skewed", "--steps", 3, "--skew", 20, "--timeout", 3, processes=3)
+    assert run.finish() == 1
+    assert re.search(r"SlowRankError: rank [12] .* rank 0 on node 0 .* As far behind: rank [12]\.", run.stderr), run.stderr
 
 
 @pytest.mark.parametrize(

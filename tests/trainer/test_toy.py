@@ -84,7 +84,7 @@ def test_wrong_use_in_spawned_processes_keeps_its_exit_code():
 def test_a_bucket_view_saves_the_memory_of_the_gradients():
     peaks = []
     for flags in ([], ["--no-bucket-view"]):
-        run = torchrun(*TRAINER, "toy", "--model", "wide", "--steps", 2, "--batch-size", 4, *flags)
+        run = torchrun(*TRAINER, "toy", "--model", "wide", "--steps", 3, "--batch-size", 4, *flags)
         assert run.finish() == 0, run.stderr
         peaks.append(run.of("end")[0]["peak_memory_mib"])
     assert peaks[1] - peaks[0] >= 40, f"with and without: {peaks} MiB"

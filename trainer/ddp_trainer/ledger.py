@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import Store
 WRITES_PER_SECOND = 1000  # of all ranks together: one store serves them all
 SHORTEST_PAUSE = 0.2  # seconds between two writes of one rank
 READ_TIMEOUT = timedelta(seconds=5)
+NAMED = 8  # ranks that are listed beside the slowest, where they are as far behind
 
 
 class SlowRankError(RuntimeError):
@@ -101,7 +102,10 @@ class Ledger:
 
 
 def slowest(entries: Mapping[int, Entry], now: float, timeout: float | None) -> str | None:
-    """Say which rank is behind, on which node, where it last was and how long its peers have waited. Pure."""
+    """Say which rank is behind, on which node, where it last was and how long its peers have waited. Pure.
+
+    Of several that are equally far behind, the one not heard of for longest is named first, the others after it.
+    """
     last = min(entries, key=lambda rank: (entries[rank].position, entries[rank].time))
     first = max(entries, key=lambda rank: (entries[rank].position, -entries[rank].time))
     slow, fast = entries[last], entries[first]
@@ -109,11 +113,20 @@ def slowest(entries: Mapping[int, Entry], now: float, timeout: float | None) -> 
         return None
     where = f"in step {slow.step}" if slow.step else "before its first step"
     limit = f"longer than the time-out of {timeout:g} s" if timeout else "longer than the time-out"
+    others = [rank for rank, entry in entries.items() if entry.position == slow.position and rank != last]
     return (
         f"rank {last} on {slow.node} is slow or stuck: it was last seen {where}, {now - slow.time:.1f} s ago; rank "
-        f"{first} on {fast.node} has waited for it in step {fast.step} for {now - fast.time:.1f} s, {limit}. Look at "
-        f"that rank's node and log, or allow more with --timeout"
+        f"{first} on {fast.node} has waited for it in step {fast.step} for {now - fast.time:.1f} s, {limit}. "
+        f"{_as_far_behind(others)}Look at that rank's node and log, or allow more with --timeout"
     )
+
+
+def _as_far_behind(ranks: list[int]) -> str:
+    if not ranks:
+        return ""
+    named = ", ".join(str(rank) for rank in ranks[:NAMED])
+    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
+    return f"As far behind: rank {named}{more}. "
 
 
 def _node() -> str:

@@ -101,8 +101,8 @@ class Runtime:
         with torch.random.fork_rng(devices=devices):
             ddp.train()
             ddp(example).sum().backward()
+            ddp.zero_grad()  # first: gradients that are views of the old buckets would keep those in memory
             ddp(example)  # rebuilds the buckets now, so that it is not booked as training time
-        ddp.zero_grad()
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
