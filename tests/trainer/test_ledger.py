@@ -78,7 +78,9 @@ def test_below_the_skew_a_time_out_names_the_slow_rank():
 def test_of_three_ranks_both_that_sleep_are_named():
     run = torchrun(*TRAINER, "skewed", "--steps", 3, "--skew", 20, "--timeout", 3, processes=3)
     assert run.finish() == 1
-    assert re.search(r"SlowRankError: rank [12] .* rank 0 on node 0 .* As far behind: rank [12]\.", run.stderr), run.stderr
+    assert re.search(r"SlowRankError: rank [12] .* rank 0 on node 0 .* As far behind: rank [12]\.", run.stderr), (
+        run.stderr
+    )
 
 
 @pytest.mark.parametrize(

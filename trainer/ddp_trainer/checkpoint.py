@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from ddp_trainer.errors import UserError
 from ddp_trainer.runtime import Runtime
@@ -64,7 +63,7 @@ class Checkpoints:
             return None
         if self._saved and self._saved[0] == step:
             return self._saved[1] if self.runtime.is_main else None
-        generators = self.runtime.gather(_generator_state(self.runtime.device))
+        generators = self.runtime.gather(self.runtime.hardware.random_state())
         path = self.folder / f"step-{step:010d}.pt"
         self._saved = step, path
         if not self.runtime.is_main:
@@ -113,7 +112,7 @@ class Checkpoints:
         generators = state["generators"]
         # With another number of ranks there is no right state for each; they keep the ones that they started with.
         if len(generators) == self.runtime.world_size:
-            _set_generator_state(generators[self.runtime.rank], self.runtime.device)
+            self.runtime.hardware.set_random_state(generators[self.runtime.rank])
         step = int(state["step"])
         self._saved = step, self.folder / f"step-{step:010d}.pt"
         return step
@@ -140,11 +139,7 @@ class Checkpoints:
         size, complaint = self.runtime.broadcast((len(data), complaint) if self.runtime.is_main else None)
         if complaint:
             raise UserError(complaint)
-        if size == 0 or self.runtime.world_size == 1:
-            return data
-        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(size, dtype=torch.uint8)
-        dist.broadcast(buffer, src=0)
-        return data or buffer.numpy().tobytes()
+        return self.runtime.broadcast_bytes(data, size)
 
     def _newest_readable(self) -> bytes:
         assert self.folder is not None
@@ -229,16 +224,3 @@ def write_atomically(path: Path, state: Mapping[str, Any]) -> None:
 def _remove_leftovers(folder: Path) -> None:
     for partial in folder.glob(".step-*.partial"):
         partial.unlink(missing_ok=True)
-
-
-def _generator_state(device: torch.device) -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _set_generator_state(state: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)

@@ -160,8 +160,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
                     (loss_sum * (runtime.world_size / shard.batch_size)).backward()  # type: ignore[no-untyped-call]
                     arm.synchronise()
             with progress.timed("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
+                runtime.step(optimizer)
             step += 1
             progress.step(step, epoch, loss_sum=loss_sum, samples=shard.batch_size, learning_rate=rate)
             if number := vote.at_step_boundary():

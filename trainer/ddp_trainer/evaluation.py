@@ -28,16 +28,17 @@ def evaluate(
     runtime = progress.runtime
     runtime.broadcast_buffers(model)
     sampler = GlobalBatchSampler(samples, batch_size, runtime.rank, runtime.world_size, shuffle=False)
-    sums = torch.zeros(3, dtype=torch.float64, device=runtime.device)  # loss, correct, counted
+    sums = torch.zeros(3, dtype=runtime.hardware.sums, device=runtime.device)  # loss, correct, counted
     model.eval()
     with torch.no_grad():
         for shard in sampler:
             if len(shard.indices):
                 inputs, labels = fetch(shard.indices)
                 logits = model(inputs)
-                loss = F.cross_entropy(logits, labels, reduction="sum").double()
+                loss = F.cross_entropy(logits, labels, reduction="sum").to(sums.dtype)
                 correct = (logits.argmax(1) == labels).sum()
-                sums += torch.stack([loss, correct.double(), torch.full_like(loss, len(labels))])
+                sums += torch.stack([loss, correct.to(sums.dtype), torch.full_like(loss, len(labels))])
+            runtime.hardware.end_step()
             progress.beat(step)
             if vote.at_step_boundary():
                 return {}

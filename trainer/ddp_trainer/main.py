@@ -67,6 +67,8 @@ def _train(command: command_line.Command, began: float) -> None:
         threads=options.threads,
         timeout=options.timeout,
         local_rank=options.local_rank,
+        device=options.device,
+        init_method=options.init_method,
         devices=getattr(workload, "DEVICES", 1),
         import_seconds=time.perf_counter() - began,
     ) as runtime:

@@ -139,6 +139,19 @@ class Common:
         read=whole(0),
     )
 
+    device: Literal["auto", "cpu", "cuda", "xla", "neuron"] = flag(
+        "auto",
+        "what to compute on: auto is GPUs where there are some, else Trainium, else the CPU; xla is torch_xla on what "
+        "PJRT_DEVICE names, neuron TorchNeuron",
+    )
+    init_method: str = flag(
+        "env://",
+        "how the processes meet: env://, what torchrun gives them; file:///PATH, a file that all see and that is not there "
+        "yet, with RANK and WORLD_SIZE set; xla:// with --device xla",
+        "URL",
+        read=str,
+    )
+
     @property
     def processes_alone(self) -> int:
         """How many processes it spawns where nothing has started several; 1 where it makes sense as a single one."""

@@ -40,7 +40,7 @@ class Progress:
         self._heartbeat_file = environment.get("DDP_HEARTBEAT_FILE") if runtime.local_rank == 0 else None
         self._last_beat = float("-inf")
         self._total_steps = self._epochs = 0
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=runtime.device)
+        self._loss_sum = torch.zeros((), dtype=runtime.hardware.sums, device=runtime.device)
         self._samples = 0
         self._interval_began = time.perf_counter()
 

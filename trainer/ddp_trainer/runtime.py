@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.errors import UserError
+from ddp_trainer.hardware import Hardware, choose
 from ddp_trainer.ledger import Ledger, SlowRankError
 from ddp_trainer.sampler import Shard
 
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 _TIMED_OUT = re.compile(r"timed out|timeout caused pair closure", re.IGNORECASE)  # what gloo says
 JOIN_TIMEOUT = timedelta(minutes=30)
-_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ENVIRONMENT = "env://"  # the init method that reads MASTER_ADDR and MASTER_PORT
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Runtime:
     world_size: int = 1
     local_rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    hardware: Hardware = field(default_factory=Hardware)
     backend: str = "none"
+    cpu_group: dist.ProcessGroup | None = None  # for tensors on the CPU; None: the default group carries them
     ledger: Ledger | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -71,19 +74,28 @@ class Runtime:
         """
         if self.world_size == 1:
             return model
-        # torch 2.13 renamed the option and warns of the old name, which is all that 2.10 knows.
-        known = inspect.signature(DistributedDataParallel.__init__).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        defaults: dict[str, Any] = {
-            "device_ids": [self.device] if self.device.type == "cuda" else None,
-            "gradient_as_bucket_view": True,
-            buffers: False,
-        }
-        ddp = DistributedDataParallel(model, **defaults | settings)
+        ddp = DistributedDataParallel(model, **self.ddp_settings() | settings)
         if ledger := self.ledger:
             ddp.register_forward_pre_hook(lambda *_: ledger.forward())
             ddp.register_forward_hook(lambda *_: ledger.backward())
         return ddp
+
+    def ddp_settings(self) -> dict[str, Any]:
+        """What we give DistributedDataParallel beside the model."""
+        # torch 2.13 renamed the option and warns of the old name, which is all that 2.9 knows.
+        known = inspect.signature(DistributedDataParallel.__init__).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        return {
+            "device_ids": [self.device] if self.device.type in ("cuda", "neuron") else None,
+            "gradient_as_bucket_view": True,
+            buffers: False,
+        }
+
+    def step(self, optimizer: torch.optim.Optimizer, *, set_to_none: bool = True) -> None:
+        """Take the optimizer's step and clear the gradients; on XLA that is also where the recorded step is run."""
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        self.hardware.end_step()
 
     def warm_up(self, ddp: nn.Module, example: Tensor) -> None:
         """Run one forward and backward on `example` (at least two samples), and leave no trace but DDP's buckets.
@@ -97,8 +109,7 @@ class Runtime:
         Buffers (BatchNorm's statistics) and the random number generators are put back. Every rank calls it.
         """
         buffers = [(buffer, buffer.clone()) for buffer in ddp.buffers()]
-        devices = [example.device] if example.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with self.hardware.random_state_kept():
             ddp.train()
             ddp(example).sum().backward()
             ddp.zero_grad()  # first: gradients that are views of the old buckets would keep those in memory
@@ -106,6 +117,7 @@ class Runtime:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+        self.hardware.end_step()
         if self.ledger:
             self.ledger.rest()
 
@@ -118,13 +130,13 @@ class Runtime:
     def sum(self, values: Tensor) -> Tensor:
         """Add `values` (any shape, float64 for exact counts) up over all ranks, in place. Every rank calls it."""
         if self.world_size > 1:
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self._group(values))
         return values
 
     def maximum(self, values: Tensor) -> Tensor:
         """Elementwise maximum of `values` over all ranks, in place. Every rank calls it."""
         if self.world_size > 1:
-            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group(values))
         return values
 
     def identical(self, tensors: Iterable[Tensor]) -> bool:
@@ -132,7 +144,7 @@ class Runtime:
         if self.world_size == 1:
             return True
         sums = [tensor.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for tensor in tensors]
-        mine = torch.stack(sums)
+        mine = torch.stack(sums).cpu()
         return bool((self.maximum(torch.stack([mine, -mine])).sum(0) == 0).all())
 
     def barrier(self) -> None:
@@ -144,15 +156,26 @@ class Runtime:
         if self.world_size == 1:
             return [item]
         items: list[Any] = [None] * self.world_size
-        dist.all_gather_object(items, item)
+        dist.all_gather_object(items, item, group=self.cpu_group)
         return items
 
     def broadcast(self, item: T | None) -> T:
         """Give every rank the picklable `item` of rank 0; the other ranks pass None."""
         box: list[Any] = [item]
         if self.world_size > 1:
-            dist.broadcast_object_list(box, src=0)
+            dist.broadcast_object_list(box, src=0, group=self.cpu_group)
         return box[0]  # type: ignore[no-any-return]
+
+    def broadcast_bytes(self, data: bytes, size: int) -> bytes:
+        """Give every rank the `size` bytes `data` of rank 0, which the others leave empty. Every rank calls it."""
+        if size == 0 or self.world_size == 1:
+            return data
+        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(size, dtype=torch.uint8)
+        dist.broadcast(buffer, src=0, group=self.cpu_group)
+        return data or buffer.numpy().tobytes()
+
+    def _group(self, values: Tensor) -> dist.ProcessGroup | None:
+        return self.cpu_group if values.device.type == "cpu" else None
 
     def together(self, action: Callable[[], T]) -> T:
         """Run `action` on every rank; if one rank raises a UserError, every rank raises it.
@@ -187,32 +210,39 @@ def process_group(
     threads: int | None = None,
     timeout: float | None = None,
     local_rank: int | None = None,
+    device: str = "auto",
     devices: int = 1,
+    init_method: str = ENVIRONMENT,
     import_seconds: float = 0.0,
 ) -> Iterator[Runtime]:
     """Join the process group that torchrun's variables describe, or none; leave it when the block ends well.
 
     `timeout` is how many seconds a rank waits for its peers in a collective (torch's default: 1,800); where one waits
-    longer, SlowRankError names the rank that it waited for (with gloo; NCCL's watchdog ends the process without Python). `local_rank` counts where LOCAL_RANK is not set. `devices` is how
-    many GPUs each process has to itself; its Runtime names the first.
+    longer, SlowRankError names the rank that it waited for (with gloo; NCCL's watchdog ends the process without Python). `local_rank` counts where LOCAL_RANK is not set. `device` is a
+    kind of hardware.KINDS, `devices` how many of them each process has to itself; its Runtime names the first.
+    `init_method` is how the ranks meet: env://, file:///a/path/that/all/see, or with torch_xla xla://.
 
     After an exception the group is left as it is: taking it down would wait for peers that may be gone.
-    Raises UserError when the environment describes half a process group or a GPU that is not there.
+    Raises UserError when the environment describes half a process group or a device that is not there.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     environment = dict(os.environ)
     if local_rank is not None:
         environment.setdefault("LOCAL_RANK", str(local_rank))
-    launched = launch_variables(environment)
+    launched = launch_variables(environment, init_method)
     started = time.perf_counter()
-    device = _device(launched["LOCAL_RANK"] if launched else 0, devices)
-    runtime = _join(launched, device, timeout) if launched else Runtime(device=device, seconds={})
+    hardware = choose(device)
+    hardware.check(launched["LOCAL_RANK"] if launched else 0, devices)
+    if launched:
+        runtime = _join(launched, hardware, timeout, init_method, devices)
+    else:
+        runtime = Runtime(device=hardware.take(0, devices), hardware=hardware, seconds={})
     assert isinstance(runtime.seconds, dict)
     runtime.seconds["import"] = import_seconds
     runtime.seconds["rendezvous"] = time.perf_counter() - started
     # Every rank draws the same initial weights; what differs between ranks (augmentation) is derived from positions.
-    torch.manual_seed(seed)
+    hardware.seed(seed)
     ledger = runtime.ledger
     try:
         yield runtime
@@ -231,14 +261,15 @@ def process_group(
             ledger.close()
 
 
-def launch_variables(environment: Mapping[str, str]) -> dict[str, int] | None:
+def launch_variables(environment: Mapping[str, str], init_method: str = ENVIRONMENT) -> dict[str, int] | None:
     """Read RANK, WORLD_SIZE and LOCAL_RANK as torchrun sets them; None when the process runs alone.
 
-    Raises UserError when only some of the variables are there or one is no number.
+    Raises UserError when only some of the variables that the init method needs are there or one is no number.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return None
-    missing = [name for name in _LAUNCH_VARIABLES if not environment.get(name)]
+    wanted = ["RANK", "WORLD_SIZE", *(["MASTER_ADDR", "MASTER_PORT"] if init_method == ENVIRONMENT else [])]
+    missing = [name for name in wanted if not environment.get(name)]
     if missing:
         raise UserError(
             f"{' and '.join(missing)} not set although RANK or WORLD_SIZE is: start the script with torchrun, "
@@ -254,25 +285,33 @@ def launch_variables(environment: Mapping[str, str]) -> dict[str, int] | None:
     return numbers
 
 
-def _join(launched: Mapping[str, int], device: torch.device, timeout: float | None) -> Runtime:
-    rank, world_size = launched["RANK"], launched["WORLD_SIZE"]
+def _join(
+    launched: Mapping[str, int], hardware: Hardware, timeout: float | None, init_method: str, devices: int
+) -> Runtime:
     _use_loopback_for_local_peers()
-    store, _, _ = next(rendezvous("env://", rank, world_size))
+    try:
+        # On a TPU the init method xla:// gives ranks of its own, in the order of the chips.
+        store, rank, world_size = next(rendezvous(init_method, launched["RANK"], launched["WORLD_SIZE"]))
+    except RuntimeError as error:
+        if "No rendezvous handler" not in str(error):
+            raise
+        raise UserError(
+            f"--init-method {init_method} is none of env://, file:///a/path/that/all/see and, with --device xla, xla://"
+        ) from error
     _wait_for_all(store, world_size)
-    # On GPUs the gloo half carries what lives on the CPU: signals, checkpoints on their way to the ranks.
+    limit = None if timeout is None else timedelta(seconds=timeout)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore("default_pg", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=None if timeout is None else timedelta(seconds=timeout),
+        hardware.backend, store=PrefixStore("default_pg", store), rank=rank, world_size=world_size, timeout=limit
     )
+    hardware.check_world(rank, world_size)
     return Runtime(
         rank=rank,
         world_size=world_size,
         local_rank=launched["LOCAL_RANK"],
-        device=device,
-        backend="nccl" if device.type == "cuda" else "gloo",
+        device=hardware.take(launched["LOCAL_RANK"], devices),
+        hardware=hardware,
+        backend=hardware.backend.rpartition(":")[2],
+        cpu_group=dist.new_group(backend="gloo", timeout=limit) if hardware.needs_cpu_group else None,
         ledger=Ledger(PrefixStore("ledger", store), rank, world_size),
         seconds={},
     )
@@ -285,36 +324,14 @@ def _wait_for_all(store: Store, world_size: int) -> None:
     store.wait(["all joined"], JOIN_TIMEOUT)
 
 
-def _device(local_rank: int, devices: int) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    if (local_rank + 1) * devices > torch.cuda.device_count():
-        needs = "no GPU" if devices == 1 else f"no {devices} GPUs"
-        raise UserError(
-            f"LOCAL_RANK {local_rank} has {needs}, this machine has {torch.cuda.device_count()}: start fewer "
-            "processes per node, or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
-        )
-    device = torch.device("cuda", local_rank * devices)
-    torch.cuda.set_device(device)
-    return device
-
-
 def _use_loopback_for_local_peers() -> None:
     """Let gloo use the loopback interface where the rendezvous already does.
 
     gloo otherwise takes the address of the machine's own name, which on many laptops resolves to nothing or to an
     interface that a firewall or a VPN guards.
     """
-    if os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1"):
+    if os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
-
-
-def computes_in_bf16(device: torch.device) -> bool:
-    """Whether the hardware multiplies bfloat16 itself. Without it, autocast would convert to and fro and be slower."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 @contextmanager

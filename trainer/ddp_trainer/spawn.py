@@ -65,6 +65,8 @@ def spawn(run: Run, command: Command) -> int:
 def _child(rank: int, run: Run, command: Command, processes: int, port: int) -> None:
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     os.environ.update({name: str(value) for name, value in here.items()}, RANK=str(rank), LOCAL_RANK=str(rank))
+    # By this variable torch_xla sees that the others describe the processes, and takes its core from them.
+    os.environ["TORCHELASTIC_RUN_ID"] = "spawn"
     raise SystemExit(run(command))
 
 

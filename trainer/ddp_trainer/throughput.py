@@ -75,12 +75,10 @@ def compare(
                     loss.backward()  # type: ignore[no-untyped-call]
                     arms[arm].synchronise()
                 with progress.timed("optimizer"):
-                    optimizers[arm].step()
-                    optimizers[arm].zero_grad()
+                    runtime.step(optimizers[arm])
                 step += 1
                 progress.beat(step)
-            if runtime.device.type == "cuda":
-                torch.cuda.synchronize(runtime.device)
+            runtime.hardware.wait()
             slowest = float(runtime.maximum(torch.tensor(time.perf_counter() - began, dtype=torch.float64)))
             rate = images / slowest
             progress.emit("rate", arm=arm, round=number - WARM_UP + 1, step=step, images_per_second=round(rate, 2))

@@ -19,7 +19,7 @@ from ddp_trainer.data.images import Images
 from ddp_trainer.models import resnet18
 from ddp_trainer.options import Cifar10Options
 from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime, computes_in_bf16
+from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import Shard
 from ddp_trainer.schedule import constant, warm_up_then_cosine
 
@@ -65,8 +65,8 @@ def train(options: Cifar10Options, runtime: Runtime) -> None:
         train_set, test_set = runtime.node_by_node(lambda: cifar10.load(options.data))
         train_set, test_set = train_set.some(options.limit_train), test_set.some(options.limit_test)
     with progress.timed("setup"):
-        bf16 = recipe.bf16 and computes_in_bf16(runtime.device)
-        layout = torch.channels_last if bf16 else torch.contiguous_format
+        bf16 = recipe.bf16 and runtime.hardware.computes_in_bf16()
+        layout = torch.channels_last if bf16 and runtime.hardware.channels_last else torch.contiguous_format
         model = resnet18(len(cifar10.CLASSES), options.stem, recipe.zero_init_residual).to(
             runtime.device, memory_format=layout
         )  # type: ignore[call-overload]
@@ -76,7 +76,7 @@ def train(options: Cifar10Options, runtime: Runtime) -> None:
             momentum=0.9,
             weight_decay=recipe.weight_decay,
             nesterov=recipe.nesterov,
-            fused=True,  # one pass over each parameter instead of four
+            fused=runtime.hardware.fused_optimizers,  # one pass over each parameter instead of four
         )
         mean = torch.tensor(MEAN, device=runtime.device).view(3, 1, 1) * 255
         deviation = torch.tensor(DEVIATION, device=runtime.device).view(3, 1, 1) * 255

@@ -38,6 +38,11 @@ def train(options: MessagesOptions, runtime: Runtime) -> None:
     """Send everything once and check it. Raises UserError alone, RuntimeError where a result is wrong."""
     if runtime.world_size < 2:
         raise UserError("messages need at least two processes: start it with torchrun, or add --spawn 4")
+    if runtime.hardware.needs_cpu_group:
+        raise UserError(
+            "torch_xla has no message between two ranks that the others take no part in: add --device cpu, and the "
+            "same nodes exchange them by gloo"
+        )
     progress = Progress(runtime)
     progress.start(workload="messages", epochs=0, steps=0)
     checked = 0
@@ -172,8 +177,7 @@ def _median(action: Callable[[], object], repeat: int, runtime: Runtime) -> floa
         runtime.barrier()
         began = time.perf_counter()
         action()
-        if runtime.device.type == "cuda":
-            torch.cuda.synchronize(runtime.device)
+        runtime.hardware.wait()
         seconds.append(time.perf_counter() - began)
     return float(runtime.maximum(torch.tensor(statistics.median(seconds[WARM_UP:]), dtype=torch.float64)))
 

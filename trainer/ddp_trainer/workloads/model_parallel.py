@@ -72,8 +72,7 @@ def train(options: ModelParallelOptions, runtime: Runtime) -> None:
                 with progress.timed("backward"):
                     (loss_sum * (runtime.world_size / shard.batch_size)).backward()  # type: ignore[no-untyped-call]
             with progress.timed("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
+                runtime.step(optimizer)
             step += 1
             progress.step(
                 step,

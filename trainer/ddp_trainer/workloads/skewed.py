@@ -48,12 +48,10 @@ def unequal_speeds(options: SkewedOptions, runtime: Runtime) -> None:
         began = time.perf_counter()
         with progress.timed("backward"):
             (loss_sum / options.batch_size).backward()  # type: ignore[no-untyped-call]
-            if runtime.device.type == "cuda":
-                torch.cuda.synchronize(runtime.device)
+            runtime.hardware.wait()
         waited += time.perf_counter() - began
         with progress.timed("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad()
+            runtime.step(optimizer)
         progress.step(step, 0, loss_sum=loss_sum, samples=global_batch, learning_rate=LEARNING_RATE)
     # A mean over the steps: what rank r waits in each is what it does not sleep.
     waits = [round(seconds / options.steps, 4) for seconds in runtime.gather(waited)]
@@ -80,8 +78,7 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
             inputs, targets = _batch(options, runtime, step)
             loss = F.mse_loss(ddp(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
+            runtime.step(optimizer)
     # The ranks that were through have taken no more steps; Join gives all of them the last one's parameters.
     same = runtime.identical(model.parameters())
     if not same:

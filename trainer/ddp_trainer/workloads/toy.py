@@ -83,9 +83,8 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
                 # also where the ranks have different numbers of them.
                 (loss_sum * (runtime.world_size / shard.batch_size)).backward()  # type: ignore[no-untyped-call]
             with progress.timed("optimizer"):
-                optimizer.step()
                 # Kept in memory, as while gradients are accumulated: what DDP's bucket view saves is a second copy of them.
-                optimizer.zero_grad(set_to_none=False)
+                runtime.step(optimizer, set_to_none=False)
             step += 1
             if not runtime.identical(model.parameters()):
                 raise RuntimeError(f"the ranks' parameters differ after step {step}: DDP has not kept them equal")
@@ -98,7 +97,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
                 break
     progress.save(checkpoints, step)
     with progress.timed("evaluate"), torch.no_grad():
-        squares = torch.zeros((), dtype=torch.float64, device=runtime.device)
+        squares = torch.zeros((), dtype=runtime.hardware.sums, device=runtime.device)
         for first in range(runtime.rank * options.batch_size, SAMPLES, global_batch):
             piece = slice(first, first + options.batch_size)
             squares += F.mse_loss(model(inputs[piece]), targets[piece], reduction="sum")
