@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint bench images clean
+.PHONY: help demo test test-fast test-xla lint bench images clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -19,6 +19,18 @@ test: $(STAMP) ## every test that this machine can run; with Docker and kind the
 
 test-fast: $(STAMP) ## the tests of seconds: no torch, no API server, no cluster
 	$(BIN)/pytest tests/unit tests/wiring
+
+XLA := .venv-xla
+test-xla: $(XLA)/.installed ## the device layer on the real torch_xla, in an environment of its own (7 GB)
+	$(XLA)/bin/python -m pytest tests/xla
+
+# torch_xla's last release belongs to torch 2.9.
+$(XLA)/.installed: trainer/pyproject.toml requirements-dev.txt
+	$(PYTHON) -m venv --clear $(XLA)
+	@echo "Setting up $(XLA): torch 2.9 with CUDA, on which torch_xla is built, then torch_xla; some minutes."
+	@$(XLA)/bin/pip install --quiet --disable-pip-version-check torch==2.9.0 torch_xla==2.9.0
+	@$(XLA)/bin/pip install --quiet --disable-pip-version-check -e trainer -r requirements-dev.txt
+	@touch $@
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -33,7 +45,7 @@ images: ## the operator's and the trainer's image
 	docker build -t ddpjob-trainer:cpu -f images/cpu/Dockerfile $(if $(PIP_EXTRA_INDEX_URL),--build-arg PIP_EXTRA_INDEX_URL=$(PIP_EXTRA_INDEX_URL)) .
 
 clean: ## remove the environment and the runs
-	rm -rf $(VENV) ddpjob-runs
+	rm -rf $(VENV) $(XLA) ddpjob-runs
 
 # torch first and by itself, so that no other package's range decides which build comes.
 $(STAMP): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt

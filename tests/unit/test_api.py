@@ -43,7 +43,22 @@ REFUSED = {
     "nodes as truth": ({"nodes": True}, "spec.nodes must be a whole number from 1 to 1000, not True."),
     "processes": ({"nprocPerNode": 257}, "spec.nprocPerNode (or auto) must be a whole number from 1 to 256, not 257."),
     "gpu processes": ({"nprocPerNode": "gpu"}, "spec.nprocPerNode (or auto) must be a whole number"),
-    "profile": ({"accelerator": "tpu"}, "spec.accelerator 'tpu' is no profile; there are cpu, gpu, trn1.32xlarge."),
+    "processes across trn1 nodes": (
+        {"accelerator": "trn1.32xlarge", "nodes": 2, "nprocPerNode": 8},
+        "spec.nprocPerNode with accelerator trn1.32xlarge on each of several nodes must be 32 or auto, not 8.",
+    ),
+    "processes of a trn1 node": (
+        {"accelerator": "trn1.32xlarge", "nodes": 1, "nprocPerNode": 16},
+        "spec.nprocPerNode with accelerator trn1.32xlarge on one node must be 1, 2, 8, 32 or auto, not 16.",
+    ),
+    "several small trn1 nodes": (
+        {"accelerator": "trn1.2xlarge", "nodes": 2},
+        "spec.nodes must be 1 with accelerator trn1.2xlarge: such a node has no EFA to reach another one.",
+    ),
+    "profile": (
+        {"accelerator": "tpu"},
+        "spec.accelerator 'tpu' is no profile; there are cpu, gpu, trn1.32xlarge, trn1.2xlarge.",
+    ),
     "no profile": ({"accelerator": ""}, "spec.accelerator must be a text that is not empty"),
     "a field to come": ({"suspend": True}, "spec has no field 'suspend'; it has accelerator, affinity, args,"),
     "a typo": ({"nodez": 2}, "spec has no field 'nodez'"),

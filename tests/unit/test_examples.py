@@ -27,12 +27,14 @@ def test_an_example_is_what_init_prints(name):
 
 
 @pytest.mark.parametrize("name", workloads())
-@pytest.mark.parametrize("accelerator", ["cpu", "gpu"])
-def test_a_manifest_is_a_job_and_the_trainer_knows_its_flags(name, accelerator, tmp_path):
+@pytest.mark.parametrize(("accelerator", "nodes"), [("cpu", 3), ("gpu", 3), ("trn1.32xlarge", 3), ("trn1.2xlarge", 1)])
+def test_a_manifest_is_a_job_and_the_trainer_knows_its_flags(name, accelerator, nodes, tmp_path):
     file = tmp_path / "job.yaml"
-    file.write_text(manifest(name, nodes=3, accelerator=accelerator, gpus=8))
+    file.write_text(manifest(name, nodes=nodes, accelerator=accelerator, gpus=8))
     spec = read(file).spec
-    assert (spec.nodes, spec.accelerator) == (3, accelerator)
+    assert (spec.nodes, spec.accelerator) == (nodes, accelerator)
+    if accelerator.startswith("trn"):
+        assert spec.processes == {"trn1.32xlarge": 32, "trn1.2xlarge": 2}[accelerator]
     program, module, *arguments = spec.args
     assert (program, module) == ("-m", "ddp_trainer")
     assert options.parse(arguments).workload == workloads()[name]["args"][0]
@@ -51,7 +53,8 @@ def test_a_process_with_two_gpus_is_started_half_as_often():
     ("words", "says"),
     [
         ("nothing", "'nothing' is not one of toy,"),
-        ("digits --accelerator tpu", "'tpu' is not one of cpu, gpu"),
+        ("digits --accelerator tpu", "'tpu' is not one of cpu, gpu, "),
+        ("digits --accelerator trn1.2xlarge", "must be 1 with accelerator trn1.2xlarge"),
         ("digits --gpus 4", "needs --accelerator gpu"),
         ("model-parallel --accelerator gpu --gpus 3", "needs a multiple of 2"),
         ("digits --nodes 0", "greater than or equal to 1"),

@@ -23,7 +23,7 @@ def schema():
 
 
 def test_the_profiles_are():
-    assert list(profiles.catalog()) == ["cpu", "gpu", "trn1.32xlarge"]
+    assert list(profiles.catalog()) == ["cpu", "gpu", "trn1.32xlarge", "trn1.2xlarge"]
 
 
 @pytest.mark.parametrize("profile", profiles.catalog().values(), ids=profiles.catalog())
@@ -72,6 +72,12 @@ def test_a_trn1_node_is_whole():
 def test_a_gpu_node_has_one_process_a_gpu(asked, resources, processes, gpus):
     assert profiles.processes("gpu", asked, resources) == processes
     assert profiles.devices("gpu", asked, resources) == {"nvidia.com/gpu": gpus}
+
+
+@pytest.mark.parametrize(("nodes", "processes"), [(1, 2), (1, 32), (4, 32), (4, None)])
+def test_workers_that_can_reach_each_other_on_trn1(nodes, processes):
+    assert profiles.complaint("trn1.32xlarge", nodes, processes) is None
+    assert Spec.from_dict(a_spec(accelerator="trn1.2xlarge", nodes=1)).processes == 2
 
 
 def test_who_asks_for_processes_gets_them():

@@ -23,6 +23,11 @@ def render(index=0, *, nodes=2, attempt=0, settings=Settings(), name="digits", *
     return pod
 
 
+def nodes_of(profile):
+    """Two, or one where a job cannot have more."""
+    return 2 if profiles.catalog()[profile].multi_node else 1
+
+
 def trainer_of(pod):
     return next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
 
@@ -41,8 +46,10 @@ def flags_of(pod):
 @pytest.mark.parametrize("settings", [Settings(), RESTRICTED], ids=["", "-restricted"])
 @pytest.mark.parametrize("profile", profiles.catalog())
 def test_a_pod_is_as_its_golden_file(profile, settings):
+    nodes = nodes_of(profile)
     pod = render(
-        1,
+        nodes - 1,
+        nodes=nodes,
         attempt=1,
         accelerator=profile,
         settings=settings,
@@ -359,7 +366,7 @@ def breaches_of_restricted(pod):
 
 @pytest.mark.parametrize("profile", profiles.catalog())
 def test_restricted_pods_pass_the_level_restricted(profile):
-    pod = render(accelerator=profile, checkpoint={"claimName": "c"}, settings=RESTRICTED)
+    pod = render(nodes=nodes_of(profile), accelerator=profile, checkpoint={"claimName": "c"}, settings=RESTRICTED)
     assert breaches_of_restricted(pod) == []
 
 

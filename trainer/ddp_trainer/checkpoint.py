@@ -208,7 +208,7 @@ def write_atomically(path: Path, state: Mapping[str, Any]) -> None:
     partial = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
-            torch.save(state, file)
+            torch.save(_on_cpu(state), file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -219,6 +219,20 @@ def write_atomically(path: Path, state: Mapping[str, Any]) -> None:
         os.fsync(folder)  # the new name itself must survive a power cut
     finally:
         os.close(folder)
+
+
+def _on_cpu(state: Any) -> Any:
+    """The same with every tensor on the CPU, so that a file from any device can be read where there is none.
+
+    On XLA that is also where the tensors' values are asked for, as `xm.save` does. What is no tensor stays as it is.
+    """
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, dict):
+        return {key: _on_cpu(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_on_cpu(value) for value in state)
+    return state
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -28,11 +28,12 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def init(
     workload: Annotated[str | None, typer.Argument(help="Its name; without one, all are listed.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Pods, one torchrun agent each.")] = 2,
-    accelerator: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu",
+    accelerator: Annotated[str, typer.Option(help="cpu, gpu, trn1.32xlarge or trn1.2xlarge.")] = "cpu",
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a node, with --accelerator gpu.")] = None,
 ) -> None:
     """Print the manifest of a workload of ours: `ddpjob init digits > job.yaml`."""
     from ddpjob.cli.init import IMAGES, manifest, workloads
+    from ddpjob.core import profiles
 
     if workload is None:
         for name, row in workloads().items():
@@ -41,6 +42,8 @@ def init(
     workload = workload.replace("_", "-")  # the trainer's spelling
     _one_of("WORKLOAD", workload, tuple(workloads()))
     _one_of("--accelerator", accelerator, tuple(IMAGES))
+    if complaint := profiles.complaint(accelerator, nodes, None):
+        raise typer.BadParameter(complaint.replace("spec.nodes", "it"), param_hint="--nodes")
     each = workloads()[workload]["gpusPerProcess"]
     if gpus is not None and (accelerator != "gpu" or gpus % each):
         wanted = "--accelerator gpu" if accelerator != "gpu" else f"a multiple of {each}, the GPUs of a process"

@@ -174,11 +174,15 @@ class Spec:
             raise SpecError(
                 f"spec.accelerator {accelerator!r} is no profile; there are {', '.join(profiles.catalog())}."
             )
+        nodes = _number(fields.get("nodes", 1), "spec.nodes", 1, 1000)
+        processes = None if nproc == "auto" else _number(nproc, "spec.nprocPerNode (or auto)", 1, 256)
+        if complaint := profiles.complaint(accelerator, nodes, processes):
+            raise SpecError(complaint)
         return cls(
             image=_text(fields.get("image"), "spec.image"),
             args=_texts(fields.get("args"), "spec.args"),
-            nodes=_number(fields.get("nodes", 1), "spec.nodes", 1, 1000),
-            nproc_per_node=None if nproc == "auto" else _number(nproc, "spec.nprocPerNode (or auto)", 1, 256),
+            nodes=nodes,
+            nproc_per_node=processes,
             accelerator=accelerator,
             command=_texts(torchrun.get("command", ["torchrun"]), "spec.torchrun.command"),
             rdzv_conf=_rdzv_conf(torchrun.get("rdzvConf")),

@@ -15,13 +15,16 @@ Dict = Mapping[str, Any]
 class Profile:
     """One kind of node. `devices`: extended resources a pod requests, by name.
 
-    Processes a node are either fixed (`processes`) or one for each device of the kind `process_per`.
+    Processes a node are either fixed (`processes`) or one for each device of the kind `process_per`. Where only some
+    numbers of them can work together, `process_counts` lists those of a single node; of several nodes each has `processes`.
     """
 
     name: str
     description: str
     processes: int = 1
     process_per: str = ""
+    process_counts: tuple[int, ...] = ()
+    multi_node: bool = True
     devices: Mapping[str, int] = field(default_factory=dict)
     instance_types: tuple[str, ...] = ()
     tolerations: tuple[Dict, ...] = ()
@@ -44,6 +47,8 @@ def _profile(name: str, row: Dict) -> Profile:
         description=row["description"],
         processes=row.get("processes", 1),
         process_per=row.get("processPer", ""),
+        process_counts=tuple(row.get("processCounts", ())),
+        multi_node=row.get("multiNode", True),
         devices=row.get("devices", {}),
         instance_types=tuple(row.get("instanceTypes", ())),
         tolerations=tuple(row.get("tolerations", ())),
@@ -58,6 +63,19 @@ def processes(name: str, asked: int | None, user_resources: Dict | None) -> int:
     if asked is not None:
         return asked
     return _limit(user_resources, profile.process_per) or profile.processes
+
+
+def complaint(name: str, nodes: int, asked: int | None) -> str | None:
+    """Why that many processes cannot work together on that many nodes of the kind, in a sentence; None where they can."""
+    profile = catalog()[name]
+    if nodes > 1 and not profile.multi_node:
+        return f"spec.nodes must be 1 with accelerator {name}: such a node has no EFA to reach another one."
+    counts = (profile.processes,) if nodes > 1 else profile.process_counts
+    if not profile.process_counts or asked is None or asked in counts:
+        return None
+    allowed = ", ".join(str(count) for count in counts)
+    where = "on one node" if nodes == 1 else "on each of several nodes"
+    return f"spec.nprocPerNode with accelerator {name} {where} must be {allowed} or auto, not {asked}."
 
 
 def devices(name: str, asked: int | None, user_resources: Dict | None) -> Mapping[str, int]:

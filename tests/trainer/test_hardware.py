@@ -1,0 +1,154 @@
+"""The device layer, with stand-ins of the documented interfaces of torch_xla and TorchNeuron.
+
+tests/xla runs the real torch_xla, with one process: PJRT on a CPU knows no other.
+"""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp_trainer import hardware
+from ddp_trainer.errors import UserError
+
+from .launch import TRAINER, alone, torchrun
+
+STANDINS = Path(__file__).parent / "standins"
+
+
+def on_xla(*arguments, launcher=torchrun, calls, **more):
+    return launcher(*TRAINER, *arguments, "--device", "xla", PYTHONPATH=STANDINS, STANDIN_CALLS=calls, **more)
+
+
+@pytest.mark.parametrize(("launcher", "flags"), [(torchrun, []), (alone, ["--spawn", 2])], ids=["torchrun", "spawn"])
+def test_two_ranks_train_on_xla_as_on_the_cpu(launcher, flags, tmp_path):
+    digits = ("digits", "--epochs", 2, "--learning-rate", "0.05", "--threads", 1)
+    xla = on_xla(*digits, *flags, launcher=launcher, calls=tmp_path, PJRT_DEVICE="NEURON")
+    cpu = torchrun(*TRAINER, *digits)
+    assert xla.finish() == 0, xla.stderr
+    assert cpu.finish() == 0, cpu.stderr
+    (start,), (end,), (expected,) = xla.of("start"), xla.of("end"), cpu.of("end")
+    assert (start["backend"], start["world_size"]) == ("xla", 2)
+    assert end["result"] == pytest.approx(expected["result"], rel=1e-5)  # losses are added up in float32 on XLA
+    for rank in range(2):
+        calls = json.loads((tmp_path / f"{rank}.json").read_text())
+        evaluated = 2 * -(-360 // 64)  # two epochs' batches of the test set
+        assert calls["sync"] == end["step"] + evaluated + 1  # every step is cut, and the warm-up
+        assert calls["manual_seed"] == 1
+
+
+def test_a_run_on_xla_goes_on_from_its_checkpoint(tmp_path):
+    def toy(steps, folder):
+        run = on_xla("toy", "--steps", steps, "--checkpoint-dir", folder, calls=tmp_path)
+        assert run.finish() == 0, run.stderr
+        return run.of("end")[0]["result"]
+
+    toy(20, tmp_path / "two parts")
+    assert toy(40, tmp_path / "two parts") == toy(40, tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        ("messages", "no message between two ranks that the others take no part in"),
+        ("model_parallel", "torch_xla gives each process one core"),
+    ],
+)
+def test_what_xla_cannot_do_is_said(workload, says, tmp_path):
+    run = on_xla(workload, calls=tmp_path)
+    assert run.finish() != 0
+    assert says in run.stderr
+
+
+def test_torch_xla_that_is_not_there_is_said():
+    run = alone(*TRAINER, "toy", "--device", "xla")
+    assert run.finish() == 2
+    assert "torch_xla cannot be imported here" in run.stderr
+    assert "give --device cpu" in run.stderr
+
+
+def test_ranks_meet_by_a_file_too(tmp_path):
+    run = torchrun(*TRAINER, "toy", "--steps", 10, "--init-method", f"file://{tmp_path}/meet")
+    by_environment = torchrun(*TRAINER, "toy", "--steps", 10)
+    assert run.finish() == 0, run.stderr
+    assert by_environment.finish() == 0, by_environment.stderr
+    assert run.of("end")[0]["result"] == by_environment.of("end")[0]["result"]
+
+
+def test_an_init_method_that_nothing_handles_is_refused():
+    run = torchrun(*TRAINER, "toy", "--init-method", "xla://")
+    assert run.finish() != 0
+    assert (
+        "--init-method xla:// is none of env://, file:///a/path/that/all/see and, with --device xla, xla://"
+        in run.stderr
+    )
+
+
+# --- TorchNeuron: a module torch.neuron of the form that torch.cuda has
+
+
+@pytest.fixture
+def neuron(monkeypatch):
+    """A node with 4 logical NeuronCores."""
+    state = {"current": None, "random": torch.arange(3, dtype=torch.uint8), "waited": 0}
+
+    def wait():
+        state["waited"] += 1
+
+    module = types.SimpleNamespace(
+        device_count=lambda: 4,
+        set_device=lambda device: state.update(current=device),
+        synchronize=wait,
+        get_rng_state=lambda: state["random"].clone(),
+        set_rng_state=lambda new: state.update(random=new),
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda name: {"neuron": module}[name])
+    monkeypatch.setattr(torch, "device", lambda name, index: (name, index))  # "neuron" is known to torch_neuronx only
+    monkeypatch.setitem(sys.modules, "torch_neuronx", types.ModuleType("torch_neuronx"))
+    return state
+
+
+def test_a_process_takes_the_core_of_its_local_rank(neuron):
+    chosen = hardware.choose("neuron")
+    chosen.check(3, 1)
+    assert neuron["current"] is None  # TorchNeuron wants the process group first
+    assert chosen.take(3, 1) == ("neuron", 3) == neuron["current"]
+    chosen.wait()
+    assert neuron["waited"] == 1
+
+
+def test_more_processes_than_cores_are_refused(neuron):
+    with pytest.raises(UserError, match="LOCAL_RANK 4 has no neuron device, this machine has 4"):
+        hardware.choose("neuron").check(4, 1)
+
+
+def test_random_states_of_the_device_are_kept_and_those_of_another_kind_left(neuron):
+    chosen = hardware.choose("neuron")
+    with chosen.random_state_kept():
+        neuron["random"] = torch.zeros(3, dtype=torch.uint8)
+    assert neuron["random"].tolist() == [0, 1, 2]
+    chosen.set_random_state({"cpu": torch.get_rng_state()})
+    assert neuron["random"].tolist() == [0, 1, 2]
+
+
+# --- which is chosen
+
+
+@pytest.mark.parametrize(
+    ("modules", "pjrt", "found"),
+    [
+        ([], "", "cpu"),
+        (["torch_xla"], "", "cpu"),  # installed for something else, on a laptop
+        (["torch_xla"], "CPU", "xla"),
+        (["torch_xla", "libneuronxla", "torch_neuronx"], "", "xla"),  # AWS's image for Trainium 1
+        (["torch_neuronx"], "", "neuron"),
+        ([], "TPU", "cpu"),
+    ],
+)
+def test_auto_takes_what_is_there(modules, pjrt, found, monkeypatch):
+    monkeypatch.setattr(hardware, "find_spec", lambda name: name in modules)
+    monkeypatch.setenv("PJRT_DEVICE", pjrt)
+    assert hardware._found() == found

@@ -1,0 +1,165 @@
+"""The real torch_xla, on PJRT's CPU: one process, since that client knows no other. `make test-xla` sets this up.
+
+tests/trainer/test_hardware.py has what takes several processes, with a stand-in.
+"""
+
+import importlib
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch_xla", reason="torch_xla needs an environment of its own, with torch 2.9: make test-xla")
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from trainer.launch import TRAINER, alone, torchrun
+
+from ddp_trainer.runtime import process_group
+
+DIGITS = (*TRAINER, "digits", "--epochs", 2)
+TABLE = Path(__file__).parents[2] / "docs" / "workloads" / "xla.md"
+
+
+def result_of(run):
+    assert run.finish() == 0, run.stderr
+    (end,) = run.of("end")
+    return end["result"]
+
+
+@pytest.fixture(scope="module")
+def by_environment():
+    run = torchrun(*DIGITS, processes=1, PJRT_DEVICE="CPU")
+    assert result_of(run)["accuracy"] > 0.9
+    return run
+
+
+def test_the_device_and_the_group_are_xla(by_environment):
+    (start,) = by_environment.of("start")
+    assert (start["device"], start["backend"], start["world_size"]) == ("xla", "xla", 1)
+
+
+@pytest.mark.parametrize("meet", ["xla://", "file://{folder}/meet"])
+def test_every_init_method_gives_the_same_bits(meet, by_environment, tmp_path):
+    flags = ("--init-method", meet.format(folder=tmp_path))
+    run = torchrun(*DIGITS, *flags, processes=1, PJRT_DEVICE="CPU")
+    assert result_of(run) == result_of(by_environment)
+
+
+def test_spawn_gives_the_same_bits(by_environment):
+    assert result_of(alone(*DIGITS, "--spawn", 1, PJRT_DEVICE="CPU")) == result_of(by_environment)
+
+
+def test_it_learns_what_the_cpu_learns(by_environment):
+    expected = result_of(alone(*DIGITS, "--device", "cpu"))
+    assert result_of(by_environment)["loss"] == pytest.approx(expected["loss"], rel=0.1)
+
+
+def test_a_resumed_run_ends_with_the_same_bits_and_its_file_needs_no_xla(tmp_path):
+    def toy(steps, folder, **variables):
+        return result_of(alone(*TRAINER, "toy", "--steps", steps, "--checkpoint-dir", folder, **variables))
+
+    toy(30, tmp_path / "two parts", PJRT_DEVICE="CPU")
+    whole = toy(60, tmp_path / "one", PJRT_DEVICE="CPU")
+    assert toy(60, tmp_path / "two parts", PJRT_DEVICE="CPU") == whole
+    (file,) = (tmp_path / "one").glob("step-*60.pt")
+    state = torch.load(file, weights_only=True)
+    assert all(tensor.device.type == "cpu" for tensor in state["parts"]["model"].values())
+    on_cpu = toy(60, tmp_path / "one", PJRT_DEVICE="")
+    assert on_cpu["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        ("mnist", "--fake", "--rounds", 1, "--steps", 2, "--batch-size", 8),
+        ("toy", "--model", "wide", "--steps", 2),
+    ],
+    ids=["mnist", "wide toy"],
+)
+def test_other_workloads_say_what_they_need_or_run(workload):
+    run = torchrun(*TRAINER, *workload, processes=1, PJRT_DEVICE="CPU")
+    code = run.finish()
+    assert code == 0 or "one process has no gradients to send" in run.stderr, run.stderr
+
+
+def test_cifar10s_network_trains_on_xla(tmp_path):
+    from PIL import Image
+
+    from ddp_trainer.data.cifar10 import CLASSES
+
+    for part in ("train", "test"):
+        for number, name in enumerate(CLASSES):
+            (tmp_path / part / name).mkdir(parents=True)
+            for image in range(4):
+                Image.new("RGB", (32, 32), (25 * number, 60 * image, 0)).save(tmp_path / part / name / f"{image}.png")
+    run = alone(*TRAINER, "cifar10", "--data", tmp_path, "--recipe", "fast", "--batch-size", 8, PJRT_DEVICE="CPU")
+    assert math.isfinite(result_of(run)["loss"])
+
+
+def test_a_second_process_that_pjrt_does_not_know_is_refused():
+    run = torchrun(*TRAINER, "toy", PJRT_DEVICE="CPU")
+    assert run.finish() != 0
+    assert re.search(r"rank \d of 2, but for torch_xla on CPU it is 0 of 1: PJRT on a CPU knows no other", run.stderr)
+
+
+def test_under_ddp_gradients_lie_in_its_bucket_and_are_those_of_the_bare_model(monkeypatch):
+    for name, value in {
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "LOCAL_RANK": 0,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 29577,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    with process_group(seed=3) as runtime:
+        models = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(runtime.device) for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        ddp = DistributedDataParallel(models[1], **runtime.ddp_settings())
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+        for step in range(5):
+            inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(step)).to(runtime.device)
+            for module, optimizer in zip((models[0], ddp), optimizers, strict=True):
+                module(inputs).square().sum().backward()
+                runtime.step(optimizer)
+        for bare, wrapped in zip(*(model.parameters() for model in models), strict=True):
+            assert torch.equal(bare.cpu(), wrapped.cpu())
+
+
+def names_in_the_table():
+    """The rows of the docs' table of calls: (old names, new names), each a list of dotted names."""
+    rows = []
+    for line in TABLE.read_text().splitlines():
+        if line.startswith(("| `xm", "| `torch_xla")) and line.count("|") == 4:
+            old, new = (re.findall(r"`([\w.]+)", cell) for cell in line.split("|")[1:3])
+            rows.append((old, new))
+    return rows
+
+
+def exists(dotted):
+    short = {
+        "xm": "torch_xla.core.xla_model",
+        "xmp": "torch_xla.distributed.xla_multiprocessing",
+        "xr": "torch_xla.runtime",
+    }
+    first, _, rest = dotted.partition(".")
+    module, _, name = f"{short.get(first, first)}.{rest}".rpartition(".")
+    try:
+        return hasattr(importlib.import_module(module), name)
+    except ImportError:
+        return False
+
+
+def test_the_docs_table_names_calls_that_there_are():
+    rows = names_in_the_table()
+    assert len(rows) >= 8
+    assert [name for _, new in rows for name in new if not exists(name)] == []
+
+
+def test_the_docs_say_of_the_right_calls_that_they_are_gone():
+    gone = re.findall(r"`(xm\.\w+)\(\)` \(gone", TABLE.read_text())
+    assert gone
+    assert [name for name in gone if exists(name)] == []
