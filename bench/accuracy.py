@@ -69,11 +69,11 @@ def main() -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(runs, indent=1))
     for name, results in runs.items():
-        scores = [result.get("best_accuracy", result["accuracy"]) for result in results]
         seconds = statistics.median(result["seconds"] for result in results)
-        print(
-            f"{name:14} mean {statistics.fmean(scores):.2%}, {min(scores):.2%} to {max(scores):.2%}, {seconds:.0f} s a run"
-        )
+        for score in ("accuracy", "best_accuracy"):
+            if scores := [result[score] for result in results if score in result]:
+                spread = f"{min(scores):.2%} to {max(scores):.2%}"
+                print(f"{name:14} {score:14} mean {statistics.fmean(scores):.2%}, {spread}; {seconds:.0f} s a run")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate
 from ddp_trainer.interrupt import StopVote
 from ddp_trainer.models import resnet18
 from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime, batch_norm_at_rest, process_group
+from ddp_trainer.runtime import Runtime, process_group
 from ddp_trainer.sampler import GlobalBatchSampler
 
 FEATURES = 6
@@ -82,6 +83,53 @@ def few_samples_for_a_model_with_batch_norm(runtime: Runtime) -> dict[str, torch
     return found
 
 
+def net_with_batch_norm() -> nn.Module:
+    torch.manual_seed(9)
+    return nn.Sequential(nn.Linear(FEATURES, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10))
+
+
+def train_with_batch_norm(runtime: Runtime, steps: int, *, synchronised: bool) -> dict[str, torch.Tensor]:
+    """Batches of 12, 12 and 5 of 29 samples, the last too small for four ranks; the model's parameters and buffers afterwards."""
+    inputs, labels = samples(29)
+    model = net_with_batch_norm()
+    if synchronised:
+        synchronise(model, runtime)
+    ddp = runtime.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    sampler = GlobalBatchSampler(29, 12, runtime.rank, runtime.world_size, at_least=2)
+    runtime.warm_up(ddp, inputs[:2])
+    step = 0
+    while step < steps:
+        for shard in sampler:
+            chosen = torch.from_numpy(shard.indices)
+            with batch_norm_at_rest(model, shard):
+                loss = F.cross_entropy(ddp(inputs[chosen]), labels[chosen], reduction="sum")
+                (loss * (runtime.world_size / shard.batch_size)).backward()
+            runtime.step(optimizer)
+            step += 1
+    return model.state_dict()
+
+
+def plain_loop_over_shards(steps: int, ranks: int) -> dict[str, torch.Tensor]:
+    """What DDP on so many ranks should be: one process that runs each rank's part of a batch by itself."""
+    inputs, labels = samples(29)
+    model = net_with_batch_norm()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    samplers = [GlobalBatchSampler(29, 12, rank, ranks, at_least=2) for rank in range(ranks)]
+    step = 0
+    while step < steps:
+        for shards in zip(*samplers, strict=True):
+            for shard in shards:
+                chosen = torch.from_numpy(shard.indices)
+                if len(chosen):
+                    loss = F.cross_entropy(model(inputs[chosen]), labels[chosen], reduction="sum")
+                    (loss / shard.batch_size).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+    return dict(model.named_parameters())
+
+
 def counted_by_an_evaluation(runtime: Runtime) -> list[int]:
     """Every index that any rank looked up while 31 samples were evaluated in batches of 4."""
     inputs, labels = samples(31)
@@ -119,10 +167,14 @@ def main(folder: Path) -> None:
             "uneven": nn.utils.parameters_to_vector(train(runtime, 29, 8, 100).parameters()).detach(),
             "empty": nn.utils.parameters_to_vector(train(runtime, 25, 8, 100).parameters()).detach(),
             "unbroken": nn.utils.parameters_to_vector(train(runtime, 29, 8, 7).parameters()).detach(),
+            "batch norm": train_with_batch_norm(runtime, 40, synchronised=False),
+            "synchronised": train_with_batch_norm(runtime, 40, synchronised=True),
             "few samples": few_samples_for_a_model_with_batch_norm(runtime),
             "evaluated": counted_by_an_evaluation(runtime),
             "complaint": complaint_of_one_rank(runtime),
         }
+        if runtime.world_size == 1:
+            outcome["shards"] = {ranks: plain_loop_over_shards(40, ranks) for ranks in (2, 4)}
         for steps in (2, 5, 7):  # in the middle of an epoch, in the next one, at the end
             model = train(runtime, 29, 8, steps, folder / "checkpoints")
         outcome["in three pieces"] = nn.utils.parameters_to_vector(model.parameters()).detach()

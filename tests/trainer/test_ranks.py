@@ -36,8 +36,7 @@ def test_parameters_are_equal_on_all_ranks(outcomes):
 @pytest.mark.parametrize("last_batch", ["uneven", "empty"])
 def test_a_hundred_steps_train_like_a_single_process_at_equal_global_batch(outcomes, single, last_batch):
     """Also where the last batch of an epoch is uneven, or leaves ranks without a sample."""
-    difference = (outcomes[0][last_batch] - single[last_batch]).norm() / single[last_batch].norm()
-    assert difference <= 1e-5
+    assert difference({"all": outcomes[0][last_batch]}, {"all": single[last_batch]}) <= 1e-5
 
 
 def test_a_run_in_pieces_is_bit_equal_to_an_unbroken_one(outcomes):
@@ -54,6 +53,25 @@ def test_ranks_without_samples_take_part_and_leave_batch_norm_intact(outcomes):
             assert found[name].isfinite().all()
             assert found[name].any()
             assert torch.equal(found[name], outcomes[0]["few samples"][name])
+
+
+def difference(ours, reference):
+    """The norm of the difference of two models' tensors, as a share of the norm of the second's."""
+    ours, reference = (
+        torch.cat([model[name].detach().double().flatten() for name in reference]) for model in (ours, reference)
+    )
+    return float((ours - reference).norm() / reference.norm())
+
+
+def test_batch_norm_trains_like_a_plain_loop_that_normalises_per_shard(outcomes, single):
+    reference = single["shards"][len(outcomes)]
+    assert difference(outcomes[0]["batch norm"], reference) <= 1e-5
+    assert difference(single["batch norm"], reference) > 1e-3  # which is not what a single process does
+
+
+def test_synchronised_batch_norm_trains_like_a_single_process_without_it(outcomes, single):
+    for outcome in outcomes:
+        assert difference(outcome["synchronised"], single["batch norm"]) <= 1e-5  # its running statistics included
 
 
 def test_an_evaluation_counts_every_sample_exactly_once(outcomes):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ddp_trainer.arms import ARMS
+from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
 from ddp_trainer.checkpoint import Checkpoints, check_writable, write_atomically
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate
@@ -22,7 +23,6 @@ from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.models import has_batch_norm, parameter_count
 from ddp_trainer.options import ClassifierOptions
 from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import batch_norm_at_rest
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
 from ddp_trainer.schedule import warm_up_then_cosine
 
@@ -78,6 +78,8 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
     scores = Scores()
 
     with progress.timed("setup"):
+        if options.sync_batch_norm:
+            synchronise(model, runtime)
         arm = ARMS[task.arm](model, runtime)
         sampler = GlobalBatchSampler(
             task.samples,

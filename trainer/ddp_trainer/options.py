@@ -250,6 +250,9 @@ class ClassifierOptions(Options):
     """What the image classifiers share."""
 
     epochs: int = _epochs(20)
+    sync_batch_norm: bool = flag(
+        False, "BatchNorm's statistics over the whole batch instead of each process's part; slower, also on CPUs"
+    )
     model_dir: Path | None = flag(
         None,
         "where the model's weights alone are written after an epoch (default beside the checkpoints); also the checkpoints' "

@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_trainer.errors import UserError
 from ddp_trainer.hardware import Hardware, choose
 from ddp_trainer.ledger import Ledger, SlowRankError
-from ddp_trainer.sampler import Shard
 
 T = TypeVar("T")
 
@@ -332,21 +331,3 @@ def _use_loopback_for_local_peers() -> None:
     """
     if os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
-
-
-@contextmanager
-def batch_norm_at_rest(model: nn.Module, shard: Shard) -> Iterator[None]:
-    """Let a model with BatchNorm run forward and backward on a shard without samples.
-
-    A rank that got nothing of a batch still runs the model, on an empty tensor, to take part in the all-reduce with
-    gradients of zero. Training on nothing would turn BatchNorm's running statistics into NaN, so it normalises by
-    them instead. (A shard of one sample cannot be normalised at all: the sampler's `at_least=2` gives none.)
-    """
-    resting = []
-    if len(shard.indices) == 0:
-        resting = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    for norm in resting:
-        norm.eval()
-    yield
-    for norm in resting:
-        norm.train()

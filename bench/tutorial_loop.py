@@ -1,0 +1,107 @@
+"""CIFAR-10 as tutorials train it, written plainly: what bench/training_speed.py measures the trainer against.
+
+    torchrun --standalone --nproc-per-node 2 bench/tutorial_loop.py --data FOLDER
+
+Pillow transforms one image at a time, a DataLoader, a DistributedSampler, DDP, and nothing more. FOLDER holds image folders
+{train,test}/<class>/*. Prints one JSON line in the form of the trainer's last event.
+"""
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from ddp_trainer.models import resnet18
+from ddp_trainer.workloads.cifar10 import DEVIATION, MEAN
+
+
+def crop_and_flip(image: Image.Image) -> Image.Image:
+    """32 x 32 pixels from an image with a black border of four, mirrored or not."""
+    left, top = random.randint(0, 8), random.randint(0, 8)
+    image = ImageOps.expand(image, 4).crop((left, top, left + 32, top + 32))
+    return ImageOps.mirror(image) if random.random() < 0.5 else image
+
+
+class Photographs(Dataset):
+    """Images of shape (3, 32, 32) and the numbers of their classes."""
+
+    def __init__(self, folder: Path, augment: bool, limit: int | None) -> None:
+        classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        files = [(path, number) for number, name in enumerate(classes) for path in sorted((folder / name).iterdir())]
+        self.files = files[:: len(files) // limit][:limit] if limit else files
+        self.augment = augment
+        self.mean = torch.tensor(MEAN).view(3, 1, 1)
+        self.deviation = torch.tensor(DEVIATION).view(3, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, label = self.files[index]
+        image = Image.open(path).convert("RGB")
+        if self.augment:
+            image = crop_and_flip(image)
+        pixels = torch.from_numpy(np.asarray(image, np.float32)).permute(2, 0, 1) / 255
+        return (pixels - self.mean) / self.deviation, label
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--stem", default="3x3")
+    parser.add_argument("--limit-train", type=int)
+    parser.add_argument("--limit-test", type=int)
+    options = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(options.seed)
+    random.seed(options.seed + dist.get_rank())
+    train = Photographs(options.data / "train", True, options.limit_train)
+    test = Photographs(options.data / "test", False, options.limit_test)
+    sampler = DistributedSampler(train, seed=options.seed)
+    loader = DataLoader(train, options.batch_size, sampler=sampler)
+    model = resnet18(stem=options.stem)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-5)
+
+    seconds = dict.fromkeys(("data", "forward", "backward", "optimizer"), 0.0)
+    clock = time.perf_counter()
+
+    def book(phase: str) -> None:
+        nonlocal clock
+        now = time.perf_counter()
+        seconds[phase] += now - clock
+        clock = now
+
+    for inputs, labels in loader:
+        book("data")
+        loss = F.cross_entropy(ddp(inputs), labels)
+        book("forward")
+        loss.backward()
+        book("backward")
+        optimizer.step()
+        optimizer.zero_grad()
+        book("optimizer")
+
+    model.eval()
+    with torch.no_grad():
+        batches = DataLoader(test, 256)
+        losses = [F.cross_entropy(model(inputs), labels, reduction="sum").item() for inputs, labels in batches]
+    if dist.get_rank() == 0:
+        print(json.dumps({"event": "end", "result": {"loss": sum(losses) / len(test)}, "seconds": seconds}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
