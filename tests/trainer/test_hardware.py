@@ -13,6 +13,7 @@ import torch
 
 from ddp_trainer import hardware
 from ddp_trainer.errors import UserError
+from ddp_trainer.runtime import Runtime
 
 from .launch import TRAINER, alone, torchrun
 
@@ -36,7 +37,8 @@ def test_two_ranks_train_on_xla_as_on_the_cpu(launcher, flags, tmp_path):
     for rank in range(2):
         calls = json.loads((tmp_path / f"{rank}.json").read_text())
         evaluated = 2 * -(-360 // 64)  # two epochs' batches of the test set
-        assert calls["sync"] == end["step"] + evaluated + 1  # every step is cut, and the warm-up
+        # Every step is cut, each evaluation's broadcast of buffers, and the warm-up.
+        assert calls["sync"] == end["step"] + evaluated + 2 + 1
         assert calls["manual_seed"] == 1
 
 
@@ -50,15 +52,22 @@ def test_a_run_on_xla_goes_on_from_its_checkpoint(tmp_path):
     assert toy(40, tmp_path / "two parts") == toy(40, tmp_path / "one")
 
 
+def test_tensors_of_the_cpu_go_to_their_own_group_where_the_devices_carries_none():
+    runtime = Runtime(world_size=2, cpu_group="gloo")
+    assert runtime._group(torch.zeros(1)) == "gloo"
+    assert runtime._group(torch.zeros(1, device="meta")) is None
+
+
 @pytest.mark.parametrize(
     ("workload", "says"),
     [
+        ("skewed --uneven", "all ranks have to take the same steps"),
         ("messages", "no message between two ranks that the others take no part in"),
         ("model_parallel", "torch_xla gives each process one core"),
     ],
 )
 def test_what_xla_cannot_do_is_said(workload, says, tmp_path):
-    run = on_xla(workload, calls=tmp_path)
+    run = on_xla(*workload.split(), calls=tmp_path)
     assert run.finish() != 0
     assert says in run.stderr
 
@@ -76,6 +85,17 @@ def test_ranks_meet_by_a_file_too(tmp_path):
     assert run.finish() == 0, run.stderr
     assert by_environment.finish() == 0, by_environment.stderr
     assert run.of("end")[0]["result"] == by_environment.of("end")[0]["result"]
+
+
+def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
+    (tmp_path / "meet").touch()
+    meet = ("toy", "--steps", 2, "--init-method", f"file://{tmp_path}/meet")
+    store = torch.distributed.FileStore(str(tmp_path / "meet"), 2)
+    for _ in range(2):  # processes that were killed
+        store.add("joined", 1)
+    run = torchrun(*TRAINER, *meet)
+    assert run.finish() != 0
+    assert "was used by another run" in run.stderr, run.stderr
 
 
 def test_an_init_method_that_nothing_handles_is_refused():
@@ -107,6 +127,7 @@ def neuron(monkeypatch):
     )
     monkeypatch.setattr(torch, "get_device_module", lambda name: {"neuron": module}[name])
     monkeypatch.setattr(torch, "device", lambda name, index: (name, index))  # "neuron" is known to torch_neuronx only
+    monkeypatch.setattr(torch, "neuron", module, raising=False)
     monkeypatch.setitem(sys.modules, "torch_neuronx", types.ModuleType("torch_neuronx"))
     return state
 
@@ -118,6 +139,12 @@ def test_a_process_takes_the_core_of_its_local_rank(neuron):
     assert chosen.take(3, 1) == ("neuron", 3) == neuron["current"]
     chosen.wait()
     assert neuron["waited"] == 1
+
+
+def test_the_torch_neuronx_of_trainium_1_is_told_apart(neuron, monkeypatch):
+    monkeypatch.delattr(torch, "neuron")
+    with pytest.raises(UserError, match="works through torch_xla: give --device xla"):
+        hardware.choose("neuron")
 
 
 def test_more_processes_than_cores_are_refused(neuron):

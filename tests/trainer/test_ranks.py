@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
+from ddp_trainer.batch_norm import synchronise
+from ddp_trainer.runtime import Runtime
 
 from .launch import alone, finish, ranks
 
@@ -72,6 +76,20 @@ def test_batch_norm_trains_like_a_plain_loop_that_normalises_per_shard(outcomes,
 def test_synchronised_batch_norm_trains_like_a_single_process_without_it(outcomes, single):
     for outcome in outcomes:
         assert difference(outcome["synchronised"], single["batch norm"]) <= 1e-5  # its running statistics included
+
+
+def test_synchronised_batch_norm_normalises_images_under_autocast_as_batch_norm_does():
+    torch.manual_seed(0)
+    plain, ours = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    synchronise(ours, Runtime())
+    images = torch.randn(4, 3, 5, 5, dtype=torch.bfloat16) * 7 + 3
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = plain(images), ours(images)
+    assert found.dtype == expected.dtype
+    assert torch.allclose(found.float(), expected.float(), atol=0.05)
+    assert torch.allclose(ours.running_mean, plain.running_mean, rtol=1e-4)
+    assert torch.allclose(ours.running_var, plain.running_var, rtol=1e-4)
+    assert torch.equal(ours.eval()(images), plain.eval()(images).to(found.dtype))
 
 
 def test_an_evaluation_counts_every_sample_exactly_once(outcomes):

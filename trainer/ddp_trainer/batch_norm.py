@@ -31,6 +31,10 @@ class SynchronisedBatchNorm(_BatchNorm):
         """Normalise `input` of shape (N, C, …), N from 0 on. Every rank calls it."""
         if not self.training:
             return super().forward(input)
+        with torch.autocast(input.device.type, enabled=False):  # statistics, like BatchNorm's own, are of float32
+            return self._normalise(input.float()).to(input.dtype)
+
+    def _normalise(self, input: Tensor) -> Tensor:
         mean, deviation2, count = self._statistics(input)
         variance = deviation2 / count
         if self.track_running_stats:

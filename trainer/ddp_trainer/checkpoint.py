@@ -4,6 +4,7 @@ So only the node of rank 0 needs the folder, and all ranks go on from the same b
 shows its nodes different directories for a while. What is saved is anything with `state_dict` and `load_state_dict`.
 """
 
+import copy
 import io
 import os
 import re
@@ -229,8 +230,10 @@ def _on_cpu(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.cpu()
     if isinstance(state, dict):
-        return {key: _on_cpu(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
+        copied = copy.copy(state)  # of its own type, with what hangs on it: a module's versions, `_metadata`
+        copied.update({key: _on_cpu(value) for key, value in state.items()})
+        return copied
+    if type(state) in (list, tuple):
         return type(state)(_on_cpu(value) for value in state)
     return state
 

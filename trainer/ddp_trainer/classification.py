@@ -76,9 +76,12 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
     model_dir = options.model_dir or options.checkpoint_dir
     global_batch = options.batch_size * runtime.world_size
     scores = Scores()
+    synchronised = {"batch norm": "synchronised"} if options.sync_batch_norm else {}
 
     with progress.timed("setup"):
         if options.sync_batch_norm:
+            if not has_batch_norm(model):
+                raise UserError(f"{task.name} has no BatchNorm: leave out --sync-batch-norm")
             synchronise(model, runtime)
         arm = ARMS[task.arm](model, runtime)
         sampler = GlobalBatchSampler(
@@ -94,7 +97,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             options.checkpoint_dir or options.model_dir,
             runtime,
             parts={"model": model, "optimizer": optimizer, "sampler": sampler, "scores": scores},
-            identity={"workload": task.name, **task.identity},
+            identity={"workload": task.name, **task.identity, **synchronised},
         )
         runtime.together(lambda: check_writable(model_dir) if model_dir and runtime.is_main else None)
         step = checkpoints.restore()

@@ -27,6 +27,7 @@ def evaluate(
     """
     runtime = progress.runtime
     runtime.broadcast_buffers(model)
+    runtime.hardware.end_step()  # not together with the first batch, which may be of another size on each rank
     sampler = GlobalBatchSampler(samples, batch_size, runtime.rank, runtime.world_size, shuffle=False)
     sums = torch.zeros(3, dtype=runtime.hardware.sums, device=runtime.device)  # loss, correct, counted
     model.eval()
@@ -36,8 +37,8 @@ def evaluate(
                 inputs, labels = fetch(shard.indices)
                 logits = model(inputs)
                 loss = F.cross_entropy(logits, labels, reduction="sum").to(sums.dtype)
-                correct = (logits.argmax(1) == labels).sum()
-                sums += torch.stack([loss, correct.to(sums.dtype), torch.full_like(loss, len(labels))])
+                correct = (logits.argmax(1) == labels).to(sums.dtype).sum()
+                sums += torch.stack([loss, correct, torch.full_like(loss, len(labels))])
             runtime.hardware.end_step()
             progress.beat(step)
             if vote.at_step_boundary():

@@ -28,6 +28,7 @@ class Hardware:
     name = "cpu"
     backend = "gloo"  # as init_process_group takes it; it must carry tensors on the CPU too, or `needs_cpu_group`
     needs_cpu_group = False
+    pairs = True  # whether two ranks can do something together that the others take no part in
     sums = torch.float64  # what losses and counts are added up in
     fused_optimizers = True  # one kernel for an optimizer's whole step
     channels_last = True  # whether the order of an image's dimensions is ours to choose
@@ -40,7 +41,7 @@ class Hardware:
         return torch.device("cpu")
 
     def check_world(self, rank: int, world_size: int) -> None:
-        """Raise UserError where the hardware's own idea of the ranks is another one. After the group was joined."""
+        """Raise UserError where the hardware's own idea of the ranks is another one. After `take`."""
 
     def seed(self, seed: int) -> None:
         """Begin all random numbers of this process anew."""
@@ -119,6 +120,11 @@ class Cuda(Accelerator):
     name = "cuda"
     backend = "cpu:gloo,cuda:nccl"
 
+    def check(self, local_rank: int, each: int) -> None:
+        """See Hardware. The device is the current one before NCCL begins, so that nothing of its lands on GPU 0."""
+        super().check(local_rank, each)
+        self.take(local_rank, each)
+
     def computes_in_bf16(self) -> bool:
         """See Hardware."""
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -135,6 +141,8 @@ class Neuron(Accelerator):
 
     def __init__(self) -> None:
         _import("torch_neuronx", "TorchNeuron", "use the image that AWS publishes for it")
+        if not hasattr(torch, "neuron"):
+            raise UserError("the torch_neuronx here is the older one, which works through torch_xla: give --device xla")
 
     def computes_in_bf16(self) -> bool:
         """See Hardware."""
@@ -151,6 +159,7 @@ class Xla(Hardware):
     name = "xla"
     backend = "xla"
     needs_cpu_group = True
+    pairs = False
     sums = torch.float32  # neither Trainium nor TPU has float64
     fused_optimizers = False
     channels_last = False  # the compiler chooses layouts
@@ -172,7 +181,11 @@ class Xla(Hardware):
 
     def take(self, local_rank: int, each: int) -> torch.device:
         """See Hardware. It has the number 0 in every process: a process sees only its own."""
-        return self._xla.device()  # type: ignore[no-any-return]
+        device: torch.device = self._xla.device()
+        # The init method xla:// does this too. Without it each process is a world of its own to torch_xla, whose
+        # all-reduce then does nothing.
+        self._model.set_replication(device, self._model.get_xla_supported_devices())
+        return device
 
     def check_world(self, rank: int, world_size: int) -> None:
         """See Hardware."""

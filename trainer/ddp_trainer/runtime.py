@@ -302,12 +302,13 @@ def _join(
     dist.init_process_group(
         hardware.backend, store=PrefixStore("default_pg", store), rank=rank, world_size=world_size, timeout=limit
     )
+    device = hardware.take(launched["LOCAL_RANK"], devices)
     hardware.check_world(rank, world_size)
     return Runtime(
         rank=rank,
         world_size=world_size,
         local_rank=launched["LOCAL_RANK"],
-        device=hardware.take(launched["LOCAL_RANK"], devices),
+        device=device,
         hardware=hardware,
         backend=hardware.backend.rpartition(":")[2],
         cpu_group=dist.new_group(backend="gloo", timeout=limit) if hardware.needs_cpu_group else None,
@@ -318,8 +319,13 @@ def _join(
 
 def _wait_for_all(store: Store, world_size: int) -> None:
     """Wait until every rank has come. The group's own time-out is meant for steps, and may be shorter than an import."""
-    if store.add("joined", 1) == world_size:
+    joined = store.add("joined", 1)
+    if joined == world_size:
         store.set("all joined", "")
+    if joined > world_size:
+        raise UserError(
+            "the file of --init-method was used by another run, whose processes are gone: remove it or name another"
+        )
     store.wait(["all joined"], JOIN_TIMEOUT)
 
 

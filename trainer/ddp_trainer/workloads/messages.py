@@ -38,7 +38,7 @@ def train(options: MessagesOptions, runtime: Runtime) -> None:
     """Send everything once and check it. Raises UserError alone, RuntimeError where a result is wrong."""
     if runtime.world_size < 2:
         raise UserError("messages need at least two processes: start it with torchrun, or add --spawn 4")
-    if runtime.hardware.needs_cpu_group:
+    if not runtime.hardware.pairs:
         raise UserError(
             "torch_xla has no message between two ranks that the others take no part in: add --device cpu, and the "
             "same nodes exchange them by gloo"

@@ -64,6 +64,8 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
     Without Join the rank with most batches would wait for ever in its next all-reduce. (With a sampler that splits
     every batch over the ranks, as our other workloads do, nothing is uneven in the first place.)
     """
+    if not runtime.hardware.pairs:
+        raise UserError("on XLA all ranks have to take the same steps, so --uneven cannot work: add --device cpu")
     progress = Progress(runtime, options.log_every)
     model = ToyModel().to(runtime.device)
     ddp = runtime.wrap(model)

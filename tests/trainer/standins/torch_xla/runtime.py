@@ -1,5 +1,7 @@
 import os
 
+replicated = False  # until xm.set_replication, each process is a world of its own
+
 
 def device_type():
     return "NEURON"
@@ -11,4 +13,4 @@ def global_ordinal():
 
 def world_size():
     # As torch_xla's plugin for Neuron: torchrun's variables count only where torchrun is seen.
-    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    return int(os.environ["WORLD_SIZE"]) if replicated and "TORCHELASTIC_RUN_ID" in os.environ else 1

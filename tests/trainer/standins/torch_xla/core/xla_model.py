@@ -1,4 +1,14 @@
+from torch_xla import runtime
+
 _seed = [2**63 + 7]
+
+
+def get_xla_supported_devices(max_devices=None):
+    return ["cpu"]
+
+
+def set_replication(device, devices):
+    runtime.replicated = bool(devices)
 
 
 def wait_device_ops(devices=()):
