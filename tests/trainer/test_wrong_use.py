@@ -108,7 +108,7 @@ def test_two_ranks_complain_once_and_torchrun_repeats_it_in_its_summary(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("mnist --fake --data .", "--fake measures on random images and keeps nothing"),
+        ("mnist --fake --data .", "--fake measures plain steps on random images and keeps nothing"),
         ("mnist", "mnist needs real images (--data FOLDER) or random ones (--fake)"),
         ("hymenoptera --data . --frozen", "--frozen keeps weights that were trained before"),
         ("model_parallel --micro-batches 30", "--micro-batches 30 is more than the batch of 20 samples"),
