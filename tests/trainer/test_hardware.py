@@ -81,8 +81,8 @@ def test_torch_xla_that_is_not_there_is_said():
 
 def test_ranks_meet_by_a_file_too(tmp_path):
     run = torchrun(*TRAINER, "toy", "--steps", 10, "--init-method", f"file://{tmp_path}/meet")
-    by_environment = torchrun(*TRAINER, "toy", "--steps", 10)
     assert run.finish() == 0, run.stderr
+    by_environment = torchrun(*TRAINER, "toy", "--steps", 10)
     assert by_environment.finish() == 0, by_environment.stderr
     assert run.of("end")[0]["result"] == by_environment.of("end")[0]["result"]
 

@@ -1,8 +1,6 @@
 """`python -m ddp_trainer WORKLOAD`; apart from `main`, which the processes of --spawn could not import by this name."""
 
-import sys
-
-from ddp_trainer.main import main
+from ddp_trainer.main import end_process, main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())
