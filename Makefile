@@ -21,8 +21,8 @@ test-fast: $(STAMP) ## the tests of seconds: no torch, no API server, no cluster
 	$(BIN)/pytest tests/unit tests/wiring
 
 XLA := .venv-xla
-test-xla: $(XLA)/.installed ## the device layer on the real torch_xla, in an environment of its own (7 GB)
-	$(XLA)/bin/python -m pytest tests/xla
+test-xla: $(XLA)/.installed ## the device layer on the real torch_xla and torch 2.9, in an environment of its own (7 GB)
+	$(XLA)/bin/python -m pytest tests/xla tests/trainer/test_ranks.py
 
 # torch_xla's last release belongs to torch 2.9.
 $(XLA)/.installed: trainer/pyproject.toml requirements-dev.txt

@@ -87,6 +87,16 @@ def test_ranks_meet_by_a_file_too(tmp_path):
     assert run.of("end")[0]["result"] == by_environment.of("end")[0]["result"]
 
 
+def test_the_file_does_not_grow_as_long_as_the_job_runs(tmp_path):
+    """It keeps all that was ever written to it, so where the ranks are is not."""
+    script = (
+        "import sys; from ddp_trainer.runtime import process_group\n"
+        "with process_group(init_method=sys.argv[1]) as runtime: assert runtime.ledger is None"
+    )
+    run = alone("-c", script, f"file://{tmp_path}/meet", RANK=0, WORLD_SIZE=1)
+    assert run.finish() == 0, run.stderr
+
+
 def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
     (tmp_path / "meet").touch()
     meet = ("toy", "--steps", 2, "--init-method", f"file://{tmp_path}/meet")
@@ -98,13 +108,19 @@ def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
     assert "was used by another run" in run.stderr, run.stderr
 
 
-def test_an_init_method_that_nothing_handles_is_refused():
-    run = torchrun(*TRAINER, "toy", "--init-method", "xla://")
-    assert run.finish() != 0
-    assert (
-        "--init-method xla:// is none of env://, file:///a/path/that/all/see and, with --device xla, xla://"
-        in run.stderr
-    )
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("xla://", "is none of env://, file:///a/path/that/all/see and, with --device xla, xla://"),
+        ("file://meet", "is none of env://, file:///a/path/that/all/see and, with --device xla, xla://"),
+        ("file:///no/such/folder/meet", "there is no folder /no/such/folder"),
+    ],
+)
+def test_an_init_method_that_cannot_work_is_refused(method, says):
+    run = alone(*TRAINER, "toy", "--init-method", method, RANK=0, WORLD_SIZE=2)
+    assert run.finish() == 2
+    assert f"--init-method {method}" in run.stderr
+    assert says in run.stderr
 
 
 # --- TorchNeuron: a module torch.neuron of the form that torch.cuda has
@@ -134,7 +150,7 @@ def neuron(monkeypatch):
 
 def test_a_process_takes_the_core_of_its_local_rank(neuron):
     chosen = hardware.choose("neuron")
-    chosen.check(3, 1)
+    chosen.prepare(3, 1)
     assert neuron["current"] is None  # TorchNeuron wants the process group first
     assert chosen.take(3, 1) == ("neuron", 3) == neuron["current"]
     chosen.wait()
@@ -149,7 +165,7 @@ def test_the_torch_neuronx_of_trainium_1_is_told_apart(neuron, monkeypatch):
 
 def test_more_processes_than_cores_are_refused(neuron):
     with pytest.raises(UserError, match="LOCAL_RANK 4 has no neuron device, this machine has 4"):
-        hardware.choose("neuron").check(4, 1)
+        hardware.choose("neuron").prepare(4, 1)
 
 
 def test_random_states_of_the_device_are_kept_and_those_of_another_kind_left(neuron):

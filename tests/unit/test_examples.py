@@ -41,6 +41,12 @@ def test_a_manifest_is_a_job_and_the_trainer_knows_its_flags(name, accelerator, 
     assert all(len(line) <= 120 for line in file.read_text().splitlines())
 
 
+@pytest.mark.parametrize(("accelerator", "nodes"), [("cpu", 2), ("trn1.32xlarge", 2), ("trn1.2xlarge", 1)])
+def test_without_a_number_there_are_two_nodes_where_they_can_reach_each_other(accelerator, nodes):
+    printed = CliRunner().invoke(app, ["init", "digits", "--accelerator", accelerator]).stdout
+    assert yaml.safe_load(printed)["spec"]["nodes"] == nodes
+
+
 def test_a_process_with_two_gpus_is_started_half_as_often():
     job = yaml.safe_load(manifest("model-parallel", nodes=2, accelerator="gpu", gpus=8))
     assert job["spec"]["nprocPerNode"] == 4
@@ -54,7 +60,7 @@ def test_a_process_with_two_gpus_is_started_half_as_often():
     [
         ("nothing", "'nothing' is not one of toy,"),
         ("digits --accelerator tpu", "'tpu' is not one of cpu, gpu, "),
-        ("digits --accelerator trn1.2xlarge", "must be 1 with accelerator trn1.2xlarge"),
+        ("digits --accelerator trn1.2xlarge --nodes 2", "must be 1 with accelerator trn1.2xlarge"),
         ("digits --gpus 4", "needs --accelerator gpu"),
         ("model-parallel --accelerator gpu --gpus 3", "needs a multiple of 2"),
         ("digits --nodes 0", "greater than or equal to 1"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_trainer.runtime import Runtime
@@ -31,8 +32,9 @@ class SynchronisedBatchNorm(_BatchNorm):
         """Normalise `input` of shape (N, C, …), N from 0 on. Every rank calls it."""
         if not self.training:
             return super().forward(input)
-        with torch.autocast(input.device.type, enabled=False):  # statistics, like BatchNorm's own, are of float32
-            return self._normalise(input.float()).to(input.dtype)
+        at_least_float32 = torch.promote_types(input.dtype, torch.float32)  # as BatchNorm's own statistics
+        with torch.autocast(input.device.type, enabled=False):
+            return self._normalise(input.to(at_least_float32)).to(input.dtype)
 
     def _normalise(self, input: Tensor) -> Tensor:
         mean, deviation2, count = self._statistics(input)
@@ -55,8 +57,8 @@ class SynchronisedBatchNorm(_BatchNorm):
         else:  # zeros that still depend on the input: the backward pass, too, has to meet the other ranks
             variance = mean = input.sum(others)
         mine = torch.cat([mean, variance * values, mean.new_tensor([values])])
-        rows = input.new_zeros(self.runtime.world_size, len(mine))
-        rows = rows.index_put((torch.tensor([self.runtime.rank], device=input.device),), mine)
+        rank, world_size = self.runtime.rank, self.runtime.world_size
+        rows = functional.pad(mine[None], (0, 0, rank, world_size - 1 - rank))  # row r: what rank r has
         rows = _SumOverRanks.apply(rows, self.runtime)  # type: ignore[no-untyped-call]
         means, deviations2, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:].detach()
         total = counts.sum()
@@ -94,7 +96,7 @@ def synchronise(model: nn.Module, runtime: Runtime) -> None:
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.__class__ = SynchronisedBatchNorm
-            vars(module)["runtime"] = runtime  # as nn.Module does itself with what is no parameter
+            module.runtime = runtime  # type: ignore[assignment]
 
 
 @contextmanager

@@ -76,7 +76,6 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
     model_dir = options.model_dir or options.checkpoint_dir
     global_batch = options.batch_size * runtime.world_size
     scores = Scores()
-    synchronised = {"batch norm": "synchronised"} if options.sync_batch_norm else {}
 
     with progress.timed("setup"):
         if options.sync_batch_norm:
@@ -97,7 +96,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             options.checkpoint_dir or options.model_dir,
             runtime,
             parts={"model": model, "optimizer": optimizer, "sampler": sampler, "scores": scores},
-            identity={"workload": task.name, **task.identity, **synchronised},
+            identity={"workload": task.name, **task.identity, "sync_batch_norm": options.sync_batch_norm},
         )
         runtime.together(lambda: check_writable(model_dir) if model_dir and runtime.is_main else None)
         step = checkpoints.restore()

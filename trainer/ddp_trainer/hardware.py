@@ -33,8 +33,8 @@ class Hardware:
     fused_optimizers = True  # one kernel for an optimizer's whole step
     channels_last = True  # whether the order of an image's dimensions is ours to choose
 
-    def check(self, local_rank: int, each: int) -> None:
-        """Raise UserError where a process that has `each` devices to itself would lack one. Before the group is joined."""
+    def prepare(self, local_rank: int, each: int) -> None:
+        """What has to be before the group is joined. Raises UserError where a process of `each` devices would lack one."""
 
     def take(self, local_rank: int, each: int) -> torch.device:
         """The (first) device of this process, which is the current one from now on. After the group was joined."""
@@ -79,7 +79,7 @@ class Hardware:
 class Accelerator(Hardware):
     """A device that PyTorch addresses by name and number, with a module `torch.<name>` of the documented form."""
 
-    def check(self, local_rank: int, each: int) -> None:
+    def prepare(self, local_rank: int, each: int) -> None:
         """See Hardware."""
         there = self._module.device_count()
         if (local_rank + 1) * each > there:
@@ -120,9 +120,9 @@ class Cuda(Accelerator):
     name = "cuda"
     backend = "cpu:gloo,cuda:nccl"
 
-    def check(self, local_rank: int, each: int) -> None:
+    def prepare(self, local_rank: int, each: int) -> None:
         """See Hardware. The device is the current one before NCCL begins, so that nothing of its lands on GPU 0."""
-        super().check(local_rank, each)
+        super().prepare(local_rank, each)
         self.take(local_rank, each)
 
     def computes_in_bf16(self) -> bool:
@@ -171,7 +171,7 @@ class Xla(Hardware):
         self._model = importlib.import_module("torch_xla.core.xla_model")
         importlib.import_module("torch_xla.distributed.xla_backend")  # registers the group "xla" and the method xla://
 
-    def check(self, local_rank: int, each: int) -> None:
+    def prepare(self, local_rank: int, each: int) -> None:
         """See Hardware."""
         if each > 1:
             raise UserError(

@@ -1,13 +1,12 @@
 """The entry: reads the command line, joins the process group, and turns errors into exit codes."""
 
-import atexit
 import importlib
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from ddp_trainer import launch
 from ddp_trainer import options as command_line
@@ -41,7 +40,7 @@ def run(command: command_line.Command) -> int:
             return 0
         from ddp_trainer.spawn import spawn
 
-        return spawn(_run_to_the_end, command)
+        return spawn(run, command)
     except UserError as error:
         error_handler.record_exception(error)
         _say(str(error))
@@ -54,24 +53,6 @@ def run(command: command_line.Command) -> int:
     except Exception as error:
         error_handler.record_exception(error)
         raise
-
-
-def end_process(code: int) -> NoReturn:
-    """End with that exit code, without Python's own finalization of the interpreter.
-
-    A process group's threads outlive `destroy_process_group`, and now and then one of them aborts the process while the
-    interpreter is taken down: "terminate called without an active exception", exit code -6. A training that ended well would be
-    taken for a crash, and its job restarted.
-    """
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _run_to_the_end(command: command_line.Command) -> int:
-    """What a spawned process does."""
-    end_process(run(command))
 
 
 def _train(command: command_line.Command, began: float) -> None:

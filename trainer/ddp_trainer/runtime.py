@@ -14,10 +14,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+
+# Before there is a group: this module's functions have the group of the moment of its import as a default argument, for ever.
+# DDP imports it, and then `destroy_process_group` destroys nothing: gloo's threads run on, and now and then one of them
+# aborts a process that has finished (exit code -6).
+import torch.distributed.nn
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -85,7 +92,6 @@ class Runtime:
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         return {
-            "device_ids": [self.device] if self.device.type in ("cuda", "neuron") else None,
             "gradient_as_bucket_view": True,
             buffers: False,
         }
@@ -232,7 +238,7 @@ def process_group(
     launched = launch_variables(environment, init_method)
     started = time.perf_counter()
     hardware = choose(device)
-    hardware.check(launched["LOCAL_RANK"] if launched else 0, devices)
+    hardware.prepare(launched["LOCAL_RANK"] if launched else 0, devices)
     if launched:
         runtime = _join(launched, hardware, timeout, init_method, devices)
     else:
@@ -245,9 +251,10 @@ def process_group(
     ledger = runtime.ledger
     try:
         yield runtime
-        if ledger:
+        if launched:
             runtime.barrier()
-            ledger.close()
+            if ledger:
+                ledger.close()
             dist.destroy_process_group()
     except RuntimeError as error:
         if ledger and _TIMED_OUT.search(str(error)) and (who := ledger.who_is_slow(timeout)):
@@ -288,15 +295,8 @@ def _join(
     launched: Mapping[str, int], hardware: Hardware, timeout: float | None, init_method: str, devices: int
 ) -> Runtime:
     _use_loopback_for_local_peers()
-    try:
-        # On a TPU the init method xla:// gives ranks of its own, in the order of the chips.
-        store, rank, world_size = next(rendezvous(init_method, launched["RANK"], launched["WORLD_SIZE"]))
-    except RuntimeError as error:
-        if "No rendezvous handler" not in str(error):
-            raise
-        raise UserError(
-            f"--init-method {init_method} is none of env://, file:///a/path/that/all/see and, with --device xla, xla://"
-        ) from error
+    # On a TPU the init method xla:// gives ranks of its own, in the order of the chips.
+    store, rank, world_size = _meet(init_method, launched["RANK"], launched["WORLD_SIZE"])
     _wait_for_all(store, world_size)
     limit = None if timeout is None else timedelta(seconds=timeout)
     dist.init_process_group(
@@ -312,9 +312,27 @@ def _join(
         hardware=hardware,
         backend=hardware.backend.rpartition(":")[2],
         cpu_group=dist.new_group(backend="gloo", timeout=limit) if hardware.needs_cpu_group else None,
-        ledger=Ledger(PrefixStore("ledger", store), rank, world_size),
+        # A file keeps all that was ever written to it, so what is written again and again has no place there.
+        ledger=None if isinstance(store, dist.FileStore) else Ledger(PrefixStore("ledger", store), rank, world_size),
         seconds={},
     )
+
+
+def _meet(init_method: str, rank: int, world_size: int) -> tuple[Store, int, int]:
+    """The store that the ranks share, this one's rank and the number of ranks. Raises UserError where there is no such method."""
+    method = urlsplit(init_method)
+    folder = Path(method.path).parent
+    if method.scheme == "file" and not folder.is_dir():
+        raise UserError(f"--init-method {init_method}: there is no folder {folder}")  # FileStore would wait for it
+    try:
+        store: tuple[Store, int, int] = next(rendezvous(init_method, rank, world_size))
+    except (RuntimeError, ValueError) as error:
+        if method.scheme != "file" and "No rendezvous handler" not in str(error):
+            raise
+        raise UserError(
+            f"--init-method {init_method} is none of env://, file:///a/path/that/all/see and, with --device xla, xla://"
+        ) from error
+    return store
 
 
 def _wait_for_all(store: Store, world_size: int) -> None:

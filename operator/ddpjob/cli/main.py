@@ -27,7 +27,12 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def init(
     workload: Annotated[str | None, typer.Argument(help="Its name; without one, all are listed.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Pods, one torchrun agent each.")] = 2,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1, show_default="2, or 1 where nodes cannot reach each other", help="Pods, one torchrun agent each."
+        ),
+    ] = None,
     accelerator: Annotated[str, typer.Option(help="cpu, gpu, trn1.32xlarge or trn1.2xlarge.")] = "cpu",
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a node, with --accelerator gpu.")] = None,
 ) -> None:
@@ -42,8 +47,10 @@ def init(
     workload = workload.replace("_", "-")  # the trainer's spelling
     _one_of("WORKLOAD", workload, tuple(workloads()))
     _one_of("--accelerator", accelerator, tuple(IMAGES))
+    if nodes is None:
+        nodes = 2 if profiles.catalog()[accelerator].multi_node else 1
     if complaint := profiles.complaint(accelerator, nodes, None):
-        raise typer.BadParameter(complaint.replace("spec.nodes", "it"), param_hint="--nodes")
+        raise typer.BadParameter(complaint, param_hint="--nodes")
     each = workloads()[workload]["gpusPerProcess"]
     if gpus is not None and (accelerator != "gpu" or gpus % each):
         wanted = "--accelerator gpu" if accelerator != "gpu" else f"a multiple of {each}, the GPUs of a process"

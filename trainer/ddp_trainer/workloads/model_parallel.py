@@ -43,7 +43,7 @@ def train(options: ModelParallelOptions, runtime: Runtime) -> None:
     with progress.timed("setup"):
         difference = difference_to_unpipelined(options, devices, inputs[: options.batch_size])
         model = Pipeline(stages(), devices, options.micro_batches)
-        ddp = runtime.wrap(model, device_ids=None)  # its parameters are on two devices, so DDP must not choose one
+        ddp = runtime.wrap(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate)
         global_batch = options.batch_size * runtime.world_size
         sampler = GlobalBatchSampler(SAMPLES, global_batch, runtime.rank, runtime.world_size, seed=options.seed)
