@@ -182,7 +182,8 @@ def main(folder: Path) -> None:
             model = train(runtime, 29, 8, steps, folder / "checkpoints")
         outcome["in three pieces"] = nn.utils.parameters_to_vector(model.parameters()).detach()
         group = weakref.ref(dist.group.WORLD) if runtime.world_size > 1 else lambda: None
-    outcome["group destroyed"] = group() is None
+    threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]  # on Linux
+    outcome["group destroyed"] = group() is None and not any("gloo" in name for name in threads)
     torch.save(outcome, folder / f"rank-{runtime.rank}.pt")
 
 

@@ -87,8 +87,7 @@ def test_ranks_meet_by_a_file_too(tmp_path):
     assert run.of("end")[0]["result"] == by_environment.of("end")[0]["result"]
 
 
-def test_the_file_does_not_grow_as_long_as_the_job_runs(tmp_path):
-    """It keeps all that was ever written to it, so where the ranks are is not."""
+def test_where_the_ranks_are_is_not_written_into_a_file_that_would_keep_all_of_it(tmp_path):
     script = (
         "import sys; from ddp_trainer.runtime import process_group\n"
         "with process_group(init_method=sys.argv[1]) as runtime: assert runtime.ledger is None"

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboardX.proto.event_pb2 import Event
 
 from .launch import TRAINER, alone, newest, torchrun
 
 KEYS = {
     "start": "workload world_size device backend parameters train_samples test_samples epochs steps batch_size "
-    "resumed_step",
+    "resumed_step precision",
     "train": "epoch epochs step steps loss learning_rate samples_per_second",
     "eval": "epoch step loss accuracy samples",
     "checkpoint": "step path seconds",
@@ -91,6 +92,51 @@ def test_the_heartbeat_is_whole_and_of_this_run(digits):
     assert set(beat) == {"time", "step"}
     assert run.began <= beat["time"] <= time.time()
     assert 1 <= beat["step"] <= run.of("end")[0]["step"]
+
+
+def test_tensorboard_shows_what_the_lines_say_and_nothing_twice_after_a_resume(tmp_path):
+    folder = tmp_path / "board"
+
+    def toy(steps):
+        flags = ("--steps", steps, "--log-every", 5, "--checkpoint-dir", tmp_path / "checkpoints")
+        run = torchrun(*TRAINER, "toy", *flags, DDP_TENSORBOARD_DIR=folder)
+        assert run.finish() == 0, run.stderr
+        return {event["step"]: event["loss"] for event in run.of("train")}
+
+    expected = toy(20) | toy(30)
+    files = [events_of(path) for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)]
+    shown = {
+        event.step: value.simple_value
+        for file in files
+        for event in file
+        for value in event.summary.value
+        if value.tag == "train/loss"
+    }
+    assert shown == pytest.approx(expected)
+    assert [event.step for event in files[1] if event.HasField("session_log")] == [21]  # later ones of before are void
+
+
+def events_of(path: Path) -> list:
+    """A file of TFRecords: eight bytes of length, a checksum of four, the event, a checksum of four."""
+    data, events = path.read_bytes(), []
+    while data:
+        end = 12 + int.from_bytes(data[:8], "little")
+        events.append(Event.FromString(data[12:end]))
+        data = data[end + 4 :]
+    return events
+
+
+def test_tensorboards_files_without_what_writes_them_are_refused_at_the_start(tmp_path):
+    (tmp_path / "tensorboardX.py").write_text("raise ImportError")
+    variables = {"DDP_TENSORBOARD_DIR": tmp_path / "board", "PYTHONPATH": tmp_path}
+    run = alone(*TRAINER, "toy", **variables)
+    assert run.finish() == 2
+    assert "there is no tensorboardX: pip install it" in run.stderr
+    (tmp_path / "tensorboardX.py").unlink()
+    (tmp_path / "board").touch()
+    run = alone(*TRAINER, "toy", **variables)
+    assert run.finish() == 2
+    assert f"cannot write to {tmp_path}/board" in run.stderr
 
 
 def test_a_finished_run_started_again_on_one_process_reports_its_result_again(digits):
@@ -182,11 +228,12 @@ def real_cifar10(folder: Path) -> Path:
 
 def test_cifar10_trains_on_real_photographs(tmp_path):
     data = real_cifar10(tmp_path)
-    flags = "--recipe fast --epochs 3 --batch-size 16 --learning-rate 0.01 --log-every 4"
+    flags = "--recipe fast --epochs 3 --batch-size 16 --learning-rate 0.01 --log-every 4 --precision bf16"
     run = torchrun(*TRAINER, "cifar10", "--data", data, *flags.split())
     assert run.finish() == 0, run.stderr
     (start,) = run.of("start")
-    assert (start["train_samples"], start["test_samples"]) == (400, 100)
+    assert (start["train_samples"], start["test_samples"], start["precision"]) == (400, 100, "bf16")
+    assert "UserWarning" not in run.stderr
     losses = [entry["loss"] for entry in run.of("train")]
     assert losses[-1] < losses[0]
     assert 0 <= run.of("end")[0]["result"]["accuracy"] <= 1

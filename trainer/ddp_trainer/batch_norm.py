@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_trainer.runtime import Runtime
@@ -58,7 +57,8 @@ class SynchronisedBatchNorm(_BatchNorm):
             variance = mean = input.sum(others)
         mine = torch.cat([mean, variance * values, mean.new_tensor([values])])
         rank, world_size = self.runtime.rank, self.runtime.world_size
-        rows = functional.pad(mine[None], (0, 0, rank, world_size - 1 - rank))  # row r: what rank r has
+        # Row r is what rank r has. Which row is ours is a tensor, so that on XLA all ranks record the same graph.
+        rows = input.new_zeros(world_size, len(mine)).index_put((torch.tensor([rank], device=input.device),), mine)
         rows = _SumOverRanks.apply(rows, self.runtime)  # type: ignore[no-untyped-call]
         means, deviations2, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:].detach()
         total = counts.sum()

@@ -174,8 +174,7 @@ def check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise UserError(
-            f"cannot write to {folder}: {error.strerror or error}; make it writable, or give another --checkpoint-dir "
-            "or --model-dir"
+            f"cannot write to {folder}: {error.strerror or error}; make it writable, or name another"
         ) from error
 
 

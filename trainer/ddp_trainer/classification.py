@@ -114,6 +114,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
         steps=step + sampler.batches_until(options.epochs),
         batch_size=global_batch,
         resumed_step=step,
+        precision="bf16" if task.bf16 else "fp32",
     )
     if step and not sampler.batches_until(options.epochs):
         runtime.warn(

@@ -24,8 +24,8 @@ Train a model alone, on the processes of one machine, or as a DDPJob; the comman
 EPILOG = """\
 Progress comes as one JSON object per line on stdout of rank 0. What takes --checkpoint-dir goes on from its newest
 checkpoint when it is started again with the same flags, and stops after a checkpoint at SIGTERM and SIGINT, with exit
-code 128 + signal. Wrong use is exit code 2. DDP_CHECKPOINT_DIR, DDP_RESULT_FILE and DDP_HEARTBEAT_FILE are read from
-the environment where they are set.
+code 128 + signal. Wrong use is exit code 2. DDP_CHECKPOINT_DIR, DDP_RESULT_FILE, DDP_HEARTBEAT_FILE and
+DDP_TENSORBOARD_DIR are read from the environment where they are set.
 Flags may be spelt with underscores too: --batch_size is --batch-size.
 """
 
@@ -300,6 +300,11 @@ class Cifar10Options(ClassifierOptions):
         "tutorial: 5 epochs, batch 256 per process, SGD with learning rate 0.1, momentum 0.9, weight decay 0.00001; "
         "fast: 1 epoch, batch 32, a learning rate that rises to 0.1 and falls to 0, Nesterov, weight decay 0.0005, "
         "flips only, bf16 where the hardware computes in it",
+    )
+    precision: Literal["recipe", "auto", "bf16", "fp32"] = flag(
+        "recipe",
+        "what convolutions compute in: auto is bf16 where the hardware computes in it, else fp32; recipe is fp32 with the "
+        "tutorial recipe and auto with the fast one; weights and sums are fp32 in any case",
     )
     epochs: int = flag(0, "passes over the data (default the recipe's)", "N", also=("--num-epochs",))
     batch_size: int = flag(0, "samples per step and process (default the recipe's)", "N")

@@ -1,4 +1,4 @@
-"""What a run tells the world: JSON lines on stdout, a heartbeat file, a result file, and where the time went.
+"""What a run tells the world: JSON lines on stdout, a heartbeat file, a result file, TensorBoard's, and where the time went.
 
 stdout carries one JSON object per line with the key "event" and nothing else, from global rank 0 alone; everything
 meant for people goes to stderr.
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.event_files import EventFile
 from ddp_trainer.runtime import Runtime
 
 HEARTBEAT_SECONDS = 1.0
@@ -31,13 +32,18 @@ def peak_memory_mib() -> float:
 
 
 class Progress:
-    """The reporter of one run; `environment` is where DDP_RESULT_FILE and DDP_HEARTBEAT_FILE are looked up."""
+    """The reporter of one run.
+
+    `environment` is where DDP_RESULT_FILE, DDP_HEARTBEAT_FILE and DDP_TENSORBOARD_DIR are looked up.
+    """
 
     def __init__(self, runtime: Runtime, log_every: int = 50, environment: Mapping[str, str] = os.environ) -> None:
         self.runtime, self.log_every = runtime, log_every
         self.seconds = dict.fromkeys(PHASES, 0.0) | dict(runtime.seconds)
         self._result_file = environment.get("DDP_RESULT_FILE") if runtime.is_main else None
         self._heartbeat_file = environment.get("DDP_HEARTBEAT_FILE") if runtime.local_rank == 0 else None
+        self._board_folder = environment.get("DDP_TENSORBOARD_DIR") if runtime.is_main else None
+        self._board: EventFile | None = None
         self._last_beat = float("-inf")
         self._total_steps = self._epochs = 0
         self._loss_sum = torch.zeros((), dtype=runtime.hardware.sums, device=runtime.device)
@@ -57,12 +63,24 @@ class Progress:
                 self._interval_began += spent
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Print one event (global rank 0 only)."""
+        """Print one event (global rank 0 only); what `train` and `eval` measured goes to TensorBoard too."""
         if self.runtime.is_main:
             print(json.dumps({"event": event, "time": round(time.time(), 3), **fields}), flush=True)
+        if self._board and event in ("train", "eval"):
+            try:
+                measured = {name: value for name, value in fields.items() if isinstance(value, float)}
+                self._board.add(fields["step"], {f"{event}/{name}": value for name, value in measured.items()})
+            except OSError as error:
+                self.runtime.warn(f"nothing more is written to {self._board_folder}: {error}")
+                self._board = None
 
     def start(self, *, epochs: int, steps: int, **fields: Any) -> None:
-        """Report the run's size. `steps` counts the whole run, those before a resume included."""
+        """Report the run's size. `steps` counts the whole run, those before a resume, its `resumed_step`, included.
+
+        Raises UserError where TensorBoard's files are wanted and cannot be written.
+        """
+        if self._board_folder:
+            self._board = EventFile(Path(self._board_folder), fields.get("resumed_step"))
         self._epochs, self._total_steps = epochs, steps
         self.emit(
             "start",

@@ -30,7 +30,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import Interrupted, UserError
 from ddp_trainer.hardware import Hardware, choose
 from ddp_trainer.ledger import Ledger, SlowRankError
 
@@ -223,11 +223,13 @@ def process_group(
     """Join the process group that torchrun's variables describe, or none; leave it when the block ends well.
 
     `timeout` is how many seconds a rank waits for its peers in a collective (torch's default: 1,800); where one waits
-    longer, SlowRankError names the rank that it waited for (with gloo; NCCL's watchdog ends the process without Python). `local_rank` counts where LOCAL_RANK is not set. `device` is a
-    kind of hardware.KINDS, `devices` how many of them each process has to itself; its Runtime names the first.
-    `init_method` is how the ranks meet: env://, file:///a/path/that/all/see, or with torch_xla xla://.
+    longer, SlowRankError names the rank that it waited for (with gloo; NCCL's watchdog ends the process without Python).
+    `local_rank` counts where LOCAL_RANK is not set. `device` is a kind of hardware.KINDS, `devices` how many of them each
+    process has to itself; its Runtime names the first. `init_method` is how the ranks meet: env://,
+    file:///a/path/that/all/see (where no SlowRankError names anybody), or with torch_xla xla://.
 
-    After an exception the group is left as it is: taking it down would wait for peers that may be gone.
+    After an exception other than Interrupted the group is left as it is: taking it down would wait for peers that may be
+    gone.
     Raises UserError when the environment describes half a process group or a device that is not there.
     """
     if threads is not None:
@@ -249,13 +251,20 @@ def process_group(
     # Every rank draws the same initial weights; what differs between ranks (augmentation) is derived from positions.
     hardware.seed(seed)
     ledger = runtime.ledger
+
+    def leave() -> None:
+        if ledger:
+            ledger.close()
+        if launched:
+            dist.destroy_process_group()
+
     try:
         yield runtime
-        if launched:
-            runtime.barrier()
-            if ledger:
-                ledger.close()
-            dist.destroy_process_group()
+        runtime.barrier()
+        leave()
+    except Interrupted:
+        leave()  # all ranks have agreed on it, and none is in a collective any more
+        raise
     except RuntimeError as error:
         if ledger and _TIMED_OUT.search(str(error)) and (who := ledger.who_is_slow(timeout)):
             # Without gloo's own error, which looks like that of a rank whose peer was lost, and whose traceback would push
@@ -313,7 +322,7 @@ def _join(
         backend=hardware.backend.rpartition(":")[2],
         cpu_group=dist.new_group(backend="gloo", timeout=limit) if hardware.needs_cpu_group else None,
         # A file keeps all that was ever written to it, so what is written again and again has no place there.
-        ledger=None if isinstance(store, dist.FileStore) else Ledger(PrefixStore("ledger", store), rank, world_size),
+        ledger=None if init_method.startswith("file:") else Ledger(PrefixStore("ledger", store), rank, world_size),
         seconds={},
     )
 

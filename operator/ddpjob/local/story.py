@@ -17,7 +17,7 @@ EVENTS = (
 STAGES = (
     ("starting processes", ("launch", "import")),
     ("meeting", ("rendezvous",)),
-    ("setting up", ("setup",)),
+    ("reading data, setting up", ("setup",)),
     ("waiting for data", ("data",)),
     ("forward", ("forward",)),
     ("backward and all-reduce", ("backward",)),

@@ -22,9 +22,8 @@ def train(options: DigitsOptions, runtime: Runtime) -> None:
     """Train, evaluate after every epoch, report. Raises UserError on wrong use, Interrupted after a signal."""
     progress = Progress(runtime, options.log_every)
 
-    with progress.timed("data"):
-        train_set, test_set = digits.load()
     with progress.timed("setup"):
+        train_set, test_set = digits.load()
         model = DigitsNet().to(runtime.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9, weight_decay=5e-4)
 

@@ -28,9 +28,8 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
     progress = Progress(runtime, options.log_every)
     if options.frozen and not options.weights:
         raise UserError("--frozen keeps weights that were trained before: give them with --weights")
-    with progress.timed("data"):
-        train_set, test_set = runtime.together(lambda: photographs.load(options.data))
     with progress.timed("setup"):
+        train_set, test_set = runtime.together(lambda: photographs.load(options.data))
         model = resnet18(len(train_set.classes))
         if options.weights:
             source = options.weights

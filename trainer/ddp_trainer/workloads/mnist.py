@@ -41,7 +41,7 @@ def train(options: MnistOptions, runtime: Runtime) -> None:
     if options.data is None:
         raise UserError("mnist needs real images (--data FOLDER) or random ones (--fake); give one of the two")
     folder = options.data
-    with progress.timed("data"):
+    with progress.timed("setup"):
         train_set, test_set = runtime.together(lambda: mnist.load(folder))
     if len(train_set) < mnist.TRAINING_IMAGES:
         runtime.warn(

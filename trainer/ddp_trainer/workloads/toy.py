@@ -54,10 +54,8 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
     global_batch = options.batch_size * runtime.world_size
     learning_rate = options.learning_rate or LEARNING_RATE[options.model]
 
-    with progress.timed("data"):
-        inputs, targets = (tensor.to(runtime.device) for tensor in regression_data())
-
     with progress.timed("setup"):
+        inputs, targets = (tensor.to(runtime.device) for tensor in regression_data())
         model = ToyModel(HIDDEN[options.model]).to(runtime.device)
         ddp = runtime.wrap(model, gradient_as_bucket_view=not options.no_bucket_view)
         optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
