@@ -37,7 +37,8 @@ class Photographs(Dataset):
     def __init__(self, folder: Path, augment: bool, limit: int | None) -> None:
         classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
         files = [(path, number) for number, name in enumerate(classes) for path in sorted((folder / name).iterdir())]
-        self.files = files[:: max(1, len(files) // limit)][:limit] if limit else files
+        # Spread evenly, so that no class is left out.
+        self.files = [files[index] for index in np.linspace(0, len(files) - 1, limit or len(files)).astype(int)]
         self.augment = augment
         self.mean = torch.tensor(MEAN).view(3, 1, 1)
         self.deviation = torch.tensor(DEVIATION).view(3, 1, 1)

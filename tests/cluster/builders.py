@@ -25,7 +25,7 @@ SEPARATE = {
         ]
     }
 }
-"""Unlike SPREAD, which leaves a cordoned node out of account, this waits until there is a second node."""
+"""Unlike SPREAD, which leaves a node that is not eligible out of account, this waits until there is a second one."""
 
 
 def job(name: str, *args: str, image: str = TRAINER, **spec: Any) -> Object:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from .harness import ROOT, Cluster, Space, Unavailable, node_image, require_tools, run
+from .builders import SEPARATE, digits
+from .harness import ROOT, WORKERS, Cluster, Space, Unavailable, node_image, require_tools, run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,8 +49,25 @@ def cluster() -> Iterator[Cluster]:
         cluster.delete()
 
 
+LATE = "ddpjob.dev/test-late=here"
+"""A label of nodes, which the second worker gets in the end only."""
+
+
+@pytest.fixture(scope="session")
+def waiting(cluster: Cluster) -> Iterator[Space]:
+    """A job that only one node is there for: it waits for the other while the other tests run (test_waiting.py)."""
+    first, second = WORKERS
+    cluster.kubectl("label", "node", first, LATE, "--overwrite")
+    cluster.kubectl("label", "node", second, f"{LATE.partition('=')[0]}-")
+    space = Space(cluster, f"waiting-{uuid.uuid4().hex[:6]}")
+    selector = dict([LATE.split("=")])
+    space.apply(digits("digits", 5, nodeSelector=selector, affinity=SEPARATE, topologySpreadConstraints=[]))
+    yield space
+    space.close()
+
+
 @pytest.fixture
-def make_space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Callable[..., Space]]:
+def make_space(cluster: Cluster, waiting: Space, request: pytest.FixtureRequest) -> Iterator[Callable[..., Space]]:
     """Makes namespaces named after the test, with the labels that it gives."""
     spaces: list[Space] = []
 

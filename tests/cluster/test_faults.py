@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from .builders import SEPARATE, digits, digits_with_checkpoints
+from .builders import digits_with_checkpoints
 from .harness import WORKERS, Cluster, Space
 
 KILL_WORKERS = """
@@ -73,34 +73,3 @@ def assert_no_index_was_refilled(seen: list[str], job: str) -> None:
     """Each pod name was given to one pod only, and there were two attempts of two."""
     pods_by_name = Counter(line.split()[0] for line in seen)
     assert pods_by_name == {f"{job}-{attempt}-{index}": 1 for attempt in (0, 1) for index in (0, 1)}
-
-
-def test_a_job_waits_for_a_cordoned_node_longer_than_torchrun_would(cluster: Cluster, space: Space):
-    """torchrun's own read_timeout of 60 s gives up after less than twice that time."""
-    first, second = WORKERS
-    cluster.kubectl("cordon", second)
-    try:
-        space.apply(digits("digits", 5, affinity=SEPARATE, topologySpreadConstraints=[]))
-        status = space.wait_for_status("digits", reason="Unschedulable")
-        assert "digits-0-" in status["message"]
-        alone = space.wait("one node's agent waits", lambda: agent_seconds(space, first))
-        space.wait("it has waited for 130 s", lambda: agent_seconds(space, first) > alone + 130, 200)
-    finally:
-        cluster.kubectl("uncordon", second)
-    space.wait_for_complete("digits")
-
-
-def agent_seconds(space: Space, node: str) -> float:
-    """For how long the running pod on `node` has run, by the clock of that pod; 0 while there is none."""
-    running = [
-        name
-        for name, pod in space.pods("digits").items()
-        if pod["spec"].get("nodeName") == node and pod["status"]["phase"] == "Running"
-    ]
-    if not running:
-        return 0.0
-    started_ticks, uptime = space.kubectl(
-        "exec", running[0], "--", "python", "-c",
-        "print(open('/proc/1/stat').read().split()[21], open('/proc/uptime').read().split()[0])",
-    ).split()  # fmt: skip
-    return float(uptime) - int(started_ticks) / 100

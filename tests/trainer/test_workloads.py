@@ -1,10 +1,8 @@
 """The workloads as their users start them: what they learn, what they print, which files they leave."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -24,7 +22,6 @@ KEYS = {
     "end": "step result seconds peak_memory_mib",
 }
 PHASES = {"import", "rendezvous", "setup", "data", "forward", "backward", "optimizer", "evaluate", "checkpoint"}
-REAL_DATA = Path(os.environ.get("DDP_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
 @pytest.fixture(scope="module")
@@ -214,29 +211,6 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(digits, tmp_path):
     run = alone(*TRAINER, "digits", "--epochs", 21, "--batch-size", 64, "--checkpoint-dir", tmp_path / "copy")
     assert run.finish() == 0, run.stderr
     assert [entry["epoch"] for entry in run.of("eval")] == [20, 21]
-
-
-def real_cifar10(folder: Path) -> Path:
-    """A small part of the real images, unpacked from the archive into `folder`."""
-    archive = REAL_DATA / "cifar10.tar.zst"
-    if not archive.is_file() or not shutil.which("zstd"):
-        pytest.skip(f"{archive} or zstd is not there; DDP_TEST_DATA names the folder with the archive")
-    some = ["cifar10/train/*/00[0-3]?.jpg", "cifar10/test/*/000?.jpg"]
-    subprocess.run(["tar", "--zstd", "-xf", archive, "-C", folder, "--wildcards", *some], check=True, timeout=120)
-    return folder
-
-
-def test_cifar10_trains_on_real_photographs(tmp_path):
-    data = real_cifar10(tmp_path)
-    flags = "--recipe fast --epochs 3 --batch-size 16 --learning-rate 0.01 --log-every 4 --precision bf16"
-    run = torchrun(*TRAINER, "cifar10", "--data", data, *flags.split())
-    assert run.finish() == 0, run.stderr
-    (start,) = run.of("start")
-    assert (start["train_samples"], start["test_samples"], start["precision"]) == (400, 100, "bf16")
-    assert "UserWarning" not in run.stderr
-    losses = [entry["loss"] for entry in run.of("train")]
-    assert losses[-1] < losses[0]
-    assert 0 <= run.of("end")[0]["result"]["accuracy"] <= 1
 
 
 def test_with_synchronised_batch_norm_two_processes_are_as_one_at_equal_global_batch(tiny_cifar10):

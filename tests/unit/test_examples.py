@@ -60,7 +60,7 @@ def test_a_process_with_two_gpus_is_started_half_as_often():
     [
         ("nothing", "'nothing' is not one of toy,"),
         ("digits --accelerator tpu", "'tpu' is not one of cpu, gpu, "),
-        ("digits --accelerator trn1.2xlarge --nodes 2", "must be 1 with accelerator trn1.2xlarge"),
+        ("digits --accelerator trn1.2xlarge --nodes 2", "spec.nodes must be 1"),
         ("digits --gpus 4", "needs --accelerator gpu"),
         ("model-parallel --accelerator gpu --gpus 3", "needs a multiple of 2"),
         ("digits --nodes 0", "greater than or equal to 1"),
