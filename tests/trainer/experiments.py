@@ -164,7 +164,7 @@ def complaint_of_one_rank(runtime: Runtime) -> str:
 
 
 def main(folder: Path) -> None:
-    with process_group(threads=1) as runtime:
+    with process_group(threads=1, device="cpu") as runtime:
         outcome = {
             # Batches of 8, 8, 8 and 5 an epoch: the last is uneven at 2 ranks and at 4. With 25 samples it has one.
             "uneven": nn.utils.parameters_to_vector(train(runtime, 29, 8, 100).parameters()).detach(),
