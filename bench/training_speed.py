@@ -33,6 +33,7 @@ from ddp_trainer.runtime import Runtime, process_group
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build" / "training-speed"
+TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DROPPED = 3  # turns before the first that counts
 
 
@@ -235,9 +236,8 @@ def tutorial(data: Path, runs: int, more: list[str]) -> None:
 
 def _epoch(program: list[str]) -> dict[str, float]:
     """Run it on two ranks: seconds of its steps, of them waiting for data, mean loss of the last fifth."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launcher, *program],
+        [*TWO_RANKS, *program],
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -277,8 +277,7 @@ def main() -> None:
     elif "RANK" in os.environ:
         as_rank(options.experiment, options.turns)
     else:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        sys.exit(subprocess.run([*launcher, *sys.argv], env=_one_thread()).returncode)
+        sys.exit(subprocess.run([*TWO_RANKS, *sys.argv], env=_one_thread()).returncode)
 
 
 if __name__ == "__main__":

@@ -96,9 +96,8 @@ def main() -> None:
         optimizer.zero_grad()
         losses.append(loss.detach())
         book("optimizer")
-    final = (
-        torch.stack(losses[-(len(losses) // 5) :]).mean() / dist.get_world_size()
-    )  # over the last fifth of the epoch
+    last_fifth = losses[-(len(losses) // 5) :]
+    final = torch.stack(last_fifth).mean() / dist.get_world_size()
     dist.all_reduce(final)
 
     model.eval()

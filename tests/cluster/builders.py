@@ -28,6 +28,10 @@ SEPARATE = {
 """Unlike SPREAD, which leaves a node that is not eligible out of account, this waits until there is a second one."""
 
 
+LATE = "ddpjob.dev/test-late"
+"""A label of nodes, which the second worker gets in the end only."""
+
+
 def job(name: str, *args: str, image: str = TRAINER, **spec: Any) -> Object:
     """A DDPJob of two nodes, spread over them, that runs `args`."""
     return {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .builders import SEPARATE, digits
+from .builders import LATE, SEPARATE, digits
 from .harness import ROOT, WORKERS, Cluster, Space, Unavailable, node_image, require_tools, run
 
 
@@ -49,19 +49,14 @@ def cluster() -> Iterator[Cluster]:
         cluster.delete()
 
 
-LATE = "ddpjob.dev/test-late=here"
-"""A label of nodes, which the second worker gets in the end only."""
-
-
 @pytest.fixture(scope="session")
 def waiting(cluster: Cluster) -> Iterator[Space]:
     """A job that only one node is there for: it waits for the other while the other tests run (test_waiting.py)."""
     first, second = WORKERS
-    cluster.kubectl("label", "node", first, LATE, "--overwrite")
-    cluster.kubectl("label", "node", second, f"{LATE.partition('=')[0]}-")
+    cluster.kubectl("label", "node", first, f"{LATE}=", "--overwrite")
+    cluster.kubectl("label", "node", second, f"{LATE}-")
     space = Space(cluster, f"waiting-{uuid.uuid4().hex[:6]}")
-    selector = dict([LATE.split("=")])
-    space.apply(digits("digits", 5, nodeSelector=selector, affinity=SEPARATE, topologySpreadConstraints=[]))
+    space.apply(digits("digits", 5, nodeSelector={LATE: ""}, affinity=SEPARATE, topologySpreadConstraints=[]))
     yield space
     space.close()
 

@@ -1,6 +1,6 @@
 """A job whose second node is not there yet. It waits from the first test on, this looks at it in the last one."""
 
-from .conftest import LATE
+from .builders import LATE
 from .harness import WORKERS, Cluster, Space
 
 
@@ -10,7 +10,7 @@ def test_a_job_waits_for_a_node_longer_than_torchrun_would(cluster: Cluster, wai
     status = waiting.wait_for_status("digits", reason="Unschedulable")
     assert "digits-0-" in status["message"]
     waiting.wait("one node's agent has waited for 130 s", lambda: agent_seconds(waiting, first) > 130, 200)
-    cluster.kubectl("label", "node", second, LATE)
+    cluster.kubectl("label", "node", second, f"{LATE}=")
     status = waiting.wait_for_complete("digits")
     assert status["attempt"] == 0
 
