@@ -51,28 +51,37 @@ class SmallNet(nn.Sequential):
 
 @dataclass
 class Variant:
-    """What a step calls, the context that it runs in, and what follows each backward pass."""
+    """What a step calls, the context that it runs in, what follows each backward pass, and the trainer's other means."""
 
     module: nn.Module
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     after_backward: Callable[[], None] = lambda: None
+    batch: bool = True  # Linux's scheduling
+    channels_last: bool = True
+    fused: bool = True  # the optimizer
 
 
 Make = Callable[[nn.Module, Runtime], Variant]
+AS_IN_TUTORIALS = {"batch": False, "channels_last": False, "fused": False}
 
 
 def plain(model: nn.Module, _: Runtime) -> Variant:
     """DDP as tutorials use it."""
-    return Variant(DistributedDataParallel(model))
+    return Variant(DistributedDataParallel(model), **AS_IN_TUTORIALS)
 
 
 def with_bucket_view(model: nn.Module, _: Runtime) -> Variant:
     """The same, with gradients that are views of the buckets."""
-    return Variant(DistributedDataParallel(model, gradient_as_bucket_view=True))
+    return Variant(DistributedDataParallel(model, gradient_as_bucket_view=True), **AS_IN_TUTORIALS)
+
+
+def but_for(**means: bool) -> Make:
+    """Our DDP without some of the trainer's other means."""
+    return lambda model, runtime: Variant(runtime.wrap(model), **means)
 
 
 def independent(model: nn.Module, _: Runtime) -> Variant:
-    """No DDP: the ranks train each for itself, at the same time."""
+    """No DDP: the ranks train each for itself, at the same time, with all other means."""
     return Variant(model)
 
 
@@ -98,7 +107,10 @@ SMALL: dict[str, Make] = {
     "plain DDP": plain,
     "plain DDP again": plain,
     "+ bucket view": with_bucket_view,
-    "+ buffers only where read (ours)": with_settings(),
+    "+ buffers only where read": but_for(**AS_IN_TUTORIALS),
+    "+ batch scheduling": but_for(channels_last=False, fused=False),
+    "+ channels last": but_for(fused=False),
+    "+ fused optimizer (ours)": with_settings(),
     "+ static graph": with_settings(static_graph=True),
     "+ buckets of 0.1 MB": with_settings(bucket_cap_mb=0.1),
     "one flat all-reduce": one_flat_all_reduce,
@@ -109,8 +121,8 @@ SCALING: dict[str, Make] = {
     "independent processes again": independent,
     "DDP (ours)": with_settings(),
     "+ static graph": with_settings(static_graph=True),
-    "plain DDP": plain,
     "one flat all-reduce": one_flat_all_reduce,
+    "plain DDP": plain,
 }
 
 
@@ -146,7 +158,7 @@ def measure(case: Case, variants: Mapping[str, Make], turns: int, runtime: Runti
         model = case.make()
         variant = make(model, runtime)
         runtime.warm_up(variant.module, torch.randn(2, *case.shape))
-        made[name] = variant, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        made[name] = variant, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=variant.fused)
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     generator = torch.Generator().manual_seed(runtime.rank)
     for turn in range(DROPPED + turns):
@@ -163,16 +175,25 @@ def measure(case: Case, variants: Mapping[str, Make], turns: int, runtime: Runti
 def _turn(
     variant: Variant, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor, steps: int, runtime: Runtime
 ) -> float:
+    _schedule(batch=variant.batch)
     runtime.barrier()
+    layout = torch.channels_last if variant.channels_last else torch.contiguous_format
     began = time.perf_counter()
     for _ in range(steps):
         with variant.context():
-            F.cross_entropy(variant.module(inputs), labels).backward()
+            F.cross_entropy(variant.module(inputs.to(memory_format=layout)), labels).backward()
         variant.after_backward()
         optimizer.step()
         optimizer.zero_grad()
     took = torch.tensor((time.perf_counter() - began) / steps, dtype=torch.float64)
     return float(runtime.maximum(took))
+
+
+def _schedule(*, batch: bool) -> None:
+    """Let Linux schedule all threads of this process, gloo's among them, as the trainer asks for it or as by default."""
+    if sys.platform == "linux":
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_BATCH if batch else os.SCHED_OTHER, os.sched_param(0))
 
 
 def table(seconds: Mapping[str, list[float]], images: int) -> Iterator[str]:

@@ -3,6 +3,7 @@
 python experiments.py FOLDER
 """
 
+import os
 import sys
 import weakref
 from pathlib import Path
@@ -133,6 +134,48 @@ def plain_loop_over_shards(steps: int, ranks: int) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters())
 
 
+def net_for_images() -> nn.Module:
+    """With a 1x1 convolution, whose weights' strides can be told in two ways."""
+    torch.manual_seed(11)
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 1), nn.ReLU(), nn.Conv2d(12, 6, 3, stride=2)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6 * 2 * 2, 10))
+
+
+def some_images() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(np.random.default_rng(4).standard_normal((29, 3, 8, 8), np.float32)), torch.arange(29) % 10
+
+
+def train_on_images(runtime: Runtime, steps: int) -> dict[str, torch.Tensor]:
+    """As the workloads do it: the images in the hardware's layout, a fused optimizer."""
+    images, labels = some_images()
+    model = net_for_images()
+    ddp = runtime.wrap(model)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3, fused=runtime.hardware.fused_optimizers
+    )
+    runtime.warm_up(ddp, images[:2])
+    for step in range(steps):
+        for shard in GlobalBatchSampler(29, 29, runtime.rank, runtime.world_size, seed=step):
+            chosen = torch.from_numpy(shard.indices)
+            inputs = images[chosen].to(memory_format=runtime.hardware.image_layout(bf16=False))
+            loss = F.cross_entropy(ddp(inputs), labels[chosen], reduction="sum")
+            (loss * (runtime.world_size / shard.batch_size)).backward()
+            runtime.step(optimizer)
+    return model.state_dict()
+
+
+def plain_loop_on_images(steps: int) -> dict[str, torch.Tensor]:
+    """What it should be: one process, contiguous images, an optimizer that goes by each number's place in the tensor."""
+    images, labels = some_images()
+    model = net_for_images()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3, fused=False)
+    for _ in range(steps):
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
 def counted_by_an_evaluation(runtime: Runtime) -> list[int]:
     """Every index that any rank looked up while 31 samples were evaluated in batches of 4."""
     inputs, labels = samples(31)
@@ -163,27 +206,34 @@ def complaint_of_one_rank(runtime: Runtime) -> str:
     return "nobody complained"
 
 
+def gloo_threads() -> list[int]:
+    """The numbers of gloo's threads in this process; none where /proc does not tell, which is anywhere but on Linux."""
+    return [int(path.parent.name) for path in Path("/proc/self/task").glob("*/comm") if "gloo" in path.read_text()]
+
+
 def main(folder: Path) -> None:
     with process_group(threads=1, device="cpu") as runtime:
         outcome = {
+            "policies of gloo": [os.sched_getscheduler(thread) for thread in gloo_threads()],
             # Batches of 8, 8, 8 and 5 an epoch: the last is uneven at 2 ranks and at 4. With 25 samples it has one.
             "uneven": nn.utils.parameters_to_vector(train(runtime, 29, 8, 100).parameters()).detach(),
             "empty": nn.utils.parameters_to_vector(train(runtime, 25, 8, 100).parameters()).detach(),
             "unbroken": nn.utils.parameters_to_vector(train(runtime, 29, 8, 7).parameters()).detach(),
             "batch norm": train_with_batch_norm(runtime, 40, synchronised=False),
             "synchronised": train_with_batch_norm(runtime, 40, synchronised=True),
+            "images": train_on_images(runtime, 100),
             "few samples": few_samples_for_a_model_with_batch_norm(runtime),
             "evaluated": counted_by_an_evaluation(runtime),
             "complaint": complaint_of_one_rank(runtime),
         }
         if runtime.world_size == 1:
+            outcome["plain images"] = plain_loop_on_images(100)
             outcome["shards"] = {ranks: plain_loop_over_shards(40, ranks) for ranks in (2, 4)}
         for steps in (2, 5, 7):  # in the middle of an epoch, in the next one, at the end
             model = train(runtime, 29, 8, steps, folder / "checkpoints")
         outcome["in three pieces"] = nn.utils.parameters_to_vector(model.parameters()).detach()
         group = weakref.ref(dist.group.WORLD) if runtime.world_size > 1 else lambda: None
-    threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]  # on Linux
-    outcome["group destroyed"] = group() is None and not any("gloo" in name for name in threads)
+    outcome["group destroyed"] = group() is None and not gloo_threads()
     torch.save(outcome, folder / f"rank-{runtime.rank}.pt")
 
 

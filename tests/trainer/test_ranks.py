@@ -1,5 +1,6 @@
 """What several ranks must agree on: the same parameters, exact sums at uneven sizes, bit-exact resumes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,11 @@ def test_synchronised_batch_norm_trains_like_a_single_process_without_it(outcome
         assert difference(outcome["synchronised"], single["batch norm"]) <= 1e-10  # its running statistics included
 
 
+def test_layout_and_fused_optimizer_train_like_a_plain_loop(outcomes, single):
+    for outcome in [*outcomes, single]:
+        assert difference(outcome["images"], single["plain images"]) <= 1e-5
+
+
 def test_synchronised_batch_norm_normalises_images_under_autocast_as_batch_norm_does():
     torch.manual_seed(0)
     plain, ours = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
@@ -105,3 +111,9 @@ def test_what_one_rank_complains_of_all_ranks_raise(outcomes):
 def test_no_group_is_left_whose_threads_could_abort_a_finished_process(outcomes):
     for outcome in outcomes:
         assert outcome["group destroyed"]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling policies are Linux's")
+def test_the_threads_that_reduce_do_not_displace_those_that_compute(outcomes):
+    for outcome in outcomes:
+        assert set(outcome["policies of gloo"]) == {os.SCHED_BATCH}

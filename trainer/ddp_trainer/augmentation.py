@@ -30,6 +30,4 @@ def shift_and_flip(pixels: Tensor, shard: Shard, *, seed: int, pixels_off: int =
     image, rows, columns = (
         index.to(pixels.device) for index in (torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :])
     )
-    # Indexing moves the colours to the end. Back in place and contiguous: gradients in another memory layout than
-    # their parameters would cost DDP an extra copy of each.
-    return padded.movedim(1, 3)[image, rows, columns].movedim(3, 1).contiguous()
+    return padded.movedim(1, 3)[image, rows, columns].movedim(3, 1)  # indexing moves the colours to the end

@@ -123,11 +123,22 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
 
     vote = StopVote(runtime)
     autocast = torch.autocast(runtime.device.type, torch.bfloat16, enabled=task.bf16)
+    layout = runtime.hardware.image_layout(bf16=task.bf16)
+
+    def laid_out(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        inputs, labels = batch
+        return inputs.to(memory_format=layout), labels
 
     def test(epoch: int) -> dict[str, float]:
         with progress.timed("evaluate"), autocast:
             found = evaluate(
-                model, task.fetch_test, task.test_samples, global_batch, step=step, progress=progress, vote=vote
+                model,
+                lambda chosen: laid_out(task.fetch_test(chosen)),
+                task.test_samples,
+                global_batch,
+                step=step,
+                progress=progress,
+                vote=vote,
             )
         if vote.agreed:
             leave(vote.agreed, step, vote=vote, checkpoints=checkpoints, progress=progress)
@@ -155,7 +166,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             with progress.timed("data"):
-                inputs, labels = task.fetch(shard)
+                inputs, labels = laid_out(task.fetch(shard))
             with batch_norm_at_rest(model, shard):
                 with progress.timed("forward"), autocast:
                     loss_sum = F.cross_entropy(arm.module(inputs), labels, reduction="sum")

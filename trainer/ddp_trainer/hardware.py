@@ -12,7 +12,7 @@ where they are chosen. What of this ran where is in docs/workloads/xla.md.
 import importlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,11 +30,11 @@ class Hardware:
     needs_cpu_group = False
     pairs = True  # whether two ranks can do something together that the others take no part in
     sums = torch.float64  # what losses and counts are added up in
-    fused_optimizers = True  # one kernel for an optimizer's whole step
-    channels_last = True  # whether the order of an image's dimensions is ours to choose
+    fused_optimizers = True  # one pass over each parameter instead of one for each of an optimizer's operations
 
     def prepare(self, local_rank: int, each: int) -> None:
         """What has to be before the group is joined. Raises UserError where a process of `each` devices would lack one."""
+        schedule_as_batch()
 
     def take(self, local_rank: int, each: int) -> torch.device:
         """The (first) device of this process, which is the current one from now on. After the group was joined."""
@@ -51,6 +51,14 @@ class Hardware:
         """Whether it multiplies bfloat16 itself. Without that, autocast would convert to and fro and be slower."""
         capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
         return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+    def image_layout(self, *, bf16: bool) -> torch.memory_format:
+        """The order in memory of an image's dimensions in which it convolves fastest.
+
+        The weights stay contiguous, and so do their gradients and momenta: the CPU's fused optimizers go through all of
+        them in the order of memory, and compute nonsense without a word where it differs (seen with torch 2.13).
+        """
+        return torch.channels_last
 
     def end_step(self) -> None:
         """A training step or a batch of an evaluation is over: run what was only recorded so far."""
@@ -129,6 +137,10 @@ class Cuda(Accelerator):
         """See Hardware."""
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
+    def image_layout(self, *, bf16: bool) -> torch.memory_format:
+        """See Hardware. What PyTorch's guide to channels_last recommends it for; fp32 could not be measured here."""
+        return torch.channels_last if bf16 else torch.contiguous_format
+
 
 class Neuron(Accelerator):
     """Trainium 2 and 3 by TorchNeuron: one NeuronCore a process, by its LOCAL_RANK."""
@@ -137,7 +149,6 @@ class Neuron(Accelerator):
     backend = "cpu:gloo,neuron:neuron"
     sums = torch.float32  # the cores have no float64
     fused_optimizers = False
-    channels_last = False
 
     def __init__(self) -> None:
         _import("torch_neuronx", "TorchNeuron", "use the image that AWS publishes for it")
@@ -147,6 +158,10 @@ class Neuron(Accelerator):
     def computes_in_bf16(self) -> bool:
         """See Hardware."""
         return True
+
+    def image_layout(self, *, bf16: bool) -> torch.memory_format:
+        """See Hardware. The compiler chooses layouts."""
+        return torch.contiguous_format
 
 
 class Xla(Hardware):
@@ -162,7 +177,6 @@ class Xla(Hardware):
     pairs = False
     sums = torch.float32  # neither Trainium nor TPU has float64
     fused_optimizers = False
-    channels_last = False  # the compiler chooses layouts
 
     def __init__(self) -> None:
         _import("torch_xla", "torch_xla", "pip install torch==2.9.0 torch_xla==2.9.0")
@@ -211,6 +225,10 @@ class Xla(Hardware):
         """See Hardware."""
         return bool(self._runtime.device_type() != "CPU")
 
+    def image_layout(self, *, bf16: bool) -> torch.memory_format:
+        """See Hardware. The compiler chooses layouts."""
+        return torch.contiguous_format
+
     def end_step(self) -> None:
         """See Hardware."""
         self._xla.sync()
@@ -241,6 +259,18 @@ def choose(name: str) -> Hardware:
     if found == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: PyTorch finds no GPU here; look at nvidia-smi, or give --device cpu")
     return KINDS[found]()
+
+
+def schedule_as_batch() -> None:
+    """Tell Linux that this thread, and those that it starts from now on, compute for long: SCHED_BATCH of sched(7).
+
+    What wakes up then does not displace what runs. gloo's threads wake several times in an all-reduce, and under the
+    default policy displace each other and the thread that computes: bench/README.md has what a step of a small net gains.
+    Needs no privilege; whoever shares the machine loses nothing by it.
+    """
+    if hasattr(os, "sched_setscheduler"):  # macOS has none
+        with suppress(OSError):  # a sandbox may forbid it, and training works without
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _found() -> str:

@@ -53,16 +53,18 @@ def compare(
             torch.manual_seed(options.seed)  # equal weights in both
             model = make().to(runtime.device)
             arms[arm] = kind(model, runtime)
-            optimizers[arm] = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+            fused = runtime.hardware.fused_optimizers
+            optimizers[arm] = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=fused)
             runtime.warm_up(arms[arm].module, torch.randn(2, *shape, device=runtime.device))
     images = options.steps * options.batch_size * runtime.world_size
     steps = (options.rounds + WARM_UP) * options.steps * len(arms)
     progress.start(workload=name, epochs=0, steps=steps, batch_size=options.batch_size * runtime.world_size)
     generator = torch.Generator().manual_seed(options.seed + runtime.rank)
+    layout = runtime.hardware.image_layout(bf16=False)
     rates: dict[str, list[float]] = {arm: [] for arm in arms}
     step = 0
     for number in range(WARM_UP + options.rounds):
-        inputs = torch.randn(options.batch_size, *shape, generator=generator).to(runtime.device)
+        inputs = torch.randn(options.batch_size, *shape, generator=generator).to(runtime.device, memory_format=layout)
         labels = torch.randint(0, 10, (options.batch_size,), generator=generator).to(runtime.device)
         order = list(arms) if number % 2 else list(arms)[::-1]  # so that neither always follows the other
         for arm in order:

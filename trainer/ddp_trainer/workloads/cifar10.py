@@ -4,7 +4,6 @@ python -m ddp_trainer cifar10 --data FOLDER                                     
 torchrun --standalone --nproc-per-node 2 -m ddp_trainer cifar10 --data FOLDER --recipe fast       60 % after one epoch
 """
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -66,11 +65,6 @@ def train(options: Cifar10Options, runtime: Runtime) -> None:
 
         precision = recipe.precision if options.precision == "recipe" else options.precision
         bf16 = precision == "bf16" or (precision == "auto" and runtime.hardware.computes_in_bf16())
-        # In bf16 convolutions are quicker on images whose innermost dimension is the colour. The weights stay as they are: the
-        # CPU's fused optimizer copies what is in another layout.
-        layout = torch.channels_last if bf16 and runtime.hardware.channels_last else torch.contiguous_format
-        # DDP says it of 1x1 convolutions, whose gradients count their strides in another way but lie in the same order.
-        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         model = resnet18(len(cifar10.CLASSES), options.stem, recipe.zero_init_residual).to(runtime.device)
         optimizer = torch.optim.SGD(
             model.parameters(),
@@ -78,13 +72,13 @@ def train(options: Cifar10Options, runtime: Runtime) -> None:
             momentum=0.9,
             weight_decay=recipe.weight_decay,
             nesterov=recipe.nesterov,
-            fused=runtime.hardware.fused_optimizers,  # one pass over each parameter instead of four
+            fused=runtime.hardware.fused_optimizers,
         )
         mean = torch.tensor(MEAN, device=runtime.device).view(3, 1, 1) * 255
         deviation = torch.tensor(DEVIATION, device=runtime.device).view(3, 1, 1) * 255
 
     def normalised(pixels: Tensor) -> Tensor:
-        return ((pixels.to(runtime.device) - mean) / deviation).contiguous(memory_format=layout)
+        return (pixels.to(runtime.device) - mean) / deviation
 
     def labels(images: Images, indices: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(images.labels[indices]).to(runtime.device)

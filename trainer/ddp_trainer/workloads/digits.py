@@ -25,7 +25,13 @@ def train(options: DigitsOptions, runtime: Runtime) -> None:
     with progress.timed("setup"):
         train_set, test_set = digits.load()
         model = DigitsNet().to(runtime.device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9, weight_decay=5e-4)
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=options.learning_rate,
+            momentum=0.9,
+            weight_decay=5e-4,
+            fused=runtime.hardware.fused_optimizers,
+        )
 
     def inputs_and_labels(images: Images, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images.pixels[indices]).to(runtime.device)

@@ -38,7 +38,8 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
             freeze_all_but_the_last_layer(model)
         model = model.to(runtime.device)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.SGD(trained, lr=options.learning_rate, momentum=0.9)
+        fused = runtime.hardware.fused_optimizers
+        optimizer = torch.optim.SGD(trained, lr=options.learning_rate, momentum=0.9, fused=fused)
         mean = torch.tensor(MEAN, device=runtime.device).view(3, 1, 1) * 255
         deviation = torch.tensor(DEVIATION, device=runtime.device).view(3, 1, 1) * 255
 

@@ -50,7 +50,7 @@ def train(options: MnistOptions, runtime: Runtime) -> None:
     with progress.timed("setup"):
         model = MnistNet().to(runtime.device)
         rate = options.learning_rate or RATE_PER_PROCESS * runtime.world_size
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5, fused=runtime.hardware.fused_optimizers)
 
     def normalised(pixels: Tensor) -> Tensor:
         return (pixels.to(runtime.device).float() / 255 - MEAN) / DEVIATION
