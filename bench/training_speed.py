@@ -1,7 +1,7 @@
 """How fast the trainer's steps are: side by side, in turns within one run, so that all see the same machine.
 
     python bench/training_speed.py scaling             ResNet-18: two ranks under DDP beside two independent processes
-    python bench/training_speed.py small               small nets: plain DDP, and what each of torch's own means gives
+    python bench/training_speed.py small               small nets: plain DDP, and what each of the trainer's means gives
     python bench/training_speed.py tutorial --data FOLDER   CIFAR-10: a loop written as tutorials do, and ours
 
 Two processes with one thread each, on random data but for `tutorial`. A turn's time is that of the slower rank; what counts
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,18 +51,18 @@ class SmallNet(nn.Sequential):
 
 @dataclass
 class Variant:
-    """What a step calls, the context that it runs in, what follows each backward pass, and the trainer's other means."""
+    """What a step calls, the context that it runs in, what follows each backward pass, and which of the trainer's three means it has."""
 
     module: nn.Module
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     after_backward: Callable[[], None] = lambda: None
-    batch: bool = True  # Linux's scheduling
+    batch_scheduling: bool = True
     channels_last: bool = True
-    fused: bool = True  # the optimizer
+    fused_optimizer: bool = True
 
 
 Make = Callable[[nn.Module, Runtime], Variant]
-AS_IN_TUTORIALS = {"batch": False, "channels_last": False, "fused": False}
+AS_IN_TUTORIALS = {"batch_scheduling": False, "channels_last": False, "fused_optimizer": False}
 
 
 def plain(model: nn.Module, _: Runtime) -> Variant:
@@ -76,12 +76,12 @@ def with_bucket_view(model: nn.Module, _: Runtime) -> Variant:
 
 
 def but_for(**means: bool) -> Make:
-    """Our DDP without some of the trainer's other means."""
+    """Our DDP without some of the three means."""
     return lambda model, runtime: Variant(runtime.wrap(model), **means)
 
 
 def independent(model: nn.Module, _: Runtime) -> Variant:
-    """No DDP: the ranks train each for itself, at the same time, with all other means."""
+    """No DDP: the ranks train each for itself, at the same time, with all three means."""
     return Variant(model)
 
 
@@ -108,11 +108,11 @@ SMALL: dict[str, Make] = {
     "plain DDP again": plain,
     "+ bucket view": with_bucket_view,
     "+ buffers only where read": but_for(**AS_IN_TUTORIALS),
-    "+ batch scheduling": but_for(channels_last=False, fused=False),
-    "+ channels last": but_for(fused=False),
+    "+ batch scheduling": but_for(channels_last=False, fused_optimizer=False),
+    "+ channels last": but_for(fused_optimizer=False),
     "+ fused optimizer (ours)": with_settings(),
-    "+ static graph": with_settings(static_graph=True),
-    "+ buckets of 0.1 MB": with_settings(bucket_cap_mb=0.1),
+    "ours with static graph": with_settings(static_graph=True),
+    "ours with buckets of 0.1 MB": with_settings(bucket_cap_mb=0.1),
     "one flat all-reduce": one_flat_all_reduce,
     "ours in no_sync": without_sync,
 }
@@ -120,7 +120,7 @@ SCALING: dict[str, Make] = {
     "independent processes": independent,
     "independent processes again": independent,
     "DDP (ours)": with_settings(),
-    "+ static graph": with_settings(static_graph=True),
+    "ours with static graph": with_settings(static_graph=True),
     "one flat all-reduce": one_flat_all_reduce,
     "plain DDP": plain,
 }
@@ -158,7 +158,7 @@ def measure(case: Case, variants: Mapping[str, Make], turns: int, runtime: Runti
         model = case.make()
         variant = make(model, runtime)
         runtime.warm_up(variant.module, torch.randn(2, *case.shape))
-        made[name] = variant, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=variant.fused)
+        made[name] = variant, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=variant.fused_optimizer)
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     generator = torch.Generator().manual_seed(runtime.rank)
     for turn in range(DROPPED + turns):
@@ -175,7 +175,7 @@ def measure(case: Case, variants: Mapping[str, Make], turns: int, runtime: Runti
 def _turn(
     variant: Variant, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor, steps: int, runtime: Runtime
 ) -> float:
-    _schedule(batch=variant.batch)
+    _schedule(batch=variant.batch_scheduling)
     runtime.barrier()
     layout = torch.channels_last if variant.channels_last else torch.contiguous_format
     began = time.perf_counter()
@@ -193,7 +193,8 @@ def _schedule(*, batch: bool) -> None:
     """Let Linux schedule all threads of this process, gloo's among them, as the trainer asks for it or as by default."""
     if sys.platform == "linux":
         for thread in os.listdir("/proc/self/task"):
-            os.sched_setscheduler(int(thread), os.SCHED_BATCH if batch else os.SCHED_OTHER, os.sched_param(0))
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setscheduler(int(thread), os.SCHED_BATCH if batch else os.SCHED_OTHER, os.sched_param(0))
 
 
 def table(seconds: Mapping[str, list[float]], images: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from ddp_trainer.arms import ARMS
 from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
@@ -145,21 +146,22 @@ def some_images() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(np.random.default_rng(4).standard_normal((29, 3, 8, 8), np.float32)), torch.arange(29) % 10
 
 
-def train_on_images(runtime: Runtime, steps: int) -> dict[str, torch.Tensor]:
+def train_on_images(runtime: Runtime, arm: str, steps: int) -> dict[str, torch.Tensor]:
     """As the workloads do it: the images in the hardware's layout, a fused optimizer."""
     images, labels = some_images()
     model = net_for_images()
-    ddp = runtime.wrap(model)
+    trained = ARMS[arm](model, runtime)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3, fused=runtime.hardware.fused_optimizers
     )
-    runtime.warm_up(ddp, images[:2])
+    runtime.warm_up(trained.module, images[:2])
     for step in range(steps):
         for shard in GlobalBatchSampler(29, 29, runtime.rank, runtime.world_size, seed=step):
             chosen = torch.from_numpy(shard.indices)
             inputs = images[chosen].to(memory_format=runtime.hardware.image_layout(bf16=False))
-            loss = F.cross_entropy(ddp(inputs), labels[chosen], reduction="sum")
+            loss = F.cross_entropy(trained.module(inputs), labels[chosen], reduction="sum")
             (loss * (runtime.world_size / shard.batch_size)).backward()
+            trained.synchronise()
             runtime.step(optimizer)
     return model.state_dict()
 
@@ -221,7 +223,7 @@ def main(folder: Path) -> None:
             "unbroken": nn.utils.parameters_to_vector(train(runtime, 29, 8, 7).parameters()).detach(),
             "batch norm": train_with_batch_norm(runtime, 40, synchronised=False),
             "synchronised": train_with_batch_norm(runtime, 40, synchronised=True),
-            "images": train_on_images(runtime, 100),
+            "images": [train_on_images(runtime, arm, 100) for arm in ARMS],
             "few samples": few_samples_for_a_model_with_batch_norm(runtime),
             "evaluated": counted_by_an_evaluation(runtime),
             "complaint": complaint_of_one_rank(runtime),

@@ -58,6 +58,31 @@ def test_what_was_saved_comes_back(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_how_a_step_is_computed_is_not_taken_from_a_file(tmp_path):
+    """A fused optimizer goes by memory: with a momentum in another order than its weights it would compute nonsense."""
+
+    def job(layout, fused):
+        torch.manual_seed(1)
+        model = nn.Conv2d(2, 3, 2).to(memory_format=layout)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+        return model, optimizer, Checkpoints(tmp_path, Runtime(), {"model": model, "optimizer": optimizer}, {})
+
+    def step(model, optimizer):
+        model(torch.arange(18.0).view(1, 2, 3, 3)).square().sum().mul(1e-4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model, optimizer, checkpoints = job(torch.channels_last, fused=False)
+    step(model, optimizer)
+    checkpoints.save(1)
+    step(model, optimizer)
+    resumed, fused, checkpoints = job(torch.contiguous_format, fused=True)
+    assert checkpoints.restore() == 1
+    assert fused.param_groups[0]["fused"] is True
+    step(resumed, fused)
+    assert torch.allclose(resumed.weight, model.weight, rtol=1e-5)
+
+
 def test_without_a_folder_nothing_is_saved_and_it_is_said_once(capsys):
     job = Job(None)
     assert job.checkpoints.restore() == 0

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from ddp_trainer import hardware
+from ddp_trainer.classification import Task, train_classifier
 from ddp_trainer.errors import UserError
+from ddp_trainer.interrupt import StopVote
+from ddp_trainer.options import DigitsOptions
+from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 
 from .launch import TRAINER, alone, torchrun
@@ -174,6 +179,44 @@ def test_random_states_of_the_device_are_kept_and_those_of_another_kind_left(neu
     assert neuron["random"].tolist() == [0, 1, 2]
     chosen.set_random_state({"cpu": torch.get_rng_state()})
     assert neuron["random"].tolist() == [0, 1, 2]
+
+
+# --- the order of an image's dimensions in memory
+
+
+def test_a_classifier_gets_its_images_in_the_hardwares_layout(monkeypatch):
+    monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # signals are pytest's here
+    seen = []
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 6 * 6, 10))
+
+    def look(_, inputs):
+        seen.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+
+    model.register_forward_pre_hook(look)
+
+    def some(indices):
+        return torch.randn(len(indices), 3, 8, 8), torch.zeros(len(indices), dtype=torch.long)
+
+    task = Task(
+        name="test",
+        samples=8,
+        test_samples=4,
+        image_shape=(3, 8, 8),
+        fetch=lambda shard: some(shard.indices),
+        fetch_test=some,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        learning_rate=0.1,
+    )
+    train_classifier(task, DigitsOptions(epochs=1, batch_size=4), Progress(Runtime(), 1))
+    assert seen == [False, False, True, True, True]  # the warm-up's two, two batches, and one of the evaluation
+
+
+def test_layouts_are_left_to_compilers_and_on_gpus_follow_the_tensor_cores(neuron):
+    cpu, cuda, others = hardware.Hardware(), hardware.Cuda(), hardware.Neuron()
+    assert cpu.image_layout(bf16=False) == cpu.image_layout(bf16=True) == torch.channels_last
+    assert cuda.image_layout(bf16=True) == torch.channels_last
+    assert cuda.image_layout(bf16=False) == others.image_layout(bf16=True) == torch.contiguous_format
 
 
 # --- which is chosen

@@ -103,7 +103,7 @@ class Checkpoints:
         self._check_identity(state)
         for name, part in self.parts.items():
             try:
-                part.load_state_dict(state["parts"][name])
+                _load(part, state["parts"][name])
             except (RuntimeError, KeyError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise UserError(
@@ -240,3 +240,23 @@ def _on_cpu(state: Any) -> Any:
 def _remove_leftovers(folder: Path) -> None:
     for partial in folder.glob(".step-*.partial"):
         partial.unlink(missing_ok=True)
+
+
+def _load(part: Stateful, state: Any) -> None:
+    """Give a part its state. How an optimizer computes a step is a matter of the hardware, not of the file.
+
+    That is whether it is fused, and the order in memory of its tensors, which for a fused one must be that of the parameters.
+    """
+    if not isinstance(part, torch.optim.Optimizer):
+        part.load_state_dict(state)
+        return
+    ways: list[dict[str, Any]] = [
+        {name: group[name] for name in ("fused", "foreach") if name in group} for group in part.param_groups
+    ]
+    part.load_state_dict(state)
+    for group, way in zip(part.param_groups, ways, strict=True):
+        group.update(way)
+    for parameter, kept in part.state.items():
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

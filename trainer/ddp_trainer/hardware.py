@@ -30,7 +30,9 @@ class Hardware:
     needs_cpu_group = False
     pairs = True  # whether two ranks can do something together that the others take no part in
     sums = torch.float64  # what losses and counts are added up in
-    fused_optimizers = True  # one pass over each parameter instead of one for each of an optimizer's operations
+    fused_optimizers: bool | None = (
+        True  # one pass over each parameter instead of one for each of an optimizer's operations
+    )
 
     def prepare(self, local_rank: int, each: int) -> None:
         """What has to be before the group is joined. Raises UserError where a process of `each` devices would lack one."""
@@ -55,8 +57,9 @@ class Hardware:
     def image_layout(self, *, bf16: bool) -> torch.memory_format:
         """The order in memory of an image's dimensions in which it convolves fastest.
 
-        The weights stay contiguous, and so do their gradients and momenta: the CPU's fused optimizers go through all of
-        them in the order of memory, and compute nonsense without a word where it differs (seen with torch 2.13).
+        Autograd and DDP give gradients the order of their parameters, whatever that of the images is. It must stay so: the
+        CPU's fused optimizers go through parameter, gradient and momentum by memory, and compute nonsense without a word
+        where the order differs (seen with torch 2.13). So no `model.to(memory_format=…)` after `Runtime.wrap`.
         """
         return torch.channels_last
 
@@ -138,7 +141,7 @@ class Cuda(Accelerator):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
     def image_layout(self, *, bf16: bool) -> torch.memory_format:
-        """See Hardware. What PyTorch's guide to channels_last recommends it for; fp32 could not be measured here."""
+        """See Hardware. PyTorch's guide recommends channels_last where Tensor Cores compute; no GPU was measured."""
         return torch.channels_last if bf16 else torch.contiguous_format
 
 
@@ -148,7 +151,7 @@ class Neuron(Accelerator):
     name = "neuron"
     backend = "cpu:gloo,neuron:neuron"
     sums = torch.float32  # the cores have no float64
-    fused_optimizers = False
+    fused_optimizers = None  # as torch chooses
 
     def __init__(self) -> None:
         _import("torch_neuronx", "TorchNeuron", "use the image that AWS publishes for it")
@@ -176,7 +179,7 @@ class Xla(Hardware):
     needs_cpu_group = True
     pairs = False
     sums = torch.float32  # neither Trainium nor TPU has float64
-    fused_optimizers = False
+    fused_optimizers = None  # as torch chooses
 
     def __init__(self) -> None:
         _import("torch_xla", "torch_xla", "pip install torch==2.9.0 torch_xla==2.9.0")
@@ -268,9 +271,10 @@ def schedule_as_batch() -> None:
     default policy displace each other and the thread that computes: bench/README.md has what a step of a small net gains.
     Needs no privilege; whoever shares the machine loses nothing by it.
     """
-    if hasattr(os, "sched_setscheduler"):  # macOS has none
+    if hasattr(os, "SCHED_BATCH"):  # Linux alone has it
         with suppress(OSError):  # a sandbox may forbid it, and training works without
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else somebody has chosen another policy
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _found() -> str:

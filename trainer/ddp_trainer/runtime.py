@@ -10,7 +10,6 @@ import platform
 import re
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,8 +80,6 @@ class Runtime:
         """
         if self.world_size == 1:
             return model
-        # DDP says it of 1x1 convolutions, whose gradients count their strides in another way but lie in the same order.
-        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         ddp = DistributedDataParallel(model, **self.ddp_settings() | settings)
         if ledger := self.ledger:
             ddp.register_forward_pre_hook(lambda *_: ledger.forward())
