@@ -116,4 +116,4 @@ def test_no_group_is_left_whose_threads_could_abort_a_finished_process(outcomes)
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling policies are Linux's")
 def test_the_threads_that_reduce_do_not_displace_those_that_compute(outcomes):
     for outcome in outcomes:
-        assert set(outcome["policies of gloo"]) == {os.SCHED_BATCH}
+        assert set(outcome["policies of new threads"]) == {os.SCHED_BATCH}
