@@ -1,6 +1,7 @@
 """What several ranks must agree on: the same parameters, exact sums at uneven sizes, bit-exact resumes."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,7 @@ def test_no_group_is_left_whose_threads_could_abort_a_finished_process(outcomes)
         assert outcome["group destroyed"]
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling policies are Linux's")
 def test_the_threads_that_reduce_do_not_displace_those_that_compute(outcomes):
+    expected = {os.SCHED_BATCH} if sys.platform == "linux" else set()  # elsewhere there is no such policy
     for outcome in outcomes:
-        assert set(outcome["policies of new threads"]) == {os.SCHED_BATCH}
+        assert set(outcome["policies of new threads"]) == expected

@@ -30,9 +30,7 @@ class Hardware:
     needs_cpu_group = False
     pairs = True  # whether two ranks can do something together that the others take no part in
     sums = torch.float64  # what losses and counts are added up in
-    fused_optimizers: bool | None = (
-        True  # one pass over each parameter instead of one for each of an optimizer's operations
-    )
+    fused_optimizers: bool | None = True  # one pass over each parameter, not one an operation; None: as torch chooses
 
     def prepare(self, local_rank: int, each: int) -> None:
         """What has to be before the group is joined. Raises UserError where a process of `each` devices would lack one."""
@@ -151,7 +149,7 @@ class Neuron(Accelerator):
     name = "neuron"
     backend = "cpu:gloo,neuron:neuron"
     sums = torch.float32  # the cores have no float64
-    fused_optimizers = None  # as torch chooses
+    fused_optimizers = None
 
     def __init__(self) -> None:
         _import("torch_neuronx", "TorchNeuron", "use the image that AWS publishes for it")
@@ -179,7 +177,7 @@ class Xla(Hardware):
     needs_cpu_group = True
     pairs = False
     sums = torch.float32  # neither Trainium nor TPU has float64
-    fused_optimizers = None  # as torch chooses
+    fused_optimizers = None
 
     def __init__(self) -> None:
         _import("torch_xla", "torch_xla", "pip install torch==2.9.0 torch_xla==2.9.0")
@@ -267,8 +265,8 @@ def choose(name: str) -> Hardware:
 def schedule_as_batch() -> None:
     """Tell Linux that this thread, and those that it starts from now on, compute for long: SCHED_BATCH of sched(7).
 
-    What wakes up then does not displace what runs. gloo's threads wake several times in an all-reduce, and under the
-    default policy displace each other and the thread that computes: bench/README.md has what a step of a small net gains.
+    What wakes up then does not displace what runs. gloo's threads wake several times in an all-reduce, which takes
+    milliseconds longer under the default policy: bench/README.md has what a step of a small net gains.
     Needs no privilege; whoever shares the machine loses nothing by it.
     """
     if hasattr(os, "SCHED_BATCH"):  # Linux alone has it
