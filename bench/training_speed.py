@@ -5,7 +5,7 @@
     python bench/training_speed.py tutorial --data FOLDER   CIFAR-10: a loop written as tutorials do, and ours
 
 Two processes with one thread each, on random data but for `tutorial`. A turn's time is that of the slower rank; what counts
-are medians over the turns. The first of the variants is there twice, under another name: the difference between it and itself
+are medians over the turns. What cannot change within a process is measured in another pair of processes, started in turns. The first of the variants is there twice, under another name: the difference between it and itself
 is noise, and smaller differences say nothing. Prints a table in markdown, and writes every turn to
 build/training-speed/<experiment>.json.
 """
@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_trainer import hardware
 from ddp_trainer.arms import Native
 from ddp_trainer.models import MnistNet, parameter_count, resnet18
 from ddp_trainer.runtime import Runtime, process_group
@@ -35,6 +36,7 @@ ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build" / "training-speed"
 TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DROPPED = 3  # turns before the first that counts
+STARTS = 3  # of each part of an experiment with several
 
 
 class SmallNet(nn.Sequential):
@@ -49,80 +51,106 @@ class SmallNet(nn.Sequential):
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
 
-@dataclass
-class Variant:
-    """What a step calls, the context that it runs in, what follows each backward pass, and which of the trainer's three means it has."""
+@dataclass(frozen=True)
+class Step:
+    """What a step calls, the context that it runs in, and what follows each backward pass."""
 
     module: nn.Module
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     after_backward: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the ranks are kept together, and which of the trainer's other means a step has."""
+
+    make: Callable[[nn.Module, Runtime], Step]
     batch_scheduling: bool = True
-    channels_last: bool = True
+    channels_last: bool = True  # images and weights
     fused_optimizer: bool = True
 
 
-Make = Callable[[nn.Module, Runtime], Variant]
-AS_IN_TUTORIALS = {"batch_scheduling": False, "channels_last": False, "fused_optimizer": False}
-
-
-def plain(model: nn.Module, _: Runtime) -> Variant:
+def plain(model: nn.Module, _: Runtime) -> Step:
     """DDP as tutorials use it."""
-    return Variant(DistributedDataParallel(model), **AS_IN_TUTORIALS)
+    return Step(DistributedDataParallel(model))
 
 
-def with_bucket_view(model: nn.Module, _: Runtime) -> Variant:
+def with_bucket_view(model: nn.Module, _: Runtime) -> Step:
     """The same, with gradients that are views of the buckets."""
-    return Variant(DistributedDataParallel(model, gradient_as_bucket_view=True), **AS_IN_TUTORIALS)
+    return Step(DistributedDataParallel(model, gradient_as_bucket_view=True))
 
 
-def but_for(**means: bool) -> Make:
-    """Our DDP without some of the three means."""
-    return lambda model, runtime: Variant(runtime.wrap(model), **means)
+def ours(model: nn.Module, runtime: Runtime) -> Step:
+    """DDP as the trainer uses it."""
+    return Step(runtime.wrap(model))
 
 
-def independent(model: nn.Module, _: Runtime) -> Variant:
-    """No DDP: the ranks train each for itself, at the same time, with all three means."""
-    return Variant(model)
+def static_graph(model: nn.Module, runtime: Runtime) -> Step:
+    """Ours, told that the graph never changes."""
+    return Step(runtime.wrap(model, static_graph=True))
 
 
-def with_settings(**settings: object) -> Make:
-    """Our DDP with some settings changed."""
-    return lambda model, runtime: Variant(runtime.wrap(model, **settings))
+def small_buckets(model: nn.Module, runtime: Runtime) -> Step:
+    """Ours with buckets of 0.1 MB."""
+    return Step(runtime.wrap(model, bucket_cap_mb=0.1))
 
 
-def without_sync(model: nn.Module, runtime: Runtime) -> Variant:
-    """Our DDP that never communicates: what is left to be gained."""
+def no_sync(model: nn.Module, runtime: Runtime) -> Step:
+    """Ours, which never communicates: what is left to be gained."""
     ddp = runtime.wrap(model)
     assert isinstance(ddp, DistributedDataParallel)
-    return Variant(ddp, context=ddp.no_sync)
+    return Step(ddp, context=ddp.no_sync)
 
 
-def one_flat_all_reduce(model: nn.Module, runtime: Runtime) -> Variant:
+def one_flat_all_reduce(model: nn.Module, runtime: Runtime) -> Step:
     """No DDP: one all-reduce over all gradients after the backward pass."""
     arm = Native(model, runtime)
-    return Variant(model, after_backward=arm.synchronise)
+    return Step(model, after_backward=arm.synchronise)
 
 
-SMALL: dict[str, Make] = {
-    "plain DDP": plain,
-    "plain DDP again": plain,
-    "+ bucket view": with_bucket_view,
-    "+ buffers only where read": but_for(**AS_IN_TUTORIALS),
-    "+ batch scheduling": but_for(channels_last=False, fused_optimizer=False),
-    "+ channels last": but_for(fused_optimizer=False),
-    "+ fused optimizer (ours)": with_settings(),
-    "ours with static graph": with_settings(static_graph=True),
-    "ours with buckets of 0.1 MB": with_settings(bucket_cap_mb=0.1),
-    "one flat all-reduce": one_flat_all_reduce,
-    "ours in no_sync": without_sync,
+def independent(model: nn.Module, _: Runtime) -> Step:
+    """The ranks train each for itself, at the same time."""
+    return Step(model)
+
+
+TUTORIALS = {"batch_scheduling": False, "channels_last": False, "fused_optimizer": False}
+SMALL_AS_MALLOC_DOES = {
+    "plain DDP": Variant(plain, **TUTORIALS),
+    "plain DDP again": Variant(plain, **TUTORIALS),
+    "+ bucket view": Variant(with_bucket_view, **TUTORIALS),
+    "+ buffers only where read": Variant(ours, **TUTORIALS),
+    "+ batch scheduling": Variant(ours, channels_last=False, fused_optimizer=False),
+    "+ channels last": Variant(ours, fused_optimizer=False),
+    "+ fused optimizer": Variant(ours),
 }
-SCALING: dict[str, Make] = {
-    "independent processes": independent,
-    "independent processes again": independent,
-    "DDP (ours)": with_settings(),
-    "ours with static graph": with_settings(static_graph=True),
-    "one flat all-reduce": one_flat_all_reduce,
-    "plain DDP": plain,
+SMALL = {
+    "+ freed memory kept (ours)": Variant(ours),
+    "ours with static graph": Variant(static_graph),
+    "ours with buckets of 0.1 MB": Variant(small_buckets),
+    "one flat all-reduce": Variant(one_flat_all_reduce),
+    "ours in no_sync": Variant(no_sync),
+}
+SCALING = {
+    "independent processes": Variant(independent),
+    "independent processes again": Variant(independent),
+    "DDP (ours)": Variant(ours),
+    "ours with static graph": Variant(static_graph),
+    "one flat all-reduce": Variant(one_flat_all_reduce),
+    "plain DDP": Variant(plain, **TUTORIALS),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Variants that take turns in one pair of processes. How malloc works is a matter of the whole process."""
+
+    variants: Mapping[str, Variant]
+    keeps_freed_memory: bool = True
+
+
+EXPERIMENTS = {
+    "scaling": [Part(SCALING)],
+    "small": [Part(SMALL_AS_MALLOC_DOES, keeps_freed_memory=False), Part(SMALL)],
 }
 
 
@@ -150,15 +178,17 @@ def cases(experiment: str) -> dict[str, Case]:
     }
 
 
-def measure(case: Case, variants: Mapping[str, Make], turns: int, runtime: Runtime) -> dict[str, list[float]]:
+def measure(case: Case, variants: Mapping[str, Variant], turns: int, runtime: Runtime) -> dict[str, list[float]]:
     """Seconds a step of each variant, one number a turn: the slower rank's."""
-    made: dict[str, tuple[Variant, torch.optim.Optimizer]] = {}
-    for name, make in variants.items():
+    made: dict[str, tuple[Step, torch.memory_format, torch.optim.Optimizer]] = {}
+    for name, variant in variants.items():
         torch.manual_seed(0)
-        model = case.make()
-        variant = make(model, runtime)
-        runtime.warm_up(variant.module, torch.randn(2, *case.shape))
-        made[name] = variant, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=variant.fused_optimizer)
+        layout = torch.channels_last if variant.channels_last else torch.contiguous_format
+        model = case.make().to(memory_format=layout)
+        step = variant.make(model, runtime)
+        runtime.warm_up(step.module, torch.randn(2, *case.shape))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=variant.fused_optimizer)
+        made[name] = step, layout, optimizer
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     generator = torch.Generator().manual_seed(runtime.rank)
     for turn in range(DROPPED + turns):
@@ -166,6 +196,7 @@ def measure(case: Case, variants: Mapping[str, Make], turns: int, runtime: Runti
         labels = torch.randint(0, 10, (case.batch_size,), generator=generator)
         names = list(variants) if turn % 2 else list(variants)[::-1]  # so that none always follows the same
         for name in names:
+            _schedule(batch=variants[name].batch_scheduling)
             took = _turn(*made[name], inputs, labels, case.steps, runtime)
             if turn >= DROPPED:
                 seconds[name].append(took)
@@ -173,16 +204,20 @@ def measure(case: Case, variants: Mapping[str, Make], turns: int, runtime: Runti
 
 
 def _turn(
-    variant: Variant, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor, steps: int, runtime: Runtime
+    step: Step,
+    layout: torch.memory_format,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    labels: Tensor,
+    steps: int,
+    runtime: Runtime,
 ) -> float:
-    _schedule(batch=variant.batch_scheduling)
     runtime.barrier()
-    layout = torch.channels_last if variant.channels_last else torch.contiguous_format
     began = time.perf_counter()
     for _ in range(steps):
-        with variant.context():
-            F.cross_entropy(variant.module(inputs.to(memory_format=layout)), labels).backward()
-        variant.after_backward()
+        with step.context():
+            F.cross_entropy(step.module(inputs.to(memory_format=layout)), labels).backward()
+        step.after_backward()
         optimizer.step()
         optimizer.zero_grad()
     took = torch.tensor((time.perf_counter() - began) / steps, dtype=torch.float64)
@@ -211,18 +246,36 @@ def table(seconds: Mapping[str, list[float]], images: int) -> Iterator[str]:
         )
 
 
-def as_rank(experiment: str, turns: int) -> None:
-    """What each of the two ranks does."""
+def as_rank(experiment: str, part: int, turns: int) -> None:
+    """What each of the two ranks does; rank 0 writes what both measured to `part.json`."""
+    chosen = EXPERIMENTS[experiment][part]
+    if not chosen.keeps_freed_memory:
+        hardware.keep_freed_memory = lambda: None
     with process_group(threads=1) as runtime:
-        results = {}
-        for name, case in cases(experiment).items():
-            seconds = measure(case, SCALING if experiment == "scaling" else SMALL, turns, runtime)
-            results[name] = seconds
-            if runtime.is_main:
-                print(f"\n{name}: {parameter_count(case.make()):,} parameters, {turns} turns of {case.steps} steps\n")
-                print("\n".join(table(seconds, case.batch_size * runtime.world_size)), flush=True)
+        found = {name: measure(case, chosen.variants, turns, runtime) for name, case in cases(experiment).items()}
         if runtime.is_main:
-            _keep(experiment, results)
+            _keep("part", found)
+
+
+def side_by_side(experiment: str, turns: int) -> None:
+    """Start the parts in turns, and print a table for each case."""
+    made = cases(experiment)
+    parts = EXPERIMENTS[experiment]
+    starts = 1 if len(parts) == 1 else STARTS
+    seconds: dict[str, dict[str, list[float]]] = {name: {} for name in made}
+    for start in range(starts):
+        for part in range(len(parts)):
+            program = [__file__, experiment, "--part", str(part), "--turns", str(-(-turns // starts))]
+            subprocess.run([*TWO_RANKS, *program], check=True, env=_one_thread())
+            for name, found in json.loads((OUT / "part.json").read_text()).items():
+                for variant, values in found.items():
+                    seconds[name].setdefault(variant, []).extend(values)
+            print(f"start {start + 1} of {starts}, part {part + 1} of {len(parts)}", file=sys.stderr)
+    _keep(experiment, seconds)
+    for name, case in made.items():
+        counted = len(next(iter(seconds[name].values())))
+        print(f"\n{name}: {parameter_count(case.make()):,} parameters, {counted} turns of {case.steps} steps\n")
+        print("\n".join(table(seconds[name], case.batch_size * 2)), flush=True)
 
 
 # --- tutorial
@@ -289,6 +342,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=["scaling", "small", "tutorial"])
     parser.add_argument("--turns", type=int, default=15, help="of each variant (default 15)")
+    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)  # for the ranks that it starts
     parser.add_argument("--data", type=Path, help="CIFAR-10's folder, for tutorial")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each, for tutorial (default 3)")
     options, more = parser.parse_known_args()
@@ -296,10 +350,10 @@ def main() -> None:
         if options.data is None:
             parser.error("tutorial needs --data FOLDER")
         tutorial(options.data, options.seeds, more)
-    elif "RANK" in os.environ:
-        as_rank(options.experiment, options.turns)
+    elif options.part is not None:
+        as_rank(options.experiment, options.part, options.turns)
     else:
-        sys.exit(subprocess.run([*TWO_RANKS, *sys.argv], env=_one_thread()).returncode)
+        side_by_side(options.experiment, options.turns)
 
 
 if __name__ == "__main__":

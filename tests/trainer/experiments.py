@@ -4,8 +4,10 @@ python experiments.py FOLDER
 """
 
 import os
+import resource
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ from ddp_trainer.interrupt import StopVote
 from ddp_trainer.models import resnet18
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime, process_group
-from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.sampler import GlobalBatchSampler, Shard
 
 FEATURES = 6
 
@@ -146,36 +148,55 @@ def some_images() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(np.random.default_rng(4).standard_normal((29, 3, 8, 8), np.float32)), torch.arange(29) % 10
 
 
-def train_on_images(runtime: Runtime, arm: str, steps: int) -> dict[str, torch.Tensor]:
-    """As the workloads do it: the images in the hardware's layout, a fused optimizer."""
+def for_images(model: nn.Module, *, fused: bool | None) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-3, fused=fused)
+
+
+def batches_of_images(runtime: Runtime, epochs: int) -> Iterator[Shard]:
+    """Of 14, 14 and 1 image an epoch: the last leaves all ranks but one without any."""
+    for epoch in range(epochs):
+        yield from GlobalBatchSampler(29, 14, runtime.rank, runtime.world_size, seed=epoch)
+
+
+def train_on_images(runtime: Runtime, arm: str, epochs: int) -> dict[str, torch.Tensor]:
+    """As the workloads do it: images and weights in the hardware's layout, a fused optimizer."""
     images, labels = some_images()
-    model = net_for_images()
+    layout = runtime.hardware.image_layout(bf16=False)
+    model = net_for_images().to(memory_format=layout)
     trained = ARMS[arm](model, runtime)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3, fused=runtime.hardware.fused_optimizers
-    )
+    optimizer = for_images(model, fused=runtime.hardware.fused_optimizers)
     runtime.warm_up(trained.module, images[:2])
-    for step in range(steps):
-        for shard in GlobalBatchSampler(29, 29, runtime.rank, runtime.world_size, seed=step):
-            chosen = torch.from_numpy(shard.indices)
-            inputs = images[chosen].to(memory_format=runtime.hardware.image_layout(bf16=False))
-            loss = F.cross_entropy(trained.module(inputs), labels[chosen], reduction="sum")
-            (loss * (runtime.world_size / shard.batch_size)).backward()
-            trained.synchronise()
-            runtime.step(optimizer)
+    for shard in batches_of_images(runtime, epochs):
+        chosen = torch.from_numpy(shard.indices)
+        inputs = images[chosen].to(memory_format=layout)
+        loss = F.cross_entropy(trained.module(inputs), labels[chosen], reduction="sum")
+        (loss * (runtime.world_size / shard.batch_size)).backward()
+        trained.synchronise()
+        runtime.step(optimizer)
     return model.state_dict()
 
 
-def plain_loop_on_images(steps: int) -> dict[str, torch.Tensor]:
-    """What it should be: one process, contiguous images, an optimizer that goes by each number's place in the tensor."""
+def plain_loop_on_images(epochs: int) -> dict[str, torch.Tensor]:
+    """What it should be: one process, nothing laid out, an optimizer that goes by each number's place in the tensor."""
     images, labels = some_images()
     model = net_for_images()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3, fused=False)
-    for _ in range(steps):
-        F.cross_entropy(model(images), labels).backward()
+    optimizer = for_images(model, fused=False)
+    for batch in batches_of_images(Runtime(), epochs):
+        chosen = torch.from_numpy(batch.indices)
+        F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
         optimizer.step()
         optimizer.zero_grad()
     return model.state_dict()
+
+
+def page_faults_of_memory_taken_again() -> int:
+    def take() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        some = [torch.zeros(20 << 18) for _ in range(3)]  # of 20 MB
+        del some
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    return min(take() for _ in range(5))
 
 
 def counted_by_an_evaluation(runtime: Runtime) -> list[int]:
@@ -225,13 +246,14 @@ def main(folder: Path) -> None:
             "unbroken": nn.utils.parameters_to_vector(train(runtime, 29, 8, 7).parameters()).detach(),
             "batch norm": train_with_batch_norm(runtime, 40, synchronised=False),
             "synchronised": train_with_batch_norm(runtime, 40, synchronised=True),
-            "images": [train_on_images(runtime, arm, 100) for arm in ARMS],
+            "page faults": page_faults_of_memory_taken_again(),
+            "images": [train_on_images(runtime, arm, 40) for arm in ARMS],
             "few samples": few_samples_for_a_model_with_batch_norm(runtime),
             "evaluated": counted_by_an_evaluation(runtime),
             "complaint": complaint_of_one_rank(runtime),
         }
         if runtime.world_size == 1:
-            outcome["plain images"] = plain_loop_on_images(100)
+            outcome["plain images"] = plain_loop_on_images(40)
             outcome["shards"] = {ranks: plain_loop_over_shards(40, ranks) for ranks in (2, 4)}
         for steps in (2, 5, 7):  # in the middle of an epoch, in the next one, at the end
             model = train(runtime, 29, 8, steps, folder / "checkpoints")

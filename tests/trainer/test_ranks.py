@@ -1,6 +1,7 @@
 """What several ranks must agree on: the same parameters, exact sums at uneven sizes, bit-exact resumes."""
 
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -118,3 +119,9 @@ def test_the_threads_that_reduce_do_not_displace_those_that_compute(outcomes):
     expected = {os.SCHED_BATCH} if sys.platform == "linux" else set()  # elsewhere there is no such policy
     for outcome in outcomes:
         assert set(outcome["policies of new threads"]) == expected
+
+
+def test_memory_that_was_freed_is_taken_again_without_linux(outcomes):
+    if platform.libc_ver()[0] == "glibc":
+        for outcome in outcomes:
+            assert outcome["page faults"] < 100  # of 15360 pages

@@ -222,12 +222,12 @@ def write_atomically(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def _on_cpu(state: Any) -> Any:
-    """The same with every tensor on the CPU, so that a file from any device can be read where there is none.
+    """The same with every tensor on the CPU and in the plain order, so that a file does not depend on the hardware it is from.
 
     On XLA that is also where the tensors' values are asked for, as `xm.save` does. What is no tensor stays as it is.
     """
     if isinstance(state, torch.Tensor):
-        return state.cpu()
+        return state.cpu().contiguous()
     if isinstance(state, dict):
         copied = copy.copy(state)  # of its own type, with what hangs on it: a module's versions, `_metadata`
         copied.update({key: _on_cpu(value) for key, value in state.items()})

@@ -82,6 +82,8 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             if not has_batch_norm(model):
                 raise UserError(f"{task.name} has no BatchNorm: leave out --sync-batch-norm")
             synchronise(model, runtime)
+        layout = runtime.hardware.image_layout(bf16=task.bf16)
+        model.to(memory_format=layout)
         arm = ARMS[task.arm](model, runtime)
         sampler = GlobalBatchSampler(
             task.samples,
@@ -123,7 +125,6 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
 
     vote = StopVote(runtime)
     autocast = torch.autocast(runtime.device.type, torch.bfloat16, enabled=task.bf16)
-    layout = runtime.hardware.image_layout(bf16=task.bf16)
 
     def laid_out(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         inputs, labels = batch

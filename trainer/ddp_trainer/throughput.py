@@ -47,11 +47,12 @@ def compare(
     runtime = progress.runtime
     if runtime.world_size < 2:
         raise UserError("one process has no gradients to send: start two or more, by torchrun or --spawn 2")
+    layout = runtime.hardware.image_layout(bf16=False)
     arms, optimizers = {}, {}
     with progress.timed("setup"):
         for arm, kind in ARMS.items():
             torch.manual_seed(options.seed)  # equal weights in both
-            model = make().to(runtime.device)
+            model = make().to(runtime.device, memory_format=layout)
             arms[arm] = kind(model, runtime)
             fused = runtime.hardware.fused_optimizers
             optimizers[arm] = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=fused)
@@ -60,7 +61,6 @@ def compare(
     steps = (options.rounds + WARM_UP) * options.steps * len(arms)
     progress.start(workload=name, epochs=0, steps=steps, batch_size=options.batch_size * runtime.world_size)
     generator = torch.Generator().manual_seed(options.seed + runtime.rank)
-    layout = runtime.hardware.image_layout(bf16=False)
     rates: dict[str, list[float]] = {arm: [] for arm in arms}
     step = 0
     for number in range(WARM_UP + options.rounds):
