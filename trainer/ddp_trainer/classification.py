@@ -83,7 +83,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
                 raise UserError(f"{task.name} has no BatchNorm: leave out --sync-batch-norm")
             synchronise(model, runtime)
         layout = runtime.hardware.image_layout(bf16=task.bf16)
-        model.to(memory_format=layout)
+        model.to(memory_format=layout)  # type: ignore[call-overload]
         arm = ARMS[task.arm](model, runtime)
         sampler = GlobalBatchSampler(
             task.samples,

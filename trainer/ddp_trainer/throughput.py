@@ -52,7 +52,8 @@ def compare(
     with progress.timed("setup"):
         for arm, kind in ARMS.items():
             torch.manual_seed(options.seed)  # equal weights in both
-            model = make().to(runtime.device, memory_format=layout)
+            model = make().to(runtime.device)
+            model.to(memory_format=layout)  # type: ignore[call-overload]
             arms[arm] = kind(model, runtime)
             fused = runtime.hardware.fused_optimizers
             optimizers[arm] = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=fused)
