@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from ddp_trainer.augmentation import shift_and_flip
 from ddp_trainer.data import cifar10, digits, images, mnist
 from ddp_trainer.errors import UserError
+from ddp_trainer.sampler import GlobalBatchSampler
 
 from .conftest import image_folders
 
@@ -252,6 +255,17 @@ def test_damaged_mnist_gets_a_sentence_that_says_what_to_do(tmp_path, damage, se
     damage(folder)
     with pytest.raises(UserError, match=f"{sentence}.*and give their folder with --data"):
         mnist.load(folder)
+
+
+@pytest.mark.parametrize("equal_shares", [False, True])
+def test_an_image_is_moved_the_same_way_whichever_rank_holds_it_and_so_is_its_repeat(equal_shares):
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (10, 1, 6, 6), np.uint8))
+    (whole,) = GlobalBatchSampler(10, 10)
+    together = shift_and_flip(pixels[whole.indices], whole, seed=1)
+    assert not torch.equal(together, pixels[whole.indices])
+    for rank in range(3):
+        (shard,) = GlobalBatchSampler(10, 10, rank, 3, equal_shares=equal_shares)
+        assert torch.equal(shift_and_flip(pixels[shard.indices], shard, seed=1), together[shard.positions])
 
 
 def write_mnist_labels(folder: Path, count: int) -> None:

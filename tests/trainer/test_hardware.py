@@ -181,35 +181,57 @@ def test_random_states_of_the_device_are_kept_and_those_of_another_kind_left(neu
     assert neuron["random"].tolist() == [0, 1, 2]
 
 
-# --- the order of an image's dimensions in memory
+# --- the order of dimensions in memory, and the shapes of batches
 
 
-def test_a_classifier_gets_its_images_in_the_hardwares_layout(monkeypatch):
+@pytest.fixture
+def train_a_little(monkeypatch):
+    """Trains on 10 images in batches of 4 and evaluates 5. Returns the model, and the batches that it has seen."""
     monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # signals are pytest's here
-    seen = []
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 6 * 6, 10))
 
-    def look(_, inputs):
-        seen.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+    def train(hardware):
+        torch.manual_seed(0)
+        images, labels = torch.randn(10, 3, 8, 8), torch.arange(10)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 6 * 6, 10))
+        seen = []
+        model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        task = Task(
+            name="test",
+            samples=10,
+            test_samples=5,
+            image_shape=(3, 8, 8),
+            fetch=lambda shard: (images[shard.indices], labels[shard.indices]),
+            fetch_test=lambda indices: (images[indices], labels[indices]),
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            learning_rate=0.1,
+        )
+        train_classifier(task, DigitsOptions(epochs=1, batch_size=4), Progress(Runtime(hardware=hardware), 1))
+        return model, seen
 
-    model.register_forward_pre_hook(look)
+    return train
 
-    def some(indices):
-        return torch.randn(len(indices), 3, 8, 8), torch.zeros(len(indices), dtype=torch.long)
 
-    task = Task(
-        name="test",
-        samples=8,
-        test_samples=4,
-        image_shape=(3, 8, 8),
-        fetch=lambda shard: some(shard.indices),
-        fetch_test=some,
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        learning_rate=0.1,
-    )
-    train_classifier(task, DigitsOptions(epochs=1, batch_size=4), Progress(Runtime(), 1))
-    assert seen == [False, False, True, True, True]  # the warm-up's two, two batches, and one of the evaluation
+def test_a_classifier_gets_images_and_weights_in_the_hardwares_layout(train_a_little):
+    model, seen = train_a_little(hardware.Hardware())
+    in_layout = [images.is_contiguous(memory_format=torch.channels_last) for images in seen]
+    assert in_layout == [False, True, True, True, True, True]  # the warm-up's zeros, three batches, two of the evaluation
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_hardware_that_wants_equal_shapes_gets_them_and_trains_the_same(train_a_little, capsys):
+    class Equal(hardware.Hardware):
+        wants_equal_shapes = True
+
+    plain, seen = train_a_little(hardware.Hardware())
+    assert [len(images) for images in seen] == [2, 4, 4, 2, 4, 1]
+    expected = capsys.readouterr().out.splitlines()[-1]
+    equal, seen = train_a_little(Equal())
+    assert [len(images) for images in seen] == [2, 4, 4, 4, 4, 4]
+    for ours, theirs in zip(equal.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+    found, expected = (json.loads(line)["result"] for line in (capsys.readouterr().out.splitlines()[-1], expected))
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_layouts_are_left_to_compilers_and_on_gpus_follow_the_tensor_cores(neuron):

@@ -25,6 +25,25 @@ def global_batches(samplers):
     return [np.concatenate([shard.indices for shard in shards]).tolist() for shards in zip(*samplers, strict=True)]
 
 
+@given(st.integers(2, 200), st.integers(2, 40), worlds, st.sampled_from([1, 2]), st.data())
+def test_equal_shares_are_the_same_batches_filled_up_with_repeats(samples, batch_size, ranks, at_least, data):
+    offset = data.draw(st.integers(0, samples - at_least), "position")
+    plain, equal = (world(samples, batch_size, ranks, at_least=at_least, equal_shares=how) for how in (False, True))
+    for sampler in (*plain, *equal):
+        sampler.offset = offset
+    lengths = []
+    for expected, found in zip(zip(*plain, strict=True), zip(*equal, strict=True), strict=True):
+        batch = np.concatenate([shard.indices for shard in expected])
+        for mine, filled in zip(expected, found, strict=True):
+            assert filled.indices[filled.real].tolist() == mine.indices.tolist()
+            assert filled.indices.tolist() == batch[filled.positions].tolist()
+            assert filled.sizes == mine.sizes
+        lengths.append({len(filled.indices) for filled in found})
+        assert len(lengths[-1]) == 1
+    if at_least == 1 and offset == 0:
+        assert all(length == lengths[0] for length in lengths)
+
+
 @given(sizes, batch_sizes, worlds, seeds)
 def test_an_epoch_is_every_sample_exactly_once(samples, batch_size, ranks, seed):
     seen = chain(*global_batches(world(samples, batch_size, ranks, seed=seed)))
@@ -40,7 +59,8 @@ def test_every_rank_gets_the_same_number_of_shards_and_shares_differ_by_at_most_
         for rank, shard in enumerate(shards):
             assert shard.sizes == tuple(counts)
             assert shard.batch_size == sum(counts)
-            assert shard.first == sum(counts[:rank])
+            assert shard.positions.tolist() == list(range(sum(counts[:rank]), sum(counts[: rank + 1])))
+            assert shard.real.all()
 
 
 @given(st.integers(2, 200), st.integers(2, 40), worlds, st.data())

@@ -105,7 +105,17 @@ def test_mnist_trains_on_xla(arm, tmp_path):
     assert math.isfinite(result_of(run)["loss"])
 
 
-def test_cifar10s_network_trains_on_xla(tmp_path):
+COUNT_COMPILATIONS = """
+import sys
+from ddp_trainer.main import main
+code = main()
+import torch_xla.debug.metrics as metrics
+print("compilations", metrics.metric_data("CompileTime")[0])
+sys.exit(code)
+"""
+
+
+def test_cifar10s_network_trains_on_xla_and_a_smaller_last_batch_compiles_nothing_more(tmp_path):
     from PIL import Image
 
     from ddp_trainer.data.cifar10 import CLASSES
@@ -115,8 +125,13 @@ def test_cifar10s_network_trains_on_xla(tmp_path):
             (tmp_path / part / name).mkdir(parents=True)
             for image in range(4):
                 Image.new("RGB", (32, 32), (25 * number, 60 * image, 0)).save(tmp_path / part / name / f"{image}.png")
-    run = alone(*TRAINER, "cifar10", "--data", tmp_path, "--recipe", "fast", "--batch-size", 8, PJRT_DEVICE="CPU")
-    assert math.isfinite(result_of(run)["loss"])
+    compilations = []
+    for images in (40, 36):
+        flags = ("--recipe", "fast", "--batch-size", 8, "--limit-train", images)
+        run = alone("-c", COUNT_COMPILATIONS, "cifar10", "--data", tmp_path, *flags, PJRT_DEVICE="CPU")
+        assert math.isfinite(result_of(run)["loss"])
+        compilations += run.stray
+    assert compilations[0] == compilations[1]
 
 
 def test_a_second_process_that_pjrt_does_not_know_is_refused():

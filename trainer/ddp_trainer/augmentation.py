@@ -16,9 +16,8 @@ def shift_and_flip(pixels: Tensor, shard: Shard, *, seed: int, pixels_off: int =
     """
     count, _, height, width = pixels.shape
     random = np.random.default_rng([seed, shard.epoch, shard.start])
-    mine = slice(shard.first, shard.first + count)
-    shifts = torch.from_numpy(random.integers(0, 2 * pixels_off + 1, (2, shard.batch_size))[:, mine])
-    mirrored = torch.from_numpy(random.random(shard.batch_size)[mine] < 0.5)
+    shifts = torch.from_numpy(random.integers(0, 2 * pixels_off + 1, (2, shard.batch_size))[:, shard.positions])
+    mirrored = torch.from_numpy(random.random(shard.batch_size)[shard.positions] < 0.5)
 
     rows = shifts[0, :, None] + torch.arange(height)
     columns = torch.arange(width).repeat(count, 1)

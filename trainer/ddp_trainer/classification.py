@@ -18,7 +18,7 @@ from ddp_trainer.arms import ARMS
 from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
 from ddp_trainer.checkpoint import Checkpoints, check_writable, write_atomically
 from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import evaluate
+from ddp_trainer.evaluation import evaluate, without_repeats
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.models import has_batch_norm, parameter_count
 from ddp_trainer.options import ClassifierOptions
@@ -92,6 +92,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             runtime.world_size,
             seed=options.seed,
             at_least=2 if has_batch_norm(model) else 1,
+            equal_shares=runtime.hardware.wants_equal_shapes,
         )
         runtime.warm_up(arm.module, torch.zeros(2, *task.image_shape, device=runtime.device))
         checkpoints = Checkpoints(
@@ -170,7 +171,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
                 inputs, labels = laid_out(task.fetch(shard))
             with batch_norm_at_rest(model, shard):
                 with progress.timed("forward"), autocast:
-                    loss_sum = F.cross_entropy(arm.module(inputs), labels, reduction="sum")
+                    loss_sum = F.cross_entropy(arm.module(inputs), without_repeats(labels, shard), reduction="sum")
                 with progress.timed("backward"):
                     # DDP takes the mean of the ranks' gradients; this makes it the mean over the samples of the batch,
                     # also where the ranks have different numbers of them.

@@ -11,9 +11,15 @@ from torch import Tensor, nn
 
 from ddp_trainer.interrupt import StopVote
 from ddp_trainer.progress import Progress
-from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.sampler import GlobalBatchSampler, Shard
 
+IGNORED = -100  # a label that F.cross_entropy leaves out
 Fetch = Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]
+
+
+def without_repeats(labels: Tensor, shard: Shard) -> Tensor:
+    """Those labels of a shard, shape (k,), that count; IGNORED in the place of the others."""
+    return labels.masked_fill(torch.from_numpy(~shard.real).to(labels.device), IGNORED)
 
 
 def evaluate(
@@ -22,27 +28,36 @@ def evaluate(
     """Mean loss and accuracy of the bare `model` over `samples` test samples. Every rank calls it.
 
     `fetch` turns indices of shape (k,) into inputs and labels on the model's device; `batch_size` is the global one.
-    The shares are uneven and never padded, and only sums cross the ranks. Returns {"accuracy", "loss", "samples"}, or
-    an empty dict when the ranks agreed in the middle to stop: a test set may take longer than a node's grace.
+    Only sums cross the ranks. Returns {"accuracy", "loss", "samples"}, or an empty dict when the ranks agreed in the middle
+    to stop: a test set may take longer than a node's grace.
     """
     runtime = progress.runtime
     runtime.broadcast_buffers(model)
     runtime.hardware.end_step()  # not together with the first batch, which may be of another size on each rank
-    sampler = GlobalBatchSampler(samples, batch_size, runtime.rank, runtime.world_size, shuffle=False)
+    sampler = GlobalBatchSampler(
+        samples,
+        batch_size,
+        runtime.rank,
+        runtime.world_size,
+        shuffle=False,
+        equal_shares=runtime.hardware.wants_equal_shapes,
+    )
     sums = torch.zeros(3, dtype=runtime.hardware.sums, device=runtime.device)  # loss, correct, counted
     model.eval()
     with torch.no_grad():
         for shard in sampler:
             if len(shard.indices):
                 inputs, labels = fetch(shard.indices)
+                labels = without_repeats(labels, shard)
                 logits = model(inputs)
                 loss = F.cross_entropy(logits, labels, reduction="sum").to(sums.dtype)
                 correct = (logits.argmax(1) == labels).to(sums.dtype).sum()
-                sums += torch.stack([loss, correct, torch.full_like(loss, len(labels))])
+                counted = (labels != IGNORED).to(sums.dtype).sum()
+                sums += torch.stack([loss, correct, counted])
             runtime.hardware.end_step()
             progress.beat(step)
             if vote.at_step_boundary():
                 return {}
-    loss_sum, correct_sum, counted = runtime.sum(sums).tolist()
-    assert counted == samples
-    return {"accuracy": correct_sum / counted, "loss": loss_sum / counted, "samples": samples}
+    loss_sum, correct_sum, number = runtime.sum(sums).tolist()
+    assert number == samples
+    return {"accuracy": correct_sum / number, "loss": loss_sum / number, "samples": samples}

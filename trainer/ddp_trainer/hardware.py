@@ -33,6 +33,7 @@ class Hardware:
     backend = "gloo"  # as init_process_group takes it; it must carry tensors on the CPU too, or `needs_cpu_group`
     needs_cpu_group = False
     pairs = True  # whether two ranks can do something together that the others take no part in
+    wants_equal_shapes = False  # whether batches of another size, or of other sizes on other ranks, are to be avoided
     sums = torch.float64  # what losses and counts are added up in
     fused_optimizers: bool | None = True  # one pass over each parameter, not one an operation; None: as torch chooses
 
@@ -181,6 +182,7 @@ class Xla(Hardware):
     backend = "xla"
     needs_cpu_group = True
     pairs = False
+    wants_equal_shapes = True  # torch_xla asks for the same graph on all ranks, and compiles each anew
     sums = torch.float32  # neither Trainium nor TPU has float64
     fused_optimizers = None
 
@@ -280,16 +282,17 @@ def schedule_as_batch() -> None:
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def keep_freed_memory() -> None:
-    """Tell glibc's malloc to keep what is freed for what is taken next, but for pieces of more than 32 MB: mallopt(3).
+def keep_freed_memory(up_to: int = 32 << 20) -> None:
+    """Tell glibc's malloc to keep what is freed for what is taken next; pieces of more than `up_to` bytes come and go.
 
     A step takes and frees the same tensors as the step before. By default much of that goes back to Linux each time and
-    comes again page by page, cleared: tens of thousands of page faults a step of a ResNet-18.
+    comes again page by page, cleared: tens of thousands of page faults a step of a ResNet-18. The 32 MB are the most
+    that every version takes (mallopt(3)). Whoever has set malloc's variables, or GLIBC_TUNABLES, is left in peace.
     """
     chosen = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
     if not chosen and platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that every version takes
+        mallopt(_M_MMAP_THRESHOLD, up_to)
         mallopt(_M_TRIM_THRESHOLD, -1)  # never
 
 

@@ -28,17 +28,18 @@ def split(total: int, parts: int, at_least: int = 1) -> list[int]:
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's share of one global batch."""
+    """One rank's share of one global batch. Arrays are of shape (k,); without `equal_shares` k may be 0."""
 
-    indices: NDArray[np.int64]  # samples of this rank, shape (k,), k may be 0
-    sizes: tuple[int, ...]  # number of samples of each rank in this batch
-    first: int  # where in the global batch this rank's share begins
+    indices: NDArray[np.int64]  # samples of this rank
+    positions: NDArray[np.int64]  # where in the global batch they are
+    real: NDArray[np.bool_]  # False for the repeats that only make the shares equal
+    sizes: tuple[int, ...]  # number of samples of each rank in this batch, without repeats
     epoch: int
     start: int  # where in the epoch the global batch begins
 
     @property
     def batch_size(self) -> int:
-        """Samples in the global batch."""
+        """Samples in the global batch, without repeats."""
         return sum(self.sizes)
 
 
@@ -51,6 +52,10 @@ class GlobalBatchSampler:
 
     `at_least`: a rank's share has so many samples or none, and a smaller rest of the epoch joins the batch before it.
     A model with BatchNorm needs 2, as one value has no variance.
+
+    `equal_shares`: all shares of a batch are as long as the longest of a full batch, for compilers that want equal shapes. What
+    is missing is filled up with repeats, which whoever trains leaves out of the loss by `Shard.real`. (Only a batch that the
+    rest of an epoch has joined may be longer.)
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class GlobalBatchSampler:
         seed: int = 0,
         shuffle: bool = True,
         at_least: int = 1,
+        equal_shares: bool = False,
     ) -> None:
         if samples < at_least:
             raise UserError(f"{samples} samples are too few to train on: this needs at least {at_least}")
@@ -72,6 +78,7 @@ class GlobalBatchSampler:
         self.samples, self.batch_size = samples, batch_size
         self.rank, self.world_size = rank, world_size
         self.seed, self.shuffle, self.at_least = seed, shuffle, at_least
+        self.equal_shares = equal_shares
         self.epoch = 0
         self.offset = 0
 
@@ -82,14 +89,20 @@ class GlobalBatchSampler:
 
     def __iter__(self) -> Iterator[Shard]:
         order = self._order()
+        full = split(min(self.batch_size, self.samples), self.world_size, self.at_least)[0]
         while self.offset < self.samples:
             start = self.offset
             rest = self.samples - start
             batch = order[start : start + (self.batch_size if rest - self.batch_size >= self.at_least else rest)]
             sizes = split(len(batch), self.world_size, self.at_least)
-            first = sum(sizes[: self.rank])
+            first, size = sum(sizes[: self.rank]), sizes[self.rank]
+            positions = np.arange(first, first + size)
+            if self.equal_shares:
+                repeats = np.resize(positions if size else [0], max(full, sizes[0]) - size)
+                positions = np.concatenate([positions, repeats])
+            real = np.arange(len(positions)) < size
             self.offset += len(batch)
-            yield Shard(batch[first : first + sizes[self.rank]], tuple(sizes), first, self.epoch, start)
+            yield Shard(batch[positions], positions, real, tuple(sizes), self.epoch, start)
         self.epoch, self.offset = self.epoch + 1, 0
 
     def _order(self) -> NDArray[np.int64]:

@@ -48,8 +48,8 @@ class Photographs:
         The random numbers are those of a photograph's place in the training, whichever rank holds it.
         """
         cut = []
-        for place, index in enumerate(shard.indices):
-            random = np.random.default_rng([seed, shard.epoch, shard.start + shard.first + place])
+        for position, index in zip(shard.positions, shard.indices, strict=True):
+            random = np.random.default_rng([seed, shard.epoch, shard.start + position])
             _, height, width = self.pixels[index].shape
             crop = _cut(self.pixels[index], *_random_box(height, width, random), size)
             cut.append(crop.flip(2) if random.random() < 0.5 else crop)

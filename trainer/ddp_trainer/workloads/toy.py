@@ -5,14 +5,12 @@ python -m ddp_trainer toy --spawn 2
 torchrun --standalone --nproc-per-node 2 -m ddp_trainer toy
 """
 
-import ctypes
-import platform
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.hardware import keep_freed_memory
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.models import ToyModel, parameter_count
 from ddp_trainer.options import ToyOptions
@@ -21,7 +19,6 @@ from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler
 
 SAMPLES = 1000
-M_MMAP_THRESHOLD = -3  # of <malloc.h>
 HIDDEN = {"small": 10, "wide": 1_000_000}
 LEARNING_RATE = {"small": 1e-3, "wide": 1e-6}  # the sum over a million hidden values multiplies the slope of the loss
 
@@ -36,20 +33,12 @@ def regression_data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def give_memory_back_at_once() -> None:
-    """Let glibc's allocator map and unmap each tensor by itself, so that the peak is what was in use at one time.
-
-    Left alone it learns from the first freed gradient to keep memory of that size, and the peak depends on which thread was
-    quicker: equal runs differ by as much as the bucket view saves. (It costs time, so only this experiment does it.)
-    """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 * 1024)
-
-
 def train(options: ToyOptions, runtime: Runtime) -> None:
     """Train for `options.steps` steps. Raises UserError on wrong use, Interrupted after a signal."""
     if options.model == "wide":
-        give_memory_back_at_once()
+        # So that the peak is what was in use at one time. With memory that is kept, equal runs differ by as much as the bucket
+        # view saves: the peak depends on which thread was quicker.
+        keep_freed_memory(up_to=128 * 1024)
     progress = Progress(runtime, options.log_every)
     global_batch = options.batch_size * runtime.world_size
     learning_rate = options.learning_rate or LEARNING_RATE[options.model]
@@ -59,7 +48,14 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
         model = ToyModel(HIDDEN[options.model]).to(runtime.device)
         ddp = runtime.wrap(model, gradient_as_bucket_view=not options.no_bucket_view)
         optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-        sampler = GlobalBatchSampler(SAMPLES, global_batch, runtime.rank, runtime.world_size, seed=options.seed)
+        sampler = GlobalBatchSampler(
+            SAMPLES,
+            global_batch,
+            runtime.rank,
+            runtime.world_size,
+            seed=options.seed,
+            equal_shares=runtime.hardware.wants_equal_shapes,
+        )
         runtime.warm_up(ddp, inputs[:2])
         checkpoints = Checkpoints(
             options.checkpoint_dir,
@@ -89,9 +85,10 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
         epoch = sampler.epoch
         for shard in sampler:
             with progress.timed("data"):
-                chosen = torch.from_numpy(shard.indices).to(runtime.device)
+                chosen, real = (torch.from_numpy(array).to(runtime.device) for array in (shard.indices, shard.real))
             with progress.timed("forward"):
-                loss_sum = F.mse_loss(ddp(inputs[chosen]), targets[chosen], reduction="sum") / targets.shape[1]
+                losses = F.mse_loss(ddp(inputs[chosen]), targets[chosen], reduction="none").mean(1)
+                loss_sum = (losses * real).sum()
             with progress.timed("backward"):
                 # DDP takes the mean of the ranks' gradients; this makes it the mean over the samples of the batch,
                 # also where the ranks have different numbers of them.
