@@ -286,8 +286,8 @@ def keep_freed_memory(up_to: int = 32 << 20) -> None:
     """Tell glibc's malloc to keep what is freed for what is taken next; pieces of more than `up_to` bytes come and go.
 
     A step takes and frees the same tensors as the step before. By default much of that goes back to Linux each time and
-    comes again page by page, cleared: tens of thousands of page faults a step of a ResNet-18. The 32 MB are the most
-    that every version takes (mallopt(3)). Whoever has set malloc's variables, or GLIBC_TUNABLES, is left in peace.
+    comes again page by page, cleared (docs/decisions/0008-freed-memory.md). The 32 MB are the most that every version
+    takes (mallopt(3)). Whoever has set malloc's variables, or GLIBC_TUNABLES, is left in peace.
     """
     chosen = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
     if not chosen and platform.libc_ver()[0] == "glibc":
