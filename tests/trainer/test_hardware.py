@@ -4,7 +4,9 @@ tests/xla runs the real torch_xla, with one process: PJRT on a CPU knows no othe
 """
 
 import json
+import os
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -239,6 +241,24 @@ def test_layouts_are_left_to_compilers_and_on_gpus_follow_the_tensor_cores(neuro
     assert cpu.image_layout(bf16=False) == cpu.image_layout(bf16=True) == torch.channels_last
     assert cuda.image_layout(bf16=True) == torch.channels_last
     assert cuda.image_layout(bf16=False) == others.image_layout(bf16=True) == torch.contiguous_format
+
+
+# --- scheduling
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these policies")
+def test_a_policy_that_somebody_has_chosen_is_kept():
+    found = []
+
+    def look():
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        hardware.schedule_as_batch()
+        found.append(os.sched_getscheduler(0))
+
+    thread = threading.Thread(target=look)  # the policy is that of a thread
+    thread.start()
+    thread.join()
+    assert found == [os.SCHED_IDLE]
 
 
 # --- which is chosen
