@@ -20,7 +20,7 @@ from ddp_trainer.arms import ARMS
 from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import evaluate
+from ddp_trainer.evaluation import evaluate, without_repeats
 from ddp_trainer.interrupt import StopVote
 from ddp_trainer.models import resnet18
 from ddp_trainer.progress import Progress
@@ -41,14 +41,21 @@ def samples(count: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tenso
     return torch.from_numpy(random.standard_normal((count, FEATURES), np.float32)).to(dtype), torch.arange(count) % 10
 
 
-def train(runtime: Runtime, count: int, global_batch: int, steps: int, checkpoints_at: Path | None = None) -> nn.Module:
+def train(
+    runtime: Runtime,
+    count: int,
+    global_batch: int,
+    steps: int,
+    checkpoints_at: Path | None = None,
+    equal_shares: bool = False,
+) -> nn.Module:
     """Train on `count` samples until `steps` are done, going on from the checkpoint where there is one."""
     inputs, labels = samples(count)
     model = wide_net()
     ddp = runtime.wrap(model)
     # A rate at which the training is stable: where it is not, a difference in the last bit grows without bound.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    sampler = GlobalBatchSampler(count, global_batch, runtime.rank, runtime.world_size)
+    sampler = GlobalBatchSampler(count, global_batch, runtime.rank, runtime.world_size, equal_shares=equal_shares)
     runtime.warm_up(ddp, inputs[:2])
     checkpoints = Checkpoints(
         checkpoints_at, runtime, {"model": model, "optimizer": optimizer, "sampler": sampler}, {"test": "wide"}
@@ -57,7 +64,7 @@ def train(runtime: Runtime, count: int, global_batch: int, steps: int, checkpoin
     while step < steps:
         for shard in sampler:
             chosen = torch.from_numpy(shard.indices)
-            loss = F.cross_entropy(ddp(inputs[chosen]), labels[chosen], reduction="sum")
+            loss = F.cross_entropy(ddp(inputs[chosen]), without_repeats(labels[chosen], shard), reduction="sum")
             (loss * (runtime.world_size / shard.batch_size)).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -243,6 +250,9 @@ def main(folder: Path) -> None:
             # Batches of 8, 8, 8 and 5 an epoch: the last is uneven at 2 ranks and at 4. With 25 samples it has one.
             "uneven": nn.utils.parameters_to_vector(train(runtime, 29, 8, 100).parameters()).detach(),
             "empty": nn.utils.parameters_to_vector(train(runtime, 25, 8, 100).parameters()).detach(),
+            "filled up": nn.utils.parameters_to_vector(
+                train(runtime, 25, 8, 100, equal_shares=True).parameters()
+            ).detach(),
             "unbroken": nn.utils.parameters_to_vector(train(runtime, 29, 8, 7).parameters()).detach(),
             "batch norm": train_with_batch_norm(runtime, 40, synchronised=False),
             "synchronised": train_with_batch_norm(runtime, 40, synchronised=True),

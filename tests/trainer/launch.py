@@ -14,7 +14,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 DEADLINE = 240.0  # seconds; reached only when something hangs
-_OURS = ("SM_", "SLURM_", "DDP_", "TORCHELASTIC_", "PET_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_")
+_OURS = (
+    "MALLOC_",
+    "GLIBC_",
+    "SM_",
+    "SLURM_",
+    "DDP_",
+    "TORCHELASTIC_",
+    "PET_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+)
 
 
 def environment(**extra: object) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Two ways to train one model on several ranks: DistributedDataParallel, and the plain way that it is measured against."""
 
-import warnings
 from typing import Protocol
 
 import torch
@@ -23,9 +22,6 @@ class Ddp:
 
     def __init__(self, model: nn.Module, runtime: Runtime) -> None:
         self.module = runtime.wrap(model)
-        # Said of convolutions of 1x1 and of those with one input channel: the strides of their gradients are told in another
-        # way, while the numbers lie in the same order.
-        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
 
     def synchronise(self) -> None:
         """See Arm."""

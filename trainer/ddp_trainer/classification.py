@@ -169,9 +169,10 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
                 group["lr"] = rate
             with progress.timed("data"):
                 inputs, labels = laid_out(task.fetch(shard))
+                labels = without_repeats(labels, shard)
             with batch_norm_at_rest(model, shard):
                 with progress.timed("forward"), autocast:
-                    loss_sum = F.cross_entropy(arm.module(inputs), without_repeats(labels, shard), reduction="sum")
+                    loss_sum = F.cross_entropy(arm.module(inputs), labels, reduction="sum")
                 with progress.timed("backward"):
                     # DDP takes the mean of the ranks' gradients; this makes it the mean over the samples of the batch,
                     # also where the ranks have different numbers of them.

@@ -33,7 +33,7 @@ def evaluate(
     """
     runtime = progress.runtime
     runtime.broadcast_buffers(model)
-    runtime.hardware.end_step()  # not together with the first batch, which may be of another size on each rank
+    runtime.hardware.end_step()  # not together with the first batch, which would be another graph than the others
     sampler = GlobalBatchSampler(
         samples,
         batch_size,

@@ -287,13 +287,13 @@ def keep_freed_memory(up_to: int = 32 << 20) -> None:
 
     A step takes and frees the same tensors as the step before. By default much of that goes back to Linux each time and
     comes again page by page, cleared (docs/decisions/0008-freed-memory.md). The 32 MB are the most that every version
-    takes (mallopt(3)). Whoever has set malloc's variables, or GLIBC_TUNABLES, is left in peace.
+    takes (mallopt(3)). Whoever has set these two thresholds is left in peace.
     """
-    chosen = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
-    if not chosen and platform.libc_ver()[0] == "glibc":
+    chosen = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"} & os.environ.keys()
+    if not (chosen or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")) and platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, up_to)
-        mallopt(_M_TRIM_THRESHOLD, -1)  # never
+        if mallopt(_M_MMAP_THRESHOLD, up_to):
+            mallopt(_M_TRIM_THRESHOLD, -1)  # never
 
 
 def _found() -> str:

@@ -10,6 +10,7 @@ import platform
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -80,6 +81,9 @@ class Runtime:
         """
         if self.world_size == 1:
             return model
+        # Said of convolutions of 1x1 and of those with one input channel: the strides of their gradients are told in another
+        # way, while the numbers lie in the same order.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         ddp = DistributedDataParallel(model, **self.ddp_settings() | settings)
         if ledger := self.ledger:
             ddp.register_forward_pre_hook(lambda *_: ledger.forward())

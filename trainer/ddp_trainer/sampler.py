@@ -54,8 +54,8 @@ class GlobalBatchSampler:
     A model with BatchNorm needs 2, as one value has no variance.
 
     `equal_shares`: all shares of a batch are as long as the longest of a full batch, for compilers that want equal shapes. What
-    is missing is filled up with repeats, which whoever trains leaves out of the loss by `Shard.real`. (Only a batch that the
-    rest of an epoch has joined may be longer.)
+    is missing is filled up with repeats, which whoever trains leaves out of the loss by `Shard.real`. (With `at_least` the
+    shares of an epoch's last batch may be longer.)
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GlobalBatchSampler:
             first, size = sum(sizes[: self.rank]), sizes[self.rank]
             positions = np.arange(first, first + size)
             if self.equal_shares:
-                repeats = np.resize(positions if size else [0], max(full, sizes[0]) - size)
+                repeats = np.resize(positions if size else np.arange(len(batch)), max(full, sizes[0]) - size)
                 positions = np.concatenate([positions, repeats])
             real = np.arange(len(positions)) < size
             self.offset += len(batch)

@@ -8,6 +8,7 @@ torchrun --standalone --nproc-per-node 2 -m ddp_trainer toy
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.hardware import keep_freed_memory
@@ -16,7 +17,7 @@ from ddp_trainer.models import ToyModel, parameter_count
 from ddp_trainer.options import ToyOptions
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.sampler import GlobalBatchSampler, Shard
 
 SAMPLES = 1000
 HIDDEN = {"small": 10, "wide": 1_000_000}
@@ -36,8 +37,8 @@ def regression_data() -> tuple[torch.Tensor, torch.Tensor]:
 def train(options: ToyOptions, runtime: Runtime) -> None:
     """Train for `options.steps` steps. Raises UserError on wrong use, Interrupted after a signal."""
     if options.model == "wide":
-        # So that the peak is what was in use at one time. With memory that is kept, equal runs differ by as much as the bucket
-        # view saves: the peak depends on which thread was quicker.
+        # Gradients go back to Linux when they are freed, so that the peak is what was in use at one time. With memory that is
+        # kept, equal runs differ by as much as the bucket view saves: the peak depends on which thread was quicker.
         keep_freed_memory(up_to=128 * 1024)
     progress = Progress(runtime, options.log_every)
     global_batch = options.batch_size * runtime.world_size
@@ -48,14 +49,9 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
         model = ToyModel(HIDDEN[options.model]).to(runtime.device)
         ddp = runtime.wrap(model, gradient_as_bucket_view=not options.no_bucket_view)
         optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-        sampler = GlobalBatchSampler(
-            SAMPLES,
-            global_batch,
-            runtime.rank,
-            runtime.world_size,
-            seed=options.seed,
-            equal_shares=runtime.hardware.wants_equal_shapes,
-        )
+        share = SAMPLES, global_batch, runtime.rank, runtime.world_size
+        equal = runtime.hardware.wants_equal_shapes
+        sampler = GlobalBatchSampler(*share, seed=options.seed, equal_shares=equal)
         runtime.warm_up(ddp, inputs[:2])
         checkpoints = Checkpoints(
             options.checkpoint_dir,
@@ -80,15 +76,17 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
     if step >= options.steps:
         runtime.warn(f"training was complete at step {step} already; measuring once more (more --steps go on from it)")
 
+    def losses(module: nn.Module, shard: Shard) -> torch.Tensor:
+        """The squared error of each sample, shape (k,); 0 for the repeats that are there for equal shapes alone."""
+        chosen, real = (torch.from_numpy(array).to(runtime.device) for array in (shard.indices, shard.real))
+        return F.mse_loss(module(inputs[chosen]), targets[chosen], reduction="none").mean(1) * real
+
     vote = StopVote(runtime)
     while step < options.steps:
         epoch = sampler.epoch
         for shard in sampler:
-            with progress.timed("data"):
-                chosen, real = (torch.from_numpy(array).to(runtime.device) for array in (shard.indices, shard.real))
             with progress.timed("forward"):
-                losses = F.mse_loss(ddp(inputs[chosen]), targets[chosen], reduction="none").mean(1)
-                loss_sum = (losses * real).sum()
+                loss_sum = losses(ddp, shard).sum()
             with progress.timed("backward"):
                 # DDP takes the mean of the ranks' gradients; this makes it the mean over the samples of the batch,
                 # also where the ranks have different numbers of them.
@@ -108,9 +106,9 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
                 break
     progress.save(checkpoints, step)
     with progress.timed("evaluate"), torch.no_grad():
-        squares = torch.zeros((), dtype=runtime.hardware.sums, device=runtime.device)
-        for first in range(runtime.rank * options.batch_size, SAMPLES, global_batch):
-            piece = slice(first, first + options.batch_size)
-            squares += F.mse_loss(model(inputs[piece]), targets[piece], reduction="sum")
-        result = {"loss": float(runtime.sum(squares)) / targets.numel()}
+        total = torch.zeros((), dtype=runtime.hardware.sums, device=runtime.device)
+        for shard in GlobalBatchSampler(*share, shuffle=False, equal_shares=equal):
+            total += losses(model, shard).sum()
+            runtime.hardware.end_step()
+        result = {"loss": float(runtime.sum(total)) / SAMPLES}
     progress.end(step, result)
