@@ -28,7 +28,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer import hardware
 from ddp_trainer.arms import Native
 from ddp_trainer.models import MnistNet, parameter_count, resnet18
 from ddp_trainer.runtime import Runtime, process_group
@@ -37,6 +36,7 @@ ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build" / "training-speed"
 TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DROPPED = 3  # turns before the first that counts
+MALLOC_AS_IT_IS = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}  # its default; docs/decisions/0008-freed-memory.md
 STARTS = 5  # of each part of an experiment with several
 
 
@@ -254,11 +254,9 @@ def table(seconds: Mapping[str, list[float]], images: int) -> Iterator[str]:
 
 def as_rank(experiment: str, part: int, turns: int) -> None:
     """What each of the two ranks does; rank 0 writes what both measured to `part.json`."""
-    chosen = EXPERIMENTS[experiment][part]
-    if not chosen.keeps_freed_memory:
-        hardware.keep_freed_memory = lambda: None
+    variants = EXPERIMENTS[experiment][part].variants
     with process_group(threads=1) as runtime:
-        found = {name: measure(case, chosen.variants, turns, runtime) for name, case in cases(experiment).items()}
+        found = {name: measure(case, variants, turns, runtime) for name, case in cases(experiment).items()}
         if runtime.is_main:
             _keep("part", found)
 
@@ -270,13 +268,14 @@ def side_by_side(experiment: str, turns: int) -> None:
     starts = 1 if len(parts) == 1 else STARTS
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in made}
     for start in range(starts):
-        for part in range(len(parts)):
-            program = [__file__, experiment, "--part", str(part), "--turns", str(-(-turns // starts))]
-            subprocess.run([*TWO_RANKS, *program], check=True, env=_one_thread())
+        for number, part in enumerate(parts):
+            program = [__file__, experiment, "--part", str(number), "--turns", str(-(-turns // starts))]
+            environment = _one_thread() | ({} if part.keeps_freed_memory else MALLOC_AS_IT_IS)
+            subprocess.run([*TWO_RANKS, *program], check=True, env=environment)
             for name, found in json.loads((OUT / "part.json").read_text()).items():
                 for variant, values in found.items():
                     seconds[name].setdefault(variant, []).extend(values)
-            print(f"start {start + 1} of {starts}, part {part + 1} of {len(parts)}", file=sys.stderr)
+            print(f"start {start + 1} of {starts}, part {number + 1} of {len(parts)}", file=sys.stderr)
     _keep(experiment, seconds)
     for name, case in made.items():
         counted = len(next(iter(seconds[name].values())))
@@ -359,6 +358,8 @@ def main() -> None:
     elif options.part is not None:
         as_rank(options.experiment, options.part, options.turns)
     else:
+        if options.turns < 2:
+            parser.error("--turns: a median and its spread need at least 2")
         side_by_side(options.experiment, options.turns)
 
 

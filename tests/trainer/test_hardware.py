@@ -246,19 +246,53 @@ def test_layouts_are_left_to_compilers_and_on_gpus_follow_the_tensor_cores(neuro
 # --- scheduling
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these policies")
 def test_a_policy_that_somebody_has_chosen_is_kept():
+    on_linux = sys.platform == "linux"  # elsewhere there is no policy, and nothing that could fail
     found = []
 
     def look():
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        if on_linux:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         hardware.schedule_as_batch()
-        found.append(os.sched_getscheduler(0))
+        found.append(os.sched_getscheduler(0) if on_linux else None)
 
     thread = threading.Thread(target=look)  # the policy is that of a thread
     thread.start()
     thread.join()
-    assert found == [os.SCHED_IDLE]
+    assert found == [os.SCHED_IDLE if on_linux else None]
+
+
+# --- memory
+
+
+@pytest.mark.parametrize(
+    ("libc", "variables", "takes", "expected"),
+    [
+        ("glibc", {}, 1, [(-3, 32 << 20), (-1, -1)]),
+        ("glibc", {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=512"}, 1, [(-3, 32 << 20), (-1, -1)]),
+        ("glibc", {}, 0, [(-3, 32 << 20)]),
+        ("glibc", {"MALLOC_TRIM_THRESHOLD_": "131072"}, 1, []),
+        ("glibc", {"MALLOC_MMAP_THRESHOLD_": "131072"}, 1, []),
+        ("glibc", {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}, 1, []),
+        ("", {}, 1, []),
+    ],
+    ids=["told", "other tunables", "refused", "trim chosen", "mmap chosen", "malloc's tunables", "not glibc"],
+)
+def test_malloc_is_told_to_keep_memory_unless_somebody_has_set_it(monkeypatch, libc, variables, takes, expected):
+    told = []
+
+    def mallopt(*setting):
+        told.append(setting)
+        return takes
+
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(hardware.platform, "libc_ver", lambda: (libc, ""))
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=mallopt))
+    hardware.keep_freed_memory()
+    assert told == expected
 
 
 # --- which is chosen

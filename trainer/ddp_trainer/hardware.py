@@ -287,7 +287,7 @@ def keep_freed_memory(up_to: int = 32 << 20) -> None:
 
     A step takes and frees the same tensors as the step before. By default much of that goes back to Linux each time and
     comes again page by page, cleared (docs/decisions/0008-freed-memory.md). The 32 MB are the most that every version
-    takes (mallopt(3)). Whoever has set these two thresholds is left in peace.
+    takes (mallopt(3)). Whoever has set these two thresholds, or a tunable of malloc, is left in peace.
     """
     chosen = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"} & os.environ.keys()
     if not (chosen or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")) and platform.libc_ver()[0] == "glibc":
