@@ -166,8 +166,8 @@ class Cluster:
     def __init__(self, apiserver: ApiServer, namespace: str) -> None:
         self.apiserver, self.namespace = apiserver, namespace
 
-    def create_job(self, name: str, nodes: int = 2) -> None:
-        spec = {"nodes": nodes, "image": "trainer:1", "args": ["train.py"]}
+    def create_job(self, name: str, nodes: int = 2, **more: Any) -> None:
+        spec = {"nodes": nodes, "image": "trainer:1", "args": ["train.py"], **more}
         manifest = {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": name}, "spec": spec}
         answer = self.apiserver.request("POST", self._path("ddpjobs"), manifest)
         assert answer.code == 201, answer.body

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from envtest import APPLY, CRD, MERGE, Answer, ApiServer
 
+from ddpjob.core.api import Spec, SpecError
+
 FINAL = "cannot change once the job exists; delete the job and create it again"
 RESERVED = "remove them from env"
 OPERATORS_VOLUME = 'volume names that begin with "ddpjob-" are the operator\'s; choose another name'
@@ -155,6 +157,25 @@ for variable in (
     entry = {"env": [{"name": "A", "value": "1"}, {"name": variable, "value": "1"}]}
     REFUSED[f"env {variable}"] = (entry, RESERVED)
     REFUSED[f"overlay env {variable}"] = ({"podTemplate": overlay(**entry)}, RESERVED)
+TOGETHER = "on a trn1.2xlarge 1 or 2 processes can work together, on one trn1.32xlarge 1, 2, 8 or 32, on several 32"
+for accelerator, nodes, processes in (
+    ("trn1.32xlarge", 1, 16),
+    ("trn1.32xlarge", 2, 8),
+    ("trn1.2xlarge", 1, 8),
+):
+    REFUSED[f"{processes} processes on {nodes} {accelerator}"] = (
+        {"accelerator": accelerator, "nodes": nodes, "nprocPerNode": processes},
+        TOGETHER,
+    )
+REFUSED["several trn1.2xlarge"] = (
+    {"accelerator": "trn1.2xlarge", "nodes": 2},
+    "a trn1.2xlarge has no EFA to reach another node; keep nodes at 1 or take trn1.32xlarge",
+)
+REFUSED["a volume without a name"] = ({"volumes": [{"name": ""}]}, "volumes[0].name in body should be at least 1 chars")
+REFUSED["a mount without a name"] = (
+    {"volumeMounts": [{"name": "", "mountPath": "/x"}]},
+    "volumeMounts[0].name in body should be at least 1 chars",
+)
 for path in ("checkpoints", "/", "//", "/a:b", "", "./a"):
     REFUSED[f"mountPath {path!r}"] = (
         {"checkpoint": {"claimName": "c", "mountPath": path}},
@@ -200,6 +221,16 @@ def test_a_bad_job_is_refused_with_its_sentence(shared_jobs: Jobs, case: str) ->
     assert sentence in answer.body["message"]
 
 
+# A manifest's other way is the local runner, which nobody's API server protects.
+LAPTOPS_KNOW_NO_LIMIT = {"too many args", "an endless arg", "a quantity of another world"}
+
+
+@pytest.mark.parametrize("case", [case for case in REFUSED if case not in LAPTOPS_KNOW_NO_LIMIT])
+def test_the_local_runner_refuses_it_too(case: str) -> None:
+    with pytest.raises(SpecError):
+        Spec.from_dict(job("bad", **REFUSED[case][0])["spec"])
+
+
 ACCEPTED: dict[str, dict[str, Any]] = {
     "nothing but the least": {},
     "processes in number": {"nprocPerNode": 256},
@@ -223,6 +254,13 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}],
         "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}],
     },
+    "the numbers of processes that work together on one trn1.32xlarge": {
+        "accelerator": "trn1.32xlarge",
+        "nprocPerNode": 8,
+    },
+    "every core of several trn1.32xlarge": {"accelerator": "trn1.32xlarge", "nodes": 2, "nprocPerNode": 32},
+    "several trn1.32xlarge": {"accelerator": "trn1.32xlarge", "nodes": 4},
+    "one core of a trn1.2xlarge": {"accelerator": "trn1.2xlarge", "nprocPerNode": 1},
     "a checkpoint deep down": {"checkpoint": {"claimName": "c", "mountPath": "/mnt/x/y/"}},
     "labels and annotations": {"podTemplate": {"metadata": {"labels": {"a": "b"}, "annotations": {"c.d/e": "f"}}}},
     "empty overlay": {"podTemplate": {"metadata": {}, "spec": {}}},
@@ -534,6 +572,7 @@ def test_the_whole_status_is_kept(jobs: Jobs) -> None:
         "disruptions": 0,
         "nodes": {"desired": 2, "active": 2, "ready": 1, "succeeded": 0, "failed": 0},
         "nodesReady": "1/2",
+        "succeededNodes": [1],
         "resolved": {"nprocPerNode": 1, "worldSize": 2, "accelerator": "cpu", "rendezvous": "a0-n0.job:29400"},
         "backoff": {"count": 1, "until": at},
         "lastFailure": {
@@ -579,6 +618,12 @@ def test_scale_beyond_the_bounds_is_refused(apiserver: ApiServer, jobs: Jobs) ->
     jobs.made(job())
     refused = apiserver.kubectl("scale", "-n", jobs.namespace, "ddp/job", "--replicas=0", check=False)
     assert "spec.nodes in body should be greater than or equal to 1" in refused.stderr
+
+
+def test_scaling_to_a_size_that_cannot_work_is_refused(apiserver: ApiServer, jobs: Jobs) -> None:
+    jobs.made(job(accelerator="trn1.32xlarge", nprocPerNode=8))
+    refused = apiserver.kubectl("scale", "-n", jobs.namespace, "ddp/job", "--replicas=2", check=False)
+    assert TOGETHER in refused.stderr
 
 
 # -- the file itself -------------------------------------------------------------------------------------------------

@@ -87,6 +87,28 @@ def test_a_pod_that_vanished_while_the_operator_was_down_is_a_disruption(cluster
     assert (status.get("restarts", 0), status["disruptions"]) == (0, 1)
 
 
+def test_a_node_that_is_done_may_lose_its_pod_while_its_peers_train_on(cluster, an_operator):
+    an_operator()
+    cluster.create_job("digits")
+    cluster.is_running("digits")
+    cluster.ends("digits-0-0", message=json.dumps({"accuracy": 0.5}))
+    cluster.until("digits", lambda: cluster.status("digits").get("succeededNodes") == [0])
+    cluster.vanishes("digits-0-0")
+    cluster.ends("digits-0-1")
+    cluster.until("digits", lambda: cluster.status("digits")["phase"] == "Complete")
+    status = cluster.status("digits")
+    assert (status.get("disruptions", 0), status["attempt"], status["result"]) == (0, 0, {"accuracy": "0.5"})
+
+
+def test_a_misspelt_field_below_what_the_crd_knows_ends_the_job_by_its_name(cluster, an_operator):
+    an_operator()
+    cluster.create_job("digits", podTemplate={"spec": {"securityContext": {"runAsUsr": 1000}}})
+    cluster.until("digits", lambda: cluster.status("digits").get("phase") == "Failed")
+    status = cluster.status("digits")
+    assert status["reason"] == "InvalidPod"
+    assert 'unknown field "spec.securityContext.runAsUsr"' in status["message"]
+
+
 def test_an_api_server_that_is_killed_and_started_again_costs_nothing(apiserver, cluster, an_operator):
     operator = an_operator()
     cluster.create_job("digits")

@@ -66,6 +66,18 @@ REFUSED = {
         {"torchrun": {"maxRestarts": 1}},
         "spec.torchrun has no field 'maxRestarts'; it has command, rdzvConf.",
     ),
+    "torchrun's own flag first": (
+        {"args": ["--standalone", "train.py"]},
+        "spec.args begins with --standalone, a flag of torchrun that the operator sets; begin with the script or -m",
+    ),
+    "torchrun's flag with a value": (
+        {"args": ["--rdzv_endpoint=x", "train.py"]},
+        "spec.args begins with --rdzv_endpoint=x,",
+    ),
+    "a second mount at the checkpoints": (
+        {"checkpoint": {"claimName": "c"}, "volumeMounts": [{"name": "v", "mountPath": "/checkpoints/"}]},
+        "spec.volumeMounts mounts /checkpoints/, where spec.checkpoint mounts its claim already",
+    ),
     "command": ({"torchrun": {"command": []}}, "spec.torchrun.command must be a list of at least one text"),
     "torchrun as text": ({"torchrun": "torchrun"}, "spec.torchrun must be an object, not 'torchrun'."),
     "is_host": (
@@ -248,6 +260,7 @@ def test_a_whole_status_survives_its_way_over_the_api_server():
         nodes=Nodes(desired=4, active=3, ready=2, succeeded=1, failed=0),
         resolved={"worldSize": 4},
         backoff=Backoff(2, at(10)),
+        succeeded_nodes=(0, 3),
         last_failure={"attempt": 1, "cause": "Failure"},
         start_time=NOW,
         completion_time=at(60),

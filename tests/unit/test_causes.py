@@ -118,7 +118,16 @@ def test_wherever_the_log_was_cut_the_launcher_is_no_exception_of_the_script(tai
         assert summary is None or "ChildFailedError" not in summary.exception
 
 
-@pytest.mark.parametrize("text", ["", "Root Cause (first observed failure):", "x" * 2048, "\x00\ud800 rank : 1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Root Cause (first observed failure):",
+        "x" * 2048,
+        "\x00\ud800 rank : 1",
+        OWN.replace("rank      : 1", "rank      : -1"),
+    ],
+)
 def test_other_last_words_hold_no_summary(text):
     assert read_summary(text) is None
 

@@ -177,6 +177,37 @@ def test_after_the_latch_a_missing_pod_is_a_disruption_and_never_refilled():
     assert plan.status.last_failure["pod"] == "digits-0-1"
 
 
+def test_a_node_that_is_done_needs_its_pod_no_more():
+    job = a_running_job()
+    once = look(job, a_pod(0, running()), a_pod(1, succeeded()))
+    plan = look(then(job, once), a_pod(0, running()))
+    assert (plan.create, plan.delete, plan.confirm, plan.events) == ((), (), (), ())
+    assert (plan.status.disruptions, plan.status.phase) == (0, Phase.RUNNING)
+    assert plan.status.to_dict()["nodesReady"] == "2/2"
+    assert plan.status == once.status
+
+
+def test_a_node_that_is_done_is_not_made_again_before_the_latch():
+    job = a_starting_job(nodes=3)
+    once = look(job, a_pod(0, running()), a_pod(1, succeeded()))
+    assert look(then(job, once), a_pod(0, running())).create == (2,)
+
+
+def test_a_new_attempt_needs_every_node_again():
+    job = a_running_job(succeeded_nodes=(1,), result={"accuracy": "0.9"})
+    plan = look(job, a_pod(0, failed(OWN)))
+    assert (plan.status.attempt, plan.status.restarts) == (1, 1)
+    assert (plan.status.succeeded_nodes, plan.status.result) == ((), {})
+    assert look(then(job, plan)).create == (0, 1)
+
+
+def test_a_failed_job_has_neither_a_result_nor_nodes_that_are_done():
+    job = a_running_job(succeeded_nodes=(0,), result={"accuracy": "0.9"}, spec={"failurePolicy": {"maxRestarts": 0}})
+    status = look(job, a_pod(0, succeeded('{"accuracy": 0.9}')), a_pod(1, failed(OWN))).status
+    assert status.has(Condition.FAILED)
+    assert (status.succeeded_nodes, status.result, status.nodes.succeeded) == ((), {}, 1)
+
+
 def test_only_a_vanished_pod_has_to_be_confirmed():
     vanished = look(a_running_job(), a_pod(0, running()))
     dead = look(a_running_job(), a_pod(0, running()), a_pod(1, failed(OWN)))
@@ -317,6 +348,14 @@ def test_a_job_is_complete_when_every_trainer_has_ended_with_0():
 def test_the_result_is_what_rank_0_left():
     pods = a_pod(0, succeeded('{"accuracy": 0.91, "note": "fine"}')), a_pod(1, succeeded('{"accuracy": 0}'))
     assert dict(look(a_running_job(), *pods).status.result) == {"accuracy": "0.91", "note": "fine"}
+
+
+def test_the_result_and_the_end_outlive_the_pods():
+    job = a_running_job()
+    job = then(job, look(job, a_pod(0, succeeded('{"accuracy": 0.91}')), a_pod(1, running())))
+    status = look(job, a_pod(1, succeeded())).status
+    assert status.has(Condition.COMPLETE)
+    assert (dict(status.result), status.nodes.succeeded, status.succeeded_nodes) == ({"accuracy": "0.91"}, 2, ())
 
 
 @pytest.mark.parametrize("message", ["", "the tail of a log", "[1, 2]", "{broken", "[" * 4000])
@@ -594,6 +633,13 @@ def test_the_ended_pods_of_the_last_attempt_stay_for_their_logs_and_older_ones_g
     assert plan.delete == (Delete("digits-0-0", "uid-of-digits-0-0", None),)
 
 
+def test_the_pods_that_last_failure_tells_of_stay_though_the_job_was_resized_since():
+    told = {"attempt": 0, "cause": "Failure", "pod": "digits-0-0"}
+    job = a_job(status=a_status(attempt=2, latched=False, ran=False, last_failure=told))
+    plan = look(job, a_pod(0, failed(OWN), attempt=0), a_pod(1, failed(), attempt=1))
+    assert (plan.create, plan.delete) == ((0, 1), ())
+
+
 def test_deletes_carry_the_uid():
     plan = look(a_running_job(), a_pod(0, running()), a_pod(1, failed(OWN)))
     assert plan.delete[0].uid == "uid-of-digits-0-0"
@@ -686,6 +732,13 @@ def test_counts_and_words_are_progress():
     assert not is_transition(old, new)
 
 
+def test_a_node_that_is_done_and_its_result_are_progress():
+    old = look(a_running_job(), a_pod(0, running()), a_pod(1, running())).status
+    new = look(a_running_job(), a_pod(0, succeeded('{"a": 1}')), a_pod(1, running())).status
+    assert (new.succeeded_nodes, dict(new.result)) == ((0,), {"a": "1"})
+    assert not is_transition(old, new)
+
+
 @pytest.mark.parametrize(
     ("job", "pods"),
     [
@@ -722,6 +775,7 @@ def test_nothing_new_is_no_transition():
         {"attempt": 0, "conditions": [{"type": "Running", "status": "False"}], "nodes": {"desired": 2}},
         {"backoff": {"count": "x", "until": "yesterday"}},
         {"conditions": 5, "nodes": [], "resolved": "x", "lastFailure": 1, "result": ["x"]},
+        {"attempt": 0, "nodes": {"desired": 2}, "succeededNodes": [0, "1", None, 7]},
     ],
 )
 def test_no_status_makes_it_raise(status):

@@ -98,6 +98,16 @@ def no_index_is_refilled_after_the_latch(world):
             assert not look.seen.latched
 
 
+def a_node_that_is_done_is_lost_to_nobody(world):
+    for look in world.looks:
+        old, new = look.seen.job.status, look.plan.status
+        if new.disruptions > old.disruptions:
+            assert int(new.last_failure["pod"].rpartition("-")[2]) not in old.succeeded_nodes
+        if old.succeeded_nodes and new.attempt == old.attempt and not new.finished:
+            assert set(old.succeeded_nodes) <= set(new.succeeded_nodes)
+            assert not set(old.succeeded_nodes) & set(look.plan.create)
+
+
 def pods_are_created_only_for_a_status_that_names_their_attempt(world):
     for look in world.looks:
         if look.plan.create:
@@ -142,6 +152,7 @@ INVARIANTS = (
     an_attempt_never_has_more_pods_than_nodes_nor_two_of_one_index,
     two_attempts_never_live_at_the_same_time,
     no_index_is_refilled_after_the_latch,
+    a_node_that_is_done_is_lost_to_nobody,
     pods_are_created_only_for_a_status_that_names_their_attempt,
     each_event_is_told_once,
     each_new_attempt_and_each_end_is_told,

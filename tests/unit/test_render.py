@@ -248,7 +248,15 @@ def test_pod_fields_reach_their_places():
         assert pod["spec"][field]
 
 
-@pytest.mark.parametrize(("fields", "token"), [({}, False), ({"serviceAccountName": "me"}, True)])
+@pytest.mark.parametrize(
+    ("fields", "token"),
+    [
+        ({}, False),
+        ({"serviceAccountName": "me"}, True),
+        ({"podTemplate": {"spec": {"serviceAccountName": "me"}}}, True),
+        ({"podTemplate": {"spec": {"serviceAccountName": "me", "automountServiceAccountToken": False}}}, False),
+    ],
+)
 def test_a_token_comes_only_with_a_service_account_that_is_named(fields, token):
     assert render(**fields)["spec"]["automountServiceAccountToken"] is token
 
@@ -294,17 +302,18 @@ def test_an_overlay_is_merged_by_kubernetes_own_keys():
                 {"name": "trainer", "workingDir": "/app", "env": [{"name": "OMP_NUM_THREADS", "value": "9"}]},
                 {"name": "mesh", "image": "mesh:1"},
             ],
-            "volumes": [{"name": "ddpjob-shm", "emptyDir": {"sizeLimit": "1Gi"}}],
+            "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}],
         },
     }
-    pod = render(podTemplate=overlay)
+    pod = render(podTemplate=overlay, volumes=[{"name": "scratch", "emptyDir": {"medium": "Memory"}}])
     assert pod["metadata"]["labels"]["team"] == "vision"
     assert pod["metadata"]["labels"][names.LABEL_INDEX] == "0"
     assert pod["spec"]["runtimeClassName"] == "nvidia"
     assert [c["name"] for c in pod["spec"]["containers"]] == ["trainer", "mesh"]
     assert trainer_of(pod)["workingDir"] == "/app"
     assert env_of(pod)["OMP_NUM_THREADS"] == "9"
-    assert pod["spec"]["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes["scratch"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
 
 
 def test_an_overlay_can_take_away():

@@ -330,6 +330,29 @@ async def test_the_operator_ends_with_a_sentence_where_its_port_is_taken(fake, o
         await asyncio.to_thread(asyncio.run, operate(options))
 
 
+@pytest.fixture
+def team_b_is_gone(fake):
+    """A namespace was deleted, and the operator's Role with it: whatever is asked of it is refused."""
+    fake.fault("GET|WATCH", ".*/namespaces/team-b/.*", refusal(403, "Forbidden"), times=float("inf"))
+
+
+@pytest.mark.parametrize("namespaces", [("team-b", "ml")])
+async def test_a_namespace_that_cannot_be_read_keeps_no_other_waiting(fake, team_b_is_gone, operator, caplog):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    assert not [asked for asked in fake.log if asked.method == "WATCH" and "/team-b/" in asked.path]
+    assert "take the namespace out of watchNamespaces" in caplog.text
+
+
+@pytest.mark.parametrize("namespaces", [("ml", "team-b")])
+async def test_the_operator_starts_anew_when_a_namespace_can_be_read_again(fake, team_b_is_gone, options, quick_resync):
+    running = asyncio.create_task(asyncio.to_thread(asyncio.run, operate(options)))
+    await until(lambda: [asked for asked in fake.log if asked.method == "WATCH"])
+    fake.faults.clear()
+    with pytest.raises(CannotRun, match="team-b can be read now; the next start watches it"):
+        await running
+
+
 async def test_the_operator_waits_for_an_api_server_that_is_starting(fake, operator):
     fake.fault("GET", "/apis/ddpjob.dev/v1alpha1", refusal(503))
     fake.create("ddpjobs", a_job())

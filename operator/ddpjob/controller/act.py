@@ -26,6 +26,9 @@ IN_FLIGHT = 16
 PROGRESS_EVERY = 2.0
 """Seconds between status writes of one job that tell of mere progress."""
 
+STRICT = {"fieldValidation": "Strict"}
+"""A misspelt field of a pod is refused by its name, where the API server's default would drop it."""
+
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 """Seconds before something that the API server refused is tried again; doubled for each refusal in a row."""
 
@@ -172,7 +175,7 @@ class Actor:
     async def _create_one(self, job: Job, plural: str, body: Mapping[str, Any]) -> None:
         path = core_path(job.namespace, plural)
         try:
-            created = await self._write("POST", path, body)
+            created = await self._write("POST", path, body, STRICT)
         except ApiError as error:
             if error.status == 409 and error.reason == "AlreadyExists":
                 created = await self._existing(job, f"{path}/{body['metadata']['name']}")
@@ -230,11 +233,13 @@ class Actor:
         except (ApiError, Unreachable) as error:
             log.warning("event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error)
 
-    async def _write(self, method: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _write(
+        self, method: str, path: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         async with self._slots:
             await self.api.calm()
             self.lease.check()
-            return await self.api.call(method, path, body, timeout=min(10.0, 5.0 + self.lease.remaining / 2))
+            return await self.api.call(method, path, body, query, min(10.0, 5.0 + self.lease.remaining / 2))
 
     async def _get(self, path: str) -> dict[str, Any] | None:
         try:
@@ -276,10 +281,14 @@ async def every(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
         raise next((error for kind in (LeaseLost, Refused) for error in failed if isinstance(error, kind)), failed[0])
 
 
+ADMISSION = ("admission webhook", "calling webhook", "ValidatingAdmissionPolicy")
+"""In the words of a refusal: somebody's policy, which may change, or its server is down."""
+
+
 def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
     """What the API server's answer to a create means for the job; what is none of its doing stays an error."""
     text = error.message
-    if "admission webhook" in text or "calling webhook" in text:  # somebody's policy, or its server is down
+    if any(policy in text for policy in ADMISSION):
         return Refused(Reason.FORBIDDEN, text)
     if error.status in (400, 422):
         return Refused(Reason.INVALID_POD, text, final=True)
@@ -287,7 +296,10 @@ def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
         return Refused(Reason.NAMESPACE_ENDING, text)
     if error.status != 403:
         return error
-    if "exceeded quota" in text or "failed quota" in text:
+    if "failed quota" in text:  # it counts what the pod does not name: no waiting helps
+        advice = "delete the job and create it again with spec.resources that name these"
+        return Refused(Reason.QUOTA, f"{text}. What to do: {advice}.")
+    if "exceeded quota" in text:
         return Refused(Reason.QUOTA, text)
     if "violates PodSecurity" in text:
         advice = (

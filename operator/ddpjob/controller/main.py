@@ -139,7 +139,7 @@ async def _lead(
     log.info("leading; watching %s", ", ".join(options.namespaces) or "all namespaces")
     async with _background(lease.keep(), reconciler.resync(), *(reconciler.work() for _ in range(WORKERS))) as failed:
         registry = handlers.registry(reconciler.cache, reconciler.queue, reconciler.actor, settings)
-        watching = asyncio.create_task(_watch(api, registry, options.namespaces))
+        watching = asyncio.create_task(_watch(api, registry, reconciler))
         try:
             await asyncio.wait([watching, failed], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -151,20 +151,34 @@ async def _lead(
     log.info("stopped")
 
 
-async def _watch(api: Api, registry: kopf.OperatorRegistry, namespaces: Sequence[str]) -> None:
-    """kopf, until a signal stops it; raises CannotRun where it can watch no longer."""
+async def _watch(api: Api, registry: kopf.OperatorRegistry, reconciler: Reconciler) -> None:
+    """kopf, until a signal stops it; raises CannotRun where it can watch no longer.
+
+    kopf ends for good where it may not read one of its namespaces, so it is given those that can be read.
+    """
     await _require_the_crd(api)
+    namespaces = await _readable_namespaces(reconciler)
     try:
         await kopf.operator(
             registry=registry,
             settings=handlers.settings(),
             clusterwide=not namespaces,
-            namespaces=list(namespaces),
+            namespaces=namespaces,
             standalone=True,
         )
     except Exception as error:
         message = f"a watch failed for good: {error}. The next start continues from the cluster's state."
         raise CannotRun(message) from error
+
+
+async def _readable_namespaces(reconciler: Reconciler) -> list[str]:
+    """Of the namespaces to watch those that the first LIST could read, once there was one; empty where all are watched."""
+    if not reconciler.namespaces:
+        return []
+    while not reconciler.synced:
+        await asyncio.sleep(0.1)
+    reconciler.unwatched = reconciler.unreadable
+    return [namespace for namespace in reconciler.namespaces if namespace not in reconciler.unwatched]
 
 
 @contextlib.asynccontextmanager

@@ -26,6 +26,10 @@ EARLY_RESYNCS = (2.0, 10.0)
 """Seconds between the LISTs at the start: kopf's own comes after our first, and of a deletion between them no watch tells."""
 
 
+class ReadableAgain(Exception):
+    """A namespace came (back) that this process does not watch."""
+
+
 @dataclass
 class Reconciler:
     """Works the queue of one operator."""
@@ -38,7 +42,11 @@ class Reconciler:
     namespaces: Sequence[str] = ()
     turned: float = 0.0
     listed: int = 0
-    """Version of the last complete LIST."""
+    """Version of the last LIST."""
+    unreadable: frozenset[str] = frozenset()
+    """Those of `namespaces` that the last LIST was refused: deleted, with the operator's Role in them, or not made yet."""
+    unwatched: frozenset[str] = frozenset()
+    """Those that no watch was begun for, since they were unreadable then."""
 
     @property
     def synced(self) -> bool:
@@ -79,7 +87,10 @@ class Reconciler:
             self.queue.add(key, outcome.wake_after)
 
     async def resync(self) -> None:
-        """LISTs at once, soon again, and then every minute; never ends and never raises for a sick API server."""
+        """LISTs at once, soon again, and then every minute; never ends and never raises for a sick API server.
+
+        Raises ReadableAgain where a namespace can be read that no watch was begun for: kopf takes its namespaces once.
+        """
         early = iter(EARLY_RESYNCS)
         while True:
             self.turned = time.monotonic()
@@ -87,23 +98,40 @@ class Reconciler:
                 await self.list_once()
             except (ApiError, Unreachable) as error:
                 log.warning("cannot list: %s", error)
+            if back := self.unwatched - self.unreadable:
+                raise ReadableAgain(f"{', '.join(sorted(back))} can be read now; the next start watches it")
             await asyncio.sleep(next(early, RESYNC_SECONDS) if self.synced else 1.0)
 
     async def list_once(self) -> None:
-        """Jobs first: a pod of a job that came in between waits for its job's own event."""
-        versions = []
+        """Every namespace that can be read; raises ApiError where none of them can."""
+        versions, refused = [], dict[str, ApiError]()
         for namespace in self.namespaces or (None,):
-            scope = f"/namespaces/{namespace}" if namespace else ""
-            jobs, version = await self._list(f"{JOBS}{scope}/{names.PLURAL}", self.cache.see_job)
-            self.cache.keep_jobs(jobs, version, namespace)
-            pods, pods_version = await self._list(f"api/v1{scope}/pods", self.cache.see_pod, OUR_PODS)
-            self.cache.keep_pods(pods, pods_version, namespace)
-            versions.append(version)
+            try:
+                versions.append(await self._list_namespace(namespace))
+            except ApiError as error:
+                if namespace is None or error.status != 403:
+                    raise
+                refused[namespace] = error
+        for namespace in refused.keys() - self.unreadable:
+            advice = "give the operator its Role there back, or take the namespace out of watchNamespaces"
+            log.warning("namespace %s cannot be read: %s. What to do: %s.", namespace, refused[namespace], advice)
+        self.unreadable = frozenset(refused)
+        if not versions:
+            raise next(iter(refused.values()))
         for key in list(self.cache.jobs):
             self.queue.add(key)
         self._forget_the_gone()
         self.cache.prune(self.listed)
         self.listed = min(versions)
+
+    async def _list_namespace(self, namespace: str | None) -> int:
+        """Jobs first: a pod of a job that came in between waits for its job's own event."""
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        jobs, version = await self._list(f"{JOBS}{scope}/{names.PLURAL}", self.cache.see_job)
+        self.cache.keep_jobs(jobs, version, namespace)
+        pods, pods_version = await self._list(f"api/v1{scope}/pods", self.cache.see_pod, OUR_PODS)
+        self.cache.keep_pods(pods, pods_version, namespace)
+        return version
 
     async def _list(
         self, path: str, see: Callable[[Mapping[str, Any]], bool], selector: str = ""

@@ -5,7 +5,7 @@ sentence what is wrong. Pod shapes (env, volumes, …) stay the plain dicts that
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -50,7 +50,12 @@ TEXT_FIELDS = ("imagePullPolicy", "serviceAccountName", "priorityClassName")
 
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
-RDZV_VALUE = re.compile(r"[^,=\s]+")
+LAUNCHER_FLAG = re.compile(
+    r"--(nnodes|nproc[-_]per[-_]node|rdzv[-_].*|local[-_]addr|node[-_]rank|master[-_]addr|master[-_]port|standalone"
+    r"|max[-_]restarts)(=.*)?"
+)
+"""What torchrun takes the last of: before the script it would undo what the operator sets."""
+RDZV_NAME, RDZV_VALUE = re.compile(r"[a-z_]+"), re.compile(r"[^,=\s]+")
 OWNED_POD_FIELDS = ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")
 OWNED_TRAINER_FIELDS = (
     "command",
@@ -178,17 +183,20 @@ class Spec:
         processes = None if nproc == "auto" else _number(nproc, "spec.nprocPerNode (or auto)", 1, 256)
         if complaint := profiles.complaint(accelerator, nodes, processes):
             raise SpecError(complaint)
+        checkpoint = Checkpoint.from_dict(fields.get("checkpoint"))
+        pod_fields = {key: _pod_field(key, fields[key]) for key in POD_FIELDS if fields.get(key) not in (None, "")}
+        _refuse_mounts_at(checkpoint, pod_fields.get("volumeMounts", ()))
         return cls(
             image=_text(fields.get("image"), "spec.image"),
-            args=_texts(fields.get("args"), "spec.args"),
+            args=_args(fields.get("args")),
             nodes=nodes,
             nproc_per_node=processes,
             accelerator=accelerator,
             command=_texts(torchrun.get("command", ["torchrun"]), "spec.torchrun.command"),
             rdzv_conf=_rdzv_conf(torchrun.get("rdzvConf")),
-            checkpoint=Checkpoint.from_dict(fields.get("checkpoint")),
+            checkpoint=checkpoint,
             failure_policy=FailurePolicy.from_dict(fields.get("failurePolicy")),
-            pod_fields={key: _pod_field(key, fields[key]) for key in POD_FIELDS if fields.get(key) not in (None, "")},
+            pod_fields=pod_fields,
             pod_template=_pod_template(fields.get("podTemplate")),
         )
 
@@ -220,10 +228,34 @@ def _check_item(key: str, item: Dict, where: str) -> None:
         raise SpecError(
             f"{where}: the value of {item['name']} must be a text, {item['value']!r} is none; put it in quotes."
         )
-    if key == "volumes" and str(item["name"]).startswith("ddpjob-"):
+    if key == "volumes":
+        _refuse_our_volume(item, where)
+
+
+def _refuse_our_volume(volume: Dict, where: str) -> None:
+    if str(volume.get("name")).startswith("ddpjob-"):
         raise SpecError(
-            f"{where}: the name {item['name']} begins with ddpjob-, which is the operator's; choose another."
+            f"{where}: the name {volume['name']} begins with ddpjob-, which is the operator's; choose another."
         )
+
+
+def _args(value: Any) -> tuple[str, ...]:
+    args = _texts(value, "spec.args")
+    if LAUNCHER_FLAG.fullmatch(args[0]):
+        raise SpecError(
+            f"spec.args begins with {args[0]}, a flag of torchrun that the operator sets; begin with the script or -m, and "
+            "use nodes, nprocPerNode, torchrun.rdzvConf and failurePolicy."
+        )
+    return args
+
+
+def _refuse_mounts_at(checkpoint: Checkpoint | None, mounts: Iterable[Dict]) -> None:
+    for path in (mount["mountPath"] for mount in mounts):
+        if checkpoint and path.rstrip("/") == checkpoint.mount_path:
+            raise SpecError(
+                f"spec.volumeMounts mounts {path}, where spec.checkpoint mounts its claim already; remove the mount or "
+                "choose another path."
+            )
 
 
 def _rdzv_conf(data: Any) -> Mapping[str, str]:
@@ -231,6 +263,8 @@ def _rdzv_conf(data: Any) -> Mapping[str, str]:
     if "is_host" in conf:
         raise SpecError("spec.torchrun.rdzvConf.is_host belongs to the operator: node 0 is the host; leave it out.")
     for key, value in conf.items():
+        if not RDZV_NAME.fullmatch(str(key)):
+            raise SpecError(f"spec.torchrun.rdzvConf takes names of a-z and '_', such as join_timeout, not {key!r}.")
         if not RDZV_VALUE.fullmatch(str(value)):
             where = f"spec.torchrun.rdzvConf.{key}"
             raise SpecError(f"{where} must be a number or a text without comma, '=' and space, not {value!r}.")
@@ -250,6 +284,8 @@ def _pod_template(data: Any) -> Dict:
     for key in OWNED_POD_FIELDS:
         if key in pod:
             raise SpecError(f"spec.podTemplate.spec.{key} belongs to the operator; leave it out.")
+    for volume in _objects(pod.get("volumes"), "spec.podTemplate.spec.volumes"):
+        _refuse_our_volume(volume, "spec.podTemplate.spec.volumes")
     for container in _objects(pod.get("containers"), "spec.podTemplate.spec.containers"):
         if container.get("name") == names.TRAINER:
             for key in OWNED_TRAINER_FIELDS:
@@ -299,6 +335,7 @@ class Status:
 
     `attempt_started` is the latch: the newest attempt of which every pod was seen. From then on a missing pod of that
     attempt is a lost pod; before, it is one that still has to be created.
+    `succeeded_nodes`: indices of the current attempt whose trainer ended well. Nothing is lost with their pods.
     """
 
     phase: str = ""
@@ -312,6 +349,7 @@ class Status:
     restarts: int = 0
     disruptions: int = 0
     nodes: Nodes = Nodes()
+    succeeded_nodes: tuple[int, ...] = ()
     resolved: Dict = field(default_factory=dict)
     backoff: Backoff = Backoff()
     last_failure: Dict = field(default_factory=dict)
@@ -343,6 +381,7 @@ class Status:
             restarts=_count(fields.get("restarts")),
             disruptions=_count(fields.get("disruptions")),
             nodes=Nodes(**{name: _count(nodes.get(name)) for name in Nodes.__dataclass_fields__}),
+            succeeded_nodes=_counts(fields.get("succeededNodes")),
             resolved=_mapping(fields.get("resolved")),
             backoff=Backoff(count=_count(backoff.get("count")), until=time_from_text(backoff.get("until"))),
             last_failure=_mapping(fields.get("lastFailure")),
@@ -367,6 +406,7 @@ class Status:
             "disruptions": self.disruptions,
             "nodes": {name: getattr(self.nodes, name) for name in Nodes.__dataclass_fields__},
             "nodesReady": f"{self.nodes.ready + self.nodes.succeeded}/{self.nodes.desired}",
+            "succeededNodes": list(self.succeeded_nodes) or None,
             "resolved": dict(self.resolved),
             "backoff": _present(backoff) if self.backoff.count else {},
             "lastFailure": dict(self.last_failure),
@@ -391,6 +431,10 @@ def _mappings(value: Any) -> tuple[Dict, ...]:
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) else 0
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    return tuple(item for item in value if isinstance(item, int)) if isinstance(value, list | tuple) else ()
 
 
 def _optional_count(value: Any) -> int | None:

@@ -48,7 +48,7 @@ QUARTER = timedelta(minutes=15)
 """Every time zone is a whole number of these away from UTC."""
 
 MOST_LINES = 400
-INTEGER = re.compile(r"-?[0-9]{1,9}")
+RANK, EXIT_CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"-?[0-9]{1,9}")
 
 CUT = 2040
 """A termination message this long (bytes) is the tail of a log, so its first line may be half a line."""
@@ -104,7 +104,7 @@ def read_summary(message: str) -> Summary | None:
     before, header, after = message.rpartition(ROOT_CAUSE)
     lines = after.splitlines()[:MOST_LINES]
     fields = {found[1]: found for line in lines if (found := FIELD.match(line))}
-    if not header or not INTEGER.fullmatch(_value(fields, "rank")) or not INTEGER.fullmatch(_value(fields, "exitcode")):
+    if not header or not RANK.fullmatch(_value(fields, "rank")) or not EXIT_CODE.fullmatch(_value(fields, "exitcode")):
         return None
     rank, code = int(_value(fields, "rank")), int(_value(fields, "exitcode"))
     rest = after.partition(fields["exitcode"][0])[2]

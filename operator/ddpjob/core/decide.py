@@ -143,16 +143,15 @@ def first_attempt(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
 
 def all_succeeded(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     """Every node's trainer ended with 0."""
-    done = {p.index: p for p in obs.current if p.fate is Fate.SUCCEEDED}
-    if not done or len(done) < obs.job.status.nodes.desired:
+    if not obs.succeeded or len(obs.succeeded) < obs.job.status.nodes.desired:
         return None
     seconds = int((now - (obs.job.status.start_time or now)).total_seconds())
-    message = f"all {len(done)} nodes succeeded after {seconds} s, {obs.job.status.restarts} restarts"
+    message = f"all {len(obs.succeeded)} nodes succeeded after {seconds} s, {obs.job.status.restarts} restarts"
     status = replace(
         _counted(obs, phase=Phase.COMPLETE, reason=Reason.SUCCEEDED, message=message),
         completion_time=now,
         attempt_started=obs.attempt,
-        result=read_result(done[min(done)].message),
+        succeeded_nodes=(),
         conditions=_ended(obs, Condition.COMPLETE, Reason.SUCCEEDED, message, now),
     )
     return Plan(status, delete=_deletions(obs.pods, None), events=(Event("Normal", "Complete", message),))
@@ -242,20 +241,28 @@ def _begun(status: Status, job: Job, spec: Spec, now: datetime) -> Status:
         "accelerator": spec.accelerator,
         "rendezvous": f"{names.hostname(attempt, 0, spec.nodes)}.{job.name}:{names.RENDEZVOUS_PORT}",
     }
-    return replace(status, attempt_time=now, nodes=Nodes(desired=spec.nodes), resolved=resolved)
+    fresh = replace(status, succeeded_nodes=(), result={})
+    return replace(fresh, attempt_time=now, nodes=Nodes(desired=spec.nodes), resolved=resolved)
 
 
 def _counted(obs: Observation, *, phase: str, reason: str, message: str) -> Status:
-    """The job's status with the current attempt's pods counted, and why it is so."""
+    """The job's status with the current attempt's pods counted, what they leave behind, and why it is so."""
     fates = [p.fate for p in obs.current]
     nodes = Nodes(
         desired=obs.job.status.nodes.desired,
         active=sum(not p.ended for p in obs.current),
         ready=fates.count(Fate.RUNNING),
-        succeeded=fates.count(Fate.SUCCEEDED),
+        succeeded=len(obs.succeeded),
         failed=fates.count(Fate.FAILED),
     )
-    return replace(obs.job.status, phase=str(phase), reason=str(reason), message=message[:1024], nodes=nodes)
+    kept = replace(obs.job.status, succeeded_nodes=tuple(sorted(obs.succeeded)), result=_result(obs))
+    return replace(kept, phase=str(phase), reason=str(reason), message=message[:1024], nodes=nodes)
+
+
+def _result(obs: Observation) -> Mapping[str, str]:
+    """What rank 0 wrote at its end, which its pod may not outlive."""
+    ended = [p for p in obs.current if p.index == 0 and p.fate is Fate.SUCCEEDED]
+    return read_result(ended[0].message) if ended else obs.job.status.result
 
 
 def _ended(obs: Observation, kind: Condition, reason: str, message: str, now: datetime) -> Conditions:
@@ -270,7 +277,7 @@ def _running(obs: Observation, true: bool, reason: str, message: str, now: datet
 
 def _steady_status(obs: Observation, now: datetime) -> Status:
     """Phase, reason and Running condition of an attempt whose pods are there, and the latch."""
-    up = sum(p.fate in (Fate.RUNNING, Fate.SUCCEEDED) for p in obs.current)
+    up = len(obs.succeeded) + sum(p.fate is Fate.RUNNING for p in obs.current)
     total = obs.job.status.nodes.desired
     if up == total:
         said: tuple[str, str, str] = Phase.RUNNING, Reason.NODES_RUNNING, f"attempt {obs.attempt} runs on {total} nodes"
@@ -365,6 +372,8 @@ def _fail(obs: Observation, reason: str, message: str, now: datetime) -> Plan:
     status = replace(
         _counted(obs, phase=Phase.FAILED, reason=reason, message=message),
         completion_time=now,
+        succeeded_nodes=(),
+        result={},
         conditions=_ended(obs, Condition.FAILED, reason, message[:1024], now),
     )
     return Plan(
@@ -405,15 +414,17 @@ def _ran_before(status: Status) -> bool:
 
 
 def _outlived(obs: Observation) -> tuple[Delete, ...]:
-    """Ended pods of attempts before the last: only the newest failed attempt keeps its logs."""
-    return tuple(Delete(p.name, p.uid) for p in obs.older if p.attempt < obs.attempt - 1 and not p.deleting)
+    """Ended pods of attempts before the last: only it and the one that `lastFailure` tells of keep their logs."""
+    kept = (obs.attempt - 1, obs.job.status.last_failure.get("attempt"))
+    return tuple(Delete(p.name, p.uid) for p in obs.older if p.attempt not in kept and not p.deleting)
 
 
 def is_transition(old: Status, new: Status) -> bool:
-    """Whether the change is more than progress (counts and words) and has to be written at once."""
+    """Whether the change is more than progress (counts, words, nodes that are done) and has to be written at once."""
 
     def essence(status: Status) -> Status:
         conditions = tuple({**c, "message": ""} for c in status.conditions)
-        return replace(status, message="", nodes=Nodes(desired=status.nodes.desired), conditions=conditions)
+        still = replace(status, message="", nodes=Nodes(desired=status.nodes.desired), conditions=conditions)
+        return replace(still, succeeded_nodes=(), result={})
 
     return essence(old) != essence(new)

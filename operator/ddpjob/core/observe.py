@@ -105,10 +105,15 @@ class Observation:
         started = self.job.status.attempt_started
         return started is not None and started >= self.attempt
 
+    @cached_property
+    def succeeded(self) -> frozenset[int]:
+        """Indices of the current attempt whose trainer ended well, also where the pod is gone since."""
+        return frozenset(self.job.status.succeeded_nodes) | {p.index for p in self.current if p.fate is Fate.SUCCEEDED}
+
     @property
     def missing(self) -> tuple[int, ...]:
-        """Indices of the current attempt without a pod."""
-        there = {p.index for p in self.current}
+        """Indices of the current attempt without a pod, though they still need one."""
+        there = {p.index for p in self.current} | self.succeeded
         return tuple(i for i in range(self.job.status.nodes.desired) if i not in there)
 
 
