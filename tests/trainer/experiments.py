@@ -224,6 +224,30 @@ def counted_by_an_evaluation(runtime: Runtime) -> list[int]:
     return [index for indices in runtime.gather(looked_up) for index in indices]
 
 
+def equalities(runtime: Runtime) -> list[bool]:
+    """Of parameters that are the same everywhere, that differ in a number on the last rank, and in the order there."""
+    same = torch.arange(6.0).view(2, 3)
+    last = runtime.rank == runtime.world_size - 1
+    altered, swapped = same.clone(), same.clone()
+    if last:
+        altered[1, 2] += 1e-6
+        swapped = swapped.flip(0)
+    return [runtime.identical([torch.ones(3), found]) for found in (same, altered, swapped)]
+
+
+def gradients_and_their_storages(runtime: Runtime) -> tuple[int, int]:
+    """How many gradients a step leaves, and in how many storages."""
+    model = wide_net()
+    ddp = runtime.wrap(model)
+    inputs, labels = samples(8)
+    for _ in range(2):  # the buckets are rebuilt after the first backward
+        ddp.zero_grad()
+        F.cross_entropy(ddp(inputs), labels).backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    storages = [gradient.untyped_storage() for gradient in gradients]
+    return len(gradients), len({storage.data_ptr() for storage in storages})
+
+
 def complaint_of_one_rank(runtime: Runtime) -> str:
     def fail_on_the_last():
         if runtime.rank == runtime.world_size - 1:
@@ -261,6 +285,8 @@ def main(folder: Path) -> None:
             "few samples": few_samples_for_a_model_with_batch_norm(runtime),
             "evaluated": counted_by_an_evaluation(runtime),
             "complaint": complaint_of_one_rank(runtime),
+            "equalities": equalities(runtime),
+            "storages": gradients_and_their_storages(runtime),
         }
         if runtime.world_size == 1:
             outcome["plain images"] = plain_loop_on_images(40)

@@ -1,5 +1,8 @@
 """Checkpoint files: whole or not there, the newest readable one is taken, another job's is refused."""
 
+import resource
+import signal
+
 import pytest
 import torch
 from torch import nn
@@ -144,6 +147,28 @@ def test_a_write_that_was_cut_short_leaves_no_trace(tmp_path, monkeypatch):
     (tmp_path / ".step-0000000002.pt.host-1.partial").write_bytes(b"left by a SIGKILL")
     assert Job(tmp_path).checkpoints.restore() == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.pt"]
+
+
+def test_a_full_disk_gets_a_sentence_though_torch_complains_of_its_position(tmp_path):
+    job = Job(tmp_path, width=100_000)  # a tensor larger than the file's buffer
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot write the checkpoint .*File too large"):
+            job.save(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimizer_with_other_groups_gets_a_sentence(tmp_path):
+    Job(tmp_path).save(1)
+    job = Job(tmp_path)
+    job.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(UserError, match="does not fit this optimizer"):
+        job.checkpoints.restore()
 
 
 def test_only_tensors_and_plain_values_are_loaded(tmp_path, capsys):

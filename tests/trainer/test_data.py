@@ -185,7 +185,7 @@ def broken(tmp_path, tiny_cifar10, what):
         ("missing", "there is no folder .*get CIFAR-10 from https://www.cs.toronto.edu"),
         ("empty", "no CIFAR-10 in .*get CIFAR-10 from https://www.cs.toronto.edu"),
         ("truncated binary", "data_batch_2.bin has .* no multiple of 3,073: unpack the archive once more"),
-        ("no test batch", "test_batch.bin is missing: unpack the archive once more"),
+        ("no test batch", "test_batch.bin cannot be read .*: unpack the archive once more"),
         ("other class", "ants is no class of CIFAR-10"),
         ("no image", r"0000.png cannot be read as an image .*replace it or remove it"),
         ("large image", "0000.png has 64 x 48 pixels, CIFAR-10 has 32 x 32"),
@@ -213,8 +213,8 @@ def test_mnist_is_read_from_its_four_files(tmp_path, pack):
     folder.mkdir(parents=True)
     pixels, labels = write_mnist(folder, "train", 30, pack)
     write_mnist(folder, "t10k", 10, pack)
-    train, test = mnist.load(tmp_path)
-    assert (len(train), len(test)) == (30, 10)
+    train, test, is_split = mnist.load(tmp_path)
+    assert (len(train), len(test), is_split) == (30, 10, False)
     assert np.array_equal(train.pixels, pixels[:, None])
     assert np.array_equal(train.labels, labels)
 
@@ -223,12 +223,13 @@ def test_a_folder_may_have_mnists_files_packed_and_unpacked(tmp_path):
     for pack in (True, False):
         write_mnist(tmp_path, "train", 30, pack)
         write_mnist(tmp_path, "t10k", 10, pack)
-    assert [len(part) for part in mnist.load(tmp_path)] == [30, 10]
+    assert [len(part) for part in mnist.load(tmp_path)[:2]] == [30, 10]
 
 
 def test_mnists_test_set_alone_is_split_by_class(tmp_path):
     pixels, _ = write_mnist(tmp_path, "t10k", 100)
-    train, test = mnist.load(tmp_path)
+    train, test, is_split = mnist.load(tmp_path)
+    assert is_split
     assert np.bincount(train.labels).tolist() == [8] * 10
     assert np.bincount(test.labels).tolist() == [2] * 10
     both = np.concatenate([train.pixels, test.pixels]).reshape(100, -1)
@@ -244,6 +245,7 @@ def test_mnists_test_set_alone_is_split_by_class(tmp_path):
             lambda folder: (folder / "t10k-labels-idx1-ubyte.gz").unlink(),
             "has t10k-images-idx3-ubyte.gz, not t10k-images",
         ),
+        (lambda folder: write_mnist(folder, "train", 0), "images and labels of train in .* do not belong together"),
         (lambda folder: write_mnist_labels(folder, 9), "do not belong together"),
         (lambda folder: shutil.rmtree(folder), "there is no folder"),
     ],

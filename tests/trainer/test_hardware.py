@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer import hardware
+from ddp_trainer import hardware, interrupt
 from ddp_trainer.classification import Task, train_classifier
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import StopVote
@@ -181,6 +181,24 @@ def test_random_states_of_the_device_are_kept_and_those_of_another_kind_left(neu
     assert neuron["random"].tolist() == [0, 1, 2]
     chosen.set_random_state({"cpu": torch.get_rng_state()})
     assert neuron["random"].tolist() == [0, 1, 2]
+
+
+# --- when the ranks ask each other whether to stop
+
+
+def test_a_vote_takes_place_at_the_first_step_of_another_kind(monkeypatch):
+    """Steps of 10 ms do not say how often to vote where a step takes a second, as training does after an evaluation."""
+    monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # signals are pytest's here
+    clock, votes = [0.0], []
+    monkeypatch.setattr(interrupt.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(Runtime, "maximum", lambda runtime, ballot: votes.append(clock[0]) or ballot)
+    vote = StopVote(Runtime())
+    for seconds in (0.01, 1.0):
+        vote.soon()
+        for _ in range(3):
+            clock[0] += seconds
+            vote.at_step_boundary()
+    assert votes == pytest.approx([0.01, 1.03, 2.03, 3.03])
 
 
 # --- the order of dimensions in memory, and the shapes of batches

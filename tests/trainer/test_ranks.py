@@ -47,6 +47,18 @@ def test_a_hundred_steps_train_like_a_single_process_at_equal_global_batch(outco
     assert difference({"all": outcomes[0][last_batch]}, {"all": single[last_batch]}) <= 1e-5
 
 
+def test_one_altered_number_or_another_order_is_no_equality(outcomes):
+    for outcome in outcomes:
+        assert outcome["equalities"] == [True, False, False]
+
+
+def test_gradients_lie_in_the_buckets(outcomes, single):
+    for outcome in outcomes:
+        gradients, storages = outcome["storages"]
+        assert storages < gradients
+    assert single["storages"][0] == single["storages"][1], "without DDP each has memory of its own"
+
+
 def test_repeats_that_fill_up_empty_shares_change_nothing(outcomes, single):
     assert difference({"all": outcomes[0]["filled up"]}, {"all": single["empty"]}) <= 1e-5
 

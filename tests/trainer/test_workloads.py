@@ -238,3 +238,18 @@ def test_the_script_in_the_first_readme_runs_and_goes_on_from_its_checkpoint(tmp
     assert again.finish() == 0, again.stderr
     assert first.of("checkpoint")
     assert not again.of("train"), "it began anew"
+
+
+def test_a_heartbeat_that_cannot_be_written_ends_no_training_and_a_result_is_told_before(tmp_path):
+    run = alone(
+        *TRAINER,
+        "digits",
+        "--epochs",
+        1,
+        DDP_HEARTBEAT_FILE=tmp_path / "missing" / "heartbeat",
+        DDP_RESULT_FILE=tmp_path / "missing" / "result",
+    )
+    assert run.finish() == 2
+    assert "no heartbeat from step 0 on" in run.stderr
+    assert "the training is done, but its result cannot be written to DDP_RESULT_FILE=" in run.stderr
+    assert run.of("end")[0]["result"]["accuracy"] > 0

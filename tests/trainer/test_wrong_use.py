@@ -41,6 +41,18 @@ def test_flags_may_be_spelt_with_underscores():
     assert (str(mine.data), mine.epochs, mine.batch_size, mine.seed, mine.local_rank) == ("a_b", 3, 256, 5, 1)
 
 
+def test_a_switch_takes_a_value_as_sagemaker_passes_it():
+    def resume(*words):
+        return options.parse(["cifar10", "--data", "x", *words]).options.resume
+
+    assert [resume(), resume("--resume"), resume("--resume", "True"), resume("--resume", "false")] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
 def test_only_rank_0_complains_of_a_flag(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit, match="2"):

@@ -104,7 +104,9 @@ class Checkpoints:
         for name, part in self.parts.items():
             try:
                 _load(part, state["parts"][name])
-            except (RuntimeError, KeyError) as error:
+            except UserError:
+                raise
+            except (RuntimeError, KeyError, ValueError) as error:  # ValueError: an optimizer with other groups
                 reason = str(error).strip().splitlines()[0]
                 raise UserError(
                     f"the checkpoint in {self.folder} does not fit this {name} ({reason}): "
@@ -204,11 +206,19 @@ def _what_is_wrong(data: bytes) -> str | None:
 
 
 def write_atomically(path: Path, state: Mapping[str, Any]) -> None:
-    """A crash at any moment leaves either the whole file under its name or none; the others are not touched."""
+    """A crash at any moment leaves either the whole file under its name or none; the others are not touched.
+
+    Raises OSError where it cannot be written.
+    """
     partial = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
-            torch.save(_on_cpu(state), file)
+            try:
+                torch.save(_on_cpu(state), file)
+            except RuntimeError as error:  # torch's writer complains of its own position after a write that failed
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

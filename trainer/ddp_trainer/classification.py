@@ -184,11 +184,11 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             progress.step(step, epoch, loss_sum=loss_sum, samples=shard.batch_size, learning_rate=rate)
             if number := vote.at_step_boundary():
                 leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
-            if step % options.checkpoint_every == 0:
+            if step % options.checkpoint_every == 0 and sampler.offset < task.samples:
                 progress.save(checkpoints, step)
         result = test(epoch + 1)
-    progress.save(checkpoints, step)
-    progress.end(step, result or test(options.epochs))
+        progress.save(checkpoints, step)
+    progress.end(step, result or test(sampler.epoch))
 
 
 def write_model(model: nn.Module, path: Path, progress: Progress) -> None:

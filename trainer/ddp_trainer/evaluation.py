@@ -44,6 +44,7 @@ def evaluate(
     )
     sums = torch.zeros(3, dtype=runtime.hardware.sums, device=runtime.device)  # loss, correct, counted
     model.eval()
+    vote.soon()
     with torch.no_grad():
         for shard in sampler:
             if len(shard.indices):
@@ -58,6 +59,7 @@ def evaluate(
             progress.beat(step)
             if vote.at_step_boundary():
                 return {}
+    vote.soon()
     loss_sum, correct_sum, number = runtime.sum(sums).tolist()
     assert number == samples
     return {"accuracy": correct_sum / number, "loss": loss_sum / number, "samples": samples}

@@ -40,18 +40,23 @@ class StopVote:
         self._received: signal.Signals | None = None
         self.agreed: signal.Signals | None = None  # what the last vote said
         self._voted = threading.Event()
-        self._steps_to_vote = self._steps_since_vote = 1
-        self._last_vote = time.monotonic()
+        self.soon()
         self._listen()
+
+    def soon(self) -> None:
+        """Vote at the next step, and take the speed from there: another kind of steps begins. Every rank calls it."""
+        self._steps_to_vote, self._steps_since_vote = 1, 0
+        self._last_vote = time.monotonic()
 
     def at_step_boundary(self) -> signal.Signals | None:
         """The signal that all ranks agree to stop for, or None. Every rank calls it, equally often."""
         self._steps_to_vote -= 1
+        self._steps_since_vote += 1
         if self._steps_to_vote > 0:
             return None
         ballot = self._runtime.maximum(torch.tensor([self._received or 0, self._steps_until_next()]))
         agreed, self._steps_to_vote = int(ballot[0]), int(ballot[1])
-        self._steps_since_vote = self._steps_to_vote
+        self._steps_since_vote = 0
         self._last_vote = time.monotonic()
         if agreed:
             self.agreed = signal.Signals(agreed)

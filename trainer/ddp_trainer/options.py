@@ -171,7 +171,7 @@ class Options(Common):
         read=Path,
         environment="DDP_CHECKPOINT_DIR",
     )
-    checkpoint_every: int = flag(100, "steps between two checkpoints; also at a signal and at the end", "STEPS")
+    checkpoint_every: int = flag(100, "steps between two checkpoints; also after each epoch and at a signal", "STEPS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -469,12 +469,21 @@ def _in_order(kind: type[Common]) -> Iterator[Field[Any]]:
     yield from sorted(fields(kind), key=lambda option: option.name not in own)
 
 
+def _truth(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
 def _add(parser: argparse.ArgumentParser, option: "Field[Any]") -> None:
     about = option.metadata
     names = [f"--{option.name.replace('_', '-')}", *about["also"]]
     meaning = about["meaning"].replace("%", "%%")
     if option.type is bool:
-        parser.add_argument(*names, action="store_true", help=meaning)
+        # Alone, as people write it, or with a value: SageMaker passes every hyperparameter as a name and a value.
+        parser.add_argument(
+            *names, nargs="?", const=True, default=False, type=_truth, metavar="true|false", help=meaning
+        )
         return
     settings: dict[str, Any] = {"dest": option.name}
     if choices := get_args(option.type) if not about["takes"] else ():

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.errors import UserError
 from ddp_trainer.event_files import EventFile
 from ddp_trainer.runtime import Runtime
 
@@ -136,19 +137,29 @@ class Progress:
         self._last_beat = now
         path = Path(self._heartbeat_file)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps({"time": time.time(), "step": step}))
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps({"time": time.time(), "step": step}))
+            partial.replace(path)
+        except OSError as error:  # a full disk is no reason to lose the training
+            self._heartbeat_file = None
+            self.runtime.warn(f"no heartbeat from step {step} on: {path} cannot be written ({error.strerror or error})")
 
     def end(self, step: int, result: Mapping[str, Any]) -> None:
         """Report success: the last event, and the result file.
 
         The result file is written in place: in a container it may be a bind mount (a termination log) that cannot be renamed
-        over, of at most 4,096 bytes.
+        over, of at most 4,096 bytes. Raises UserError where it cannot be written; the event has the result by then.
         """
-        if self._result_file is not None:
-            Path(self._result_file).write_text(json.dumps(result))
         seconds = {phase: round(spent, 4) for phase, spent in self.seconds.items()}
         self.emit("end", step=step, result=dict(result), seconds=seconds, peak_memory_mib=peak_memory_mib())
+        if self._result_file is not None:
+            try:
+                Path(self._result_file).write_text(json.dumps(result))
+            except OSError as error:
+                raise UserError(
+                    f"the training is done, but its result cannot be written to DDP_RESULT_FILE={self._result_file}: "
+                    f"{error.strerror or error}"
+                ) from error
 
     def _begin_interval(self) -> None:
         self._loss_sum.zero_()

@@ -4,6 +4,7 @@ The same calls work for a process alone, under `torchrun --standalone`, and in a
 and every collective returns its argument.
 """
 
+import hashlib
 import inspect
 import os
 import platform
@@ -149,11 +150,12 @@ class Runtime:
         return values
 
     def identical(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether float32 `tensors` have the same bits on all ranks, by a sum of those bits. Every rank calls it."""
+        """Whether `tensors` have the same bits in the same order on all ranks, by 56 bits of their SHA-256. Every rank calls it."""
         if self.world_size == 1:
             return True
-        sums = [tensor.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for tensor in tensors]
-        mine = torch.stack(sums).cpu()
+        plain = (tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for tensor in tensors)
+        digests = [int.from_bytes(hashlib.sha256(numbers.data).digest()[:7]) for numbers in plain]
+        mine = torch.tensor(digests)
         return bool((self.maximum(torch.stack([mine, -mine])).sum(0) == 0).all())
 
     def barrier(self) -> None:
@@ -310,7 +312,7 @@ def _join(
     _use_loopback_for_local_peers()
     # On a TPU the init method xla:// gives ranks of its own, in the order of the chips.
     store, rank, world_size = _meet(init_method, launched["RANK"], launched["WORLD_SIZE"])
-    _wait_for_all(store, world_size)
+    _wait_for_all(store, world_size, init_method)
     limit = None if timeout is None else timedelta(seconds=timeout)
     dist.init_process_group(
         hardware.backend, store=PrefixStore("default_pg", store), rank=rank, world_size=world_size, timeout=limit
@@ -348,14 +350,20 @@ def _meet(init_method: str, rank: int, world_size: int) -> tuple[Store, int, int
     return store
 
 
-def _wait_for_all(store: Store, world_size: int) -> None:
+def _wait_for_all(store: Store, world_size: int, init_method: str) -> None:
     """Wait until every rank has come. The group's own time-out is meant for steps, and may be shorter than an import."""
     joined = store.add("joined", 1)
     if joined == world_size:
         store.set("all joined", "")
+    if joined > world_size and init_method == ENVIRONMENT:
+        raise UserError(
+            "the store of the rendezvous still has the ranks of an earlier start, as after a restart by torchrun's "
+            "--max-restarts: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or restart the whole launcher (a DDPJob does)"
+        )
     if joined > world_size:
         raise UserError(
-            "the file of --init-method was used by another run, whose processes are gone: remove it or name another"
+            f"the file of --init-method {init_method} was used by another run, whose processes are gone: remove it or "
+            "name another"
         )
     store.wait(["all joined"], JOIN_TIMEOUT)
 

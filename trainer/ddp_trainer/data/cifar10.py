@@ -80,9 +80,15 @@ def _has_python(folder: Path) -> bool:
 def _read_python(folder: Path) -> tuple[Images, Images]:
     def read(paths: list[Path]) -> Images:
         batches = [_unpickle(path) for path in paths]
-        pixels = np.concatenate([np.asarray(batch[b"data"], np.uint8) for batch in batches])
-        labels = np.concatenate([np.asarray(batch[b"labels"], np.int64) for batch in batches])
-        return _checked(pixels.reshape(-1, *SHAPE), labels, folder)
+        try:
+            pixels = np.concatenate([np.asarray(batch[b"data"], np.uint8) for batch in batches])
+            labels = np.concatenate([np.asarray(batch[b"labels"], np.int64) for batch in batches])
+            pixels = pixels.reshape(-1, *SHAPE)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the batches in {folder} are not CIFAR-10's ({error}): unpack the archive once more"
+            ) from error
+        return _checked(pixels, labels, folder)
 
     return read(sorted(p for p in folder.glob("data_batch_*") if not p.suffix)), read([folder / "test_batch"])
 
@@ -113,8 +119,6 @@ def _unpickle(path: Path) -> dict[bytes, Any]:
         with path.open("rb") as file:
             batch = _ArraysOnly(file, encoding="bytes").load()
         return {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing: unpack the archive once more") from error
     except Exception as error:  # what pickle raises on damaged bytes is not documented
         raise UserError(f"{path} cannot be read ({error}): unpack the archive once more") from error
 
@@ -165,11 +169,11 @@ _FORMS: tuple[tuple[Callable[[Path], object], Callable[[Path], tuple[Images, Ima
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing: unpack the archive once more") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): unpack the archive once more") from error
 
 
 def _checked(pixels: Bytes, labels: Labels, folder: Path) -> Images:
-    if len(pixels) != len(labels) or labels.min() < 0 or labels.max() >= len(CLASSES):
+    if len(pixels) != len(labels) or not len(labels) or labels.min() < 0 or labels.max() >= len(CLASSES):
         raise UserError(f"the labels in {folder} are not those of CIFAR-10: unpack the archive once more")
     return Images(np.ascontiguousarray(pixels), labels)

@@ -71,7 +71,7 @@ def open_image(path: Path, enough: int | None = None) -> Image.Image:
             if enough:
                 image.draft("RGB", (enough, enough))
             return image.convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{path} cannot be read as an image ({error}): replace it or remove it") from error
 
 
@@ -99,7 +99,10 @@ def cached(folder: Path, paths: list[Path], shape: tuple[int, ...], decode: Call
 def _fingerprint(folder: Path, paths: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
-        status = path.stat()
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}): replace it or remove it") from error
         digest.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 

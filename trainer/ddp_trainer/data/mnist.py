@@ -11,13 +11,13 @@ from ddp_trainer.data.images import SEARCH_DEPTH, Images, folders_below
 from ddp_trainer.errors import UserError
 
 HELP = "get the four files from https://yann.lecun.com/exdb/mnist or a mirror, and give their folder with --data"
-TRAINING_IMAGES = 60_000
 SHAPE = (28, 28)
 UNSIGNED_BYTES = 8  # the type code of the IDX format; the only one that MNIST has
 
 
-def load(folder: Path) -> tuple[Images, Images]:
-    """MNIST as training and test set, shape (N, 1, 28, 28), from IDX files at or below `folder`, packed by gzip or not.
+def load(folder: Path) -> tuple[Images, Images, bool]:
+    """MNIST from IDX files at or below `folder`, packed by gzip or not: training and test set, images of shape (N, 1, 28, 28),
+    and whether both are parts of the test set.
 
     With all four files: 60,000 and 10,000 images. Where only the test set's 10,000 are, they are split by class: sorted
     by class, every fifth image, from the first, is for testing (2,000), the other 8,000 are for training.
@@ -28,10 +28,10 @@ def load(folder: Path) -> tuple[Images, Images]:
     for candidate in folders_below(folder):
         test = _part(candidate, "t10k")
         train = _part(candidate, "train")
-        if train and test:
-            return train, test
-        if test:
-            return _split(test)
+        if train is not None and test is not None:
+            return train, test, False
+        if test is not None:
+            return *_split(test), True
     raise UserError(
         f"no t10k-images-idx3-ubyte (.gz) with its labels in {folder} or up to {SEARCH_DEPTH} folders below: {HELP}"
     )
@@ -46,7 +46,7 @@ def _part(folder: Path, part: str) -> Images | None:
     if len(paths) != len(names):
         raise UserError(f"{folder} has {' and '.join(path.name for path in paths)}, not {' and '.join(names)}: {HELP}")
     pixels, labels = map(_read, paths)
-    if pixels.shape[1:] != SHAPE or labels.shape != pixels.shape[:1] or labels.max(initial=0) > 9:
+    if not len(labels) or pixels.shape[1:] != SHAPE or labels.shape != pixels.shape[:1] or labels.max(initial=0) > 9:
         raise UserError(f"images and labels of {part} in {folder} do not belong together: {HELP}")
     return Images(pixels[:, None], labels.astype(np.int64))
 

@@ -99,8 +99,14 @@ def _random_box(height: int, width: int, random: np.random.Generator) -> tuple[f
     return 0.0, 0.0, float(height), float(width)
 
 
+def _whole_pixels(start: float, length: float, most: int) -> slice:
+    """At least one of `most` pixels."""
+    first = min(round(start), most - 1)
+    return slice(first, max(first + 1, round(start + length)))
+
+
 def _cut(pixels: Tensor, top: float, left: float, height: float, width: float, size: int) -> Tensor:
-    rows = slice(round(top), max(round(top) + 1, round(top + height)))
-    columns = slice(round(left), max(round(left) + 1, round(left + width)))
+    rows = _whole_pixels(top, height, pixels.shape[-2])
+    columns = _whole_pixels(left, width, pixels.shape[-1])
     piece = pixels[None, :, rows, columns].float()
     return F.interpolate(piece, (size, size), mode="bilinear", antialias=True, align_corners=False)[0]

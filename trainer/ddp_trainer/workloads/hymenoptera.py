@@ -95,7 +95,7 @@ def load_weights(model: ResNet, source: str) -> None:
         ) from error
     if not isinstance(state, dict):
         raise UserError(f"{source} holds a {type(state).__name__}, no state dict: save model.state_dict()")
-    kept = {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
+    kept = {str(name): tensor for name, tensor in state.items() if not str(name).startswith("fc.")}
     try:
         missing = model.load_state_dict(kept, strict=False)
     except RuntimeError as error:

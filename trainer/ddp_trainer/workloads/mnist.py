@@ -42,8 +42,8 @@ def train(options: MnistOptions, runtime: Runtime) -> None:
         raise UserError("mnist needs real images (--data FOLDER) or random ones (--fake); give one of the two")
     folder = options.data
     with progress.timed("setup"):
-        train_set, test_set = runtime.together(lambda: mnist.load(folder))
-    if len(train_set) < mnist.TRAINING_IMAGES:
+        train_set, test_set, is_split = runtime.together(lambda: mnist.load(folder))
+    if is_split:
         runtime.warn(
             f"only the test set is in {folder}: {len(train_set)} of its images to train on, {len(test_set)} to test"
         )
