@@ -97,7 +97,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.connect_timeout = 10
     chosen.watching.chunk_size = PAGE
     chosen.watching.label_selectors["pods"] = OUR_PODS
-    chosen.queueing.idle_timeout = 1.0  # so long each object's last event stays in memory, whole
+    chosen.queueing.idle_timeout = 0.2  # so long each object's last event, whole, and a task of its own stay in memory
     chosen.networking.request_timeout = 30
     chosen.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 34, 34)  # rides out an upgrade of the API server
     chosen.networking.enforce_retry_after = True
