@@ -110,6 +110,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"checkpoint": {"claimName": "c"}, "volumeMounts": [{"name": "v", "mountPath": "/checkpoints"}]},
         "checkpoint.mountPath is mounted by checkpoint already; remove the mount or choose another path",
     ),
+    "a second mount at the checkpoints, with a slash": (
+        {"checkpoint": {"claimName": "c"}, "volumeMounts": [{"name": "v", "mountPath": "/checkpoints/"}]},
+        "checkpoint.mountPath is mounted by checkpoint already; remove the mount or choose another path",
+    ),
+    "a second mount at checkpoints with a slash": (
+        {
+            "checkpoint": {"claimName": "c", "mountPath": "/mnt/x/"},
+            "volumeMounts": [{"name": "v", "mountPath": "/mnt/x"}],
+        },
+        "checkpoint.mountPath is mounted by checkpoint already; remove the mount or choose another path",
+    ),
     "a name in the overlay": (
         {"podTemplate": {"metadata": {"name": "mine"}}},
         "podTemplate.metadata takes labels and annotations; remove the rest",

@@ -56,6 +56,23 @@ def test_entries_go_through_the_store():
         ledger.close()
 
 
+def test_a_rank_that_is_through_with_its_own_inputs_is_behind_nobody():
+    """As under Join, where it goes on to answer the sums of its peers."""
+    store = dist.HashStore()
+    through, stuck = [Ledger(store, rank, 2) for rank in range(2)]
+    through.finished(9)
+    through.forward()
+    through.finished(30)
+    through.rest()
+    stuck.finished(14)
+    stuck.forward()
+    deadline = time.monotonic() + 30
+    while not re.match(r"rank 1 on .* in step 15", said := through.who_is_slow(2.0) or ""):
+        assert time.monotonic() < deadline, said
+    for ledger in (through, stuck):
+        ledger.close()
+
+
 @pytest.mark.parametrize("others", [1, 20])
 def test_ranks_that_are_as_far_behind_are_listed(others):
     behind = [(4, True, 3.0 + rank) for rank in range(others + 1)]

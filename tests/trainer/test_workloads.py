@@ -250,6 +250,6 @@ def test_a_heartbeat_that_cannot_be_written_ends_no_training_and_a_result_is_tol
         DDP_RESULT_FILE=tmp_path / "missing" / "result",
     )
     assert run.finish() == 2
-    assert "no heartbeat from step 0 on" in run.stderr
+    assert run.stderr.count("no heartbeat at step 0") == 1
     assert "the training is done, but its result cannot be written to DDP_RESULT_FILE=" in run.stderr
     assert run.of("end")[0]["result"]["accuracy"] > 0

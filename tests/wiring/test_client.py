@@ -93,7 +93,7 @@ def test_pod_security_is_told_with_what_to_do_about_it():
 
 def test_a_quota_that_counts_what_the_pod_does_not_name_is_told_with_what_to_do_about_it():
     error = ApiError(403, "Forbidden", 'pods "a" is forbidden: failed quota: small: must specify limits.memory')
-    assert "create it again with spec.resources" in str(refused_or_error(error))
+    assert "create the job again with spec.resources" in str(refused_or_error(error))
 
 
 @pytest.mark.parametrize("status", [401, 409, 429, 500, 503, 504])

@@ -107,7 +107,7 @@ class Checkpoints:
             except UserError:
                 raise
             except (RuntimeError, KeyError, ValueError) as error:  # ValueError: an optimizer with other groups
-                reason = str(error).strip().splitlines()[0]
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise UserError(
                     f"the checkpoint in {self.folder} does not fit this {name} ({reason}): "
                     "use the flags that it was made with, or another --checkpoint-dir"

@@ -171,7 +171,9 @@ class Options(Common):
         read=Path,
         environment="DDP_CHECKPOINT_DIR",
     )
-    checkpoint_every: int = flag(100, "steps between two checkpoints; also after each epoch and at a signal", "STEPS")
+    checkpoint_every: int = flag(
+        100, "steps between two checkpoints; also after each epoch, at a signal and at the end", "STEPS"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import resource
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ class Progress:
         self._board_folder = environment.get("DDP_TENSORBOARD_DIR") if runtime.is_main else None
         self._board: EventFile | None = None
         self._last_beat = float("-inf")
+        self._told_of_heartbeat = False
         self._total_steps = self._epochs = 0
         self._loss_sum = torch.zeros((), dtype=runtime.hardware.sums, device=runtime.device)
         self._samples = 0
@@ -140,9 +142,12 @@ class Progress:
         try:
             partial.write_text(json.dumps({"time": time.time(), "step": step}))
             partial.replace(path)
-        except OSError as error:  # a full disk is no reason to lose the training
-            self._heartbeat_file = None
-            self.runtime.warn(f"no heartbeat from step {step} on: {path} cannot be written ({error.strerror or error})")
+        except OSError as error:  # a full disk is no reason to lose the training, and it may pass
+            if not self._told_of_heartbeat:
+                self._told_of_heartbeat = True
+                reason = error.strerror or error
+                sentence = f"no heartbeat at step {step}: {path} cannot be written ({reason})"
+                print(f"ddp-trainer: {sentence}", file=sys.stderr, flush=True)  # each node has a file of its own
 
     def end(self, step: int, result: Mapping[str, Any]) -> None:
         """Report success: the last event, and the result file.

@@ -296,8 +296,8 @@ def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
         return Refused(Reason.NAMESPACE_ENDING, text)
     if error.status != 403:
         return error
-    if "failed quota" in text:  # it counts what the pod does not name: no waiting helps
-        advice = "delete the job and create it again with spec.resources that name these"
+    if "failed quota" in text:  # it counts what the pod does not name
+        advice = "create the job again with spec.resources that name these, or have a LimitRange give defaults"
         return Refused(Reason.QUOTA, f"{text}. What to do: {advice}.")
     if "exceeded quota" in text:
         return Refused(Reason.QUOTA, text)

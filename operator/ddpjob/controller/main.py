@@ -162,7 +162,7 @@ async def _watch(api: Api, registry: kopf.OperatorRegistry, reconciler: Reconcil
         await kopf.operator(
             registry=registry,
             settings=handlers.settings(),
-            clusterwide=not namespaces,
+            clusterwide=not reconciler.namespaces,
             namespaces=namespaces,
             standalone=True,
         )
@@ -175,7 +175,7 @@ async def _readable_namespaces(reconciler: Reconciler) -> list[str]:
     """Of the namespaces to watch those that the first LIST could read, once there was one; empty where all are watched."""
     if not reconciler.namespaces:
         return []
-    while not reconciler.synced:
+    while not reconciler.synced or reconciler.unreadable >= set(reconciler.namespaces):
         await asyncio.sleep(0.1)
     reconciler.unwatched = reconciler.unreadable
     return [namespace for namespace in reconciler.namespaces if namespace not in reconciler.unwatched]

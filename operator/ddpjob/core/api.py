@@ -251,7 +251,7 @@ def _args(value: Any) -> tuple[str, ...]:
 
 def _refuse_mounts_at(checkpoint: Checkpoint | None, mounts: Iterable[Dict]) -> None:
     for path in (mount["mountPath"] for mount in mounts):
-        if checkpoint and path.rstrip("/") == checkpoint.mount_path:
+        if checkpoint and path.removesuffix("/") == checkpoint.mount_path:
             raise SpecError(
                 f"spec.volumeMounts mounts {path}, where spec.checkpoint mounts its claim already; remove the mount or "
                 "choose another path."

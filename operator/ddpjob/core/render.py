@@ -151,7 +151,7 @@ def _pod_context(job: Job, spec: Spec, attempt: int, settings: Settings) -> dict
         "tolerations": [*(fields.get("tolerations") or []), *map(dict, profile.tolerations)],
         "pod_fields": {key: fields[key] for key in POD_LEVEL_FIELDS if key in fields},
         "container_fields": {key: fields[key] for key in ("imagePullPolicy", "envFrom") if key in fields},
-        "token": "serviceAccountName" in {**fields, **(spec.pod_template.get("spec") or {})},
+        "token": bool({**fields, **(spec.pod_template.get("spec") or {})}.get("serviceAccountName")),
         "grace": GRACE_SECONDS,
         "port": names.RENDEZVOUS_PORT,
         "restricted": settings.restricted,

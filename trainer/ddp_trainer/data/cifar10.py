@@ -84,7 +84,7 @@ def _read_python(folder: Path) -> tuple[Images, Images]:
             pixels = np.concatenate([np.asarray(batch[b"data"], np.uint8) for batch in batches])
             labels = np.concatenate([np.asarray(batch[b"labels"], np.int64) for batch in batches])
             pixels = pixels.reshape(-1, *SHAPE)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(
                 f"the batches in {folder} are not CIFAR-10's ({error}): unpack the archive once more"
             ) from error

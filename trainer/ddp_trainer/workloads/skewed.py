@@ -82,8 +82,9 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             runtime.step(optimizer)
             progress.beat(step)
-        # Shadowing the others' sums a rank is behind nobody, whatever number of steps it has taken itself.
         progress.beat(max(batches))
+        if runtime.ledger:
+            runtime.ledger.rest()  # in that step: a rank that only shadows the others' sums is behind nobody
     # The ranks that were through have taken no more steps; Join gives all of them the last one's parameters.
     same = runtime.identical(model.parameters())
     if not same:
