@@ -145,9 +145,8 @@ class Progress:
         except OSError as error:  # a full disk is no reason to lose the training, and it may pass
             if not self._told_of_heartbeat:
                 self._told_of_heartbeat = True
-                reason = error.strerror or error
-                sentence = f"no heartbeat at step {step}: {path} cannot be written ({reason})"
-                print(f"ddp-trainer: {sentence}", file=sys.stderr, flush=True)  # each node has a file of its own
+                said = f"ddp-trainer: no heartbeat at step {step}: {path} cannot be written ({error.strerror or error})"
+                print(said, file=sys.stderr, flush=True)  # by each node, which has a file of its own
 
     def end(self, step: int, result: Mapping[str, Any]) -> None:
         """Report success: the last event, and the result file.

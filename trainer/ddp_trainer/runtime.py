@@ -355,15 +355,13 @@ def _wait_for_all(store: Store, world_size: int, init_method: str) -> None:
     joined = store.add("joined", 1)
     if joined == world_size:
         store.set("all joined", "")
-    if joined > world_size and init_method == ENVIRONMENT:
+    if joined > world_size:
         raise UserError(
             "the store of the rendezvous still has the ranks of an earlier start, as after a restart by torchrun's "
             "--max-restarts: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or restart the whole launcher (a DDPJob does)"
-        )
-    if joined > world_size:
-        raise UserError(
-            f"the file of --init-method {init_method} was used by another run, whose processes are gone: remove it or "
-            "name another"
+            if init_method == ENVIRONMENT
+            else f"the file of --init-method {init_method} was used by another run, whose processes are gone: remove it "
+            "or name another"
         )
     store.wait(["all joined"], JOIN_TIMEOUT)
 

@@ -130,7 +130,7 @@ class Checkpoint:
             raise SpecError(
                 f"spec.checkpoint.mountPath must be an absolute path other than /, without ':', not {path!r}."
             )
-        return cls(claim=_text(fields.get("claimName"), "spec.checkpoint.claimName"), mount_path=path.rstrip("/"))
+        return cls(claim=_text(fields.get("claimName"), "spec.checkpoint.claimName"), mount_path=path.removesuffix("/"))
 
 
 @dataclass(frozen=True)

@@ -241,8 +241,8 @@ def _begun(status: Status, job: Job, spec: Spec, now: datetime) -> Status:
         "accelerator": spec.accelerator,
         "rendezvous": f"{names.hostname(attempt, 0, spec.nodes)}.{job.name}:{names.RENDEZVOUS_PORT}",
     }
-    fresh = replace(status, succeeded_nodes=(), result={})
-    return replace(fresh, attempt_time=now, nodes=Nodes(desired=spec.nodes), resolved=resolved)
+    nodes = Nodes(desired=spec.nodes)
+    return replace(status, attempt_time=now, nodes=nodes, resolved=resolved, succeeded_nodes=(), result={})
 
 
 def _counted(obs: Observation, *, phase: str, reason: str, message: str) -> Status:
