@@ -163,22 +163,28 @@ class PodWatch:
     """One watch on the namespace's pods: when each was first seen, and first seen Running, by time.monotonic()."""
 
     def __init__(self, access: Access, pods: int) -> None:
-        version = Client(access).json("GET", f"{PODS}?limit=1")["metadata"]["resourceVersion"]
-        path = f"{PODS}?watch=1&resourceVersion={version}"
-        self._stream = Client(access).send("GET", path)
-        self._pods = pods
+        self._access, self._pods = access, pods
+        self._version: str = Client(access).json("GET", f"{PODS}?limit=1")["metadata"]["resourceVersion"]
+        self._stream = self._open()
         self.exist: dict[str, float] = {}
         self.running: dict[str, float] = {}
+
+    def _open(self) -> http.client.HTTPResponse:
+        return Client(self._access).send("GET", f"{PODS}?watch=1&resourceVersion={self._version}")
 
     def follow(self) -> None:
         """Returns once every pod runs. Raises RuntimeError when one is lost or an unexpected one comes."""
         while len(self.running) < self._pods:
             line = self._stream.readline()
             now = time.monotonic()
-            if not line:
-                raise RuntimeError("the watch on pods ended early")
+            if (
+                not line
+            ):  # a busy API server ends watches that it cannot serve in time: apiserver_terminated_watchers_total
+                self._stream = self._open()
+                continue
             event = json.loads(line)
             name, phase = event["object"]["metadata"].get("name"), event["object"].get("status", {}).get("phase")
+            self._version = event["object"]["metadata"].get("resourceVersion")
             if event["type"] not in ("ADDED", "MODIFIED") or phase not in ("Pending", "Running"):
                 raise RuntimeError(f"pod {name}: {event['type']} with phase {phase}; nothing may be lost here")
             self.exist.setdefault(name, now)

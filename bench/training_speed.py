@@ -6,8 +6,9 @@
 
 Two processes with one thread each, on random data but for `tutorial`. A turn's time is that of the slower rank; what counts
 are medians over the turns. The first of the variants is there twice, under another name: the difference between it and itself
-is noise, and smaller differences say nothing. What cannot change within a process is measured in another pair of processes,
-started in turns; there, too, one variant is measured twice. Prints a table in markdown, and writes every turn to
+is noise, and smaller differences say nothing. Equal processes differ, too, by where their memory lies, so the turns are
+spread over several starts. What cannot change within a process is measured in another pair of processes, started in turns;
+there, too, one variant is measured twice. Prints a table in markdown, and writes every turn to
 build/training-speed/<experiment>.json.
 """
 
@@ -37,7 +38,7 @@ OUT = ROOT / "build" / "training-speed"
 TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DROPPED = 3  # turns before the first that counts
 MALLOC_AS_IT_IS = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}  # its default; docs/decisions/0008-freed-memory.md
-STARTS = 5  # of each part of an experiment with several
+STARTS = 5  # of each part of an experiment
 
 
 class SmallNet(nn.Sequential):
@@ -148,10 +149,11 @@ class Part:
 
     variants: Mapping[str, Variant]
     keeps_freed_memory: bool = True
+    pinned: bool = False  # each rank to a core of its own
 
 
 EXPERIMENTS = {
-    "scaling": [Part(SCALING)],
+    "scaling": [Part(SCALING, pinned=True)],
     "small": [
         Part(SMALL_AS_MALLOC_DOES, keeps_freed_memory=False),
         Part(SMALL_IN_ANOTHER_PAIR, keeps_freed_memory=False),
@@ -238,6 +240,13 @@ def _schedule(*, batch: bool) -> None:
                 os.sched_setscheduler(int(thread), os.SCHED_BATCH if batch else os.SCHED_OTHER, os.sched_param(0))
 
 
+def _pin_to(core: int) -> None:
+    """Keep all threads of this process, those to come too, on one core, so that none of them moves between two ranks' cores."""
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), {core})
+
+
 def table(seconds: Mapping[str, list[float]], images: int) -> Iterator[str]:
     """A table in markdown: medians, their ratio to the first variant, and the share of the fastest possible."""
     medians = {name: statistics.median(values) for name, values in seconds.items()}
@@ -254,9 +263,11 @@ def table(seconds: Mapping[str, list[float]], images: int) -> Iterator[str]:
 
 def as_rank(experiment: str, part: int, turns: int) -> None:
     """What each of the two ranks does; rank 0 writes what both measured to `part.json`."""
-    variants = EXPERIMENTS[experiment][part].variants
+    what = EXPERIMENTS[experiment][part]
     with process_group(threads=1) as runtime:
-        found = {name: measure(case, variants, turns, runtime) for name, case in cases(experiment).items()}
+        if what.pinned and hasattr(os, "sched_setaffinity"):
+            _pin_to(sorted(os.sched_getaffinity(0))[runtime.rank])
+        found = {name: measure(case, what.variants, turns, runtime) for name, case in cases(experiment).items()}
         if runtime.is_main:
             _keep("part", found)
 
@@ -265,17 +276,16 @@ def side_by_side(experiment: str, turns: int) -> None:
     """Start the parts in turns, and print a table for each case."""
     made = cases(experiment)
     parts = EXPERIMENTS[experiment]
-    starts = 1 if len(parts) == 1 else STARTS
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in made}
-    for start in range(starts):
+    for start in range(STARTS):
         for number, part in enumerate(parts):
-            program = [__file__, experiment, "--part", str(number), "--turns", str(-(-turns // starts))]
+            program = [__file__, experiment, "--part", str(number), "--turns", str(-(-turns // STARTS))]
             environment = _one_thread() | ({} if part.keeps_freed_memory else MALLOC_AS_IT_IS)
             subprocess.run([*TWO_RANKS, *program], check=True, env=environment)
             for name, found in json.loads((OUT / "part.json").read_text()).items():
                 for variant, values in found.items():
                     seconds[name].setdefault(variant, []).extend(values)
-            print(f"start {start + 1} of {starts}, part {number + 1} of {len(parts)}", file=sys.stderr)
+            print(f"start {start + 1} of {STARTS}, part {number + 1} of {len(parts)}", file=sys.stderr)
     _keep(experiment, seconds)
     for name, case in made.items():
         counted = len(next(iter(seconds[name].values())))

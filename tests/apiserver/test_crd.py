@@ -100,6 +100,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "spec.resources.limits.memory in body should match",
     ),
     "empty launcher": ({"torchrun": {"command": []}}, "spec.torchrun.command in body should have at least 1 items"),
+    "two volumes of a name": (
+        {"volumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "configMap": {"name": "c"}}]},
+        'spec.volumes[1]: Duplicate value: {"name":"v"}',
+    ),
+    "two mounts at a path": (
+        {"volumeMounts": [{"name": "v", "mountPath": "/x"}, {"name": "w", "mountPath": "/x"}]},
+        'spec.volumeMounts[1]: Duplicate value: {"mountPath":"/x"}',
+    ),
     "is_host": ({"torchrun": {"rdzvConf": {"is_host": "1"}}}, "rdzvConf.is_host is the operator's; remove it"),
     "the operator's volume": ({"volumes": [{"name": "ddpjob-shm", "emptyDir": {}}]}, OPERATORS_VOLUME),
     "the operator's volume in the overlay": (
@@ -217,6 +225,9 @@ for flag in (
     "--master_port=1",
     "--standalone",
     "--max-restarts=3",
+    "--nproc-per=2",
+    "--rdzv_e=x",
+    "--max",
 ):
     REFUSED[f"args begin with {flag}"] = (
         {"args": [flag, "train.py"]},

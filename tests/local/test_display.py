@@ -30,5 +30,15 @@ def test_a_loss_that_diverged_is_shown():
     assert "test loss nan" in shown({"event": "eval", "step": 1, "loss": float("nan")})
 
 
+def test_a_launchers_warning_hides_nothing_and_its_report_of_a_failure_everything():
+    """On macOS torchrun's first line is a warning."""
+    said = "torch/distributed/elastic/multiprocessing/redirects.py:35] NOTE: Redirects are not supported"
+    console = Console(file=io.StringIO(), width=200)
+    with Display(console, Story(began=0.0)) as display:
+        for line in (f"W1122 20:00:00.100000 1 {said}", "one", f"E1122 20:00:01.100000 1 {said}", "Traceback", "two"):
+            display.line(0, line)
+    assert console.file.getvalue() == "[n0] one\n"
+
+
 def test_brackets_are_no_markup():
     assert "[red]net" in shown({"event": "start", "workload": "[red]net"})

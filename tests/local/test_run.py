@@ -321,6 +321,23 @@ def test_a_reader_that_goes_away_ends_the_run_and_leaves_nothing(tmp_path):
     assert not started_below(tmp_path)
 
 
+def test_a_progress_bar_is_one_line(tmp_path):
+    """It begins its line anew by carriage returns; a log has what a terminal shows in the end."""
+    program = """
+        import sys
+        for done in range(3):
+            sys.stdout.write(f"\\r{done} of 2")
+            sys.stdout.flush()
+        print("\\r\\ndone")
+    """
+    run = subprocess.run(
+        run_command(write_job(tmp_path, program), tmp_path), capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    lines = [line.strip() for line in run.stdout.splitlines() if line.startswith("[n0]")]
+    assert lines == ["[n0] 2 of 2", "[n0] done"]
+
+
 def run_command(path: Path, folder: Path) -> list[str]:
     return [sys.executable, "-m", "ddpjob.cli.main", "run", "--local", str(path), "--runs", str(folder / "runs")]
 

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.arms import ARMS
 from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
@@ -22,10 +24,11 @@ from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate, without_repeats
 from ddp_trainer.interrupt import StopVote
-from ddp_trainer.models import resnet18
+from ddp_trainer.models import ToyModel, resnet18
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime, process_group
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.workloads.toy import HIDDEN
 
 FEATURES = 6
 
@@ -235,17 +238,23 @@ def equalities(runtime: Runtime) -> list[bool]:
     return [runtime.identical([torch.ones(3), found]) for found in (same, altered, swapped)]
 
 
-def gradients_and_their_storages(runtime: Runtime) -> tuple[int, int]:
-    """How many gradients a step leaves, and in how many storages."""
-    model = wide_net()
+def gradients_in_buckets(runtime: Runtime) -> list[bool]:
+    """Of each gradient of the wide toy that a step leaves, whether it lies in a bucket that DDP has sent."""
+    model = ToyModel(HIDDEN["wide"])
     ddp = runtime.wrap(model)
-    inputs, labels = samples(8)
+    sent: set[int] = set()
+
+    def note_and_send(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        sent.add(bucket.buffer().untyped_storage().data_ptr())
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    if isinstance(ddp, DistributedDataParallel):
+        ddp.register_comm_hook(None, note_and_send)
     for _ in range(2):  # the buckets are rebuilt after the first backward
+        sent.clear()
         ddp.zero_grad()
-        F.cross_entropy(ddp(inputs), labels).backward()
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    storages = [gradient.untyped_storage() for gradient in gradients]
-    return len(gradients), len({storage.data_ptr() for storage in storages})
+        ddp(torch.ones(2, 10)).sum().backward()
+    return [parameter.grad.untyped_storage().data_ptr() in sent for parameter in model.parameters()]
 
 
 def complaint_of_one_rank(runtime: Runtime) -> str:
@@ -286,7 +295,7 @@ def main(folder: Path) -> None:
             "evaluated": counted_by_an_evaluation(runtime),
             "complaint": complaint_of_one_rank(runtime),
             "equalities": equalities(runtime),
-            "storages": gradients_and_their_storages(runtime),
+            "in buckets": gradients_in_buckets(runtime),
         }
         if runtime.world_size == 1:
             outcome["plain images"] = plain_loop_on_images(40)

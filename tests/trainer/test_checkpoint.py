@@ -3,6 +3,7 @@
 import resource
 import signal
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -59,6 +60,33 @@ def test_what_was_saved_comes_back(tmp_path):
     momentum = [job.optimizer.state_dict()["state"][0]["momentum_buffer"] for job in (saved, restored)]
     assert torch.equal(*momentum)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_scheduler_comes_back_as_it_was(tmp_path):
+    """The milestones of MultiStepLR are a Counter, to which `update` adds."""
+
+    def scheduler():
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 3])
+
+    Checkpoints(tmp_path, Runtime(), {"scheduler": scheduler()}).save(1)
+    restored = scheduler()
+    Checkpoints(tmp_path, Runtime(), {"scheduler": restored}).restore()
+    assert restored.milestones == {2: 1, 3: 1}
+
+
+class Scores:
+    def state_dict(self):
+        return {"best": np.float64(0.5)}
+
+    def load_state_dict(self, state):
+        raise NotImplementedError
+
+
+def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_first_saved(tmp_path):
+    with pytest.raises(UserError, match=r"the state of scores can be written but not read again .*numpy"):
+        Checkpoints(tmp_path, Runtime(), {"scores": Scores()}).save(1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_how_a_step_is_computed_is_not_taken_from_a_file(tmp_path):
@@ -144,7 +172,8 @@ def test_a_write_that_was_cut_short_leaves_no_trace(tmp_path, monkeypatch):
             job.save(2)
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.pt"]
 
-    (tmp_path / ".step-0000000002.pt.host-1.partial").write_bytes(b"left by a SIGKILL")
+    for name in ("step-0000000002.pt", "model.pth"):
+        (tmp_path / f".{name}.host-1.partial").write_bytes(b"left by a SIGKILL")
     assert Job(tmp_path).checkpoints.restore() == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.pt"]
 

@@ -26,14 +26,11 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def write_binary(folder, train, test):
-    """The original binary form, training images spread over two files."""
+    """The original binary form, training images spread over five files."""
     folder.mkdir(parents=True)
-    half = len(train) // 2
-    parts = {
-        "data_batch_1.bin": images.Images(train.pixels[:half], train.labels[:half]),
-        "data_batch_2.bin": images.Images(train.pixels[half:], train.labels[half:]),
-        "test_batch.bin": test,
-    }
+    parts = {"test_batch.bin": test}
+    for number, rows in enumerate(np.array_split(np.arange(len(train)), 5), start=1):
+        parts[f"data_batch_{number}.bin"] = images.Images(train.pixels[rows], train.labels[rows])
     for name, part in parts.items():
         records = np.concatenate([part.labels.astype(np.uint8)[:, None], part.pixels.reshape(len(part), -1)], axis=1)
         (folder / name).write_bytes(records.tobytes())
@@ -43,10 +40,9 @@ def write_binary(folder, train, test):
 def write_python(folder, train, test, protocol=2):
     """The original python form: dictionaries with keys of bytes, pickled."""
     folder.mkdir(parents=True)
-    half = len(train) // 2
+    fifths = enumerate(np.array_split(np.arange(len(train)), 5), start=1)
     for name, part, rows in [
-        ("data_batch_1", train, slice(None, half)),
-        ("data_batch_2", train, slice(half, None)),
+        *((f"data_batch_{number}", train, rows) for number, rows in fifths),
         ("test_batch", test, slice(None)),
     ]:
         batch = {b"data": np.array(part.pixels[rows]).reshape(-1, 3072), b"labels": part.labels[rows].tolist()}
@@ -161,10 +157,13 @@ def broken(tmp_path, tiny_cifar10, what):
     if what == "truncated binary":
         write_binary(folder, *cifar10.load(tiny_cifar10))
         with (folder / "data_batch_2.bin").open("ab") as file:
-            file.truncate(3073 * 3 + 5)
+            file.truncate(3073 + 5)
         return folder
     if what == "no test batch":
         (write_binary(folder, *cifar10.load(tiny_cifar10)) / "test_batch.bin").unlink()
+        return folder
+    if what == "no third batch":
+        (write_python(folder, *cifar10.load(tiny_cifar10)) / "data_batch_3").unlink()
         return folder
     image_folders(folder, {"train": 1, "test": 1})
     if what == "other class":
@@ -186,6 +185,7 @@ def broken(tmp_path, tiny_cifar10, what):
         ("empty", "no CIFAR-10 in .*get CIFAR-10 from https://www.cs.toronto.edu"),
         ("truncated binary", "data_batch_2.bin has .* no multiple of 3,073: unpack the archive once more"),
         ("no test batch", "test_batch.bin cannot be read .*: unpack the archive once more"),
+        ("no third batch", "data_batch_3 cannot be read .*: unpack the archive once more"),
         ("other class", "ants is no class of CIFAR-10"),
         ("no image", r"0000.png cannot be read as an image .*replace it or remove it"),
         ("large image", "0000.png has 64 x 48 pixels, CIFAR-10 has 32 x 32"),

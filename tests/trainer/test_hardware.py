@@ -108,10 +108,27 @@ def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
     meet = ("toy", "--steps", 2, "--init-method", f"file://{tmp_path}/meet")
     store = torch.distributed.FileStore(str(tmp_path / "meet"), 2)
     for _ in range(2):  # processes that were killed
-        store.add("joined", 1)
+        store.add("group 0/joined", 1)
     run = torchrun(*TRAINER, *meet)
     assert run.finish() != 0
     assert "was used by another run" in run.stderr, run.stderr
+
+
+def test_a_script_may_join_one_group_after_another(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from ddp_trainer.runtime import process_group\n"
+        "for number in range(2):\n"
+        "    with process_group() as runtime: assert runtime.gather(runtime.rank) == [0, 1]\n"
+    )
+    run = torchrun(script)
+    assert run.finish() == 0, run.stderr
+
+
+def test_an_init_method_without_ranks_is_refused(tmp_path):
+    run = alone(*TRAINER, "toy", "--init-method", f"file://{tmp_path}/meet")
+    assert run.finish() == 2
+    assert "needs RANK and WORLD_SIZE, which nobody has set" in run.stderr
 
 
 @pytest.mark.parametrize(
@@ -127,6 +144,14 @@ def test_an_init_method_that_cannot_work_is_refused(method, says):
     assert run.finish() == 2
     assert f"--init-method {method}" in run.stderr
     assert says in run.stderr
+
+
+def test_only_the_gpus_that_are_visible_count(monkeypatch):
+    """PyTorch counts those of CUDA_VISIBLE_DEVICES; two processes cannot share the only one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="LOCAL_RANK 1 has no cuda device, this process sees 1: start fewer processes"):
+        hardware.choose("auto").prepare(1, 1)
 
 
 # --- TorchNeuron: a module torch.neuron of the form that torch.cuda has
@@ -170,7 +195,7 @@ def test_the_torch_neuronx_of_trainium_1_is_told_apart(neuron, monkeypatch):
 
 
 def test_more_processes_than_cores_are_refused(neuron):
-    with pytest.raises(UserError, match="LOCAL_RANK 4 has no neuron device, this machine has 4"):
+    with pytest.raises(UserError, match="LOCAL_RANK 4 has no neuron device, this process sees 4"):
         hardware.choose("neuron").prepare(4, 1)
 
 

@@ -104,6 +104,29 @@ def test_sigterm_to_torchrun_leads_to_a_checkpoint_and_no_success(story):
     assert not (story.folder / "result of the interrupted").exists()
 
 
+def test_child_processes_have_their_own_signals():
+    """DataLoader listens to SIGCHLD, whose byte is no stop, and a child that is told to end is not the parent's affair."""
+    script = """
+import multiprocessing, os, signal, time
+from torch.utils.data import DataLoader
+from ddp_trainer.interrupt import StopVote
+from ddp_trainer.runtime import Runtime
+StopVote(Runtime(), grace=0.5)
+assert sum(map(len, DataLoader(list(range(8)), num_workers=1))) == 8
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+child.start()
+child.terminate()
+child.join()
+print("child", child.exitcode, flush=True)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+    run = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60)
+    assert run.stdout == "child -15\n"
+    assert run.returncode == 130, run.stderr
+    assert "SIGINT, and no step ended for 0.5 s" in run.stderr
+
+
 def test_a_rank_stuck_in_a_collective_leaves_on_its_own_after_the_grace():
     script = """
 import os, signal, time

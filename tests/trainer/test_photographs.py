@@ -1,5 +1,9 @@
 """Fine-tuning: photographs of any size, crops that do not depend on the ranks, weights that fit or are refused."""
 
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +15,7 @@ from ddp_trainer.models import resnet18, resnet50
 from ddp_trainer.sampler import GlobalBatchSampler
 from ddp_trainer.workloads.hymenoptera import load_weights
 
-from .launch import TRAINER, torchrun
+from .launch import TRAINER, alone, torchrun
 
 SIZE = 32
 
@@ -73,6 +77,14 @@ def test_a_random_crop_lies_within_the_photograph(height):
         assert 0 <= left <= left + wide <= 256 + 1e-9
 
 
+def test_of_several_data_sets_none_is_chosen_silently(tmp_path):
+    for data_set in ("birds", "insects"):
+        for part in photographs.PARTS:
+            (tmp_path / data_set / part / "ants").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"holds 2 data sets of that form: give one of .*birds, .*insects with --data"):
+        photographs.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
@@ -102,6 +114,44 @@ def test_all_but_the_last_layer_is_taken_over(tmp_path):
     assert torch.equal(model.fc.weight, last)
     taken, given = model.state_dict(), source.state_dict()
     assert all(torch.equal(taken[name], given[name]) for name in taken if not name.startswith("fc."))
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A folder, and the URL at which it is served; torch keeps what it gets from there in a folder of the test's."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "served"
+    folder.mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield folder, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_weights_come_from_a_url_too(served):
+    folder, url = served
+    source, model = resnet18(classes=10), resnet18(classes=2)
+    torch.save(source.state_dict(), folder / "weights.pth")
+    load_weights(model, f"{url}/weights.pth")
+    assert torch.equal(model.layer1[0].conv1.weight, source.layer1[0].conv1.weight)
+
+
+def test_files_of_one_name_from_two_places_are_told_apart_and_stdout_is_left_alone(served, capsys):
+    folder, url = served
+    for place in ("a", "b"):
+        (folder / place).mkdir()
+        source, model = resnet18(classes=10), resnet18(classes=2)
+        torch.save(source.state_dict(), folder / place / "model.pth")
+        load_weights(model, f"{url}/{place}/model.pth")
+        assert torch.equal(model.layer1[0].conv1.weight, source.layer1[0].conv1.weight)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_url_without_weights_gets_a_sentence(served):
+    _, url = served
+    with pytest.raises(UserError, match=f"the weights {url}/none.pth cannot be read .*404"):
+        load_weights(resnet18(2), f"{url}/none.pth")
 
 
 @pytest.mark.parametrize(
@@ -143,3 +193,32 @@ def test_a_frozen_network_learns_to_tell_them_apart_and_its_best_epoch_is_kept(f
     kept = torch.load(tmp_path / "best" / "model.pth", weights_only=True)
     assert torch.equal(kept["layer1.0.conv1.weight"], start.state_dict()["layer1.0.conv1.weight"]), "frozen"
     assert not torch.equal(kept["fc.weight"], start.fc.weight[:2])
+
+
+def test_the_best_epochs_file_comes_back_on_another_machine(folder, tmp_path):
+    """The checkpoints are on a volume, the model's folder is not; and the same weights lie elsewhere."""
+    torch.manual_seed(3)
+    weights = resnet18(10).state_dict()
+    flags = ["--image-size", SIZE, "--epochs", 2, "--checkpoint-dir", tmp_path / "checkpoints", "--frozen"]
+    kept = []
+    for machine in ("one", "other"):
+        torch.save(weights, tmp_path / f"{machine}.pth")
+        files = ["--weights", tmp_path / f"{machine}.pth", "--model-dir", tmp_path / machine]
+        run = alone(*TRAINER, "hymenoptera", "--data", folder, *flags, *files)
+        assert run.finish() == 0, run.stderr
+        kept.append(torch.load(tmp_path / machine / "model.pth", weights_only=True))
+    assert run.of("start")[0]["resumed_step"] > 0
+    assert all(torch.equal(kept[0][name], kept[1][name]) for name in weights)
+
+    torch.save(resnet18(10).state_dict(), tmp_path / "one.pth")
+    run = alone(*TRAINER, "hymenoptera", "--data", folder, *flags, "--weights", tmp_path / "one.pth")
+    assert run.finish() == 2
+    assert "was made with weights" in run.stderr
+
+
+def test_after_every_seventh_epoch_the_rate_is_a_tenth(folder):
+    flags = ["--image-size", SIZE, "--epochs", 15, "--batch-size", 12, "--log-every", 1]
+    run = alone(*TRAINER, "hymenoptera", "--data", folder, *flags)
+    assert run.finish() == 0, run.stderr
+    rates = [entry["learning_rate"] for entry in run.of("train")]
+    assert rates == pytest.approx([0.001] * 14 + [0.0001] * 14 + [0.00001] * 2)

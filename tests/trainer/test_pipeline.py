@@ -1,10 +1,12 @@
 """A model over two devices: its schedule, its gradients, and a stand-in device that forgives nothing."""
 
+import types
+
 import pytest
 import torch
 from torch import nn
 
-from ddp_trainer.pipeline import Pipeline, StandIns, drawing, schedule
+from ddp_trainer.pipeline import Accelerators, Pipeline, StandIns, drawing, schedule
 
 
 @pytest.mark.parametrize(("micro_batches", "stages"), [(1, 1), (1, 2), (4, 2), (3, 5)])
@@ -33,6 +35,15 @@ def test_gradients_do_not_depend_on_the_parts(rows):
             model(inputs).square().mean().backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert (gradients[1] - gradients[0]).norm() / gradients[0].norm() <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_on_accelerators_of_any_kind_the_stages_are_on_consecutive_ones(kind):
+    """Where a module or tensor is sent: no such device is here."""
+    sent = types.SimpleNamespace(to=lambda device, **_: device)
+    devices = Accelerators(torch.device(kind, 2))
+    assert [devices.put(sent, 0), devices.put(sent, 1)] == [torch.device(kind, 2), torch.device(kind, 3)]
+    assert devices.move(sent, 1) == torch.device(kind, 3)
 
 
 @pytest.fixture

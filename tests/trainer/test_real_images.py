@@ -39,6 +39,19 @@ def test_two_ranks_train_in_bf16_and_torch_has_nothing_to_warn_of(tmp_path):
     assert "UserWarning" not in run.stderr
 
 
+def test_both_arms_of_mnist_are_equally_accurate():
+    """With two ranks and one bucket they add the same numbers in the same order; at most 0.5 points is what is asked for."""
+    folder = REAL_DATA / "mnist"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there; DDP_TEST_DATA names the folder that has it")
+    accuracies = [
+        result_of(torchrun(*TRAINER, "mnist", "--data", folder, "--epochs", 1, "--arm", arm))["accuracy"]
+        for arm in ("ddp", "native")
+    ]
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.005)
+    assert min(accuracies) >= 0.75
+
+
 def test_what_a_cifar10_job_has_learnt_helps_with_other_photographs(tmp_path):
     """From a random start the network has learnt next to nothing from 244 photographs after so few epochs."""
     data = unpacked("cifar10", tmp_path, "cifar10/train/*/0[0-4]??.jpg", "cifar10/test/*/00??.jpg")

@@ -7,6 +7,8 @@ import psutil
 import pytest
 import torch
 
+from ddp_trainer.workloads import messages
+
 from .launch import TRAINER, Run, alone, environment, free_port, newest, torchrun
 
 STEPS = 30
@@ -90,6 +92,16 @@ def test_a_bucket_view_saves_the_memory_of_the_gradients():
     assert peaks[1] - peaks[0] >= 40, f"with and without: {peaks} MiB"
 
 
+def test_a_resumed_run_learns_at_the_rate_that_it_was_given(tmp_path):
+    def loss(steps, rate):
+        run = alone(*TRAINER, "toy", "--steps", steps, "--learning-rate", rate, "--checkpoint-dir", tmp_path)
+        assert run.finish() == 0, run.stderr
+        return run.of("end")[0]["result"]["loss"]
+
+    before = loss(50, 1e-9)
+    assert loss(200, 0.05) < 0.5 * before
+
+
 def test_messages_are_all_checked_at_four_ranks_and_timed_at_two():
     run = alone(*TRAINER, "messages")
     assert run.finish() == 0, run.stderr
@@ -106,4 +118,5 @@ def test_messages_are_all_checked_at_four_ranks_and_timed_at_two():
     assert run.finish() == 0, run.stderr
     sizes = [entry["bytes"] for entry in run.of("speed")]
     assert sizes == [2**power for power in range(10, 21, 2)]
+    assert list(messages.sizes(2 * 2**20)) == [*sizes, 2 * 2**20]
     assert all(entry["message_seconds"] > 0 and entry["all_reduce_seconds"] > 0 for entry in run.of("speed"))

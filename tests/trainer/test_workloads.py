@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -68,6 +69,12 @@ def test_steps_count_through_to_the_announced_total(digits):
     assert steps == sorted(set(steps))
     assert steps[-1] == start["steps"] == run.of("end")[0]["step"] == start["epochs"] * 23
     assert all(entry["samples"] == 360 for entry in run.of("eval"))
+
+
+def test_no_step_is_wasted_at_a_rate_of_0():
+    run = alone(*TRAINER, "digits", "--epochs", 1, "--batch-size", 1437)
+    assert run.finish() == 0, run.stderr
+    assert [entry["learning_rate"] > 0 for entry in run.of("train")] == [True]
 
 
 def test_the_time_is_accounted_for(digits):
@@ -170,14 +177,25 @@ def test_the_toy_learns_alone_and_its_loss_falls():
 def test_the_script_in_the_readme_runs_alone_and_on_two_ranks_and_resumes(tmp_path):
     readme = (Path(__file__).parents[2] / "trainer" / "README.md").read_text()
     script = tmp_path / "script.py"
-    script.write_text(
-        readme.split("```python\n")[1].split("```")[0].replace('"checkpoints"', repr(str(tmp_path / "c")))
-    )
+    script.write_text(readme.split("```python\n")[1].split("```")[0])
     for start in (torchrun, alone):
-        run = start(script)
+        run = start(script, DDP_CHECKPOINT_DIR=tmp_path / "c")
         assert run.finish() == 0, run.stderr
         assert run.of("end")[0]["result"]["loss"] < 0.01
     assert run.of("start")[0]["steps"] == run.of("end")[0]["step"] == 48
+
+
+def test_the_script_in_the_readme_ends_by_a_signal_as_the_workloads_do(tmp_path):
+    readme = (Path(__file__).parents[2] / "trainer" / "README.md").read_text()
+    script = tmp_path / "script.py"
+    endless = readme.split("```python\n")[1].split("```")[0].replace("sampler.epoch < 3", "sampler.epoch < 1_000_000")
+    script.write_text(endless)
+    run = alone(script, DDP_CHECKPOINT_DIR=tmp_path / "c")
+    run.wait_for("train")
+    run.signal(signal.SIGTERM)
+    assert run.finish() == 143, run.stderr
+    assert run.of("interrupted")[0]["path"] == str(newest(tmp_path / "c"))
+    assert "Traceback" not in run.stderr
 
 
 def test_the_commands_of_the_checkpoint_page_do_what_it_says(tmp_path, monkeypatch):
@@ -232,12 +250,36 @@ def test_the_script_in_the_first_readme_runs_and_goes_on_from_its_checkpoint(tmp
     (script,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "script.py").write_text(script)
     monkeypatch.chdir(tmp_path)
-    first = torchrun("script.py")
+    first = torchrun("script.py", DDP_CHECKPOINT_DIR="here")
     assert first.finish() == 0, first.stderr
-    again = torchrun("script.py")
+    assert newest(tmp_path / "here")
+    again = torchrun("script.py", DDP_CHECKPOINT_DIR="here")
     assert again.finish() == 0, again.stderr
     assert first.of("checkpoint")
     assert not again.of("train"), "it began anew"
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        "mnist --fake --batch-size 4 --rounds 2 --steps 2",
+        "resnet50 --image-size 32 --batch-size 2 --rounds 2 --steps 1",
+    ],
+)
+def test_both_arms_are_measured_on_random_images(workload):
+    run = torchrun(*TRAINER, *workload.split())
+    assert run.finish() == 0, run.stderr
+    result = run.of("end")[0]["result"]
+    assert all(result[arm]["median"] > 0 for arm in ("native", "ddp"))
+    assert result["ddp_overhead"] == pytest.approx(1 - result["ddp"]["median"] / result["native"]["median"], abs=1e-3)
+
+
+def test_a_model_over_two_devices_trains_on_two_ranks():
+    run = torchrun(*TRAINER, "model_parallel", "--steps", 60, "--log-every", 10, "--learning-rate", 0.05)
+    assert run.finish() == 0, run.stderr
+    assert run.of("pipeline")[0]["gradient_difference"] <= 1e-5
+    losses = [entry["loss"] for entry in run.of("train")]
+    assert losses[-1] < losses[0]
 
 
 def test_a_heartbeat_that_cannot_be_written_ends_no_training_and_a_result_is_told_before(tmp_path):

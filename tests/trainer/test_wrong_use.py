@@ -20,6 +20,17 @@ LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
         ("digits --batch-size many", "argument --batch-size: 'many' is no whole number of at least 1"),
         ("digits --learning-rate -1", "argument --learning-rate"),
         ("digits --seed -1", "argument --seed/--random-seed"),
+        (
+            "digits --seed 9223372036854775808",
+            "9223372036854775808 is too large: 9,223,372,036,854,775,807 is the most",
+        ),
+        ("digits --timeout 1e15", "'1e15' is no number above 0 and below 1,000,000,000"),
+        (
+            "mnist --fake --data . --num_epochs 3",
+            "leave out --epochs, --data: no effect with --fake, which keeps nothing",
+        ),
+        ("mnist --data . --rounds 3", "leave out --rounds: no effect without --fake"),
+        ("skewed --uneven --skew 2", "leave out --skew: no effect with --uneven"),
         ("cifar10", "the following arguments are required: --data"),
         ("cifar10 --data . --stem 5x5", "argument --stem: invalid choice: '5x5'"),
         ("toy --epochs 3", "unrecognized arguments: --epochs 3"),
@@ -66,6 +77,16 @@ def test_the_checkpoint_folder_defaults_to_the_environment(monkeypatch):
     assert str(options.parse(["digits", "--checkpoint-dir", "here"]).options.checkpoint_dir) == "here"
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "")
     assert options.parse(["digits"]).options.checkpoint_dir is None
+
+
+def test_a_checkpoint_folder_of_the_environment_is_no_wrong_flag(monkeypatch):
+    monkeypatch.setenv("DDP_CHECKPOINT_DIR", "./checkpoints//job/")
+    assert options.parse(["mnist", "--fake", "--rounds", "2"]).options.fake
+
+
+def test_the_largest_numbers_can_be_used():
+    found = options.parse(["toy", "--seed", str(options.LARGEST), "--timeout", "999999999"])
+    assert main.run(found) == 0
 
 
 def test_sagemakers_channel_and_model_folder_are_defaults(monkeypatch):
@@ -120,7 +141,6 @@ def test_two_ranks_complain_once_and_torchrun_repeats_it_in_its_summary(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("mnist --fake --data .", "--fake measures plain steps on random images and keeps nothing"),
         ("mnist", "mnist needs real images (--data FOLDER) or random ones (--fake)"),
         ("hymenoptera --data . --frozen", "--frozen keeps weights that were trained before"),
         ("model_parallel --micro-batches 30", "--micro-batches 30 is more than the batch of 20 samples"),

@@ -1,5 +1,7 @@
 """What becomes of a job: each rule of `decide`, and each row of the table of causes."""
 
+from dataclasses import replace
+
 import pytest
 from builders import (
     NOW,
@@ -250,6 +252,22 @@ def test_after_a_refusal_creating_is_tried_again_when_it_is_time():
 def test_a_refusal_that_is_over_is_not_told_any_more():
     told = then(a_starting_job(), look(a_starting_job(), refusal=refused(Reason.QUOTA)))
     assert look(told).status.reason == Reason.CREATING_PODS
+
+
+def test_the_back_off_counts_also_after_a_refusal():
+    waiting_job = a_job(status=a_status(attempt=2, latched=False, ran=False, backoff=Backoff(2, at(200))))
+    plan = look(waiting_job, now=at(10), refusal=refused(Reason.QUOTA))
+    assert (plan.create, plan.status.reason) == ((), Reason.BACK_OFF)
+
+
+@pytest.mark.parametrize(("reason", "gone"), [(Reason.QUOTA, (0, 1, 2)), (Reason.FORBIDDEN, (0,))])
+def test_only_a_quota_takes_the_logs_of_the_last_attempts_to_make_room(reason, gone):
+    """Quotas on objects, such as count/pods, count ended pods too."""
+    job = a_job(status=a_status(attempt=3, latched=False, last_failure={"attempt": 1}))
+    ended = [a_pod(0, failed(OWN), attempt=attempt) for attempt in range(3)]
+    plan = look(job, *ended, now=at(7), refusal=refused(reason))
+    assert plan.create == (0, 1)
+    assert [delete.name for delete in plan.delete] == [f"digits-{attempt}-0" for attempt in gone]
 
 
 def test_an_invalid_pod_fails_the_job_with_the_api_servers_sentence():
@@ -648,6 +666,14 @@ def test_deletes_carry_the_uid():
 def test_a_gang_that_was_broken_by_a_failure_gets_little_time():
     plan = look(a_running_job(), a_pod(0, running()), a_pod(1, failed(OWN)))
     assert plan.delete[0].grace == BROKEN_GANG_GRACE
+
+
+def test_a_gang_that_never_ran_gets_little_time_also_when_it_is_told_again():
+    new = replace(a_status(nodes=2, latched=False, ran=False), conditions=())
+    job = a_job(nodes=3, status=new)
+    job = then(job, look(job, a_pod(0, waiting("ContainerCreating"))))
+    assert job.status.attempt == 1
+    assert [delete.grace for delete in look(job, a_pod(0, waiting("ContainerCreating"))).delete] == [NEVER_RAN_GRACE]
 
 
 def test_a_gang_that_lost_a_pod_gets_its_own_time_to_checkpoint():

@@ -41,6 +41,13 @@ def test_a_machine_without_gpus_has_one_process_and_the_port_may_be_chosen():
     assert said["--rdzv-endpoint"] == "algo-1:7777"
 
 
+def test_neuron_cores_count_too_and_the_user_may_choose_how_many_processes_there_are():
+    assert arguments(sagemaker("algo-2", SM_NUM_GPUS="0", SM_NUM_NEURONS="32"))["--nproc-per-node"] == "32"
+    for environment in (sagemaker("algo-2"), slurm(SLURM_GPUS_ON_NODE="4")):
+        said = arguments({**environment, "PET_NPROC_PER_NODE": "2"})
+        assert "--nproc-per-node" not in said, "torchrun reads the variable"
+
+
 def test_slurms_nodes_are_in_the_order_of_its_list():
     found = launch.cluster(slurm(SLURM_GPUS_ON_NODE="4", SLURM_RESTART_COUNT="2"))
     assert found == launch.Cluster(("gpu08", "gpu09", "gpu10", "gpu12", "login"), 3, 4, "77-2", 29477)
@@ -68,6 +75,7 @@ def test_node_lists_are_expanded_as_scontrol_does(text, names):
         (sagemaker("algo-13"), "SM_CURRENT_HOST is 'algo-13', which is none of SM_HOSTS"),
         (sagemaker("algo-1", SM_HOSTS="algo-1"), "SM_HOSTS is 'algo-1', no JSON list"),
         (sagemaker("algo-1", SM_NUM_GPUS="many"), "SM_NUM_GPUS is 'many', which is no number"),
+        (slurm(SLURM_NODEID=""), "SLURM_STEP_NODELIST has several nodes and SLURM_NODEID is not set"),
         (slurm(SLURM_NODEID="5"), "SLURM_NODEID is 5, and SLURM_STEP_NODELIST has 5 nodes"),
         (slurm(SLURM_LOCALID="1"), "Slurm started several launchers on a node"),
         (slurm(SLURM_STEP_NODELIST="n[1-"), "Slurm's node list is 'n[1-', which is none"),

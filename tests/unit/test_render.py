@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddpjob.core import names, profiles
+from ddpjob.core.api import SpecError
 from ddpjob.core.render import Settings, pods, service
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -434,3 +435,20 @@ def test_a_users_node_affinity_keeps_the_profiles_instance_type():
     for term in terms:
         assert term["matchExpressions"][0] == zone
         assert term["matchExpressions"][1]["key"] == "node.kubernetes.io/instance-type"
+
+
+def test_a_pod_on_the_nodes_network_still_asks_the_clusters_names():
+    """Without it the node's resolver alone would be asked, which knows no other node of the gang."""
+    overlay = {"podTemplate": {"spec": {"hostNetwork": True}}}
+    assert render(0, **overlay)["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    overlay["podTemplate"]["spec"]["dnsPolicy"] = "Default"
+    assert render(0, **overlay)["spec"]["dnsPolicy"] == "Default"
+    assert "dnsPolicy" not in render(0)["spec"]
+
+
+def test_fields_of_a_shape_that_no_pod_has_get_a_sentence():
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"nodeSelectorTerms": []}]}}
+    with pytest.raises(SpecError, match="No pod can be made of this spec: AttributeError"):
+        render(0, accelerator="trn1.32xlarge", affinity=affinity)
+    with pytest.raises(SpecError, match="No pod can be made of this spec: ParserError"):
+        render(0, nodeSelector={"k" * 2000: "v"})

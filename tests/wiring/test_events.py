@@ -319,6 +319,17 @@ async def test_a_restart_that_could_not_be_written_is_counted_once(fake, operato
     assert 'ddpjob_restarts_total{cause="Failure"} 1.0' in await metrics(options)
 
 
+async def test_an_attempt_that_costs_no_budget_is_counted_too(fake, operator, options):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.change("ddpjobs", "digits", spec=a_job(nodes=3)["spec"])
+    await until(lambda: status(fake)["attempt"] == 1)
+    await settled(fake)
+    said = await metrics(options)
+    assert 'ddpjob_restarts_total{cause="Resized"} 1.0' in said
+    assert 'ddpjob_restarts_total{cause="Disruption"} 0.0' in said
+
+
 async def test_the_operator_ends_with_a_sentence_where_the_crd_is_not_served(fake, options):
     fake.fault("GET", "/apis/ddpjob.dev/v1alpha1", refusal(404, "NotFound"), times=float("inf"))
     with pytest.raises(CannotRun, match="Install the CRD"):
@@ -386,6 +397,48 @@ async def test_a_pod_that_is_going_away_is_waited_for(fake, operator):
         fake.remove("pods", name)
     await is_running(fake)
     assert not old & {pod["metadata"]["uid"] for pod in fake.all("pods")}
+
+
+async def test_a_later_attempt_of_an_earlier_job_is_waited_for_though_its_pods_have_other_names(fake, operator):
+    """Both would write checkpoints into the same folder."""
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fails(fake, "digits-0-1")
+    await until(lambda: status(fake)["attempt"] == 1)
+    fake.remove("pods", "digits-0-0")
+    await is_running(fake, attempt=1)
+    fake.remove("ddpjobs", "digits")
+    fake.remove("services", "digits")
+    fake.remove("pods", "digits-0-1")
+    for name in pods(fake):
+        fake.change("pods", name, metadata={"deletionTimestamp": "2026-11-21T12:00:30Z"})
+    fake.create("ddpjobs", a_job())
+    await until(lambda: status(fake).get("reason") == "NameInUse")
+    assert "of an earlier job of this name has not ended yet" in status(fake)["message"]
+    assert pods(fake) == ["digits-1-0", "digits-1-1"]
+    for name in pods(fake):
+        fake.remove("pods", name)
+    await is_running(fake)
+    assert pods(fake) == ["digits-0-0", "digits-0-1"]
+
+
+async def test_a_spec_of_which_no_pod_can_be_made_fails_the_job(fake, operator):
+    """The CRD leaves the shapes below affinity open."""
+    node = {"requiredDuringSchedulingIgnoredDuringExecution": [{"nodeSelectorTerms": []}]}
+    fake.create("ddpjobs", a_job(accelerator="trn1.32xlarge", affinity={"nodeAffinity": node}))
+    await until(lambda: status(fake).get("phase") == "Failed")
+    assert status(fake)["reason"] == "InvalidPod"
+    assert "No pod can be made of this spec" in status(fake)["message"]
+
+
+async def test_old_pods_that_may_not_be_deleted_keep_no_attempt_waiting(fake, operator):
+    fake.create("ddpjobs", a_job(failurePolicy={"maxRestarts": 9}))
+    fake.fault("DELETE", ".*/pods/digits-0-1", refusal(403, "Forbidden", "a policy"), float("inf"))
+    for attempt in range(3):
+        await is_running(fake, attempt)
+        fails(fake, f"digits-{attempt}-0", f"digits-{attempt}-1")
+    await until(lambda: status(fake)["attempt"] == 3)
+    assert "digits-0-1" in pods(fake)
 
 
 async def test_an_invalid_pod_fails_the_job_with_the_api_servers_sentence(fake, operator):

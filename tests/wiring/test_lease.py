@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from fake_api import refusal, unanswered
@@ -13,6 +14,7 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.lease import DEADLINE, DURATION, Lease, LeaseLost
 from ddpjob.controller.main import CannotRun, operate
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.serve import Probes
 from ddpjob.core import render
 from ddpjob.core.decide import decide
 from ddpjob.core.observe import observe
@@ -240,3 +242,17 @@ async def test_an_operator_that_ends_gives_its_lease_back(fake, options):
 
     await asyncio.to_thread(asyncio.run, a_short_life())
     assert fake.get("leases", "ddpjob-operator", "default")["spec"]["holderIdentity"] == ""
+
+
+async def test_who_cannot_read_the_lease_is_not_ready(fake, api, a_lease, background):
+    """Else `helm upgrade --wait` would succeed, and the operator that works be stopped for it."""
+    lease = a_lease()
+    probes = Probes(SimpleNamespace(synced=False), lease, SimpleNamespace())
+    fake.fault("GET", LEASE, refusal(403, "Forbidden", "no role"), times=2)
+    acquiring = background(lease.acquire())
+    await until(lambda: any(asked.method == "GET" for asked in fake.log))
+    assert probes.ready() == "cannot read the Lease yet"
+    await acquiring
+    assert probes.ready() is None
+    probes.leading = True
+    assert probes.ready() == "has not listed jobs and pods yet"

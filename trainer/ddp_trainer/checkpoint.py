@@ -29,7 +29,7 @@ class Stateful(Protocol):
     """Whatever can be saved: modules, optimizers, schedulers, samplers, scalers."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State as tensors, numbers, strings, and lists and dicts of them."""
+        """State as tensors, Python's numbers (not numpy's), strings, and lists and dicts of them."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
         """Take over a saved state."""
@@ -53,12 +53,18 @@ class Checkpoints:
         self.runtime = runtime
         self.parts, self.identity = dict(parts), dict(identity or {})
         self._saved: tuple[int, Path] | None = None
+        self._checked = False
+
+    @property
+    def newest(self) -> Path | None:
+        """The file that was last written or restored from; None before."""
+        return self._saved and self._saved[1]
 
     def save(self, step: int) -> Path | None:
         """Write the state after `step` and return its file (None on other ranks and without a folder).
 
         Every rank calls it: the random number generators of all of them are collected.
-        Raises UserError on rank 0 when the file cannot be written.
+        Raises UserError on rank 0 when the file cannot be written, or the first one not be read again.
         """
         if self.folder is None:
             return None
@@ -79,11 +85,23 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, state)
+            self._check_readable(path)
             for old in _files(self.folder)[KEPT:]:
                 old.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"cannot write the checkpoint {path}: {error.strerror or error}") from error
         return path
+
+    def _check_readable(self, path: Path) -> None:
+        """Raise UserError where the first file is one that nobody could go on from: now, and not after hours of training."""
+        if not self._checked:
+            self._checked = True
+            if reason := _what_is_wrong(path.read_bytes()):
+                path.unlink()
+                raise UserError(
+                    f"the state of {', '.join(self.parts)} can be written but not read again ({reason}): give state_dict() "
+                    "tensors, Python's own numbers and strings, and lists and dicts of them"
+                )
 
     def restore(self) -> int:
         """Load the newest readable checkpoint into the parts; returns its step, 0 where there is none.
@@ -199,7 +217,10 @@ def _what_is_wrong(data: bytes) -> str | None:
             return f"the checksum of {damaged} is wrong"
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # what zipfile, torch and pickle raise on arbitrary bytes is not documented
-        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":. ")
+        lines = (str(error).strip() or type(error).__name__).splitlines()
+        # torch begins with advice to trust the file; what it did not like comes later.
+        disliked = next((line for line in lines if "WeightsUnpickler error: " in line), lines[0])
+        return disliked.rpartition("WeightsUnpickler error: ")[2].rstrip(":. ")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         return f"it is not of format {FORMAT}"
     return None
@@ -240,7 +261,8 @@ def _on_cpu(state: Any) -> Any:
         return state.cpu().contiguous()
     if isinstance(state, dict):
         copied = copy.copy(state)  # of its own type, with what hangs on it: a module's versions, `_metadata`
-        copied.update({key: _on_cpu(value) for key, value in state.items()})
+        for key, value in state.items():  # one by one: a Counter, such as a scheduler's milestones, adds at an update
+            copied[key] = _on_cpu(value)
         return copied
     if type(state) in (list, tuple):
         return type(state)(_on_cpu(value) for value in state)
@@ -248,7 +270,7 @@ def _on_cpu(state: Any) -> Any:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    for partial in folder.glob(".step-*.partial"):
+    for partial in folder.glob(".*.partial"):
         partial.unlink(missing_ok=True)
 
 

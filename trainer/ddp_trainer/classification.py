@@ -60,13 +60,14 @@ class Scores:
     evaluated: int = 0  # the last epoch that was
     best_epoch: int = 0
     best_accuracy: float = -1.0
+    best_weights: dict[str, Tensor] = field(default_factory=dict)  # of that epoch, with `keep_best`; on the CPU
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers by their names."""
+        """The fields by their names."""
         return dict(vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the numbers."""
+        """Take over the fields."""
         vars(self).update(state)
 
 
@@ -124,6 +125,11 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             f"training was complete at step {step} already; evaluating once more (more --epochs go on from it)"
         )
 
+    model_file = model_dir / options.model_filename if model_dir else None
+    if model_file and scores.best_weights and runtime.is_main and not model_file.exists():
+        # The run began on another machine, and no further epoch may be better.
+        write_model(scores.best_weights, model_file, progress)
+
     vote = StopVote(runtime)
     autocast = torch.autocast(runtime.device.type, torch.bfloat16, enabled=task.bf16)
 
@@ -149,10 +155,11 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
         better = found["accuracy"] > scores.best_accuracy
         if better:
             scores.best_epoch, scores.best_accuracy = epoch, found["accuracy"]
-        if model_dir:
+        if better and task.keep_best:
+            scores.best_weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+        if model_file and (better or not task.keep_best):
             with progress.timed("checkpoint"):
-                if better or not task.keep_best:
-                    write_model(model, model_dir / options.model_filename, progress)
+                write_model(model.state_dict(), model_file, progress)
         result = {"accuracy": found["accuracy"], "loss": found["loss"]}
         best = {"best_accuracy": scores.best_accuracy, "best_epoch": scores.best_epoch}
         return result | (best if task.keep_best else {})
@@ -164,7 +171,8 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             test(epoch)  # a signal came while this epoch was evaluated; the weights are still its
         model.train()
         for shard in sampler:
-            rate = task.learning_rate * task.schedule(sampler.epochs_done / options.epochs)
+            middle = shard.epoch + (shard.start + shard.batch_size / 2) / task.samples
+            rate = task.learning_rate * task.schedule(middle / options.epochs)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             with progress.timed("data"):
@@ -191,12 +199,12 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
     progress.end(step, result or test(sampler.epoch))
 
 
-def write_model(model: nn.Module, path: Path, progress: Progress) -> None:
-    """Write the model's weights alone, whole or not at all, for use elsewhere; on rank 0. Raises UserError."""
+def write_model(weights: Mapping[str, Tensor], path: Path, progress: Progress) -> None:
+    """Write a model's weights alone, whole or not at all, for use elsewhere; on rank 0. Raises UserError."""
     if progress.runtime.is_main:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, model.state_dict())
+            write_atomically(path, weights)
         except OSError as error:
             raise UserError(f"cannot write the model to {path}: {error.strerror or error}") from error
         progress.emit("model", path=str(path))

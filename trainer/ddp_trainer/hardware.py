@@ -100,7 +100,7 @@ class Accelerator(Hardware):
         if (local_rank + 1) * each > there:
             needs = f"no {self.name} device" if each == 1 else f"no {each} {self.name} devices"
             raise UserError(
-                f"LOCAL_RANK {local_rank} has {needs}, this machine has {there}: start fewer processes per node, "
+                f"LOCAL_RANK {local_rank} has {needs}, this process sees {there}: start fewer processes per node, "
                 "or give --device cpu to train on the CPU"
             )
 

@@ -82,18 +82,27 @@ class StopVote:
         signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, self._note)
+        os.register_at_fork(after_in_child=_leave_signals_to_the_parent)
         threading.Thread(target=self._watch, args=(told,), name="stop-watchdog", daemon=True).start()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = self._received or signal.Signals(number)
 
     def _watch(self, told: socket.socket) -> None:
-        number = told.recv(1)[0]
+        while (number := told.recv(1)[0]) not in SIGNALS:
+            """Of any other signal with a handler in Python, such as DataLoader's SIGCHLD."""
         if not self._voted.wait(self._grace):
             name = signal.Signals(number).name
             print(f"ddp-trainer: {name}, and no step ended for {self._grace:g} s after it: leaving", file=sys.stderr)
             sys.stderr.flush()
             os._exit(128 + number)
+
+
+def _leave_signals_to_the_parent() -> None:
+    """A forked child, such as DataLoader's workers, has no vote: SIGTERM ends it, and Ctrl-C is the parent's affair."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def leave(

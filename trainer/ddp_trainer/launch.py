@@ -21,9 +21,10 @@ USAGE = f"""\
 usage: ddp-trainer launch {OPTION} SCRIPT [ARGUMENT ...]
 
 Run SCRIPT (a file, or a module's name) under torchrun, on the cluster that the environment describes: SageMaker
-(SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS, SAGEMAKER_JOB_NAME), Slurm (SLURM_STEP_NODELIST, SLURM_NODEID, SLURM_GPUS_ON_NODE,
-SLURM_JOB_ID), or this machine alone, with one process a GPU (or one, or PET_NPROC_PER_NODE of them). RDZV_PORT is the
-port of the rendezvous. Under torchrun already, as in a DDPJob, SCRIPT is run as it is. All other arguments are SCRIPT's.
+(SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS, SM_NUM_NEURONS, SAGEMAKER_JOB_NAME), Slurm (SLURM_STEP_NODELIST, SLURM_NODEID,
+SLURM_GPUS_ON_NODE, SLURM_JOB_ID), or this machine alone. One process a GPU or NeuronCore, one where there are none, or
+PET_NPROC_PER_NODE of them a node. RDZV_PORT is the port of the rendezvous. Under torchrun already, as in a DDPJob, SCRIPT
+is run as it is. All other arguments are SCRIPT's.
 """
 
 
@@ -33,7 +34,7 @@ class Cluster:
 
     nodes: tuple[str, ...]
     index: int
-    processes: int
+    processes: int | None  # None: what PET_NPROC_PER_NODE says, which torchrun reads itself
     job: str
     port: int = PORT
 
@@ -98,7 +99,7 @@ def _sagemaker(environment: Mapping[str, str]) -> Cluster:
     return Cluster(
         hosts,
         hosts.index(current),
-        max(1, _number(environment, "SM_NUM_GPUS", 0)),  # 0 on machines without GPUs
+        _processes(environment, "SM_NUM_GPUS", "SM_NUM_NEURONS"),
         environment.get("SAGEMAKER_JOB_NAME") or environment.get("TRAINING_JOB_NAME") or "sagemaker",
         _number(environment, "RDZV_PORT", PORT),
     )
@@ -106,6 +107,11 @@ def _sagemaker(environment: Mapping[str, str]) -> Cluster:
 
 def _slurm(environment: Mapping[str, str]) -> Cluster:
     nodes = expand(environment["SLURM_STEP_NODELIST"])  # of the step, as SLURM_NODEID; a job may have more
+    if len(nodes) > 1 and not environment.get("SLURM_NODEID"):
+        raise UserError(
+            "SLURM_STEP_NODELIST has several nodes and SLURM_NODEID is not set, so each would take itself for the first: pass "
+            "Slurm's variables on to where this runs (in a container, too)"
+        )
     index = _number(environment, "SLURM_NODEID", 0)
     if index >= len(nodes):
         raise UserError(f"SLURM_NODEID is {index}, and SLURM_STEP_NODELIST has {len(nodes)} nodes")
@@ -117,10 +123,17 @@ def _slurm(environment: Mapping[str, str]) -> Cluster:
     return Cluster(
         nodes,
         index,
-        max(1, _number(environment, "SLURM_GPUS_ON_NODE", 0)),
+        _processes(environment, "SLURM_GPUS_ON_NODE"),
         f"{job}-{environment.get('SLURM_RESTART_COUNT', '0')}",  # a requeued job keeps its id
         _number(environment, "RDZV_PORT", PORT + job % PORTS),  # jobs may share a node
     )
+
+
+def _processes(environment: Mapping[str, str], *devices: str) -> int | None:
+    """Processes a node: as many as the first of these variables that is above 0 says, else one; None if the user has chosen."""
+    if environment.get("PET_NPROC_PER_NODE"):
+        return None
+    return next((number for name in devices if (number := _number(environment, name, 0))), 1)
 
 
 def expand(nodes: str) -> tuple[str, ...]:
@@ -164,12 +177,13 @@ def torchrun_arguments(found: Cluster | None) -> list[str]:
     """
     if found is None:
         return ["--standalone"]
+    processes = [f"--nproc-per-node={found.processes}"] if found.processes else []
     if len(found.nodes) == 1:
-        return ["--standalone", f"--nproc-per-node={found.processes}"]
+        return ["--standalone", *processes]
     first = found.nodes[0]
     return [
         f"--nnodes={len(found.nodes)}",
-        f"--nproc-per-node={found.processes}",
+        *processes,
         "--max-restarts=0",
         "--rdzv-backend=c10d",
         f"--rdzv-id={found.job}",

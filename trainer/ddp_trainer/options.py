@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 DESCRIPTION = """\
 Train a model alone, on the processes of one machine, or as a DDPJob; the command line is the same:
@@ -29,7 +29,8 @@ DDP_TENSORBOARD_DIR are read from the environment where they are set.
 Flags may be spelt with underscores too: --batch_size is --batch-size.
 """
 
-T = TypeVar("T")
+LARGEST = 2**63 - 1  # that torch takes as a seed on every platform
+BOUND = 1e9  # of numbers that are not whole: as seconds they are 31 years, and the system's clocks can still count them
 
 
 # --- What a flag takes.
@@ -41,6 +42,8 @@ def whole(at_least: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < at_least:
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {at_least}")
+        if int(text) > LARGEST:
+            raise argparse.ArgumentTypeError(f"{text} is too large: {LARGEST:,} is the most")
         return int(text)
 
     return read
@@ -50,7 +53,7 @@ def positive_number(text: str) -> float:
     """Reads a number above 0."""
     number = _number(text)
     if number <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and below {BOUND:,.0f}")
     return number
 
 
@@ -58,7 +61,7 @@ def not_negative_number(text: str) -> float:
     """Reads a number of at least 0."""
     number = _number(text)
     if number < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on and below {BOUND:,.0f}")
     return number
 
 
@@ -67,7 +70,7 @@ def _number(text: str) -> float:
         number = float(text)
     except ValueError:
         return float("-inf")
-    return number if abs(number) < float("inf") else float("-inf")
+    return number if abs(number) < BOUND else float("-inf")
 
 
 _READERS: dict[str, Callable[[str], Any]] = {"N": whole(1), "STEPS": whole(1), "X": positive_number}
@@ -82,14 +85,13 @@ def flag(
     read: Callable[[str], Any] | None = None,
     also: Sequence[str] = (),
     environment: str = "",
-    hidden: bool = False,
 ) -> Any:
     """A field that is a flag of the same name. `default` may be `...`: the flag must be given.
 
     `takes` is the placeholder of its value, none for a switch and for a field of type Literal; `also` are other names
     of the flag; `environment` is a variable that gives the default.
     """
-    metadata = {"meaning": meaning, "takes": takes, "read": read, "also": also, "from": environment, "hidden": hidden}
+    metadata = {"meaning": meaning, "takes": takes, "read": read, "also": also, "from": environment}
     if default is ...:
         return field(metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -157,6 +159,19 @@ class Common:
         """How many processes it spawns where nothing has started several; 1 where it makes sense as a single one."""
         return 1
 
+    @property
+    def in_vain(self) -> "InVain":
+        """Which options do nothing, as others are."""
+        return InVain((), "")
+
+
+@dataclass(frozen=True)
+class InVain:
+    """Names of options that do nothing, and with what."""
+
+    names: Sequence[str]
+    because: str
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
@@ -210,6 +225,11 @@ class SkewedOptions(Common):
     log_every: int = _log_every(5)
 
     @property
+    def in_vain(self) -> InVain:
+        """See Common."""
+        return InVain(("skew", "log_every") if self.uneven else (), "with --uneven")
+
+    @property
     def processes_alone(self) -> int:
         """See Common."""
         return 2
@@ -219,8 +239,8 @@ class SkewedOptions(Common):
 class ModelParallelOptions(Common):
     """One model over two devices, inside DDP: its first half on one, its second on the other, in micro-batches.
 
-    On GPUs a process has two of them, so start half as many processes as there are GPUs. On a CPU two stand-ins take
-    their place, which fail like a GPU where a tensor was not moved.
+    On GPUs a process has two of them, so start half as many processes as there are GPUs (on Trainium by TorchNeuron, half as
+    many as cores). On a CPU two stand-ins take their place, which fail like a GPU where a tensor was not moved.
     """
 
     steps: int = _steps(100)
@@ -385,6 +405,16 @@ class MnistOptions(ThroughputOptions, ClassifierOptions):
         """See Common."""
         return 2 if self.fake else 1
 
+    @property
+    def in_vain(self) -> InVain:
+        """See Common."""
+        if not self.fake:
+            return InVain(("rounds", "steps"), "without --fake")
+        used = {"fake"} | {option.name for option in fields(ThroughputOptions)}
+        return InVain(
+            [option.name for option in fields(self) if option.name not in used], "with --fake, which keeps nothing"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resnet50Options(ThroughputOptions):
@@ -442,7 +472,19 @@ def parse(arguments: Sequence[str] | None = None) -> Command:
     parsed = vars(parser.parse_args(_local_rank_last([_hyphens(word) for word in words])))
     workload = parsed["workload"].replace("-", "_")
     kind = WORKLOADS[workload]
-    return Command(workload, kind(**{option.name: parsed[option.name] for option in fields(kind)}))
+    options = kind(**{option.name: parsed[option.name] for option in fields(kind)})
+    if flags := _given_in_vain(options):
+        workloads.choices[workload].error(f"leave out {', '.join(flags)}: no effect {options.in_vain.because}")
+    return Command(workload, options)
+
+
+def _given_in_vain(options: Common) -> list[str]:
+    """The flags that were given and do nothing. What the environment says of them is not meant for this run alone."""
+    return [
+        _flag(option.name)
+        for option in fields(options)
+        if option.name in options.in_vain.names and getattr(options, option.name) != _default(option)
+    ]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -465,6 +507,16 @@ def _hyphens(word: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
+def _default(option: "Field[Any]") -> Any:
+    """Its value where the flag is not given; MISSING where it has to be."""
+    told = os.environ.get(option.metadata["from"])
+    return option.metadata["read"](told) if told else option.default
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _in_order(kind: type[Common]) -> Iterator[Field[Any]]:
     """A workload's own flags before those that it shares with others."""
     own = set(kind.__annotations__)
@@ -479,7 +531,7 @@ def _truth(text: str) -> bool:
 
 def _add(parser: argparse.ArgumentParser, option: "Field[Any]") -> None:
     about = option.metadata
-    names = [f"--{option.name.replace('_', '-')}", *about["also"]]
+    names = [_flag(option.name), *about["also"]]
     meaning = about["meaning"].replace("%", "%%")
     if option.type is bool:
         # Alone, as people write it, or with a value: SageMaker passes every hyperparameter as a name and a value.
@@ -492,11 +544,10 @@ def _add(parser: argparse.ArgumentParser, option: "Field[Any]") -> None:
         settings["choices"] = choices
     else:
         settings |= {"metavar": about["takes"], "type": about["read"] or _READERS[about["takes"]]}
-    told = os.environ.get(about["from"])
-    if option.default is MISSING and not told:
+    settings["default"] = _default(option)
+    if settings["default"] is MISSING:
         settings["required"] = True
     else:
-        settings["default"] = told or option.default
         if option.default not in (None, MISSING) and "(default" not in meaning:
             meaning += f" (default {option.default})"
     parser.add_argument(*names, help=meaning, **settings)

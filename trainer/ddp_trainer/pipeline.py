@@ -23,23 +23,26 @@ class Devices(Protocol):
         """While this is entered, tensors of different devices do not mix."""
 
 
-class Gpus:
-    """GPUs with consecutive numbers, from `first` on. CUDA itself watches over them."""
+class Accelerators:
+    """Devices with consecutive numbers, from `first` on. PyTorch itself watches over them."""
 
     def __init__(self, first: torch.device) -> None:
-        self._first = first.index
+        self._first = first
 
     def put(self, module: nn.Module, index: int) -> nn.Module:
         """See Devices."""
-        return module.to(torch.device("cuda", self._first + index))
+        return module.to(self._device(index))
 
     def move(self, tensor: Tensor, index: int) -> Tensor:
         """See Devices."""
-        return tensor.to(torch.device("cuda", self._first + index), non_blocking=True)
+        return tensor.to(self._device(index), non_blocking=True)
 
     def watched(self) -> AbstractContextManager[object]:
         """See Devices."""
         return nullcontext()
+
+    def _device(self, index: int) -> torch.device:
+        return torch.device(self._first.type, self._first.index + index)
 
 
 class StandIns(TorchFunctionMode):

@@ -121,11 +121,11 @@ class Progress:
         self._begin_interval()
 
     def save(self, checkpoints: Checkpoints, step: int) -> Path | None:
-        """Save a checkpoint and report it. Every rank calls it."""
-        began = time.perf_counter()
+        """Save a checkpoint, and report it where there was none of this step. Every rank calls it."""
+        began, before = time.perf_counter(), checkpoints.newest
         with self.timed("checkpoint"):
             path = checkpoints.save(step)
-        if path:
+        if path and path != before:
             self.emit("checkpoint", step=step, path=str(path), seconds=round(time.perf_counter() - began, 4))
         return path
 

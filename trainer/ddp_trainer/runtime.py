@@ -6,6 +6,7 @@ and every collective returns its argument.
 
 import hashlib
 import inspect
+import itertools
 import os
 import platform
 import re
@@ -14,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,9 @@ T = TypeVar("T")
 
 _TIMED_OUT = re.compile(r"timed out|timeout caused pair closure", re.IGNORECASE)  # what gloo says
 JOIN_TIMEOUT = timedelta(minutes=30)
+_GROUPS = (
+    itertools.count()
+)  # that this process has joined, one after another; the store keeps what the earlier ones wrote
 ENVIRONMENT = "env://"  # the init method that reads MASTER_ADDR and MASTER_PORT
 
 
@@ -250,10 +254,9 @@ def process_group(
     if launched:
         runtime = _join(launched, hardware, timeout, init_method, devices)
     else:
-        runtime = Runtime(device=hardware.take(0, devices), hardware=hardware, seconds={})
-    assert isinstance(runtime.seconds, dict)
-    runtime.seconds["import"] = import_seconds
-    runtime.seconds["rendezvous"] = time.perf_counter() - started
+        runtime = Runtime(device=hardware.take(0, devices), hardware=hardware)
+    spent = {"import": import_seconds, "rendezvous": time.perf_counter() - started}
+    runtime = replace(runtime, seconds=spent)
     # Every rank draws the same initial weights; what differs between ranks (augmentation) is derived from positions.
     hardware.seed(seed)
     ledger = runtime.ledger
@@ -288,6 +291,11 @@ def launch_variables(environment: Mapping[str, str], init_method: str = ENVIRONM
     Raises UserError when only some of the variables that the init method needs are there or one is no number.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        if init_method != ENVIRONMENT:
+            raise UserError(
+                f"--init-method {init_method} needs RANK and WORLD_SIZE, which nobody has set: set them for each process, or "
+                "leave it out to run alone"
+            )
         return None
     wanted = ["RANK", "WORLD_SIZE", *(["MASTER_ADDR", "MASTER_PORT"] if init_method == ENVIRONMENT else [])]
     missing = [name for name in wanted if not environment.get(name)]
@@ -311,7 +319,8 @@ def _join(
 ) -> Runtime:
     _use_loopback_for_local_peers()
     # On a TPU the init method xla:// gives ranks of its own, in the order of the chips.
-    store, rank, world_size = _meet(init_method, launched["RANK"], launched["WORLD_SIZE"])
+    shared, rank, world_size = _meet(init_method, launched["RANK"], launched["WORLD_SIZE"])
+    store = PrefixStore(f"group {next(_GROUPS)}", shared)
     _wait_for_all(store, world_size, init_method)
     limit = None if timeout is None else timedelta(seconds=timeout)
     dist.init_process_group(
@@ -329,7 +338,6 @@ def _join(
         cpu_group=dist.new_group(backend="gloo", timeout=limit) if hardware.needs_cpu_group else None,
         # A file keeps all that was ever written to it, so what is written again and again has no place there.
         ledger=None if init_method.startswith("file:") else Ledger(PrefixStore("ledger", store), rank, world_size),
-        seconds={},
     )
 
 

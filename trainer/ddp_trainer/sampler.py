@@ -120,11 +120,6 @@ class GlobalBatchSampler:
         whole, rest = divmod(samples, self.batch_size)
         return whole + (rest >= self.at_least or 0 < rest == samples)
 
-    @property
-    def epochs_done(self) -> float:
-        """How far the training is, in epochs: 1.5 in the middle of the second one."""
-        return self.epoch + self.offset / self.samples
-
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it is a position in. It says nothing of ranks: any number of them can go on."""
         return {

@@ -12,8 +12,9 @@ def warm_up_then_cosine(progress: float, warm_up: float = 0.1) -> float:
     """Factor on the peak learning rate at `progress` of the training, from 0 to 1.
 
     Linear from 0 during the first `warm_up` of the training, then half a cosine down to 0 (Goyal et al. 2017;
-    Loshchilov and Hutter 2017). Taken at the end of a step, so that the first one is not wasted at 0. The progress
-    comes from the sampler's position: saved with it, and right also after a resume with another number of ranks.
+    Loshchilov and Hutter 2017). Taken in the middle of a step, so that neither the first nor the last one is wasted at 0.
+    The progress comes from the sampler's position: saved with it, and right also after a resume with another number of
+    ranks.
     """
     if progress < warm_up:
         return progress / warm_up

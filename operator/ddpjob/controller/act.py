@@ -1,4 +1,4 @@
-"""Carries plans out: the only writer. Status first, under the version it was computed from; then deletes, then creates."""
+"""Carries plans out: the only writer. Status first, under the version it was computed from; then deletes, creates, events."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from ddpjob.controller.client import Api, ApiError, Unreachable, core_path, job_
 from ddpjob.controller.lease import Lease, LeaseLost
 from ddpjob.controller.metrics import Metrics
 from ddpjob.core import names, render
-from ddpjob.core.api import Job, Status, time_to_text
+from ddpjob.core.api import Job, SpecError, Status, time_to_text
 from ddpjob.core.decide import Delete, Event, Plan, is_transition
 from ddpjob.core.names import Reason
 from ddpjob.core.observe import Refusal, owner_uid
@@ -35,10 +35,9 @@ FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 
 @dataclass
 class Outcome:
-    """When to look again, in seconds (None: when something changes), and what was refused."""
+    """When to look again, in seconds; None: when something changes."""
 
     wake_after: float | None = None
-    refusal: Refusal | None = None
 
 
 @dataclass
@@ -90,16 +89,26 @@ class Actor:
             return Outcome(wake_after=0.0)
         if plan.create and not changed and not await self.is_current(seen):
             return Outcome(wake_after=0.0)
-        await asyncio.gather(*(self._post_event(seen.job, event) for event in plan.events))
-        if plan.delete:
-            await every(self._delete_pod(seen.job, delete) for delete in plan.delete)
+        try:
+            return await self._change_pods(seen.job, plan, memory)
+        finally:  # last, and best effort: the status has said it already
+            await asyncio.gather(*(self._post_event(seen.job, event) for event in plan.events))
+
+    async def _change_pods(self, job: Job, plan: Plan, memory: Memory) -> Outcome:
+        try:
+            await every(self._delete_pod(job, delete) for delete in plan.delete)
+        except ApiError as error:
+            if not plan.create:
+                raise
+            # With pods to create these are only ended ones, kept for their logs: nothing waits for them.
+            log.warning("%s/%s: pods that have ended stay: %s", job.namespace, job.name, error)
         if not plan.create:
             return Outcome(wake_after=plan.wake_after)
-        written = self.cache.job((seen.job.namespace, seen.job.name))
-        if written is None or written.job.uid != seen.job.uid:
+        written = self.cache.job((job.namespace, job.name))
+        if written is None or written.job.uid != job.uid:
             return Outcome()
         await self._create(written.job, plan.create, memory)
-        return Outcome(wake_after=0.0, refusal=memory.refusal)
+        return Outcome(wake_after=0.0)
 
     # --- status
 
@@ -159,12 +168,16 @@ class Actor:
         """The Service and the pods, all at once; after a refusal one pod alone first, to see whether it still holds."""
         was_refused, memory.refusal = memory.refusal is not None, None
         try:
+            if left := self.cache.left_by_another((job.namespace, job.name), job.uid):
+                # Under another attempt's name than ours, and with the same folder for checkpoints.
+                raise Refused(Reason.NAME_IN_USE, f"pod {left.name} of an earlier job of this name has not ended yet")
             await self._create_one(job, "services", render.service(job))
             pods = render.pods(job, indices, self.settings)
             if was_refused:
                 await self._create_one(job, "pods", next(pods))
             await every(self._create_one(job, "pods", pod) for pod in pods)
-        except Refused as refused:
+        except (Refused, SpecError) as error:
+            refused = error if isinstance(error, Refused) else Refused(Reason.INVALID_POD, str(error), final=True)
             memory.refusals += 1
             delay = min(FIRST_RETRY * 2.0 ** min(memory.refusals - 1, 10), LONGEST_RETRY)
             when = datetime.now(UTC) + timedelta(seconds=delay)
@@ -203,7 +216,7 @@ class Actor:
     # --- events and transport
 
     async def _post_event(self, job: Job, event: Event) -> None:
-        """Best effort: the status has said it already."""
+        """Raises nothing but LeaseLost."""
         words = f"{job.namespace}/{job.name}: {event.reason}: {event.message}"
         log.info(words, extra={"job": f"{job.namespace}/{job.name}", "reason": event.reason})
         now = time_to_text(datetime.now(UTC))

@@ -69,6 +69,7 @@ async def connection(api: Configuration) -> kopf.ConnectionInfo:
         token=token or None,
         certificate_path=api.cert_file,
         private_key_path=api.key_file,
+        proxy_url=api.proxy or None,
         expiration=datetime.now(UTC) + timedelta(minutes=10) if token else None,
     )
 

@@ -33,6 +33,7 @@ class Lease:
         self._transitions = 0
         self._acquired = ""
         self._deadline = float("-inf")
+        self.readable = False  # whether it was read once, or found not to be there yet
 
     @property
     def remaining(self) -> float:
@@ -51,6 +52,7 @@ class Lease:
             started = self._clock()
             try:
                 lease = await self._get()
+                self.readable = True
                 version = lease["metadata"]["resourceVersion"] if lease else ""
                 if version != seen:
                     seen, since = version, started

@@ -113,7 +113,7 @@ async def operate(options: Options) -> None:
     rendering = render.Settings(restricted=options.restricted)
     actor = Actor(api, cache, lease, rendering, identity, time.monotonic, metrics)
     reconciler = Reconciler(api, cache, actor, queue, metrics, options.namespaces)
-    probes = Probes(reconciler, metrics)
+    probes = Probes(reconciler, lease, metrics)
     try:
         runner = await serve(probes, options.http_port)
     except OSError as error:

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache
 from ddpjob.core.api import Status
-from ddpjob.core.names import Cause, Phase
+from ddpjob.core.names import Cause, Phase, Reason
 
 
 class JobsByPhase(Collector):
@@ -41,12 +41,15 @@ class Metrics:
         depth = Gauge("ddpjob_queue_depth", "Jobs that are due for a look", registry=self._registry)
         depth.set_function(lambda: len(queue))
         self.restarts = Counter("ddpjob_restarts", "Whole-gang restarts by cause", ["cause"], registry=self._registry)
+        for cause in Cause:
+            self.restarts.labels(str(cause))  # there from the beginning, as 0
         self.leading = Gauge("ddpjob_leader", "1 while this process holds the Lease", registry=self._registry)
 
     def count_restarts(self, old: Status, new: Status) -> None:
-        """What a status that was just written has more than the one before it."""
-        self.restarts.labels(str(Cause.FAILURE)).inc(max(0, new.restarts - old.restarts))
-        self.restarts.labels(str(Cause.DISRUPTION)).inc(max(0, new.disruptions - old.disruptions))
+        """The attempt that a status has begun which was just written; also those that cost the job's budgets nothing."""
+        if old.attempt is not None and new.attempt != old.attempt:
+            failed = new.last_failure.get("attempt") == old.attempt
+            self.restarts.labels(str(new.last_failure["cause"] if failed else Reason.RESIZED)).inc()
 
     def text(self) -> bytes:
         """The exposition format."""

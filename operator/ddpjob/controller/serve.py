@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from ddpjob.controller.lease import Lease
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.reconcile import RESYNC_SECONDS, Reconciler
 
@@ -17,6 +18,7 @@ class Probes:
     """What the probes answer from: the loop's turns, and whether this process leads or waits."""
 
     reconciler: Reconciler
+    lease: Lease
     metrics: Metrics
     leading: bool = False
 
@@ -28,7 +30,9 @@ class Probes:
         return None
 
     def ready(self) -> str | None:
-        """None, or what is missing: a leader has listed once; a standby is ready to take over."""
+        """None, or what is missing: a leader has listed once; a standby, which can read the Lease, is ready to take over."""
+        if not self.leading and not self.lease.readable:
+            return "cannot read the Lease yet"
         if self.leading and not self.reconciler.synced:
             return "has not listed jobs and pods yet"
         return None

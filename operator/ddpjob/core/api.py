@@ -48,11 +48,14 @@ OBJECT_FIELDS = ("resources", "nodeSelector", "affinity")
 TEXT_FIELDS = ("imagePullPolicy", "serviceAccountName", "priorityClassName")
 """Shapes of pod fields; all the others are lists of objects."""
 
+UNIQUE_BY = {"volumes": "name", "volumeMounts": "mountPath"}
+"""Of two equal items of these Kubernetes would refuse the pod."""
+
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
-LAUNCHER_FLAG = re.compile(
-    r"--(nnodes|nproc[-_]per[-_]node|rdzv[-_].*|local[-_]addr|node[-_]rank|master[-_]addr|master[-_]port|standalone"
-    r"|max[-_]restarts)(=.*)?"
+LAUNCHER_FLAGS = (
+    *("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--local-addr"),
+    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--standalone", "--max-restarts"),
 )
 """What torchrun takes the last of: before the script it would undo what the operator sets."""
 RDZV_NAME, RDZV_VALUE = re.compile(r"[a-z_]+"), re.compile(r"[^,=\s]+")
@@ -214,6 +217,8 @@ def _pod_field(key: str, value: Any) -> Any:
     if key not in OBJECT_FIELDS:
         for item in _objects(value, where):
             _check_item(key, item, where)
+        if key in UNIQUE_BY:
+            _refuse_twins(_objects(value, where), UNIQUE_BY[key], where)
         return list(_objects(value, where))
     for kind in ("limits", "requests") if key == "resources" else ():
         _object(_object(value, where).get(kind), f"{where}.{kind}")
@@ -232,6 +237,12 @@ def _check_item(key: str, item: Dict, where: str) -> None:
         _refuse_our_volume(item, where)
 
 
+def _refuse_twins(items: tuple[Dict, ...], key: str, where: str) -> None:
+    names = [str(item.get(key)) for item in items]
+    if twins := sorted({name for name in names if names.count(name) > 1}):
+        raise SpecError(f"{where} has several items whose {key} is {twins[0]}; leave one.")
+
+
 def _refuse_our_volume(volume: Dict, where: str) -> None:
     if str(volume.get("name")).startswith("ddpjob-"):
         raise SpecError(
@@ -241,7 +252,8 @@ def _refuse_our_volume(volume: Dict, where: str) -> None:
 
 def _args(value: Any) -> tuple[str, ...]:
     args = _texts(value, "spec.args")
-    if LAUNCHER_FLAG.fullmatch(args[0]):
+    begun = args[0].partition("=")[0].replace("_", "-")  # torchrun takes a flag's beginning for it
+    if re.match("--[a-z]", begun) and any(flag.startswith(begun) for flag in LAUNCHER_FLAGS):
         raise SpecError(
             f"spec.args begins with {args[0]}, a flag of torchrun that the operator sets; begin with the script or -m, and "
             "use nodes, nprocPerNode, torchrun.rdzvConf and failurePolicy."

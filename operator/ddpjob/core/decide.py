@@ -189,16 +189,20 @@ def start(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     status, refusal = obs.job.status, obs.refusal
     if refusal and refusal.final:
         return _fail(obs, refusal.reason, refusal.message, now)
-    if refusal:
-        waiting = _counted(obs, phase=Phase.PENDING, reason=refusal.reason, message=refusal.message)
-        wait = (refusal.retry_at - now).total_seconds()
-        return Plan(waiting, wake_after=wait) if wait > 0 else Plan(waiting, create=obs.missing)
     if status.backoff.until and now < status.backoff.until:
         message = (
             f"attempt {obs.attempt} starts at {time_to_text(status.backoff.until)}: {status.backoff.count} died young"
         )
         waiting = _counted(obs, phase=Phase.RESTARTING, reason=Reason.BACK_OFF, message=message)
         return Plan(waiting, wake_after=(status.backoff.until - now).total_seconds())
+    if refusal:
+        waiting = _counted(obs, phase=Phase.PENDING, reason=refusal.reason, message=refusal.message)
+        wait = (refusal.retry_at - now).total_seconds()
+        if wait > 0:
+            return Plan(waiting, wake_after=wait)
+        # A quota on objects counts ended pods too: their logs make room for the attempt.
+        ended = _ended_before(obs) if refusal.reason == Reason.QUOTA else _outlived(obs)
+        return Plan(waiting, create=obs.missing, delete=ended)
     message = f"creating {status.nodes.desired} pods of attempt {obs.attempt}"
     starting = _counted(obs, phase=Phase.STARTING, reason=Reason.CREATING_PODS, message=message)
     return Plan(starting, create=obs.missing, delete=_outlived(obs))
@@ -351,6 +355,7 @@ def _next_attempt(
 ) -> Plan:
     """A new attempt begins: the status says so, the old attempt's unfinished pods go."""
     old = obs.job.status
+    ran = any(c.get("type") == Condition.RUNNING for c in old.conditions)  # or was about to
     status = replace(
         _begun(replace(old, attempt=obs.attempt + 1), obs.job, spec, now),
         phase=Phase.RESTARTING,
@@ -359,7 +364,7 @@ def _next_attempt(
         restarts=old.restarts + (cause is Cause.FAILURE),
         disruptions=old.disruptions + (cause is Cause.DISRUPTION),
         backoff=backoff,
-        conditions=_running(obs, False, reason, message[:1024], now),
+        conditions=_running(obs, False, reason, message[:1024], now) if ran else old.conditions,
     )
     kind = "Normal" if cause is None else "Warning"
     event = Event(
@@ -411,6 +416,11 @@ def _ran_before(status: Status) -> bool:
     """Whether the attempt before this one ran: then the condition Running fell just when this one began."""
     fell = next((c.get("lastTransitionTime") for c in status.conditions if c.get("type") == Condition.RUNNING), None)
     return status.attempt_time is not None and fell == time_to_text(status.attempt_time)
+
+
+def _ended_before(obs: Observation) -> tuple[Delete, ...]:
+    """All ended pods of earlier attempts."""
+    return tuple(Delete(p.name, p.uid) for p in obs.older if not p.deleting)
 
 
 def _outlived(obs: Observation) -> tuple[Delete, ...]:

@@ -36,7 +36,7 @@ RESERVED_PREFIX = "PET_"
 
 
 class Phase(StrEnum):
-    """A summary for people; never read back."""
+    """A summary for people; no decision is taken from it."""
 
     PENDING = "Pending"
     STARTING = "Starting"

@@ -15,7 +15,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from ddpjob.core import names, profiles
-from ddpjob.core.api import Job, Spec
+from ddpjob.core.api import Job, Spec, SpecError
 from ddpjob.core.merge import merge, merge_by, replace_by
 
 Dict = Mapping[str, Any]
@@ -68,14 +68,15 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
     """The pods of nodes `indices` in the job's current attempt, in their order.
 
     The pods of a gang differ in a few words only, so the skeleton is rendered and parsed once and the words filled in:
-    parsing YAML for each of a thousand pods would cost seconds.
+    parsing YAML for each of a thousand pods would cost seconds. Raises SpecError for fields of a shape that no pod has.
     """
     assert job.spec is not None
     assert job.status.attempt is not None
     attempt = job.status.attempt
-    skeleton = yaml.load(_template("pod.yaml.j2").render(_pod_context(job, job.spec, attempt, settings)), Loader=Loader)
-    merged = merge(skeleton, job.spec.pod_template)
-    shape = json.dumps(_hardened(merged) if settings.restricted else merged, ensure_ascii=False)
+    try:
+        shape = _shape(job, job.spec, attempt, settings)
+    except (TypeError, KeyError, AttributeError, yaml.YAMLError) as error:  # of shapes that the CRD leaves open
+        raise SpecError(f"No pod can be made of this spec: {type(error).__name__}: {error}.") from error
     for index in indices:
         words = {
             INDEX: str(index),
@@ -84,6 +85,15 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
             IS_HOST: "true" if index == 0 else "false",
         }
         yield json.loads(MARK.sub(lambda found, words=words: words.get(found[0], found[0]), shape))  # type: ignore[misc]
+
+
+def _shape(job: Job, spec: Spec, attempt: int, settings: Settings) -> str:
+    """All that the pods of a gang have in common, as JSON, with marks for what they have not."""
+    skeleton = yaml.load(_template("pod.yaml.j2").render(_pod_context(job, spec, attempt, settings)), Loader=Loader)
+    pod = merge(skeleton, spec.pod_template)
+    if pod["spec"].get("hostNetwork"):  # else only the node's resolver is asked, which does not know the gang's names
+        pod["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
+    return json.dumps(_hardened(pod) if settings.restricted else pod, ensure_ascii=False)
 
 
 def _hardened(pod: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +163,6 @@ def _pod_context(job: Job, spec: Spec, attempt: int, settings: Settings) -> dict
         "container_fields": {key: fields[key] for key in ("imagePullPolicy", "envFrom") if key in fields},
         "token": bool({**fields, **(spec.pod_template.get("spec") or {})}.get("serviceAccountName")),
         "grace": GRACE_SECONDS,
-        "port": names.RENDEZVOUS_PORT,
         "restricted": settings.restricted,
         "fs_group": RESTRICTED_ID if settings.restricted or spec.checkpoint else None,
         "user_id": RESTRICTED_ID,

@@ -24,8 +24,8 @@ from ddpjob.local.story import Story, number, share
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 BAR_WIDTH = 28
 
-LAUNCHER_REPORT = re.compile(r"[EW]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)")
-"""From here to its end an agent talks about itself: its traceback, its summary."""
+LAUNCHER = re.compile(r"(?P<level>[EW])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)")
+"""A line of the agent's own. From its first error to its end it talks of nothing else: its traceback, its summary."""
 
 STACK_FRAME = re.compile(
     r"\[[WE]\d{4} .*\.cpp:\d+\]|\[W\d+ .*TCPStore|Exception raised from |frame #\d+: |<omitting python frames>"
@@ -81,9 +81,10 @@ class Display:
 
     def line(self, index: int, text: str) -> None:
         """What a node's script says. What torchrun says of a failure is in the job's reason, and whole in the logs."""
-        if LAUNCHER_REPORT.match(text):
+        said = LAUNCHER.match(text)
+        if said and said["level"] == "E":
             self._reporting.add(index)
-        if index in self._reporting or self._ended or STACK_FRAME.match(text):
+        if said or index in self._reporting or self._ended or STACK_FRAME.match(text):
             return
         colour = NODE_COLOURS[index % len(NODE_COLOURS)]
         self._console.print(Text.assemble((f"[n{index}] ", colour), Text(text, style="dim")), soft_wrap=True)

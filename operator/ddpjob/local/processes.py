@@ -190,9 +190,10 @@ class LocalPod:
                 self._tail = (self._tail + chunk)[-TAIL_BYTES:]
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    on_line(line.decode(errors="replace"))
+                    on_line(_as_shown(line))
+                rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]  # a progress bar may never end its line
         if rest:
-            on_line(rest.decode(errors="replace"))
+            on_line(_as_shown(rest))
 
     def _message(self, result: Path, code: int) -> str:
         """The termination message: what was written for it, else, after a failure, the tail of the log."""
@@ -209,6 +210,11 @@ class LocalPod:
     def _set_state(self, state: Mapping[str, Any], phase: str) -> None:
         self.body["status"] = {"phase": phase, "containerStatuses": [{"name": names.TRAINER, "state": state}]}
         self._changed()
+
+
+def _as_shown(line: bytes) -> str:
+    """What a terminal shows of it in the end: a carriage return begins it anew."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
 def _inherited() -> dict[str, str]:

@@ -211,7 +211,7 @@ class LocalRun:
             for pod in self._pods.values():
                 pod.kill()
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             loop.add_signal_handler(number, told, number)
         return stop
 

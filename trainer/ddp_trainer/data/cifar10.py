@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ddp_trainer.errors import UserError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHAPE = (3, 32, 32)
+TRAINING = tuple(f"data_batch_{number}" for number in range(1, 6))
 HELP = (
     "get CIFAR-10 from https://www.cs.toronto.edu/~kriz/cifar.html, unpack the binary or the python archive, "
     "and give the folder with --data"
@@ -36,7 +38,7 @@ def load(folder: Path) -> tuple[Images, Images]:
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: {HELP}")
-    for candidate in folders_below(folder):
+    for candidate in chain.from_iterable(folders_below(folder)):
         for is_there, read in _FORMS:
             if is_there(candidate):
                 train, test = read(candidate)
@@ -67,7 +69,7 @@ def _read_binary(folder: Path) -> tuple[Images, Images]:
         records = np.concatenate(parts)
         return _checked(records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64), folder)
 
-    return read(sorted(folder.glob("data_batch_*.bin"))), read([folder / "test_batch.bin"])
+    return read([folder / f"{name}.bin" for name in TRAINING]), read([folder / "test_batch.bin"])
 
 
 # --- The original python form: pickled dictionaries with `data` of shape (N, 3072) and a list of `labels`.
@@ -90,7 +92,7 @@ def _read_python(folder: Path) -> tuple[Images, Images]:
             ) from error
         return _checked(pixels, labels, folder)
 
-    return read(sorted(p for p in folder.glob("data_batch_*") if not p.suffix)), read([folder / "test_batch"])
+    return read([folder / name for name in TRAINING]), read([folder / "test_batch"])
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -38,12 +38,26 @@ class Images:
         return Images(self.pixels[chosen], self.labels[chosen])
 
 
-def folders_below(folder: Path, depth: int = SEARCH_DEPTH) -> Iterator[Path]:
-    """`folder` and the folders below it, level by level and in the order of their names."""
+def folders_below(folder: Path, depth: int = SEARCH_DEPTH) -> Iterator[list[Path]]:
+    """`folder` and the folders below it: a list for each level, in the order of their names."""
     level = [folder]
     for _ in range(depth + 1):
-        yield from level
+        yield level
         level = [Path(entry.path) for above in level for entry in _scan(above) if entry.is_dir()]
+
+
+def the_one_below(folder: Path, is_it: Callable[[Path], object]) -> Path | None:
+    """The highest of `folder` and those below it that `is_it`; None where there is none.
+
+    Raises UserError where there are several: data sets of one form, and only the user knows which.
+    """
+    for level in folders_below(folder):
+        if found := [candidate for candidate in level if is_it(candidate)]:
+            if len(found) > 1:
+                names = ", ".join(str(candidate) for candidate in found)
+                raise UserError(f"{folder} holds {len(found)} data sets of that form: give one of {names} with --data")
+            return found[0]
+    return None
 
 
 def _scan(folder: Path) -> list[os.DirEntry[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_trainer.data.images import SEARCH_DEPTH, Images, folders_below
+from ddp_trainer.data.images import SEARCH_DEPTH, Images, the_one_below
 from ddp_trainer.errors import UserError
 
 HELP = "get the four files from https://yann.lecun.com/exdb/mnist or a mirror, and give their folder with --data"
@@ -25,24 +25,29 @@ def load(folder: Path) -> tuple[Images, Images, bool]:
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: {HELP}")
-    for candidate in folders_below(folder):
-        test = _part(candidate, "t10k")
-        train = _part(candidate, "train")
-        if train is not None and test is not None:
-            return train, test, False
-        if test is not None:
-            return *_split(test), True
-    raise UserError(
-        f"no t10k-images-idx3-ubyte (.gz) with its labels in {folder} or up to {SEARCH_DEPTH} folders below: {HELP}"
-    )
+    place = the_one_below(folder, lambda candidate: _files(candidate, "t10k"))
+    if place is None:
+        raise UserError(
+            f"no t10k-images-idx3-ubyte (.gz) with its labels in {folder} or up to {SEARCH_DEPTH} folders below: {HELP}"
+        )
+    test = _part(place, "t10k")
+    if not _files(place, "train"):
+        return *_split(test), True
+    return _part(place, "train"), test, False
 
 
-def _part(folder: Path, part: str) -> Images | None:
-    names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
-    found = [next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None) for name in names]
-    paths = [path for path in found if path]
-    if not paths:
-        return None
+def _names(part: str) -> tuple[str, str]:
+    return f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
+
+
+def _files(folder: Path, part: str) -> list[Path]:
+    """Images and labels of that part, as far as they are there, each packed or not."""
+    found = (next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None) for name in _names(part))
+    return [path for path in found if path]
+
+
+def _part(folder: Path, part: str) -> Images:
+    paths, names = _files(folder, part), _names(part)
     if len(paths) != len(names):
         raise UserError(f"{folder} has {' and '.join(path.name for path in paths)}, not {' and '.join(names)}: {HELP}")
     pixels, labels = map(_read, paths)

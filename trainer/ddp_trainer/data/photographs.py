@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_trainer.data.images import SEARCH_DEPTH, Labels, class_folders, folders_below, image_files, open_image
+from ddp_trainer.data.images import SEARCH_DEPTH, Labels, class_folders, image_files, open_image, the_one_below
 from ddp_trainer.errors import UserError
 from ddp_trainer.sampler import Shard
 
@@ -63,12 +63,16 @@ def load(folder: Path) -> tuple[Photographs, Photographs]:
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: {HELP}")
-    for candidate in folders_below(folder):
-        if all((candidate / part).is_dir() and class_folders(candidate / part) for part in PARTS):
-            classes = tuple(path.name for path in class_folders(candidate / "train"))
-            train, val = (_read(candidate / part, classes) for part in PARTS)
-            return train, val
-    raise UserError(f"no train/<class>/ and val/<class>/ in {folder} or up to {SEARCH_DEPTH} folders below: {HELP}")
+    place = the_one_below(folder, _has_both_parts)
+    if place is None:
+        raise UserError(f"no train/<class>/ and val/<class>/ in {folder} or up to {SEARCH_DEPTH} folders below: {HELP}")
+    classes = tuple(path.name for path in class_folders(place / "train"))
+    train, val = (_read(place / part, classes) for part in PARTS)
+    return train, val
+
+
+def _has_both_parts(folder: Path) -> bool:
+    return all((folder / part).is_dir() and class_folders(folder / part) for part in PARTS)
 
 
 def _read(part: Path, classes: tuple[str, ...]) -> Photographs:

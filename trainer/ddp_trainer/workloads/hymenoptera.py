@@ -4,8 +4,11 @@ python -m ddp_trainer hymenoptera --data FOLDER --weights resnet18.pth
 torchrun --standalone --nproc-per-node 2 -m ddp_trainer hymenoptera --data FOLDER --weights https://…/resnet18.pth --frozen
 """
 
-import math
+import hashlib
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +37,7 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
         if options.weights:
             source = options.weights
             runtime.node_by_node(lambda: load_weights(model, source))
+        begun_with = fingerprint(model) if options.weights else "none"
         if options.frozen:
             freeze_all_but_the_last_layer(model)
         model = model.to(runtime.device)
@@ -51,9 +55,7 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
         return normalised(pixels), torch.from_numpy(train_set.labels[shard.indices]).to(runtime.device)
 
     def a_tenth_every_seven_epochs(done: float) -> float:
-        # Of the batch that is being trained on, from 0; rounded first, as 7 / 25 * 25 is a little more than 7.
-        epoch = math.ceil(round(done * options.epochs, 6)) - 1
-        return 0.1 ** (epoch // EPOCHS_PER_RATE)
+        return 0.1 ** (int(done * options.epochs) // EPOCHS_PER_RATE)
 
     task = Task(
         name="hymenoptera",
@@ -73,7 +75,7 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
         identity={
             "frozen": str(options.frozen),
             "image_size": options.image_size,
-            "weights": options.weights or "none",
+            "weights": begun_with,
         },
     )
     train_classifier(task, options, progress)
@@ -86,7 +88,12 @@ def load_weights(model: ResNet, source: str) -> None:
     """
     try:
         if source.startswith(("https://", "http://")):
-            state = torch.hub.load_state_dict_from_url(source, map_location="cpu", weights_only=True)
+            # Under a name of this URL's own: torch goes by the file's name alone, and many are a model.pth.
+            name = f"{hashlib.sha256(source.encode()).hexdigest()[:16]}-{Path(urlsplit(source).path).name}"
+            with redirect_stdout(sys.stderr):  # which gets "Downloading"; stdout is for events
+                state = torch.hub.load_state_dict_from_url(
+                    source, map_location="cpu", weights_only=True, file_name=name
+                )
         else:
             state = torch.load(Path(source), map_location="cpu", weights_only=True)
     except Exception as error:  # what urllib, zipfile and pickle raise is not documented
@@ -105,6 +112,15 @@ def load_weights(model: ResNet, source: str) -> None:
     if lacks or missing.unexpected_keys:
         odd = (lacks + missing.unexpected_keys)[0]
         raise UserError(f"the weights {source} are not a ResNet-18's: {odd} is {'missing' if lacks else 'too much'}")
+
+
+def fingerprint(model: nn.Module) -> str:
+    """What tells the weights below the last layer from others, wherever they are from."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        if not name.startswith("fc."):
+            digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def freeze_all_but_the_last_layer(model: ResNet) -> None:

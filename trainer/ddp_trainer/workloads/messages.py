@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -46,7 +47,7 @@ def train(options: MessagesOptions, runtime: Runtime) -> None:
     progress = Progress(runtime)
     progress.start(workload="messages", epochs=0, steps=0)
     checked = 0
-    for name, has, expected in [*point_to_point(runtime), *collectives(runtime), *subgroup(runtime)]:
+    for name, has, expected in chain(point_to_point(runtime), collectives(runtime), subgroup(runtime)):
         right = all(runtime.gather(torch.equal(has, expected)))
         results = runtime.gather(has.tolist())
         progress.emit("message", name=name, ranks=results, right=right)
@@ -57,6 +58,8 @@ def train(options: MessagesOptions, runtime: Runtime) -> None:
     result: dict[str, float] = {"checked": checked}
     if runtime.world_size == 2:
         result |= speed(options, progress)
+    else:
+        runtime.warn("speed is measured between two processes, and here are more")
     progress.end(0, result)
 
 
@@ -142,8 +145,8 @@ def speed(options: MessagesOptions, progress: Progress) -> dict[str, float]:
     """
     runtime = progress.runtime
     runtime.warn("size        send and recv              all_reduce")
-    size, fastest, smallest = SMALLEST, 0.0, 0.0
-    while size <= options.largest * 2**20:
+    fastest, smallest = 0.0, 0.0
+    for size in sizes(options.largest * 2**20):
         data = torch.rand(size // 4, device=runtime.device)
         message = _median(partial(_ping_pong, data, runtime), options.repeat, runtime) / 2
         reduce = _median(partial(dist.all_reduce, data), options.repeat, runtime)
@@ -160,8 +163,16 @@ def speed(options: MessagesOptions, progress: Progress) -> dict[str, float]:
             f"{_bytes(size):>8}  {message * 1e6:9.0f} us {bandwidth:6.2f} GB/s  {reduce * 1e6:9.0f} us {bus:6.2f} GB/s"
         )
         smallest, fastest = smallest or message, max(fastest, bandwidth)
-        size *= 4
     return {"latency_us": round(smallest * 1e6, 1), "bandwidth_gb_per_second": round(fastest, 3)}
+
+
+def sizes(largest: int) -> Iterator[int]:
+    """Bytes of the messages that are timed: each four times the one before, and the largest."""
+    size = SMALLEST
+    while size < largest:
+        yield size
+        size *= 4
+    yield largest
 
 
 def _ping_pong(data: Tensor, runtime: Runtime) -> None:

@@ -30,11 +30,6 @@ RATE_PER_PROCESS = 0.01
 def train(options: MnistOptions, runtime: Runtime) -> None:
     """Train on real data, or measure on random data. Raises UserError on wrong use, Interrupted after a signal."""
     progress = Progress(runtime, options.log_every)
-    if options.fake and (options.data or options.resume or options.sync_batch_norm):
-        raise UserError(
-            "--fake measures plain steps on random images and keeps nothing: leave out --data, --resume and "
-            "--sync-batch-norm, or --fake"
-        )
     if options.fake:
         compare("mnist", MnistNet, (1, 28, 28), options, progress)
         return

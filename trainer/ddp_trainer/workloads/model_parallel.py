@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddp_trainer.errors import UserError
 from ddp_trainer.models import ToyModel, parameter_count
 from ddp_trainer.options import ModelParallelOptions
-from ddp_trainer.pipeline import Devices, Gpus, Pipeline, StandIns, drawing
+from ddp_trainer.pipeline import Accelerators, Devices, Pipeline, StandIns, drawing
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler
@@ -37,7 +37,7 @@ def train(options: ModelParallelOptions, runtime: Runtime) -> None:
             "give fewer, or a larger --batch-size"
         )
     progress = Progress(runtime, options.log_every)
-    devices: Devices = Gpus(runtime.device) if runtime.device.type == "cuda" else StandIns()
+    devices: Devices = StandIns() if runtime.device.type == "cpu" else Accelerators(runtime.device)
     inputs, targets = regression_data()
 
     with progress.timed("setup"):

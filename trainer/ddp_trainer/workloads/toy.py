@@ -60,6 +60,8 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
             identity={"workload": "toy", "model": options.model},
         )
         step = checkpoints.restore()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate  # of this command line, not of the one that the checkpoint is from
         progress.beat(step)
 
     batches = -(-SAMPLES // global_batch)
