@@ -82,7 +82,7 @@ class StopVote:
         signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, self._note)
-        os.register_at_fork(after_in_child=_leave_signals_to_the_parent)
+        os.register_at_fork(before=_hold, after_in_parent=_let_through, after_in_child=_leave_signals_to_the_parent)
         threading.Thread(target=self._watch, args=(told,), name="stop-watchdog", daemon=True).start()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -103,6 +103,16 @@ def _leave_signals_to_the_parent() -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _let_through()
+
+
+def _hold() -> None:
+    """Until a fork is over: a child that was told to end in its first instants would tell its parent by our descriptor."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def leave(
