@@ -183,6 +183,8 @@ class PodWatch:
                 self._stream = self._open()
                 continue
             event = json.loads(line)
+            if event["type"] == "ERROR":  # of an expired version, for example
+                raise RuntimeError(f"the watch on pods: {event['object'].get('message')}")
             name, phase = event["object"]["metadata"].get("name"), event["object"].get("status", {}).get("phase")
             self._version = event["object"]["metadata"].get("resourceVersion")
             if event["type"] not in ("ADDED", "MODIFIED") or phase not in ("Pending", "Running"):

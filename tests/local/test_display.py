@@ -30,12 +30,20 @@ def test_a_loss_that_diverged_is_shown():
     assert "test loss nan" in shown({"event": "eval", "step": 1, "loss": float("nan")})
 
 
-def test_a_launchers_warning_hides_nothing_and_its_report_of_a_failure_everything():
+@pytest.mark.parametrize(
+    "report",
+    [
+        "E1122 20:00:01.100000 1 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)",
+        "W1122 20:00:01.100000 1 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting down",
+    ],
+    ids=["a failure", "a signal"],
+)
+def test_a_launchers_warning_hides_nothing_and_its_report_of_its_end_everything(report):
     """On macOS torchrun's first line is a warning."""
-    said = "torch/distributed/elastic/multiprocessing/redirects.py:35] NOTE: Redirects are not supported"
+    note = "W1122 20:00:00.100000 1 torch/distributed/elastic/multiprocessing/redirects.py:35] NOTE: Redirects are not"
     console = Console(file=io.StringIO(), width=200)
     with Display(console, Story(began=0.0)) as display:
-        for line in (f"W1122 20:00:00.100000 1 {said}", "one", f"E1122 20:00:01.100000 1 {said}", "Traceback", "two"):
+        for line in (note, "one", report, "Traceback", "two"):
             display.line(0, line)
     assert console.file.getvalue() == "[n0] one\n"
 

@@ -4,6 +4,7 @@ import pytest
 
 from ddp_trainer import main, options
 from ddp_trainer.errors import UserError
+from ddp_trainer.interrupt import StopVote
 from ddp_trainer.runtime import launch_variables
 
 from .launch import TRAINER, alone, torchrun
@@ -84,7 +85,8 @@ def test_a_checkpoint_folder_of_the_environment_is_no_wrong_flag(monkeypatch):
     assert options.parse(["mnist", "--fake", "--rounds", "2"]).options.fake
 
 
-def test_the_largest_numbers_can_be_used():
+def test_the_largest_numbers_can_be_used(monkeypatch):
+    monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # signals are pytest's here
     found = options.parse(["toy", "--seed", str(options.LARGEST), "--timeout", "999999999"])
     assert main.run(found) == 0
 

@@ -260,12 +260,12 @@ def test_the_back_off_counts_also_after_a_refusal():
     assert (plan.create, plan.status.reason) == ((), Reason.BACK_OFF)
 
 
-@pytest.mark.parametrize(("reason", "gone"), [(Reason.QUOTA, (0, 1, 2)), (Reason.FORBIDDEN, (0,))])
-def test_only_a_quota_takes_the_logs_of_the_last_attempts_to_make_room(reason, gone):
-    """Quotas on objects, such as count/pods, count ended pods too."""
+@pytest.mark.parametrize(("counts", "gone"), [("count/pods", (0, 1, 2)), ("pods", (0,)), ("requests.cpu", (0,))])
+def test_only_a_quota_that_counts_ended_pods_takes_the_logs_of_the_last_attempts(counts, gone):
     job = a_job(status=a_status(attempt=3, latched=False, last_failure={"attempt": 1}))
     ended = [a_pod(0, failed(OWN), attempt=attempt) for attempt in range(3)]
-    plan = look(job, *ended, now=at(7), refusal=refused(reason))
+    words = f"exceeded quota: gangs, requested: {counts}=1, used: {counts}=2, limited: {counts}=2"
+    plan = look(job, *ended, now=at(7), refusal=refused(Reason.QUOTA, words))
     assert plan.create == (0, 1)
     assert [delete.name for delete in plan.delete] == [f"digits-{attempt}-0" for attempt in gone]
 

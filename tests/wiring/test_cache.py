@@ -134,3 +134,14 @@ def test_a_pod_that_was_taken_for_gone_can_be_found_again():
     assert content(cache) == {("u", 3)}
     nobodys = {**pod, "metadata": {**pod["metadata"], "uid": "v", "labels": {}}}
     assert not cache.find_pod(nobodys)
+
+
+def test_a_pod_that_lost_its_owner_is_nobodys():
+    """`kubectl delete --cascade=orphan` leaves it; a new job of that name need not wait for it."""
+    cache, pod = Cache(), a_pod("pod", 1, "one")
+    cache.see_pod(pod)
+    assert cache.left_by_another(("ml", "one"), "new") is not None
+    pod["metadata"] |= {"ownerReferences": [], "resourceVersion": "2"}
+    cache.see_pod(pod)
+    assert cache.left_by_another(("ml", "one"), "new") is None
+    assert cache.pods_of("owner-of-one") == []

@@ -126,8 +126,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
         )
 
     model_file = model_dir / options.model_filename if model_dir else None
-    if model_file and scores.best_weights and runtime.is_main and not model_file.exists():
-        # The run began on another machine, and no further epoch may be better.
+    if model_file and scores.best_weights:  # the folder may be another machine's now, and no further epoch better
         write_model(scores.best_weights, model_file, progress)
 
     vote = StopVote(runtime)

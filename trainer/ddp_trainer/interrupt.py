@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from functools import cache
 from types import FrameType
 from typing import NoReturn
 
@@ -82,7 +83,7 @@ class StopVote:
         signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, self._note)
-        os.register_at_fork(before=_hold, after_in_parent=_let_through, after_in_child=_leave_signals_to_the_parent)
+        _keep_children_out()
         threading.Thread(target=self._watch, args=(told,), name="stop-watchdog", daemon=True).start()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -98,6 +99,15 @@ class StopVote:
             os._exit(128 + number)
 
 
+_before_the_fork = threading.local()
+
+
+@cache
+def _keep_children_out() -> None:
+    """Once, as it lasts as long as the process."""
+    os.register_at_fork(before=_hold, after_in_parent=_let_through, after_in_child=_leave_signals_to_the_parent)
+
+
 def _leave_signals_to_the_parent() -> None:
     """A forked child, such as DataLoader's workers, has no vote: SIGTERM ends it, and Ctrl-C is the parent's affair."""
     signal.set_wakeup_fd(-1)
@@ -108,11 +118,11 @@ def _leave_signals_to_the_parent() -> None:
 
 def _hold() -> None:
     """Until a fork is over: a child that was told to end in its first instants would tell its parent by our descriptor."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    _before_the_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 def _let_through() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _before_the_fork.mask)
 
 
 def leave(

@@ -22,9 +22,9 @@ usage: ddp-trainer launch {OPTION} SCRIPT [ARGUMENT ...]
 
 Run SCRIPT (a file, or a module's name) under torchrun, on the cluster that the environment describes: SageMaker
 (SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS, SM_NUM_NEURONS, SAGEMAKER_JOB_NAME), Slurm (SLURM_STEP_NODELIST, SLURM_NODEID,
-SLURM_GPUS_ON_NODE, SLURM_JOB_ID), or this machine alone. One process a GPU or NeuronCore, one where there are none, or
-PET_NPROC_PER_NODE of them a node. RDZV_PORT is the port of the rendezvous. Under torchrun already, as in a DDPJob, SCRIPT
-is run as it is. All other arguments are SCRIPT's.
+SLURM_GPUS_ON_NODE, SLURM_JOB_ID), or this machine alone. One process a GPU (on SageMaker also a NeuronCore), one where there
+are none, or PET_NPROC_PER_NODE of them a node. RDZV_PORT is the port of the rendezvous. Under torchrun already, as in a
+DDPJob, SCRIPT is run as it is. All other arguments are SCRIPT's.
 """
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -92,7 +93,8 @@ class Actor:
         try:
             return await self._change_pods(seen.job, plan, memory)
         finally:  # last, and best effort: the status has said it already
-            await asyncio.gather(*(self._post_event(seen.job, event) for event in plan.events))
+            if not isinstance(sys.exception(), asyncio.CancelledError):
+                await asyncio.gather(*(self._post_event(seen.job, event) for event in plan.events))
 
     async def _change_pods(self, job: Job, plan: Plan, memory: Memory) -> Outcome:
         try:
@@ -177,6 +179,8 @@ class Actor:
                 await self._create_one(job, "pods", next(pods))
             await every(self._create_one(job, "pods", pod) for pod in pods)
         except (Refused, SpecError) as error:
+            if isinstance(error, SpecError):
+                log.exception("%s/%s: no pod can be made", job.namespace, job.name)
             refused = error if isinstance(error, Refused) else Refused(Reason.INVALID_POD, str(error), final=True)
             memory.refusals += 1
             delay = min(FIRST_RETRY * 2.0 ** min(memory.refusals - 1, 10), LONGEST_RETRY)

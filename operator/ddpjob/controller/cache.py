@@ -76,8 +76,10 @@ class Cache:
 
     def see_pod(self, body: Dict) -> bool:
         owner, uid, version = owner_uid(body), body["metadata"]["uid"], version_of(body)
+        if not owner:
+            return self._drop_orphan(uid, version)
         old = self.pods.get(owner, {}).get(uid)
-        if not owner or uid in self.gone or (old and old.version >= version):
+        if uid in self.gone or (old and old.version >= version):
             return False
         pod = read_pod(body)
         if pod is None:
@@ -97,6 +99,11 @@ class Cache:
         if not known:
             self.pods.pop(owner, None)
         return seen is not None
+
+    def _drop_orphan(self, uid: str, version: int) -> bool:
+        """A pod that lost its job (`kubectl delete --cascade=orphan`) is nobody's any more."""
+        owner = next((owner for owner, known in self.pods.items() if uid in known), None)
+        return owner is not None and self.drop_pod(owner, uid, version)
 
     def find_pod(self, body: Dict) -> bool:
         """A pod that was taken for gone, but the API server shows it; whether it is one of ours still."""

@@ -53,11 +53,15 @@ UNIQUE_BY = {"volumes": "name", "volumeMounts": "mountPath"}
 
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
-LAUNCHER_FLAGS = (
-    *("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr", "--master-port", "--local-addr"),
-    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--standalone", "--max-restarts"),
+LAUNCHER_FLAG = re.compile(
+    r"--(nn[odes]*|np[-_cdenopr]*|nod[-_aeknr]*|rd[-_a-z]*|stan[adelno]*|max[-_aerst]*|mas[-_adeoprt]*|local[-_]a[dr]*)(=.*)?",
+    re.DOTALL,
 )
-"""What torchrun takes the last of: before the script it would undo what the operator sets."""
+"""What torchrun takes the last of: before the script it would undo what the operator sets.
+
+--nnodes, --nproc-per-node, --node-rank, --rdzv-…, --standalone, --max-restarts, --master-… and --local-addr, whole or as short as
+torchrun takes them.
+"""
 RDZV_NAME, RDZV_VALUE = re.compile(r"[a-z_]+"), re.compile(r"[^,=\s]+")
 OWNED_POD_FIELDS = ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")
 OWNED_TRAINER_FIELDS = (
@@ -252,8 +256,7 @@ def _refuse_our_volume(volume: Dict, where: str) -> None:
 
 def _args(value: Any) -> tuple[str, ...]:
     args = _texts(value, "spec.args")
-    begun = args[0].partition("=")[0].replace("_", "-")  # torchrun takes a flag's beginning for it
-    if re.match("--[a-z]", begun) and any(flag.startswith(begun) for flag in LAUNCHER_FLAGS):
+    if LAUNCHER_FLAG.fullmatch(args[0]):
         raise SpecError(
             f"spec.args begins with {args[0]}, a flag of torchrun that the operator sets; begin with the script or -m, and "
             "use nodes, nprocPerNode, torchrun.rdzvConf and failurePolicy."

@@ -200,8 +200,8 @@ def start(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
         wait = (refusal.retry_at - now).total_seconds()
         if wait > 0:
             return Plan(waiting, wake_after=wait)
-        # A quota on objects counts ended pods too: their logs make room for the attempt.
-        ended = _ended_before(obs) if refusal.reason == Reason.QUOTA else _outlived(obs)
+        # This quota counts ended pods too: their logs make room for the attempt.
+        ended = _ended_before(obs) if "count/pods" in refusal.message else _outlived(obs)
         return Plan(waiting, create=obs.missing, delete=ended)
     message = f"creating {status.nodes.desired} pods of attempt {obs.attempt}"
     starting = _counted(obs, phase=Phase.STARTING, reason=Reason.CREATING_PODS, message=message)

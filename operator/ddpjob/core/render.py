@@ -155,6 +155,7 @@ def _pod_context(job: Job, spec: Spec, attempt: int, settings: Settings) -> dict
         "command": _command(job, spec, attempt, settings.addresses),
         "env": _env(job, spec, profile, attempt, settings),
         "resources": _resources(spec),
+        "port": names.RENDEZVOUS_PORT,
         "volumes": volumes,
         "mounts": mounts,
         "affinity": _affinity(profile, fields.get("affinity") or {}),

@@ -25,7 +25,7 @@ NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 BAR_WIDTH = 28
 
 LAUNCHER = re.compile(r"(?P<level>[EW])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)")
-"""A line of the agent's own. From its first error to its end it talks of nothing else: its traceback, its summary."""
+"""A line of the agent's own. From its first error, or a signal, to its end it talks of nothing else: its traceback, its summary."""
 
 STACK_FRAME = re.compile(
     r"\[[WE]\d{4} .*\.cpp:\d+\]|\[W\d+ .*TCPStore|Exception raised from |frame #\d+: |<omitting python frames>"
@@ -82,7 +82,7 @@ class Display:
     def line(self, index: int, text: str) -> None:
         """What a node's script says. What torchrun says of a failure is in the job's reason, and whole in the logs."""
         said = LAUNCHER.match(text)
-        if said and said["level"] == "E":
+        if said and (said["level"] == "E" or "death signal" in text):
             self._reporting.add(index)
         if said or index in self._reporting or self._ended or STACK_FRAME.match(text):
             return
