@@ -177,9 +177,8 @@ class PodWatch:
         while len(self.running) < self._pods:
             line = self._stream.readline()
             now = time.monotonic()
-            if (
-                not line
-            ):  # a busy API server ends watches that it cannot serve in time: apiserver_terminated_watchers_total
+            if not line:
+                # A busy API server ends watches that it cannot serve in time: apiserver_terminated_watchers_total.
                 self._stream = self._open()
                 continue
             event = json.loads(line)

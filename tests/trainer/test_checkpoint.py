@@ -2,6 +2,7 @@
 
 import resource
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -75,17 +76,10 @@ def test_a_scheduler_comes_back_as_it_was(tmp_path):
     assert restored.milestones == {2: 1, 3: 1}
 
 
-class Scores:
-    def state_dict(self):
-        return {"best": np.float64(0.5)}
-
-    def load_state_dict(self, state):
-        raise NotImplementedError
-
-
 def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_first_saved(tmp_path):
+    scores = SimpleNamespace(state_dict=lambda: {"best": np.float64(0.5)})
     with pytest.raises(UserError, match=r"the state of scores can be written but not read again .*numpy"):
-        Checkpoints(tmp_path, Runtime(), {"scores": Scores()}).save(1)
+        Checkpoints(tmp_path, Runtime(), {"scores": scores}).save(1)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -107,19 +107,19 @@ def test_sigterm_to_torchrun_leads_to_a_checkpoint_and_no_success(story):
 def test_child_processes_have_their_own_signals():
     """DataLoader listens to SIGCHLD, whose byte is no stop, and a child that is told to end is not the parent's affair."""
     script = """
-import multiprocessing, os, signal, time
+import multiprocessing, os, signal, threading
 from torch.utils.data import DataLoader
 from ddp_trainer.interrupt import StopVote
 from ddp_trainer.runtime import Runtime
 StopVote(Runtime(), grace=0.5)
 assert sum(map(len, DataLoader(list(range(8)), num_workers=1))) == 8
-child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+child = multiprocessing.get_context("fork").Process(target=signal.pause)
 child.start()
 child.terminate()
 child.join()
 print("child", child.exitcode, flush=True)
 os.kill(os.getpid(), signal.SIGINT)
-time.sleep(60)
+threading.Event().wait(60)  # as in a collective whose peers are gone
 """
     run = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60)
     assert run.stdout == "child -15\n"

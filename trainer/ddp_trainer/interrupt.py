@@ -90,8 +90,9 @@ class StopVote:
         self._received = self._received or signal.Signals(number)
 
     def _watch(self, told: socket.socket) -> None:
-        while (number := told.recv(1)[0]) not in SIGNALS:
-            """Of any other signal with a handler in Python, such as DataLoader's SIGCHLD."""
+        number = told.recv(1)[0]
+        while number not in SIGNALS:  # but of another with a handler in Python, such as DataLoader's SIGCHLD
+            number = told.recv(1)[0]
         if not self._voted.wait(self._grace):
             name = signal.Signals(number).name
             print(f"ddp-trainer: {name}, and no step ended for {self._grace:g} s after it: leaving", file=sys.stderr)

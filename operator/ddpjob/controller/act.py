@@ -178,10 +178,10 @@ class Actor:
             if was_refused:
                 await self._create_one(job, "pods", next(pods))
             await every(self._create_one(job, "pods", pod) for pod in pods)
-        except (Refused, SpecError) as error:
-            if isinstance(error, SpecError):
-                log.exception("%s/%s: no pod can be made", job.namespace, job.name)
-            refused = error if isinstance(error, Refused) else Refused(Reason.INVALID_POD, str(error), final=True)
+        except SpecError as error:
+            log.exception("%s/%s: no pod can be made", job.namespace, job.name)
+            memory.refusal = Refusal(Reason.INVALID_POD, str(error), datetime.now(UTC), final=True)
+        except Refused as refused:
             memory.refusals += 1
             delay = min(FIRST_RETRY * 2.0 ** min(memory.refusals - 1, 10), LONGEST_RETRY)
             when = datetime.now(UTC) + timedelta(seconds=delay)

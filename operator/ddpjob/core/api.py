@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddpjob.core import names, profiles
+from ddpjob.core.merge import MERGE_KEYS
 
 Dict = Mapping[str, Any]
 
@@ -48,8 +49,8 @@ OBJECT_FIELDS = ("resources", "nodeSelector", "affinity")
 TEXT_FIELDS = ("imagePullPolicy", "serviceAccountName", "priorityClassName")
 """Shapes of pod fields; all the others are lists of objects."""
 
-UNIQUE_BY = {"volumes": "name", "volumeMounts": "mountPath"}
-"""Of two equal items of these Kubernetes would refuse the pod."""
+UNIQUE = ("volumes", "volumeMounts")
+"""Lists in which Kubernetes would refuse two items of one merge key."""
 
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
@@ -60,7 +61,7 @@ LAUNCHER_FLAG = re.compile(
 """What torchrun takes the last of: before the script it would undo what the operator sets.
 
 --nnodes, --nproc-per-node, --node-rank, --rdzv-…, --standalone, --max-restarts, --master-… and --local-addr, whole or as short as
-torchrun takes them.
+torchrun takes them. (By their letters, which a regular expression of the CRD's can tell: --nnodes-file is none of them.)
 """
 RDZV_NAME, RDZV_VALUE = re.compile(r"[a-z_]+"), re.compile(r"[^,=\s]+")
 OWNED_POD_FIELDS = ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")
@@ -221,8 +222,8 @@ def _pod_field(key: str, value: Any) -> Any:
     if key not in OBJECT_FIELDS:
         for item in _objects(value, where):
             _check_item(key, item, where)
-        if key in UNIQUE_BY:
-            _refuse_twins(_objects(value, where), UNIQUE_BY[key], where)
+        if key in UNIQUE:
+            _refuse_twins(_objects(value, where), MERGE_KEYS[key], where)
         return list(_objects(value, where))
     for kind in ("limits", "requests") if key == "resources" else ():
         _object(_object(value, where).get(kind), f"{where}.{kind}")
