@@ -105,7 +105,9 @@ def net_with_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10)).double()
 
 
-def train_with_batch_norm(runtime: Runtime, steps: int, *, synchronised: bool) -> dict[str, torch.Tensor]:
+def train_with_batch_norm(
+    runtime: Runtime, steps: int, *, synchronised: bool, equal_shares: bool = False
+) -> dict[str, torch.Tensor]:
     """Batches of 12, 12 and 5 of 29 samples, the last too small for four ranks; the model's parameters and buffers afterwards."""
     inputs, labels = samples(29, torch.float64)
     model = net_with_batch_norm()
@@ -113,14 +115,14 @@ def train_with_batch_norm(runtime: Runtime, steps: int, *, synchronised: bool) -
         synchronise(model, runtime)
     ddp = runtime.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    sampler = GlobalBatchSampler(29, 12, runtime.rank, runtime.world_size, at_least=2)
+    sampler = GlobalBatchSampler(29, 12, runtime.rank, runtime.world_size, at_least=2, equal_shares=equal_shares)
     runtime.warm_up(ddp, inputs[:2])
     step = 0
     while step < steps:
         for shard in sampler:
             chosen = torch.from_numpy(shard.indices)
             with batch_norm_at_rest(model, shard):
-                loss = F.cross_entropy(ddp(inputs[chosen]), labels[chosen], reduction="sum")
+                loss = F.cross_entropy(ddp(inputs[chosen]), without_repeats(labels[chosen], shard), reduction="sum")
                 (loss * (runtime.world_size / shard.batch_size)).backward()
             runtime.step(optimizer)
             step += 1
@@ -145,6 +147,24 @@ def plain_loop_over_shards(steps: int, ranks: int) -> dict[str, torch.Tensor]:
             optimizer.zero_grad()
             step += 1
     return dict(model.named_parameters())
+
+
+def plain_loop_over_batches_with_repeats(steps: int, ranks: int) -> dict[str, torch.Tensor]:
+    """What synchronised BatchNorm should be where shares are filled up: one process whose batches hold all ranks' rows."""
+    inputs, labels = samples(29, torch.float64)
+    model = net_with_batch_norm()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    samplers = [GlobalBatchSampler(29, 12, rank, ranks, at_least=2, equal_shares=True) for rank in range(ranks)]
+    step = 0
+    while step < steps:
+        for shards in zip(*samplers, strict=True):
+            chosen = torch.from_numpy(np.concatenate([shard.indices for shard in shards]))
+            real = torch.from_numpy(np.concatenate([shard.real for shard in shards]))
+            F.cross_entropy(model(inputs[chosen])[real], labels[chosen][real]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+    return model.state_dict()
 
 
 def net_for_images() -> nn.Module:
@@ -289,6 +309,7 @@ def main(folder: Path) -> None:
             "unbroken": nn.utils.parameters_to_vector(train(runtime, 29, 8, 7).parameters()).detach(),
             "batch norm": train_with_batch_norm(runtime, 40, synchronised=False),
             "synchronised": train_with_batch_norm(runtime, 40, synchronised=True),
+            "synchronised, filled up": train_with_batch_norm(runtime, 40, synchronised=True, equal_shares=True),
             "page faults": page_faults_of_memory_taken_again(),
             "images": [train_on_images(runtime, arm, 40) for arm in ARMS],
             "few samples": few_samples_for_a_model_with_batch_norm(runtime),
@@ -300,6 +321,7 @@ def main(folder: Path) -> None:
         if runtime.world_size == 1:
             outcome["plain images"] = plain_loop_on_images(40)
             outcome["shards"] = {ranks: plain_loop_over_shards(40, ranks) for ranks in (2, 4)}
+            outcome["repeats"] = {ranks: plain_loop_over_batches_with_repeats(40, ranks) for ranks in (2, 4)}
         for steps in (2, 5, 7):  # in the middle of an epoch, in the next one, at the end
             model = train(runtime, 29, 8, steps, folder / "checkpoints")
         outcome["in three pieces"] = nn.utils.parameters_to_vector(model.parameters()).detach()

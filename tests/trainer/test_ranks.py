@@ -97,6 +97,13 @@ def test_synchronised_batch_norm_trains_like_a_single_process_without_it(outcome
         assert difference(outcome["synchronised"], single["batch norm"]) <= 1e-10  # its running statistics included
 
 
+def test_synchronised_batch_norm_sees_the_repeats_that_fill_up_shares(outcomes, single):
+    reference = single["repeats"][len(outcomes)]
+    for outcome in outcomes:
+        assert difference(outcome["synchronised, filled up"], reference) <= 1e-10
+    assert difference(outcomes[0]["synchronised"], reference) > 1e-4  # which the statistics of the batch itself are not
+
+
 def test_layout_and_fused_optimizer_train_like_a_plain_loop(outcomes, single):
     for arm in [*outcomes[0]["images"], *single["images"]]:
         assert difference(arm, single["plain images"]) <= 1e-5
