@@ -1,14 +1,40 @@
-"""How the tests are spread over the two workers of `make test`: what shares something that is slow to make stays together.
+"""How the tests are spread over the two workers of `make test`, and where real data come from.
 
-The cluster tests mostly wait for a cluster, so they come first, in one worker, and the other does the rest meanwhile.
-Plain `pytest` runs the same in one process, which `-s` and `--pdb` need.
+What shares something that is slow to make stays together. The cluster tests mostly wait for a cluster, so they come first, in
+one worker, and the other does the rest meanwhile. Plain `pytest` runs the same in one process, which `-s` and `--pdb` need.
+
+DDP_TEST_DATA=...    folder with cifar10.tar.zst, hymenoptera.tar.zst and the folder mnist
 """
 
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 TOGETHER = ("tests/cluster/", "tests/apiserver/")  # share a cluster, an API server; elsewhere a file is a group
+
+REAL_DATA = Path(os.environ.get("DDP_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Callable[..., Path]:
+    """Puts a real data set below a folder, all of it or the members of its archive that match patterns."""
+
+    def put(name: str, below: Path, *patterns: str) -> Path:
+        folder, archive = REAL_DATA / name, REAL_DATA / f"{name}.tar.zst"
+        if folder.is_dir():
+            shutil.copytree(folder, below / name, copy_function=shutil.copyfile, dirs_exist_ok=True)
+        elif archive.is_file() and shutil.which("zstd"):
+            subprocess.run(["tar", "--zstd", "-xf", archive, "-C", below, "--wildcards", *patterns], check=True)
+        else:
+            pytest.skip(f"there is neither {folder} nor {archive} (and zstd); DDP_TEST_DATA names the folder with them")
+        return below
+
+    return put
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,7 +2,6 @@
 
 KEEP_CLUSTER=1         take the cluster `ddpjob-test` that is there, and leave it: seconds instead of minutes
 KIND_NODE_IMAGE=...    node image of the cluster; without it the kind release's own
-DDPJOB_CIFAR10=...     archive or folder with CIFAR-10, as examples/kind/get-cifar10 takes it
 CI=true                a missing tool is a failure, not a skip
 """
 
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from .builders import LATE, SEPARATE, digits
-from .harness import ROOT, WORKERS, Cluster, Space, Unavailable, node_image, require_tools, run
+from .harness import WORKERS, Cluster, Space, Unavailable, node_image, require_tools, run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -83,10 +82,13 @@ def space(make_space: Callable[..., Space]) -> Space:
 
 
 @pytest.fixture(scope="session")
-def cifar10(cluster: Cluster) -> None:
-    """CIFAR-10 where the claim `ddpjob-data` of the namespace default shows it."""
-    beside = ROOT.parent / "shared" / "data" / "cifar10.tar.zst"
-    source = os.environ.get("DDPJOB_CIFAR10") or (str(beside) if beside.exists() else "")
-    if not source:
-        unavailable("CIFAR-10 is not here; set DDPJOB_CIFAR10 to an archive or folder of it")
-    run("examples/kind/get-cifar10", source, SHARED=str(cluster.shared))
+def data_claim(cluster: Cluster, real_data: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The data sets where the claim `ddpjob-data` of the namespace default shows them, CIFAR-10 by the quick start's script."""
+    shown = cluster.shared / "data"
+    if (shown / "cifar10").exists():  # in a kept cluster
+        return
+    for name in ("hymenoptera", "mnist"):
+        real_data(name, shown)
+    run("chmod", "-R", "a+rX", shown)
+    here = real_data("cifar10", tmp_path_factory.mktemp("cifar10"))
+    run("examples/kind/get-cifar10", here, SHARED=str(cluster.shared))

@@ -59,24 +59,40 @@ def test_a_rank_slower_than_the_time_out_is_named_in_the_status(space: Space):
     assert "rank 1 on node 1 (a0-n1) is slow or stuck" in status["lastFailure"]["message"]
 
 
-@pytest.mark.usefixtures("cifar10")
-def test_cifar10_example_completes_on_two_nodes(cluster: Cluster):
+@pytest.mark.usefixtures("data_claim")
+def test_the_workloads_with_data_complete_as_jobs(cluster: Cluster):
     """In the namespace of examples/kind/storage.yaml; on part of the data, since it is the path that is tested."""
+    little = {
+        "cifar10": ["--limit-train", "5000", "--limit-test", "1000", "--checkpoint-every", "10"],
+        "mnist": ["--epochs", "1"],
+        "hymenoptera": ["--weights", "/checkpoints/cifar10/model.pth", "--epochs", "1", "--image-size", "32"],
+    }
     space = Space(cluster, "default")
-    manifest = example("cifar10.yaml")
-    manifest["spec"]["args"] += ["--limit-train", "5000", "--limit-test", "1000", "--checkpoint-every", "10"]
-    space.apply(manifest)
-    try:
-        status = space.wait_for_complete("cifar10", 420)
-        pods = space.pods("cifar10")
-        checkpoints = space.progress("cifar10-0-0", "checkpoint")
-    finally:
-        space.kubectl("delete", "ddpjob", "cifar10")
-        poll("the job's pods are gone", lambda: not space.pods("cifar10"), 90, space.explain)
 
-    assert float(status["result"]["accuracy"]) > 0.15, "ten classes: chance is 0.1"
-    assert status["resolved"]["worldSize"] == 2
-    assert len(nodes_of(pods)) == 2
+    def start(name: str) -> None:
+        manifest = example(f"{name}.yaml")
+        manifest["spec"]["args"] += little[name]
+        space.apply(manifest)
+
+    try:
+        start("cifar10")
+        start("mnist")
+        results = {name: space.wait_for_complete(name, 420)["result"] for name in ("cifar10", "mnist")}
+        start("hymenoptera")  # from what cifar10 has learnt
+        results["hymenoptera"] = space.wait_for_complete("hymenoptera", 180)["result"]
+        spread = {name: len(nodes_of(space.pods(name))) for name in little}
+        checkpoints = space.progress("cifar10-0-0", "checkpoint")
+        (fine_tuning,) = space.progress("hymenoptera-0-0", "start")
+    finally:
+        space.kubectl("delete", "ddpjob", *little, "--ignore-not-found")
+        poll("the jobs' pods are gone", lambda: not any(space.pods(name) for name in little), 90, space.explain)
+
+    assert float(results["cifar10"]["accuracy"]) > 0.15, "ten classes: chance is 0.1"
+    assert float(results["mnist"]["accuracy"]) > 0.7, "after one epoch of 8,000 digits"
+    assert "best_accuracy" in results["hymenoptera"]
+    assert (fine_tuning["train_samples"], fine_tuning["test_samples"]) == (244, 153)
+    assert fine_tuning["world_size"] == 2
+    assert spread == {"cifar10": 2, "mnist": 2, "hymenoptera": 2}
     assert checkpoints
 
 

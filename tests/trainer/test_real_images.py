@@ -1,25 +1,10 @@
 """Training on real images: short versions of bench/accuracy.py, each with a bar that a broken training misses."""
 
-import os
-import shutil
-import subprocess
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from .launch import TRAINER, alone, torchrun
-
-REAL_DATA = Path(os.environ.get("DDP_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
-
-
-def unpacked(name: str, folder: Path, *members: str) -> Path:
-    """These members of an archive, in the folder."""
-    archive = REAL_DATA / f"{name}.tar.zst"
-    if not archive.is_file() or not shutil.which("zstd"):
-        pytest.skip(f"{archive} or zstd is not there; DDP_TEST_DATA names the folder with the archive")
-    subprocess.run(["tar", "--zstd", "-xf", archive, "-C", folder, "--wildcards", *members], check=True, timeout=120)
-    return folder
 
 
 def result_of(run):
@@ -27,8 +12,8 @@ def result_of(run):
     return run.of("end")[0]["result"]
 
 
-def test_two_ranks_train_in_bf16_and_torch_has_nothing_to_warn_of(tmp_path):
-    data = unpacked("cifar10", tmp_path, "cifar10/train/*/00[0-3]?.jpg", "cifar10/test/*/000?.jpg")
+def test_two_ranks_train_in_bf16_and_torch_has_nothing_to_warn_of(real_data, tmp_path):
+    data = real_data("cifar10", tmp_path, "cifar10/train/*/00[0-3]?.jpg", "cifar10/test/*/000?.jpg")
     flags = "--recipe fast --epochs 3 --batch-size 16 --learning-rate 0.01 --log-every 4 --precision bf16"
     run = torchrun(*TRAINER, "cifar10", "--data", data, *flags.split())
     assert 0 <= result_of(run)["accuracy"] <= 1
@@ -39,11 +24,9 @@ def test_two_ranks_train_in_bf16_and_torch_has_nothing_to_warn_of(tmp_path):
     assert "UserWarning" not in run.stderr
 
 
-def test_both_arms_of_mnist_are_equally_accurate():
+def test_both_arms_of_mnist_are_equally_accurate(real_data, tmp_path):
     """With two ranks and one bucket they add the same numbers in the same order; at most 0.5 points is what is asked for."""
-    folder = REAL_DATA / "mnist"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there; DDP_TEST_DATA names the folder that has it")
+    folder = real_data("mnist", tmp_path)
     accuracies = [
         result_of(torchrun(*TRAINER, "mnist", "--data", folder, "--epochs", 1, "--arm", arm))["accuracy"]
         for arm in ("ddp", "native")
@@ -52,13 +35,13 @@ def test_both_arms_of_mnist_are_equally_accurate():
     assert min(accuracies) >= 0.75
 
 
-def test_what_a_cifar10_job_has_learnt_helps_with_other_photographs(tmp_path):
+def test_what_a_cifar10_job_has_learnt_helps_with_other_photographs(real_data, tmp_path):
     """From a random start the network has learnt next to nothing from 244 photographs after so few epochs."""
-    data = unpacked("cifar10", tmp_path, "cifar10/train/*/0[0-4]??.jpg", "cifar10/test/*/00??.jpg")
+    data = real_data("cifar10", tmp_path, "cifar10/train/*/0[0-4]??.jpg", "cifar10/test/*/00??.jpg")
     flags = ("--data", data, "--recipe", "fast", "--model-dir", tmp_path)
     assert result_of(torchrun(*TRAINER, "cifar10", *flags, "--batch-size", 16))["accuracy"] >= 0.25  # chance: 0.1
 
-    insects = unpacked("hymenoptera", tmp_path, "hymenoptera_data")
+    insects = real_data("hymenoptera", tmp_path)
     flags = ("--data", insects, "--image-size", 32, "--batch-size", 16, "--learning-rate", 0.01, "--epochs", 4)
     pretrained, random = [], []
     for seed in range(3):
