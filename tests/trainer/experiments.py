@@ -24,7 +24,7 @@ from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate, without_repeats
 from ddp_trainer.interrupt import StopVote
-from ddp_trainer.models import ToyModel, resnet18
+from ddp_trainer.models import DigitsNet, ToyModel, resnet18
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime, process_group
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
@@ -229,6 +229,20 @@ def page_faults_of_memory_taken_again() -> int:
     return min(take() for _ in range(5))
 
 
+def gradients_of_the_digits_net(runtime: Runtime) -> torch.Tensor:
+    """Of the mean over 29 images, with the layout that the workload trains in."""
+    torch.manual_seed(6)
+    layout = runtime.hardware.image_layout(bf16=False)
+    model = DigitsNet().to(memory_format=layout)
+    ddp = runtime.wrap(model)
+    images = torch.from_numpy(np.random.default_rng(8).standard_normal((29, 1, 8, 8), np.float32))
+    (shard,) = GlobalBatchSampler(29, 29, runtime.rank, runtime.world_size)
+    chosen = torch.from_numpy(shard.indices)
+    loss = F.cross_entropy(ddp(images[chosen].to(memory_format=layout)), chosen % 10, reduction="sum")
+    (loss * (runtime.world_size / shard.batch_size)).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
 def counted_by_an_evaluation(runtime: Runtime) -> list[int]:
     """Every index that any rank looked up while 31 samples were evaluated in batches of 4."""
     inputs, labels = samples(31)
@@ -313,6 +327,7 @@ def main(folder: Path) -> None:
             "page faults": page_faults_of_memory_taken_again(),
             "images": [train_on_images(runtime, arm, 40) for arm in ARMS],
             "few samples": few_samples_for_a_model_with_batch_norm(runtime),
+            "digits": gradients_of_the_digits_net(runtime),
             "evaluated": counted_by_an_evaluation(runtime),
             "complaint": complaint_of_one_rank(runtime),
             "equalities": equalities(runtime),

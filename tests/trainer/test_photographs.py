@@ -91,7 +91,7 @@ def test_of_several_data_sets_none_is_chosen_silently(tmp_path):
         (lambda folder: (folder / "val").rename(folder / "test"), "no train/<class>/ and val/<class>/ in"),
         (lambda folder: (folder / "val" / "wasps").mkdir(), "wasps is a class that train/ does not have"),
         (lambda folder: (folder / "val" / "ants" / "0.jpg").write_bytes(b"none"), "cannot be read as an image"),
-        (lambda folder: (folder / "train" / "ants" / "0.jpg").unlink(), "train holds no photographs"),
+        (lambda folder: (folder / "train" / "ants" / "0.jpg").unlink(), "train/ants holds no JPEG and no PNG file"),
     ],
 )
 def test_wrong_photographs_get_a_sentence(tmp_path, damage, sentence):
@@ -148,9 +148,16 @@ def test_files_of_one_name_from_two_places_are_told_apart_and_stdout_is_left_alo
     assert capsys.readouterr().out == ""
 
 
+def damaged_weights(path):
+    torch.save(resnet18(10).state_dict(), path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255  # within a tensor
+    path.write_bytes(data)
+
+
 def test_a_url_without_weights_gets_a_sentence(served):
     _, url = served
-    with pytest.raises(UserError, match=f"the weights {url}/none.pth cannot be read .*404"):
+    with pytest.raises(UserError, match=f"the weights {url}/none.pth cannot be read: .*404"):
         load_weights(resnet18(2), f"{url}/none.pth")
 
 
@@ -160,17 +167,30 @@ def test_a_url_without_weights_gets_a_sentence(served):
         (lambda path: None, "cannot be read"),
         (lambda path: path.write_bytes(b"no weights"), "cannot be read"),
         (lambda path: torch.save([1, 2], path), "holds a list, no state dict"),
+        (lambda path: torch.save({"module.conv1.weight": torch.ones(1)}, path), "save ddp.module.state_dict"),
+        (lambda path: torch.save({"state_dict": resnet18(10).state_dict(), "epoch": 3}, path), "save that alone"),
         (
-            lambda path: torch.save({"module.conv1.weight": torch.ones(1)}, path),
-            "are not a ResNet-18's: conv1.weight is mi",
+            lambda path: torch.save({"conv1.bias": torch.ones(1)}, path),
+            "are not a ResNet-18's: conv1.weight is missing",
         ),
+        (damaged_weights, "are damaged .the checksum of .* is wrong.: remove the file and get it again"),
         (
             lambda path: torch.save(resnet18(10, "3x3").state_dict(), path),
             "do not fit a ResNet-18 with torchvision's stem",
         ),
         (lambda path: torch.save(resnet50(10).state_dict(), path), "do not fit a ResNet-18"),
     ],
-    ids=["no file", "no weights", "a list", "DDP's own keys", "another stem", "another network"],
+    ids=[
+        "no file",
+        "no weights",
+        "a list",
+        "DDP's own keys",
+        "a checkpoint",
+        "other keys",
+        "damaged",
+        "another stem",
+        "another network",
+    ],
 )
 def test_weights_that_do_not_fit_get_a_sentence(tmp_path, write, sentence):
     path = tmp_path / "weights.pth"

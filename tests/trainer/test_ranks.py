@@ -47,6 +47,12 @@ def test_a_hundred_steps_train_like_a_single_process_at_equal_global_batch(outco
     assert difference({"all": outcomes[0][last_batch]}, {"all": single[last_batch]}) <= 1e-5
 
 
+def test_a_step_of_the_digits_net_is_that_of_a_single_process(outcomes, single):
+    """A step, not a hundred: rounding may decide a ReLU or a pooled maximum another way, and training multiplies that."""
+    for outcome in outcomes:
+        assert difference({"all": outcome["digits"]}, {"all": single["digits"]}) <= 1e-6
+
+
 def test_one_altered_number_or_another_order_is_no_equality(outcomes):
     for outcome in outcomes:
         assert outcome["equalities"] == [True, False, False]

@@ -174,6 +174,24 @@ def test_the_toy_learns_alone_and_its_loss_falls():
     assert run.of("start")[0]["backend"] == "none"
 
 
+def test_a_run_that_diverges_says_so_and_its_lines_stay_json(tmp_path):
+    """JSON has no NaN, although Python writes and reads it."""
+    run = alone(*TRAINER, "toy", "--learning-rate", "1e6", "--steps", 100, DDP_RESULT_FILE=tmp_path / "result.json")
+    assert run.finish() == 0, run.stderr
+    assert [entry["loss"] for entry in run.of("train")][-1] is None
+    assert run.stderr.count("the training diverges, a lower learning rate may help") == 1
+    assert json.loads((tmp_path / "result.json").read_text())["loss"] is None
+
+
+def test_a_few_images_left_over_in_an_epoch_ruin_no_model(tiny_cifar10):
+    """50 images in batches of 24: a step on the last two alone left a loss of 4e10."""
+    flags = "--limit-train 50 --batch-size 24 --epochs 1 --learning-rate 0.001 --log-every 1"
+    run = alone(*TRAINER, "cifar10", "--data", tiny_cifar10, *flags.split())
+    assert run.finish() == 0, run.stderr
+    assert [entry["step"] for entry in run.of("train")] == [1, 2]
+    assert run.of("eval")[0]["loss"] < 5
+
+
 def test_the_script_in_the_readme_runs_alone_and_on_two_ranks_and_resumes(tmp_path):
     readme = (Path(__file__).parents[2] / "trainer" / "README.md").read_text()
     script = tmp_path / "script.py"

@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import torch
 
@@ -206,15 +206,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _what_is_wrong(data: bytes) -> str | None:
-    """Why these bytes are no checkpoint of ours, in a few words, or None.
-
-    torch's files are zip archives with a CRC for every tensor. torch itself does not compare it when it loads.
-    """
+    """Why these bytes are no checkpoint of ours, in a few words, or None."""
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            return f"the checksum of {damaged} is wrong"
+        if damage := damage_of(io.BytesIO(data)):
+            return damage
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # what zipfile, torch and pickle raise on arbitrary bytes is not documented
         lines = (str(error).strip() or type(error).__name__).splitlines()
@@ -224,6 +219,17 @@ def _what_is_wrong(data: bytes) -> str | None:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         return f"it is not of format {FORMAT}"
     return None
+
+
+def damage_of(file: Path | IO[bytes]) -> str | None:
+    """What shows that a file of torch.save has been damaged since, in a few words, or None.
+
+    Such a file is a zip archive with a CRC for every tensor. torch itself does not compare it when it loads. Raises
+    zipfile.BadZipFile where the archive cannot be opened.
+    """
+    with zipfile.ZipFile(file) as archive:
+        damaged = archive.testzip()
+    return damaged and f"the checksum of {damaged} is wrong"
 
 
 def write_atomically(path: Path, state: Mapping[str, Any]) -> None:

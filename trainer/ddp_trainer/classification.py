@@ -26,6 +26,8 @@ from ddp_trainer.progress import Progress
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
 from ddp_trainer.schedule import warm_up_then_cosine
 
+STEADY_SHARE = 8  # images whose statistics BatchNorm can go by
+
 
 @dataclass(frozen=True)
 class Task:
@@ -71,6 +73,15 @@ class Scores:
         vars(self).update(state)
 
 
+def smallest_share(model: nn.Module, batch_size: int, samples: int) -> int:
+    """How many images a rank gets at least of a batch, or none; `batch_size` is that of a rank.
+
+    BatchNorm divides by the deviation of a channel's values. Where the network has shrunk an image to one pixel, two images
+    are two values, whose deviation may be next to nothing: gradients become 1e4 times as large, and one step ruins the model.
+    """
+    return max(2, min(STEADY_SHARE, batch_size, samples)) if has_batch_norm(model) else 1
+
+
 def train_classifier(task: Task, options: ClassifierOptions, progress: Progress) -> None:
     """Train, evaluate after every epoch, report. Raises UserError on wrong use, Interrupted after a signal."""
     runtime, model, optimizer = progress.runtime, task.model, task.optimizer
@@ -92,7 +103,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             runtime.rank,
             runtime.world_size,
             seed=options.seed,
-            at_least=2 if has_batch_norm(model) else 1,
+            at_least=smallest_share(model, options.batch_size, task.samples),
             equal_shares=runtime.hardware.wants_equal_shapes,
         )
         runtime.warm_up(arm.module, torch.zeros(2, *task.image_shape, device=runtime.device))

@@ -203,5 +203,5 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether it normalises by the statistics of the batch, which one sample does not have."""
+    """Whether it normalises by the statistics of the batch, which a few samples hardly have."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

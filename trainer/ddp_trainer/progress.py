@@ -5,6 +5,7 @@ meant for people goes to stderr.
 """
 
 import json
+import math
 import os
 import platform
 import resource
@@ -33,6 +34,19 @@ def peak_memory_mib() -> float:
     return round(peak / (2**20 if platform.system() == "Darwin" else 2**10), 1)  # Darwin counts bytes, Linux KiB
 
 
+def as_json(value: Any) -> str:
+    """One line of JSON. It has neither NaN nor infinity, for which stands null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: finite(found) for name, found in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(found) for found in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value))
+
+
 class Progress:
     """The reporter of one run.
 
@@ -47,7 +61,7 @@ class Progress:
         self._board_folder = environment.get("DDP_TENSORBOARD_DIR") if runtime.is_main else None
         self._board: EventFile | None = None
         self._last_beat = float("-inf")
-        self._told_of_heartbeat = False
+        self._told_of_heartbeat = self._told_of_divergence = False
         self._total_steps = self._epochs = 0
         self._loss_sum = torch.zeros((), dtype=runtime.hardware.sums, device=runtime.device)
         self._samples = 0
@@ -68,7 +82,7 @@ class Progress:
     def emit(self, event: str, **fields: Any) -> None:
         """Print one event (global rank 0 only); what `train` and `eval` measured goes to TensorBoard too."""
         if self.runtime.is_main:
-            print(json.dumps({"event": event, "time": round(time.time(), 3), **fields}), flush=True)
+            print(as_json({"event": event, "time": round(time.time(), 3), **fields}), flush=True)
         if self._board and event in ("train", "eval"):
             try:
                 measured = {name: value for name, value in fields.items() if isinstance(value, float)}
@@ -108,6 +122,11 @@ class Progress:
             return
         loss = float(self.runtime.sum(self._loss_sum)) / self._samples
         elapsed = time.perf_counter() - self._interval_began
+        if not math.isfinite(loss) and not self._told_of_divergence:
+            self._told_of_divergence = True
+            self.runtime.warn(
+                f"the loss is {loss} at step {step}: the training diverges, a lower learning rate may help"
+            )
         self.emit(
             "train",
             epoch=epoch + 1,
@@ -158,7 +177,7 @@ class Progress:
         self.emit("end", step=step, result=dict(result), seconds=seconds, peak_memory_mib=peak_memory_mib())
         if self._result_file is not None:
             try:
-                Path(self._result_file).write_text(json.dumps(result))
+                Path(self._result_file).write_text(as_json(result))
             except OSError as error:
                 raise UserError(
                     f"the training is done, but its result cannot be written to DDP_RESULT_FILE={self._result_file}: "

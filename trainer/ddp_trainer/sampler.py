@@ -51,7 +51,7 @@ class GlobalBatchSampler:
     checkpoint written after its step is exact.
 
     `at_least`: a rank's share has so many samples or none, and a smaller rest of the epoch joins the batch before it.
-    A model with BatchNorm needs 2, as one value has no variance.
+    A model with BatchNorm needs 2, as one value has no variance, and is better off with more.
 
     `equal_shares`: all shares of a batch are as long as the longest of a full batch, for compilers that want equal shapes. What
     is missing is filled up with repeats, which whoever trains leaves out of the loss by `Shard.real`. (With `at_least` the

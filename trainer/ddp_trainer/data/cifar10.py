@@ -41,10 +41,7 @@ def load(folder: Path) -> tuple[Images, Images]:
     for candidate in chain.from_iterable(folders_below(folder)):
         for is_there, read in _FORMS:
             if is_there(candidate):
-                train, test = read(candidate)
-                if not len(train) or not len(test):
-                    raise UserError(f"{candidate} holds no training or no test images: {HELP}")
-                return train, test
+                return read(candidate)
     raise UserError(
         f"no CIFAR-10 in {folder} or up to {SEARCH_DEPTH} folders below (looked for train/<class>/*.jpg or .png and "
         f"test/<class>/, data_batch_1.bin, data_batch_1): {HELP}"

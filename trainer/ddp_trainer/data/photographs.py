@@ -87,8 +87,6 @@ def _read(part: Path, classes: tuple[str, ...]) -> Photographs:
                 image = image.resize((round(image.width * scale), round(image.height * scale)))
             pixels.append(torch.from_numpy(np.array(image).transpose(2, 0, 1).copy()))
             labels.append(classes.index(class_folder.name))
-    if not pixels:
-        raise UserError(f"{part} holds no photographs: {HELP}")
     return Photographs(pixels, np.asarray(labels, np.int64), classes)
 
 

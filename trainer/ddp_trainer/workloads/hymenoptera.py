@@ -6,13 +6,14 @@ torchrun --standalone --nproc-per-node 2 -m ddp_trainer hymenoptera --data FOLDE
 
 import hashlib
 import sys
-from contextlib import redirect_stdout
+import zipfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
 
+from ddp_trainer.checkpoint import damage_of
 from ddp_trainer.classification import Task, train_classifier
 from ddp_trainer.data import photographs
 from ddp_trainer.errors import UserError
@@ -87,21 +88,23 @@ def load_weights(model: ResNet, source: str) -> None:
     The last layer tells the classes of the data that the weights were trained on; that of `model` is a new one.
     """
     try:
-        if source.startswith(("https://", "http://")):
-            # Under a name of this URL's own: torch goes by the file's name alone, and many are a model.pth.
-            name = f"{hashlib.sha256(source.encode()).hexdigest()[:16]}-{Path(urlsplit(source).path).name}"
-            with redirect_stdout(sys.stderr):  # which gets "Downloading"; stdout is for events
-                state = torch.hub.load_state_dict_from_url(
-                    source, map_location="cpu", weights_only=True, file_name=name
-                )
-        else:
-            state = torch.load(Path(source), map_location="cpu", weights_only=True)
-    except Exception as error:  # what urllib, zipfile and pickle raise is not documented
+        file = downloaded(source) if source.startswith(("https://", "http://")) else Path(source)
+        damage = damage_of(file) if zipfile.is_zipfile(file) else None  # before PyTorch 1.6 it was no archive
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"the weights {source} cannot be read: {error}") from error
+    except Exception as error:  # what zipfile and pickle raise is not documented
         raise UserError(
             f"the weights {source} cannot be read ({error}): give a state dict saved by torch.save"
         ) from error
+    if damage:
+        raise UserError(f"the weights in {file} are damaged ({damage}): remove the file and get it again")
     if not isinstance(state, dict):
         raise UserError(f"{source} holds a {type(state).__name__}, no state dict: save model.state_dict()")
+    if isinstance(state.get("state_dict"), dict):
+        raise UserError(f"{source} holds more than weights, which are its 'state_dict': save that alone")
+    if any(str(name).startswith("module.") for name in state):
+        raise UserError(f"{source} was saved from the DDP wrapper: save ddp.module.state_dict()")
     kept = {str(name): tensor for name, tensor in state.items() if not str(name).startswith("fc.")}
     try:
         missing = model.load_state_dict(kept, strict=False)
@@ -112,6 +115,18 @@ def load_weights(model: ResNet, source: str) -> None:
     if lacks or missing.unexpected_keys:
         odd = (lacks + missing.unexpected_keys)[0]
         raise UserError(f"the weights {source} are not a ResNet-18's: {odd} is {'missing' if lacks else 'too much'}")
+
+
+def downloaded(url: str) -> Path:
+    """The file at `url`, among those that torch has downloaded. Raises OSError."""
+    # Under a name of this URL's own: torch goes by the file's name alone, and many are a model.pth.
+    name = f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{Path(urlsplit(url).path).name}"
+    file = Path(torch.hub.get_dir()) / "checkpoints" / name
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        print(f"ddp-trainer: downloading {url} to {file}", file=sys.stderr, flush=True)
+        torch.hub.download_url_to_file(url, str(file))  # which appears when it is complete
+    return file
 
 
 def fingerprint(model: nn.Module) -> str:
