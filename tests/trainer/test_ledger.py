@@ -1,15 +1,19 @@
 """Who is slow: told from what every rank has noted outside the process group."""
 
 import re
+import threading
 import time
+from dataclasses import replace
 
+import psutil
 import pytest
 import torch.distributed as dist
 
+from ddp_trainer import ledger as ledger_module
 from ddp_trainer import runtime
-from ddp_trainer.ledger import Entry, Ledger, slowest
+from ddp_trainer.ledger import Entry, Ledger, frozen, slowest
 
-from .launch import TRAINER, torchrun
+from .launch import DEADLINE, TRAINER, torchrun
 
 
 def entries(*positions: tuple[int, bool, float]) -> dict[int, Entry]:
@@ -80,6 +84,58 @@ def test_ranks_that_are_as_far_behind_are_listed(others):
     assert said.startswith("rank 1 on node 1 (worker-1) is slow or stuck")
     listed = {1: "As far behind: rank 2. ", 20: "As far behind: rank 2, 3, 4, 5, 6, 7, 8, 9 and 12 more. "}
     assert listed[others] in said
+
+
+@pytest.mark.parametrize(
+    ("beats", "said"),
+    [
+        (
+            [1, 0, 2],
+            r"rank 1 on node 1 \(worker-1\) is frozen or cut off: .* nothing for 3 s, while .* in step 7\. Look",
+        ),
+        ([0, 1, 0], r"rank 0 on node 0 \(worker-0\) is frozen .* Likewise: rank 2\. Look"),
+        ([1, 1, 1], None),  # slow in its backward pass, where nothing tells it from those that wait
+        ([0, 0, 0], None),
+    ],
+)
+def test_of_ranks_equally_far_those_whose_process_stands_still_are_named(beats, said):
+    before = entries(*[(7, True, 90.0)] * 3)
+    after = {
+        rank: replace(entry, beats=entry.beats + more)
+        for (rank, entry), more in zip(before.items(), beats, strict=True)
+    }
+    found = frozen(before, after, 3.0)
+    assert re.match(said, found) if said else found is None
+
+
+def test_a_store_that_does_not_answer_is_no_reason_to_wait_for_ever(monkeypatch):
+    """As that of a host which is frozen: the read's own time-out does not end it."""
+    monkeypatch.setattr(ledger_module, "ANSWER_TIMEOUT", 0.1)
+    monkeypatch.setattr(ledger_module, "SILENCE", 0.1)
+    thawed = threading.Event()
+
+    class Frozen(dist.HashStore):
+        def wait(self, *_):
+            thawed.wait()
+
+    asked = Ledger(Frozen(), 0, 2)
+    assert "the rendezvous store does not answer" in asked.who_is_slow(1.0)
+    thawed.set()
+    asked.close()
+
+
+def test_a_rank_that_freezes_in_its_backward_pass_is_named():
+    """Where its peers, which wait for it there, are no further."""
+    run = torchrun(*TRAINER, "toy", "--model", "wide", "--steps", 100000, "--timeout", 5, "--log-every", 1)
+    run.wait_for("train")
+    workers = {process.environ().get("RANK"): process for process in psutil.Process(run.process.pid).children()}
+    workers["1"].suspend()
+    workers["0"].wait(DEADLINE)
+    workers["1"].kill()  # torchrun's SIGTERM does not reach it, and its SIGKILL comes after half a minute
+    assert run.finish() == 1
+    assert re.search(r"SlowRankError: rank 1 on node 0 \(\S+\) is (frozen or cut off|slow or stuck)", run.stderr), (
+        run.stderr
+    )
 
 
 def test_below_the_skew_a_time_out_names_the_slow_rank():

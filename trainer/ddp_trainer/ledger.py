@@ -1,9 +1,9 @@
 """Which rank is where: kept outside the process group, so that it can still be read when the group is stuck.
 
 When a rank is slow, its peers wait in an all-reduce and in the end raise a time-out that names nobody; the slow one
-itself raises nothing until its peers are gone. So every rank writes into the rendezvous store how far it has got, and a
-rank that timed out reads there for whom it has waited. Under torchrun the store lives in the agent of node 0, which
-outlives the workers.
+itself raises nothing until its peers are gone. So every rank writes into the rendezvous store how far it has got, and
+every second that it lives, and a rank that timed out reads there for whom it has waited. Under torchrun the store lives
+in the agent of node 0, which outlives the workers.
 """
 
 import json
@@ -12,14 +12,17 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
 
 WRITES_PER_SECOND = 1000  # of all ranks together: one store serves them all
 SHORTEST_PAUSE = 0.2  # seconds between two writes of one rank
+BEAT = 1.0  # seconds after which a rank writes even where it has got no further
+SILENCE = 3.0  # seconds without a beat after which a rank counts as frozen; more where the pauses are longer
 READ_TIMEOUT = timedelta(seconds=5)
+ANSWER_TIMEOUT = 15.0  # seconds; a store whose host is frozen keeps even a read that has a time-out of its own waiting
 NAMED = 8  # ranks that are listed beside the slowest, where they are as far behind
 
 
@@ -29,12 +32,16 @@ class SlowRankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a rank last was: since `time` (unix seconds, its own clock) in the forward or the backward pass of `step`."""
+    """Where a rank last was: since `time` (unix seconds, its own clock) in the forward or the backward pass of `step`.
+
+    `beats` is how often its process has written; where it no longer grows, the process stands still.
+    """
 
     step: int
     backward: bool
     time: float
     node: str
+    beats: int = 0
 
     @property
     def position(self) -> tuple[int, bool]:
@@ -50,6 +57,7 @@ class Ledger:
         self._step = 0
         self._entry = Entry(0, True, time.time(), _node())
         self._pause = max(SHORTEST_PAUSE, world_size / WRITES_PER_SECOND)
+        self._silence = max(SILENCE, 3 * self._pause)
         self._closed = threading.Event()
         self._writer = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._writer.start()
@@ -77,11 +85,13 @@ class Ledger:
 
     def _write(self) -> None:
         written: Entry | None = None
+        beats, last = 0, 0.0
         while True:
-            entry = self._entry
-            if entry is not written:
+            entry, now = self._entry, time.monotonic()
+            if entry is not written or now - last >= BEAT:
+                beats, last = beats + 1, now
                 try:
-                    self._store.set(str(self._rank), json.dumps(asdict(entry)))
+                    self._store.set(str(self._rank), json.dumps(asdict(replace(entry, beats=beats))))
                 except RuntimeError:  # the store's host is gone, and with it whoever could read this
                     return
                 written = entry
@@ -89,16 +99,27 @@ class Ledger:
                 return
 
     def who_is_slow(self, timeout: float | None) -> str | None:
-        """A sentence on the rank that the others wait for; None where all are equally far or the store is gone."""
+        """A sentence on the rank that the others wait for; None where nothing tells one from the others or the store is gone."""
+        said: list[str | None] = []
+        asking = threading.Thread(target=lambda: said.append(self._ask(timeout)), daemon=True)
+        asking.start()
+        asking.join(ANSWER_TIMEOUT + self._silence)
+        return said[0] if said else STORE_SILENT
+
+    def _ask(self, timeout: float | None) -> str | None:
         try:
-            entries = {rank: self._read(rank) for rank in range(self._world_size)}
+            entries = self._read()
+            if who := slowest(entries, time.time(), timeout):
+                return who
+            self._closed.wait(self._silence)
+            return frozen(entries, self._read(), self._silence)
         except (RuntimeError, ValueError):
             return None
-        return slowest(entries, time.time(), timeout)
 
-    def _read(self, rank: int) -> Entry:
-        self._store.wait([str(rank)], READ_TIMEOUT)
-        return Entry(**json.loads(self._store.get(str(rank))))
+    def _read(self) -> dict[int, Entry]:
+        keys = [str(rank) for rank in range(self._world_size)]
+        self._store.wait(keys, READ_TIMEOUT)
+        return {rank: Entry(**json.loads(found)) for rank, found in enumerate(self._store.multi_get(keys))}
 
 
 def slowest(entries: Mapping[int, Entry], now: float, timeout: float | None) -> str | None:
@@ -117,16 +138,37 @@ def slowest(entries: Mapping[int, Entry], now: float, timeout: float | None) -> 
     return (
         f"rank {last} on {slow.node} is slow or stuck: it was last seen {where}, {now - slow.time:.1f} s ago; rank "
         f"{first} on {fast.node} has waited for it in step {fast.step} for {now - fast.time:.1f} s, {limit}. "
-        f"{_as_far_behind(others)}Look at that rank's node and log, or allow more with --timeout"
+        f"{_likewise('As far behind', others)}Look at that rank's node and log, or allow more with --timeout"
     )
 
 
-def _as_far_behind(ranks: list[int]) -> str:
+STORE_SILENT = (
+    "a collective has timed out, and the rendezvous store does not answer, so nobody can say which rank is slow: the store "
+    "is on node 0, which may be frozen or cut off from the network. Look at that node first"
+)
+
+
+def frozen(before: Mapping[int, Entry], after: Mapping[int, Entry], seconds: float) -> str | None:
+    """Say which of ranks that are equally far have written nothing in the seconds between; None where that is none or all.
+
+    Goes by what was written, not by when: the clocks of two nodes may differ. Pure.
+    """
+    silent = [rank for rank in before if after[rank].beats == before[rank].beats]
+    if not silent or len(silent) == len(before):
+        return None
+    first, *others = silent
+    return (
+        f"rank {first} on {before[first].node} is frozen or cut off: its process has written nothing for {seconds:g} s, while "
+        f"other ranks wait for it in step {before[first].step}. {_likewise('Likewise', others)}Look at that rank's node and log"
+    )
+
+
+def _likewise(how: str, ranks: list[int]) -> str:
     if not ranks:
         return ""
     named = ", ".join(str(rank) for rank in ranks[:NAMED])
     more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
-    return f"As far behind: rank {named}{more}. "
+    return f"{how}: rank {named}{more}. "
 
 
 def _node() -> str:
