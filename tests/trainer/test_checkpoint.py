@@ -202,7 +202,7 @@ def test_only_tensors_and_plain_values_are_loaded(tmp_path, capsys):
 
 
 def test_another_workloads_checkpoint_is_refused(tmp_path):
-    Job(tmp_path, workload="toy").save(1)
+    Job(tmp_path, workload="toy", model="small").save(1)
     with pytest.raises(UserError, match="made with workload 'toy', this run has 'digits': use the flags"):
         Job(tmp_path, workload="digits").checkpoints.restore()
 

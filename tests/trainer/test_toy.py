@@ -11,7 +11,7 @@ from ddp_trainer.workloads import messages
 
 from .launch import TRAINER, Run, alone, environment, free_port, newest, torchrun
 
-STEPS = 30
+STEPS = 100
 
 
 def parameters(folder):

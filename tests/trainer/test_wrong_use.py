@@ -53,6 +53,14 @@ def test_flags_may_be_spelt_with_underscores():
     assert (str(mine.data), mine.epochs, mine.batch_size, mine.seed, mine.local_rank) == ("a_b", 3, 256, 5, 1)
 
 
+@pytest.mark.parametrize(
+    "before", [["--local-rank=1"], ["--local_rank=1"], ["--local-rank", "1"], ["--local_rank", "1"]]
+)
+def test_the_local_rank_may_stand_before_the_workload(before):
+    parsed = options.parse([*before, "toy", "--steps", "3"])
+    assert (parsed.workload, parsed.options.steps, parsed.options.local_rank) == ("toy", 3, 1)
+
+
 def test_a_switch_takes_a_value_as_sagemaker_passes_it():
     def resume(*words):
         return options.parse(["cifar10", "--data", "x", *words]).options.resume

@@ -24,7 +24,7 @@ Train a model alone, on the processes of one machine, or as a DDPJob; the comman
 EPILOG = """\
 Progress comes as one JSON object per line on stdout of rank 0. What takes --checkpoint-dir goes on from its newest
 checkpoint when it is started again with the same flags, and stops after a checkpoint at SIGTERM and SIGINT, with exit
-code 128 + signal. Wrong use is exit code 2. DDP_CHECKPOINT_DIR, DDP_RESULT_FILE, DDP_HEARTBEAT_FILE and
+code 128 + signal. Wrong use is exit code 2. (torchrun's own code is 1 in both cases.) DDP_CHECKPOINT_DIR, DDP_RESULT_FILE, DDP_HEARTBEAT_FILE and
 DDP_TENSORBOARD_DIR are read from the environment where they are set.
 Flags may be spelt with underscores too: --batch_size is --batch-size.
 """
@@ -499,7 +499,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _local_rank_last(words: list[str]) -> list[str]:
     """torch.distributed.launch puts its --local-rank=N before everything else, so before the workload."""
-    return words[1:] + words[:1] if words and words[0].startswith("--local-rank=") else words
+    count = 2 if words[:1] == ["--local-rank"] else 1 if words and words[0].startswith("--local-rank=") else 0
+    return words[count:] + words[:count]
 
 
 def _hyphens(word: str) -> str:
