@@ -126,8 +126,8 @@ def test_cifar10s_network_trains_on_xla_and_a_smaller_last_batch_compiles_nothin
             for image in range(4):
                 Image.new("RGB", (32, 32), (25 * number, 60 * image, 0)).save(tmp_path / part / name / f"{image}.png")
     compilations = []
-    for images in (40, 36):
-        flags = ("--recipe", "fast", "--batch-size", 8, "--limit-train", images, "--limit-test", images)
+    for images in (32, 40):
+        flags = ("--recipe", "fast", "--batch-size", 16, "--limit-train", images, "--limit-test", images)
         run = alone("-c", COUNT_COMPILATIONS, "cifar10", "--data", tmp_path, *flags, PJRT_DEVICE="CPU")
         assert math.isfinite(result_of(run)["loss"])
         [counted] = [line for line in run.stray if line.startswith("compilations")]
