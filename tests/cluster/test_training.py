@@ -78,10 +78,9 @@ def test_the_workloads_with_data_complete_as_jobs(cluster: Cluster):
         start("cifar10")
         start("mnist")
         results = {name: space.wait_for_complete(name, 420)["result"] for name in ("cifar10", "mnist")}
-        start("hymenoptera")  # from what cifar10 has learnt
+        start("hymenoptera")  # from what cifar10 has learnt and kept in the claim of the checkpoints
         results["hymenoptera"] = space.wait_for_complete("hymenoptera", 180)["result"]
         spread = {name: len(nodes_of(space.pods(name))) for name in little}
-        checkpoints = space.progress("cifar10-0-0", "checkpoint")
         (fine_tuning,) = space.progress("hymenoptera-0-0", "start")
     finally:
         space.kubectl("delete", "ddpjob", *little, "--ignore-not-found")
@@ -93,7 +92,6 @@ def test_the_workloads_with_data_complete_as_jobs(cluster: Cluster):
     assert (fine_tuning["train_samples"], fine_tuning["test_samples"]) == (244, 153)
     assert fine_tuning["world_size"] == 2
     assert spread == {"cifar10": 2, "mnist": 2, "hymenoptera": 2}
-    assert checkpoints
 
 
 def test_status_tells_the_way_from_apply_to_complete(space: Space):
