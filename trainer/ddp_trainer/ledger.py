@@ -7,11 +7,14 @@ in the agent of node 0, which outlives the workers.
 """
 
 import json
+import math
 import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
@@ -22,7 +25,7 @@ SHORTEST_PAUSE = 0.2  # seconds between two writes of one rank
 BEAT = 1.0  # seconds after which a rank writes even where it has got no further
 SILENCE = 3.0  # seconds without a beat after which a rank counts as frozen; more where the pauses are longer
 READ_TIMEOUT = timedelta(seconds=5)
-ANSWER_TIMEOUT = 15.0  # seconds; a store whose host is frozen keeps even a read that has a time-out of its own waiting
+ANSWER_TIMEOUT = 6.0  # seconds; a store whose host is frozen keeps even a read that has a time-out of its own waiting
 NAMED = 8  # ranks that are listed beside the slowest, where they are as far behind
 
 
@@ -50,14 +53,19 @@ class Entry:
 
 
 class Ledger:
-    """The entries of all ranks. Noting one costs nothing: a thread of its own does the writing."""
+    """The entries of all ranks. Noting one costs nothing: a thread of its own does the writing.
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        self._store, self._rank, self._world_size = store, rank, world_size
+    `timeout` is how many seconds the ranks wait for each other. Shortly before it is over the thread also looks at what the
+    others write: afterwards those that waited as well are gone, too, and nothing would tell them from one that is frozen.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int, timeout: float) -> None:
+        self._store, self._rank, self._world_size, self._timeout = store, rank, world_size, timeout
         self._step = 0
         self._entry = Entry(0, True, time.time(), _node())
         self._pause = max(SHORTEST_PAUSE, world_size / WRITES_PER_SECOND)
         self._silence = max(SILENCE, 3 * self._pause)
+        self._looks: deque[tuple[float, dict[int, Entry]]] = deque(maxlen=1 + math.ceil(self._silence / BEAT))
         self._closed = threading.Event()
         self._writer = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._writer.start()
@@ -85,9 +93,11 @@ class Ledger:
 
     def _write(self) -> None:
         written: Entry | None = None
-        beats, last = 0, 0.0
+        beats, since, last = 0, 0.0, 0.0
         while True:
             entry, now = self._entry, time.monotonic()
+            if entry is not written:
+                since = now
             if entry is not written or now - last >= BEAT:
                 beats, last = beats + 1, now
                 try:
@@ -95,26 +105,32 @@ class Ledger:
                 except RuntimeError:  # the store's host is gone, and with it whoever could read this
                     return
                 written = entry
+                if now - since >= self._timeout - 2 * self._silence:
+                    with suppress(RuntimeError, ValueError):  # a rank that has not written anything yet
+                        self._looks.append((now, self._read()))
             if self._closed.wait(self._pause):
                 return
 
-    def who_is_slow(self, timeout: float | None) -> str | None:
-        """A sentence on the rank that the others wait for; None where nothing tells one from the others or the store is gone."""
+    def who_is_slow(self) -> str | None:
+        """A sentence on the rank that the others wait for, after a time-out; None where nothing tells it from the others."""
         said: list[str | None] = []
-        asking = threading.Thread(target=lambda: said.append(self._ask(timeout)), daemon=True)
+        asking = threading.Thread(target=lambda: said.append(self._ask()), daemon=True)
         asking.start()
-        asking.join(ANSWER_TIMEOUT + self._silence)
-        return said[0] if said else STORE_SILENT
+        asking.join(ANSWER_TIMEOUT)
+        if asking.is_alive():
+            return STORE_SILENT
+        return said[0] if said else None
 
-    def _ask(self, timeout: float | None) -> str | None:
+    def _ask(self) -> str | None:
         try:
             entries = self._read()
-            if who := slowest(entries, time.time(), timeout):
-                return who
-            self._closed.wait(self._silence)
-            return frozen(entries, self._read(), self._silence)
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError):  # the store's host is gone
             return None
+        if who := slowest(entries, time.time(), self._timeout):
+            return who
+        now = time.monotonic()
+        old_enough = [(now - at, earlier) for at, earlier in list(self._looks) if now - at >= self._silence]
+        return frozen(old_enough[-1][1], entries, old_enough[-1][0]) if old_enough else None
 
     def _read(self) -> dict[int, Entry]:
         keys = [str(rank) for rank in range(self._world_size)]
@@ -122,7 +138,7 @@ class Ledger:
         return {rank: Entry(**json.loads(found)) for rank, found in enumerate(self._store.multi_get(keys))}
 
 
-def slowest(entries: Mapping[int, Entry], now: float, timeout: float | None) -> str | None:
+def slowest(entries: Mapping[int, Entry], now: float, timeout: float) -> str | None:
     """Say which rank is behind, on which node, where it last was and how long its peers have waited. Pure.
 
     Of several that are equally far behind, the one not heard of for longest is named first, the others after it.
@@ -132,20 +148,13 @@ def slowest(entries: Mapping[int, Entry], now: float, timeout: float | None) -> 
     slow, fast = entries[last], entries[first]
     if slow.position == fast.position:
         return None
-    where = f"in step {slow.step}" if slow.step else "before its first step"
-    limit = f"longer than the time-out of {timeout:g} s" if timeout else "longer than the time-out"
     others = [rank for rank, entry in entries.items() if entry.position == slow.position and rank != last]
     return (
-        f"rank {last} on {slow.node} is slow or stuck: it was last seen {where}, {now - slow.time:.1f} s ago; rank "
-        f"{first} on {fast.node} has waited for it in step {fast.step} for {now - fast.time:.1f} s, {limit}. "
-        f"{_likewise('As far behind', others)}Look at that rank's node and log, or allow more with --timeout"
+        f"rank {last} on {slow.node} is slow or stuck: it was last seen {_where(slow)}, {now - slow.time:.1f} s ago; rank "
+        f"{first} on {fast.node} has waited for it in step {fast.step} for {now - fast.time:.1f} s, longer than the "
+        f"time-out of {timeout:g} s. {_likewise('As far behind', others)}Look at that rank's node and log, or allow more with "
+        "--timeout"
     )
-
-
-STORE_SILENT = (
-    "a collective has timed out, and the rendezvous store does not answer, so nobody can say which rank is slow: the store "
-    "is on node 0, which may be frozen or cut off from the network. Look at that node first"
-)
 
 
 def frozen(before: Mapping[int, Entry], after: Mapping[int, Entry], seconds: float) -> str | None:
@@ -158,9 +167,20 @@ def frozen(before: Mapping[int, Entry], after: Mapping[int, Entry], seconds: flo
         return None
     first, *others = silent
     return (
-        f"rank {first} on {before[first].node} is frozen or cut off: its process has written nothing for {seconds:g} s, while "
-        f"other ranks wait for it in step {before[first].step}. {_likewise('Likewise', others)}Look at that rank's node and log"
+        f"rank {first} on {before[first].node} is frozen or cut off: it was last seen {_where(before[first])}, where the others "
+        f"wait for it, and its process has written nothing for {seconds:.0f} s. {_likewise('Likewise', others)}Look at that "
+        "rank's node and log"
     )
+
+
+STORE_SILENT = (
+    "a collective has timed out, and the rendezvous store does not answer, so nobody can say which rank is slow: the store "
+    "is on node 0, which may be frozen or cut off from the network. Look at that node first"
+)
+
+
+def _where(entry: Entry) -> str:
+    return f"in step {entry.step}" if entry.step else "before its first step"
 
 
 def _likewise(how: str, ranks: list[int]) -> str:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 # aborts a process that has finished (exit code -6).
 import torch.distributed.nn
 from torch import Tensor, nn
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
@@ -275,7 +276,7 @@ def process_group(
         leave()  # all ranks have agreed on it, and none is in a collective any more
         raise
     except RuntimeError as error:
-        if ledger and _TIMED_OUT.search(str(error)) and (who := ledger.who_is_slow(timeout)):
+        if ledger and _TIMED_OUT.search(str(error)) and (who := ledger.who_is_slow()):
             # Without gloo's own error, which looks like that of a rank whose peer was lost, and whose traceback would push
             # this sentence's place in torchrun's summary out of what a launcher keeps of a log.
             raise SlowRankError(who) from None
@@ -337,7 +338,9 @@ def _join(
         backend=hardware.backend.rpartition(":")[2],
         cpu_group=dist.new_group(backend="gloo", timeout=limit) if hardware.needs_cpu_group else None,
         # A file keeps all that was ever written to it, so what is written again and again has no place there.
-        ledger=None if init_method.startswith("file:") else Ledger(PrefixStore("ledger", store), rank, world_size),
+        ledger=None
+        if init_method.startswith("file:")
+        else Ledger(PrefixStore("ledger", store), rank, world_size, (limit or default_pg_timeout).total_seconds()),
     )
 
 
