@@ -21,13 +21,16 @@ def shown(*metrics: dict, terminal: bool = False) -> str:
 def test_metrics_of_any_shape_are_shown_as_far_as_they_are_numbers(terminal):
     odd = [None, "high", [1], {}, True]
     for value in odd:
-        fields = dict.fromkeys(("parameters", "steps", "step", "loss", "accuracy", "samples_per_second"), value)
-        shown(*({"event": event, **fields} for event in ("start", "train", "eval", "end")), terminal=terminal)
+        fields = dict.fromkeys(
+            ("parameters", "steps", "step", "loss", "accuracy", "samples_per_second", "images_per_second"), value
+        )
+        shown(*({"event": event, **fields} for event in ("start", "train", "rate", "eval", "end")), terminal=terminal)
     assert "accuracy 50.0%" in shown({"event": "eval", "accuracy": 0.5})
 
 
 def test_a_loss_that_diverged_is_shown():
-    assert "test loss nan" in shown({"event": "eval", "step": 1, "loss": float("nan")})
+    for loss in (None, float("nan")):  # the trainer's word for it, and Python's
+        assert "test loss nan" in shown({"event": "eval", "step": 1, "loss": loss})
 
 
 @pytest.mark.parametrize(

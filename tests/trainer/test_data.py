@@ -189,7 +189,7 @@ def broken(tmp_path, tiny_cifar10, what):
         ("other class", "ants is no class of CIFAR-10"),
         ("no image", r"0000.png cannot be read as an image .*replace it or remove it"),
         ("large image", "0000.png has 64 x 48 pixels, CIFAR-10 has 32 x 32"),
-        ("no test images", "test/cat holds no JPEG and no PNG file: put the images of this class there, or remove it"),
+        ("no test images", "test/cat shows no JPEG and no PNG file: put the images of this class there, or remove it"),
     ],
 )
 def test_wrong_data_get_a_sentence_that_says_what_to_do(tmp_path, tiny_cifar10, what, sentence):

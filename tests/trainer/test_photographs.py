@@ -91,7 +91,7 @@ def test_of_several_data_sets_none_is_chosen_silently(tmp_path):
         (lambda folder: (folder / "val").rename(folder / "test"), "no train/<class>/ and val/<class>/ in"),
         (lambda folder: (folder / "val" / "wasps").mkdir(), "wasps is a class that train/ does not have"),
         (lambda folder: (folder / "val" / "ants" / "0.jpg").write_bytes(b"none"), "cannot be read as an image"),
-        (lambda folder: (folder / "train" / "ants" / "0.jpg").unlink(), "train/ants holds no JPEG and no PNG file"),
+        (lambda folder: (folder / "train" / "ants" / "0.jpg").unlink(), "train/ants shows no JPEG and no PNG file"),
     ],
 )
 def test_wrong_photographs_get_a_sentence(tmp_path, damage, sentence):
@@ -168,7 +168,10 @@ def test_a_url_without_weights_gets_a_sentence(served):
         (lambda path: path.write_bytes(b"no weights"), "cannot be read"),
         (lambda path: torch.save([1, 2], path), "holds a list, no state dict"),
         (lambda path: torch.save({"module.conv1.weight": torch.ones(1)}, path), "save ddp.module.state_dict"),
-        (lambda path: torch.save({"state_dict": resnet18(10).state_dict(), "epoch": 3}, path), "save that alone"),
+        (
+            lambda path: torch.save({"state_dict": resnet18(10).state_dict(), "epoch": 3}, path),
+            r"holds more than weights .state_dict.: save model.state_dict.. alone",
+        ),
         (
             lambda path: torch.save({"conv1.bias": torch.ones(1)}, path),
             "are not a ResNet-18's: conv1.weight is missing",

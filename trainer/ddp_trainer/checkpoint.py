@@ -226,11 +226,13 @@ def _what_is_wrong(data: bytes) -> str | None:
 def damage_of(file: Path | IO[bytes]) -> str | None:
     """What shows that a file of torch.save has been damaged since, in a few words, or None.
 
-    Such a file is a zip archive with a CRC for every tensor. torch itself does not compare it when it loads. Raises
-    zipfile.BadZipFile where the archive cannot be opened.
+    Such a file is a zip archive with a CRC for every tensor. torch itself does not compare it when it loads.
     """
-    with zipfile.ZipFile(file) as archive:
-        damaged = archive.testzip()
+    try:
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+    except zipfile.BadZipFile as error:
+        return str(error)
     return damaged and f"the checksum of {damaged} is wrong"
 
 

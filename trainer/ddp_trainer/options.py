@@ -24,8 +24,8 @@ Train a model alone, on the processes of one machine, or as a DDPJob; the comman
 EPILOG = """\
 Progress comes as one JSON object per line on stdout of rank 0. What takes --checkpoint-dir goes on from its newest
 checkpoint when it is started again with the same flags, and stops after a checkpoint at SIGTERM and SIGINT, with exit
-code 128 + signal. Wrong use is exit code 2. (torchrun's own code is 1 in both cases.) DDP_CHECKPOINT_DIR, DDP_RESULT_FILE, DDP_HEARTBEAT_FILE and
-DDP_TENSORBOARD_DIR are read from the environment where they are set.
+code 128 + signal. Wrong use is exit code 2. (torchrun itself then ends with 1.) DDP_CHECKPOINT_DIR, DDP_RESULT_FILE,
+DDP_HEARTBEAT_FILE and DDP_TENSORBOARD_DIR are read from the environment where they are set.
 Flags may be spelt with underscores too: --batch_size is --batch-size.
 """
 

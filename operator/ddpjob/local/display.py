@@ -1,5 +1,6 @@
 """What a person sees of a run: a live display on a terminal, plain lines elsewhere."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -104,8 +105,8 @@ class Display:
 
     def _start(self, metric: Mapping[str, Any]) -> None:
         name = metric.get("workload", "training")
-        size = _words(metric.get("parameters"), "{:,} parameters, ")
-        data = _words(metric.get("train_samples"), "{:,} samples, ")
+        size = _words(metric, "parameters", "{:,} parameters, ")
+        data = _words(metric, "train_samples", "{:,} samples, ")
         resumed = f", from step {_step(metric, 'resumed_step')}" if _step(metric, "resumed_step") else ""
         text = f"{name}: {size}{data}{metric.get('world_size')} processes on {metric.get('device')} ({metric.get('backend')}){resumed}"
         self._console.print(Text.assemble((f"{'Training':<11}", "bold"), text), soft_wrap=True)
@@ -120,22 +121,23 @@ class Display:
         return self._progress.add_task(name, total=total, completed=completed, words="")
 
     def _train(self, metric: Mapping[str, Any]) -> None:
-        loss = _words(metric.get("loss"), "  loss {:.4f}")
-        speed = _words(metric.get("samples_per_second"), "  {:,.0f} samples/s")
+        loss = _words(metric, "loss", "  loss {:.4f}")
+        speed = _words(metric, "samples_per_second", "  {:,.0f} samples/s")
         words = f"epoch {metric.get('epoch')}/{metric.get('epochs')}{loss}{self._accuracy}{speed}"
         if self._task is not None:
             self._progress.update(self._task, completed=_step(metric), words=words)
 
     def _rate(self, metric: Mapping[str, Any]) -> None:
-        words = f"{metric.get('arm')}{_words(metric.get('images_per_second'), '  {:,.0f} images/s')}"
+        speed = _words(metric, "images_per_second", "  {:,.0f} images/s")
+        words = f"{metric.get('arm')}{speed}"
         if self._task is not None:
             self._progress.update(self._task, completed=_step(metric), words=words)
 
     def _eval(self, metric: Mapping[str, Any]) -> None:
-        self._accuracy = _words(metric.get("accuracy"), "  accuracy {:.1%}")
+        self._accuracy = _words(metric, "accuracy", "  accuracy {:.1%}")
         if not self._console.is_terminal:
-            step = _words(metric.get("step"), "step {:>5}  ")
-            loss = _words(metric.get("loss"), "test loss {:.4f}")
+            step = _words(metric, "step", "step {:>5}  ")
+            loss = _words(metric, "loss", "test loss {:.4f}")
             self._console.print(Text(f"{'':<11}{step}{loss}{self._accuracy}"))
 
     def _end(self, metric: Mapping[str, Any]) -> None:
@@ -160,8 +162,11 @@ class Display:
             self._console.print(Text.assemble((f"{what:<11}", "bold"), path), soft_wrap=True)
 
 
-def _words(value: Any, template: str) -> str:
-    """`template` with a number, not-a-number included: a loss that diverged is news. Nothing for anything else."""
+def _words(metric: Mapping[str, Any], key: str, template: str) -> str:
+    """`template` with a number; with nan where it is null, JSON's word for that: a loss that diverged is news. Else nothing."""
+    value = metric.get(key, "")
+    if value is None:
+        value = math.nan
     return template.format(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 

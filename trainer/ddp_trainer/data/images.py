@@ -77,7 +77,7 @@ def image_files(folder: Path) -> list[Path]:
     """JPEG and PNG files of a folder by name. Raises UserError where there are none."""
     found = [Path(entry.path) for entry in _scan(folder) if entry.name.lower().endswith((".jpg", ".jpeg", ".png"))]
     if not found:
-        raise UserError(f"{folder} holds no JPEG and no PNG file: put the images of this class there, or remove it")
+        raise UserError(f"{folder} shows no JPEG and no PNG file: put the images of this class there, or remove it")
     return found
 
 

@@ -90,19 +90,22 @@ def load_weights(model: ResNet, source: str) -> None:
     try:
         file = downloaded(source) if source.startswith(("https://", "http://")) else Path(source)
         damage = damage_of(file) if zipfile.is_zipfile(file) else None  # before PyTorch 1.6 it was no archive
+    except OSError as error:
+        raise UserError(f"the weights {source} cannot be read: {error}") from error
+    if damage:
+        raise UserError(f"the weights in {file} are damaged ({damage}): remove the file and get it again")
+    try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"the weights {source} cannot be read: {error}") from error
-    except Exception as error:  # what zipfile and pickle raise is not documented
+    except Exception as error:  # what pickle raises is not documented
         raise UserError(
-            f"the weights {source} cannot be read ({error}): give a state dict saved by torch.save"
+            f"the weights in {file} cannot be read ({error}): give a state dict saved by torch.save, whole"
         ) from error
-    if damage:
-        raise UserError(f"the weights in {file} are damaged ({damage}): remove the file and get it again")
     if not isinstance(state, dict):
         raise UserError(f"{source} holds a {type(state).__name__}, no state dict: save model.state_dict()")
-    if isinstance(state.get("state_dict"), dict):
-        raise UserError(f"{source} holds more than weights, which are its 'state_dict': save that alone")
+    if inner := [str(name) for name, value in state.items() if isinstance(value, dict)]:
+        raise UserError(f"{source} holds more than weights ({', '.join(inner)}): save model.state_dict() alone")
     if any(str(name).startswith("module.") for name in state):
         raise UserError(f"{source} was saved from the DDP wrapper: save ddp.module.state_dict()")
     kept = {str(name): tensor for name, tensor in state.items() if not str(name).startswith("fc.")}
@@ -125,7 +128,7 @@ def downloaded(url: str) -> Path:
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         print(f"ddp-trainer: downloading {url} to {file}", file=sys.stderr, flush=True)
-        torch.hub.download_url_to_file(url, str(file))  # which appears when it is complete
+        torch.hub.download_url_to_file(url, str(file))  # which appears when the download has ended
     return file
 
 
