@@ -1,5 +1,6 @@
 """Fine-tuning: photographs of any size, crops that do not depend on the ranks, weights that fit or are refused."""
 
+import re
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -155,10 +156,19 @@ def damaged_weights(path):
     path.write_bytes(data)
 
 
-def test_a_url_without_weights_gets_a_sentence(served):
+def encrypted(path):
+    """By a single bit, after which zipfile raises an error of its own kind."""
+    torch.save(resnet18(10).state_dict(), path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] ^= 1  # the flags of the first entry in the central directory
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["none.pth", "my weights.pth", "[/none.pth"])
+def test_a_url_without_weights_gets_a_sentence(served, name):
     _, url = served
-    with pytest.raises(UserError, match=f"the weights {url}/none.pth cannot be read: .*404"):
-        load_weights(resnet18(2), f"{url}/none.pth")
+    with pytest.raises(UserError, match=f"the weights {url}/{re.escape(name)} cannot be read: "):
+        load_weights(resnet18(2), f"{url}/{name}")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +186,7 @@ def test_a_url_without_weights_gets_a_sentence(served):
             lambda path: torch.save({"conv1.bias": torch.ones(1)}, path),
             "are not a ResNet-18's: conv1.weight is missing",
         ),
+        (encrypted, "are damaged .*: remove the file and get it again"),
         (damaged_weights, "are damaged .the checksum of .* is wrong.: remove the file and get it again"),
         (
             lambda path: torch.save(resnet18(10, "3x3").state_dict(), path),
@@ -190,6 +201,7 @@ def test_a_url_without_weights_gets_a_sentence(served):
         "DDP's own keys",
         "a checkpoint",
         "other keys",
+        "one bit",
         "damaged",
         "another stem",
         "another network",

@@ -227,12 +227,15 @@ def damage_of(file: Path | IO[bytes]) -> str | None:
     """What shows that a file of torch.save has been damaged since, in a few words, or None.
 
     Such a file is a zip archive with a CRC for every tensor. torch itself does not compare it when it loads.
+    Raises OSError where it cannot be read.
     """
     try:
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
-    except zipfile.BadZipFile as error:
-        return str(error)
+    except OSError:
+        raise
+    except Exception as error:  # what zipfile raises on arbitrary bytes is not documented
+        return str(error) or type(error).__name__
     return damaged and f"the checksum of {damaged} is wrong"
 
 

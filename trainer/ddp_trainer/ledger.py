@@ -61,6 +61,7 @@ class Ledger:
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout: float) -> None:
         self._store, self._rank, self._world_size, self._timeout = store, rank, world_size, timeout
+        self._keys = [str(other) for other in range(world_size)]
         self._step = 0
         self._entry = Entry(0, True, time.time(), _node())
         self._pause = max(SHORTEST_PAUSE, world_size / WRITES_PER_SECOND)
@@ -96,20 +97,26 @@ class Ledger:
         beats, since, last = 0, 0.0, 0.0
         while True:
             entry, now = self._entry, time.monotonic()
-            if entry is not written:
+            further = entry is not written
+            if further:
                 since = now
-            if entry is not written or now - last >= BEAT:
+            if further or now - last >= BEAT:
                 beats, last = beats + 1, now
                 try:
                     self._store.set(str(self._rank), json.dumps(asdict(replace(entry, beats=beats))))
                 except RuntimeError:  # the store's host is gone, and with it whoever could read this
                     return
                 written = entry
-                if now - since >= self._timeout - 2 * self._silence:
-                    with suppress(RuntimeError, ValueError):  # a rank that has not written anything yet
-                        self._looks.append((now, self._read()))
+                if not further and now - since >= self._timeout - 2 * self._silence:
+                    self._look()
             if self._closed.wait(self._pause):
                 return
+
+    def _look(self) -> None:
+        with suppress(RuntimeError, ValueError):
+            if self._store.check(self._keys):  # at once: all have written something
+                found = self._read()
+                self._looks.append((time.monotonic(), found))
 
     def who_is_slow(self) -> str | None:
         """A sentence on the rank that the others wait for, after a time-out; None where nothing tells it from the others."""
@@ -126,16 +133,14 @@ class Ledger:
             entries = self._read()
         except (RuntimeError, ValueError):  # the store's host is gone
             return None
-        if who := slowest(entries, time.time(), self._timeout):
-            return who
         now = time.monotonic()
         old_enough = [(now - at, earlier) for at, earlier in list(self._looks) if now - at >= self._silence]
-        return frozen(old_enough[-1][1], entries, old_enough[-1][0]) if old_enough else None
+        who = frozen(old_enough[-1][1], entries, old_enough[-1][0]) if old_enough else None
+        return who or slowest(entries, time.time(), self._timeout)
 
     def _read(self) -> dict[int, Entry]:
-        keys = [str(rank) for rank in range(self._world_size)]
-        self._store.wait(keys, READ_TIMEOUT)
-        return {rank: Entry(**json.loads(found)) for rank, found in enumerate(self._store.multi_get(keys))}
+        self._store.wait(self._keys, READ_TIMEOUT)
+        return {rank: Entry(**json.loads(found)) for rank, found in enumerate(self._store.multi_get(self._keys))}
 
 
 def slowest(entries: Mapping[int, Entry], now: float, timeout: float) -> str | None:
@@ -158,17 +163,19 @@ def slowest(entries: Mapping[int, Entry], now: float, timeout: float) -> str | N
 
 
 def frozen(before: Mapping[int, Entry], after: Mapping[int, Entry], seconds: float) -> str | None:
-    """Say which of ranks that are equally far have written nothing in the seconds between; None where that is none or all.
+    """Say which of the ranks furthest behind have written nothing in the seconds between; None where that is none or all.
 
     Goes by what was written, not by when: the clocks of two nodes may differ. Pure.
     """
-    silent = [rank for rank in before if after[rank].beats == before[rank].beats]
-    if not silent or len(silent) == len(before):
+    position = min(entry.position for entry in after.values())
+    behind = [rank for rank, entry in after.items() if entry.position == position]
+    silent = [rank for rank in behind if after[rank].beats == before[rank].beats]
+    if not silent or len(silent) == len(behind):
         return None
     first, *others = silent
     return (
-        f"rank {first} on {before[first].node} is frozen or cut off: it was last seen {_where(before[first])}, where the others "
-        f"wait for it, and its process has written nothing for {seconds:.0f} s. {_likewise('Likewise', others)}Look at that "
+        f"rank {first} on {before[first].node} is frozen or cut off: it was last seen {_where(before[first])}, where "
+        f"others wait for it, and its process has written nothing for {seconds:.0f} s or more. {_likewise('Likewise', others)}Look at that "
         "rank's node and log"
     )
 

@@ -7,6 +7,7 @@ torchrun --standalone --nproc-per-node 2 -m ddp_trainer hymenoptera --data FOLDE
 import hashlib
 import sys
 import zipfile
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -90,7 +91,7 @@ def load_weights(model: ResNet, source: str) -> None:
     try:
         file = downloaded(source) if source.startswith(("https://", "http://")) else Path(source)
         damage = damage_of(file) if zipfile.is_zipfile(file) else None  # before PyTorch 1.6 it was no archive
-    except OSError as error:
+    except (OSError, ValueError, HTTPException) as error:  # ValueError: no URL
         raise UserError(f"the weights {source} cannot be read: {error}") from error
     if damage:
         raise UserError(f"the weights in {file} are damaged ({damage}): remove the file and get it again")
@@ -121,7 +122,7 @@ def load_weights(model: ResNet, source: str) -> None:
 
 
 def downloaded(url: str) -> Path:
-    """The file at `url`, among those that torch has downloaded. Raises OSError."""
+    """The file at `url`, among those that torch has downloaded. Raises OSError, HTTPException, and ValueError where it is no URL."""
     # Under a name of this URL's own: torch goes by the file's name alone, and many are a model.pth.
     name = f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{Path(urlsplit(url).path).name}"
     file = Path(torch.hub.get_dir()) / "checkpoints" / name
