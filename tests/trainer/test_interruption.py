@@ -1,6 +1,6 @@
 """Killed or told to stop at any moment, a run goes on from its checkpoint as if nothing had been.
 
-ResNet-18 has several DDP buckets and BatchNorm, and with 66 images in batches of 16 each epoch ends with a batch of two,
+ResNet-18 has several DDP buckets and BatchNorm, and with 72 images in batches of 16 each epoch ends with a batch of eight,
 of which one of the two ranks gets nothing. One story with three interruptions, looked at from several sides.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from .launch import TRAINER, environment, finish, newest, ranks, torchrun
 
-FLAGS = "--stem torchvision --epochs 6 --limit-train 66 --batch-size 8 --learning-rate 0.01 --checkpoint-every 3"
+FLAGS = "--stem torchvision --epochs 6 --limit-train 72 --batch-size 8 --learning-rate 0.01 --checkpoint-every 3"
 STEPS = 6 * 5
 
 
