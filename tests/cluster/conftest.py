@@ -2,7 +2,7 @@
 
 KEEP_CLUSTER=1         take the cluster `ddpjob-test` that is there, and leave it: seconds instead of minutes
 KIND_NODE_IMAGE=...    node image of the cluster; without it the kind release's own
-CI=true                a missing tool is a failure, not a skip
+CI=true                missing tools and data are a failure, not a skip
 """
 
 import os
@@ -84,11 +84,13 @@ def space(make_space: Callable[..., Space]) -> Space:
 @pytest.fixture(scope="session")
 def data_claim(cluster: Cluster, data_folder: Path, real_data: Callable[..., Path]) -> None:
     """The data sets where the claim `ddpjob-data` of the namespace default shows them, CIFAR-10 by the quick start's script."""
-    shown, archive = cluster.shared / "data", data_folder / "cifar10.tar.zst"
-    if not archive.exists():
-        pytest.skip(f"{archive} is not there; DDP_TEST_DATA names the folder that has it")
+    if missing := [
+        name for name in ("cifar10.tar.zst", "hymenoptera.tar.zst", "mnist") if not (data_folder / name).exists()
+    ]:
+        unavailable(f"{data_folder} lacks {', '.join(missing)}; DDP_TEST_DATA names the folder that has the data sets")
+    shown = cluster.shared / "data"
     for name in ("hymenoptera", "mnist"):
         real_data(name, shown)
     run("chmod", "-R", "a+rX", shown)
     if not (shown / "cifar10").exists():  # it is in a kept cluster
-        run("examples/kind/get-cifar10", archive, SHARED=str(cluster.shared))
+        run("examples/kind/get-cifar10", data_folder / "cifar10.tar.zst", SHARED=str(cluster.shared))

@@ -9,7 +9,6 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from ddp_trainer import ledger as ledger_module
 from ddp_trainer import runtime
 from ddp_trainer.ledger import Entry, Ledger, frozen, slowest
 
@@ -116,16 +115,9 @@ def test_of_two_equally_far_behind_a_third_the_one_that_stands_still_is_named():
     assert frozen(before, {**after, 2: replace(before[2], beats=1)}, 3.0) is None
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    for name, seconds in {"BEAT": 0.1, "SILENCE": 1.0, "SHORTEST_PAUSE": 0.1, "ANSWER_TIMEOUT": 5.0}.items():
-        monkeypatch.setattr(ledger_module, name, seconds)
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_rank_that_stops_writing_is_named_but_not_one_that_ends_with_the_time_out():
+def test_a_rank_that_stops_writing_is_named_but_none_that_writes_until_the_time_out():
     store = dist.HashStore()
-    asking, waiting, stopped = [Ledger(store, rank, 3, timeout=0.1) for rank in range(3)]
+    asking, waiting, stopped = [Ledger(store, rank, 3, timeout=1.0) for rank in range(3)]
     stopped.close()
     deadline = time.monotonic() + 30
     while not asking.who_is_slow():
@@ -137,22 +129,8 @@ def test_a_rank_that_stops_writing_is_named_but_not_one_that_ends_with_the_time_
     asking.close()
 
 
-@pytest.mark.usefixtures("quick")
-def test_nobody_is_named_while_all_write():
-    store = dist.HashStore()
-    ledgers = [Ledger(store, rank, 2, timeout=0.1) for rank in range(2)]
-    deadline = time.monotonic() + 30
-    while len(ledgers[0]._looks) < ledgers[0]._looks.maxlen:  # so that the oldest is old enough
-        assert time.monotonic() < deadline, "it never looked"
-        time.sleep(0.01)
-    assert ledgers[0].who_is_slow() is None
-    for one in ledgers:
-        one.close()
-
-
-def test_a_store_that_does_not_answer_is_no_reason_to_wait_for_ever(monkeypatch):
+def test_a_store_that_does_not_answer_is_no_reason_to_wait_for_ever():
     """As that of a host which is frozen: the read's own time-out does not end it."""
-    monkeypatch.setattr(ledger_module, "ANSWER_TIMEOUT", 0.1)
     thawed = threading.Event()
 
     class Frozen(dist.HashStore):

@@ -140,9 +140,8 @@ class Checkpoints:
 
     def _check_identity(self, state: Mapping[str, Any]) -> None:
         theirs = state["identity"]
-        for name in dict.fromkeys(
-            [*self.identity, *theirs]
-        ):  # in this run's order: the workload's name before what only it has
+        # In this run's order: the workload's name comes before what only that workload has.
+        for name in dict.fromkeys([*self.identity, *theirs]):
             if self.identity.get(name) != theirs.get(name):
                 raise UserError(
                     f"the checkpoint in {self.folder} was made with {name} {theirs.get(name)!r}, this run has "

@@ -175,8 +175,8 @@ def frozen(before: Mapping[int, Entry], after: Mapping[int, Entry], seconds: flo
     first, *others = silent
     return (
         f"rank {first} on {before[first].node} is frozen or cut off: it was last seen {_where(before[first])}, where "
-        f"others wait for it, and its process has written nothing for {seconds:.0f} s or more. {_likewise('Likewise', others)}Look at that "
-        "rank's node and log"
+        f"others wait for it, and its process has written nothing for {seconds:.0f} s or more. "
+        f"{_likewise('Likewise', others)}Look at that rank's node and log"
     )
 
 

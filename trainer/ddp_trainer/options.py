@@ -499,7 +499,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _local_rank_last(words: list[str]) -> list[str]:
     """torch.distributed.launch puts its --local-rank=N before everything else, so before the workload."""
-    count = 2 if words[:1] == ["--local-rank"] else 1 if words and words[0].startswith("--local-rank=") else 0
+    if not words or words[0].partition("=")[0] != "--local-rank":
+        return words
+    count = 1 if "=" in words[0] else 2
     return words[count:] + words[:count]
 
 

@@ -329,6 +329,10 @@ def _join(
     )
     device = hardware.take(launched["LOCAL_RANK"], devices)
     hardware.check_world(rank, world_size)
+    ledger = None
+    if not init_method.startswith("file:"):  # a file keeps all that was ever written to it, again and again
+        waits = (limit or default_pg_timeout).total_seconds()
+        ledger = Ledger(PrefixStore("ledger", store), rank, world_size, waits)
     return Runtime(
         rank=rank,
         world_size=world_size,
@@ -337,10 +341,7 @@ def _join(
         hardware=hardware,
         backend=hardware.backend.rpartition(":")[2],
         cpu_group=dist.new_group(backend="gloo", timeout=limit) if hardware.needs_cpu_group else None,
-        # A file keeps all that was ever written to it, so what is written again and again has no place there.
-        ledger=None
-        if init_method.startswith("file:")
-        else Ledger(PrefixStore("ledger", store), rank, world_size, (limit or default_pg_timeout).total_seconds()),
+        ledger=ledger,
     )
 
 

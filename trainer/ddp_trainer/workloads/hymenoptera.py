@@ -91,18 +91,15 @@ def load_weights(model: ResNet, source: str) -> None:
     try:
         file = downloaded(source) if source.startswith(("https://", "http://")) else Path(source)
         damage = damage_of(file) if zipfile.is_zipfile(file) else None  # before PyTorch 1.6 it was no archive
+        state = None if damage else torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, ValueError, HTTPException) as error:  # ValueError: no URL
-        raise UserError(f"the weights {source} cannot be read: {error}") from error
-    if damage:
-        raise UserError(f"the weights in {file} are damaged ({damage}): remove the file and get it again")
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except OSError as error:
         raise UserError(f"the weights {source} cannot be read: {error}") from error
     except Exception as error:  # what pickle raises is not documented
         raise UserError(
             f"the weights in {file} cannot be read ({error}): give a state dict saved by torch.save, whole"
         ) from error
+    if damage:
+        raise UserError(f"the weights in {file} are damaged ({damage}): remove the file and get it again")
     if not isinstance(state, dict):
         raise UserError(f"{source} holds a {type(state).__name__}, no state dict: save model.state_dict()")
     if inner := [str(name) for name, value in state.items() if isinstance(value, dict)]:
