@@ -19,7 +19,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TRAINER = ["-m", "ddp_trainer"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TRAINER]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    *TRAINER,
+]
 ALONE = [sys.executable, *TRAINER]
 SEEDS = {"mnist": 5, "cifar10": 5, "hymenoptera": 3}
 
@@ -37,21 +45,30 @@ def variants(experiment: str, weights: Path | None) -> dict[str, tuple[list[str]
             }
         case _:
             if weights is None:
-                sys.exit("accuracy: hymenoptera needs --weights: the model.pth of a cifar10 run, or torchvision's")
+                sys.exit(
+                    "accuracy: hymenoptera needs --weights: the model.pth of a cifar10 run, or torchvision's"
+                )
             flags = ["--threads", "1"]
-            return {"pretrained": (TORCHRUN, [*flags, "--weights", str(weights)]), "random": (TORCHRUN, flags)}
+            return {
+                "pretrained": (TORCHRUN, [*flags, "--weights", str(weights)]),
+                "random": (TORCHRUN, flags),
+            }
 
 
 def train(command: list[str]) -> dict[str, float]:
     """One run; what it reported in the end, and how long it took in seconds from start to end."""
     began = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, stderr=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, stderr=subprocess.DEVNULL
+    )
     events = [json.loads(line) for line in done.stdout.splitlines()]
     return {"seconds": time.monotonic() - began, **events[-1]["result"]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("experiment", choices=SEEDS)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path)
@@ -73,7 +90,9 @@ def main() -> None:
         for score in ("accuracy", "best_accuracy"):
             if scores := [result[score] for result in results if score in result]:
                 spread = f"{min(scores):.2%} to {max(scores):.2%}"
-                print(f"{name:14} {score:14} mean {statistics.fmean(scores):.2%}, {spread}; {seconds:.0f} s a run")
+                print(
+                    f"{name:14} {score:14} mean {statistics.fmean(scores):.2%}, {spread}; {seconds:.0f} s a run"
+                )
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ class FakeCluster:
         """Make the cluster, or take the one that is there. `image`: the operator's; None builds it from this tree."""
         require_tools()
         if not shutil.which("kwok"):
-            raise Unavailable("kwok is not installed; https://kwok.sigs.k8s.io says where to get it")
+            raise Unavailable(
+                "kwok is not installed; https://kwok.sigs.k8s.io says where to get it"
+            )
         SCRATCH.mkdir(parents=True, exist_ok=True)
         if image is None:
             run("docker", "build", "--quiet", "--tag", OPERATOR, ".")
@@ -99,15 +101,23 @@ class FakeCluster:
         certificate = SCRATCH / "admin.pem"
         certificate.touch(mode=0o600)
         certificate.write_bytes(
-            base64.b64decode(user["client-certificate-data"]) + base64.b64decode(user["client-key-data"])
+            base64.b64decode(user["client-certificate-data"])
+            + base64.b64decode(user["client-key-data"])
         )
         host, port = cluster["server"].removeprefix("https://").rsplit(":", 1)
-        return Access(host, int(port), base64.b64decode(cluster["certificate-authority-data"]).decode(), certificate)
+        return Access(
+            host,
+            int(port),
+            base64.b64decode(cluster["certificate-authority-data"]).decode(),
+            certificate,
+        )
 
     def make_namespace(self, name: str) -> None:
         """Pods can be created in it afterwards: its default ServiceAccount is there."""
         self.kubectl("apply", "--filename=-", stdin=yaml.safe_dump(_meta("v1", "Namespace", name)))
-        self.kubectl("wait", f"--namespace={name}", "--for=create", "serviceaccount/default", "--timeout=30s")
+        self.kubectl(
+            "wait", f"--namespace={name}", "--for=create", "serviceaccount/default", "--timeout=30s"
+        )
 
     def operator_process(self) -> tuple[str, int]:
         """The operator's pod and its process id on the real node."""
@@ -120,12 +130,17 @@ class FakeCluster:
         )
         pids = run("docker", "exec", NODE, "pgrep", "-f", "ddpjob operator").split()
         if len(pids) != 1 or len(pod.split()) != 1:
-            raise RuntimeError(f"expected one operator, found pods {pod.split()} and processes {pids}")
+            raise RuntimeError(
+                f"expected one operator, found pods {pod.split()} and processes {pids}"
+            )
         return pod.strip().removeprefix("pod/"), int(pids[0])
 
     def process_ids(self, programs: Sequence[str]) -> dict[str, int]:
         """Of programs of which the real node runs one each."""
-        return {name: int(run("docker", "exec", NODE, "pgrep", "--full", f"^{name} ")) for name in programs}
+        return {
+            name: int(run("docker", "exec", NODE, "pgrep", "--full", f"^{name} "))
+            for name in programs
+        }
 
     @property
     def kwok(self) -> int:
@@ -143,12 +158,24 @@ class FakeCluster:
         config.write_text(yaml.safe_dump(_kind_config()))
         image = node_image()
         chosen = ("--image", image) if image else ()
-        run("kind", "create", "cluster", "--config", config, "--kubeconfig", self.kubeconfig, "--wait=180s", *chosen)
+        run(
+            "kind",
+            "create",
+            "cluster",
+            "--config",
+            config,
+            "--kubeconfig",
+            self.kubeconfig,
+            "--wait=180s",
+            *chosen,
+        )
 
     def _require_unthrottled(self) -> None:
         """A node image that reads another version of kubeadm's configuration would ignore ours without a word."""
         for program in ("kube-controller-manager", "kube-scheduler"):
-            if f"--kube-api-qps={QPS}" not in run("docker", "exec", NODE, "pgrep", "-a", "-f", program):
+            if f"--kube-api-qps={QPS}" not in run(
+                "docker", "exec", NODE, "pgrep", "-a", "-f", program
+            ):
                 raise RuntimeError(
                     f"{program} runs throttled: this node image does not take kubeadm's v1beta4 settings"
                 )
@@ -175,7 +202,12 @@ class FakeCluster:
         missing = [_fake_node(name) for name in self._node_names() if f"node/{name}" not in there]
         if missing:
             self.kubectl("create", "--filename=-", stdin=yaml.safe_dump_all(missing))
-        poll("every fake node is ready", self._nodes_are_ready, 120, lambda: (SCRATCH / "kwok.log").read_text()[-2000:])
+        poll(
+            "every fake node is ready",
+            self._nodes_are_ready,
+            120,
+            lambda: (SCRATCH / "kwok.log").read_text()[-2000:],
+        )
 
     def _node_names(self) -> list[str]:
         return [f"fake-{number:03d}" for number in range(self.nodes)]
@@ -188,9 +220,24 @@ class FakeCluster:
     def _install(self, image: str) -> None:
         repository, _, tag = image.rpartition(":")
         settings = ("--set", f"image.repository={repository}", "--set-string", f"image.tag={tag}")
-        chart = ("ddpjob-operator", "charts/ddpjob-operator", "--namespace", SYSTEM, "--create-namespace")
+        chart = (
+            "ddpjob-operator",
+            "charts/ddpjob-operator",
+            "--namespace",
+            SYSTEM,
+            "--create-namespace",
+        )
         environment = {"KUBECONFIG": str(self.kubeconfig)}
-        run("helm", "upgrade", "--install", *chart, *settings, "--wait", "--timeout=3m", **environment)
+        run(
+            "helm",
+            "upgrade",
+            "--install",
+            *chart,
+            *settings,
+            "--wait",
+            "--timeout=3m",
+            **environment,
+        )
         # Always a fresh process: in a kept cluster the old one may run an older image of the same tag.
         self.kubectl("rollout", "restart", "deployment", f"--namespace={SYSTEM}")
         self.kubectl("rollout", "status", "deployment", f"--namespace={SYSTEM}", "--timeout=3m")
@@ -209,7 +256,10 @@ def _meta(api_version: str, kind: str, name: str, **metadata: Object) -> Object:
 
 
 def _kind_config() -> Object:
-    limits = [{"name": "kube-api-qps", "value": str(QPS)}, {"name": "kube-api-burst", "value": str(BURST)}]
+    limits = [
+        {"name": "kube-api-qps", "value": str(QPS)},
+        {"name": "kube-api-burst", "value": str(BURST)},
+    ]
     patch = {
         "apiVersion": "kubeadm.k8s.io/v1beta4",
         "kind": "ClusterConfiguration",

@@ -108,7 +108,9 @@ class Client:
     """One kept-alive connection, plain HTTP and JSON. Raises RuntimeError with the API server's words."""
 
     def __init__(self, access: Access) -> None:
-        self._http = http.client.HTTPSConnection(access.host, access.port, context=access.tls(), timeout=60)
+        self._http = http.client.HTTPSConnection(
+            access.host, access.port, context=access.tls(), timeout=60
+        )
         self._http.connect()
         self._used = time.monotonic()
         self._headers = {"Accept": "application/json"}
@@ -119,7 +121,9 @@ class Client:
         self, method: str, path: str, body: bytes | None = None, kind: str = "application/json"
     ) -> http.client.HTTPResponse:
         """`kind`: the body's media type. The answer must be read before the next call."""
-        if time.monotonic() - self._used > 30:  # the API server closes what is idle for long; this opens it again
+        if (
+            time.monotonic() - self._used > 30
+        ):  # the API server closes what is idle for long; this opens it again
             self._http.close()
         self._used = time.monotonic()
         self._http.request(method, path, body, {**self._headers, "Content-Type": kind})
@@ -132,7 +136,9 @@ class Client:
         return self.send(method, path, body).read().decode()
 
     def json(self, method: str, path: str, body: Object | None = None) -> Object:
-        answer: Object = json.loads(self.text(method, path, json.dumps(body).encode() if body is not None else None))
+        answer: Object = json.loads(
+            self.text(method, path, json.dumps(body).encode() if body is not None else None)
+        )
         return answer
 
 
@@ -164,7 +170,9 @@ class PodWatch:
 
     def __init__(self, access: Access, pods: int) -> None:
         self._access, self._pods = access, pods
-        self._version: str = Client(access).json("GET", f"{PODS}?limit=1")["metadata"]["resourceVersion"]
+        self._version: str = Client(access).json("GET", f"{PODS}?limit=1")["metadata"][
+            "resourceVersion"
+        ]
         self._stream = self._open()
         self.exist: dict[str, float] = {}
         self.running: dict[str, float] = {}
@@ -184,15 +192,22 @@ class PodWatch:
             event = json.loads(line)
             if event["type"] == "ERROR":  # of an expired version, for example
                 raise RuntimeError(f"the watch on pods: {event['object'].get('message')}")
-            name, phase = event["object"]["metadata"].get("name"), event["object"].get("status", {}).get("phase")
+            name, phase = (
+                event["object"]["metadata"].get("name"),
+                event["object"].get("status", {}).get("phase"),
+            )
             self._version = event["object"]["metadata"].get("resourceVersion")
             if event["type"] not in ("ADDED", "MODIFIED") or phase not in ("Pending", "Running"):
-                raise RuntimeError(f"pod {name}: {event['type']} with phase {phase}; nothing may be lost here")
+                raise RuntimeError(
+                    f"pod {name}: {event['type']} with phase {phase}; nothing may be lost here"
+                )
             self.exist.setdefault(name, now)
             if phase == "Running":
                 self.running.setdefault(name, now)
             if len(self.exist) > self._pods:
-                raise RuntimeError(f"{name} is one pod more than the {self._pods} that were asked for")
+                raise RuntimeError(
+                    f"{name} is one pod more than the {self._pods} that were asked for"
+                )
 
 
 # --- counting calls
@@ -227,7 +242,9 @@ def count_calls(client: Client) -> Counter[Call]:
     counts: Counter[Call] = Counter()
     for labels, value in METRIC.findall(client.text("GET", "/metrics")):
         label = dict(LABEL.findall(labels))
-        counts[label["verb"], label["group"], label["resource"], label["subresource"]] += round(float(value))
+        counts[label["verb"], label["group"], label["resource"], label["subresource"]] += round(
+            float(value)
+        )
     return counts
 
 
@@ -282,7 +299,10 @@ class Processor:
         fields = [stat.rpartition(")")[2].split() for stat in stats]
         ticks = os.sysconf("SC_CLK_TCK")
         programs = [*self.inside, *self.outside]
-        return {name: (int(f[11]) + int(f[12])) / ticks for name, f in zip(programs, fields, strict=True)}
+        return {
+            name: (int(f[11]) + int(f[12])) / ticks
+            for name, f in zip(programs, fields, strict=True)
+        }
 
 
 def _in_node(*files: str) -> str:
@@ -308,7 +328,9 @@ class OperatorProcess:
 
     def jobs_running(self) -> int:
         """Jobs whose status the operator has written as Running."""
-        text = self.client.text("GET", f"/api/v1/namespaces/{SYSTEM}/pods/{self.pod}:8080/proxy/metrics")
+        text = self.client.text(
+            "GET", f"/api/v1/namespaces/{SYSTEM}/pods/{self.pod}:8080/proxy/metrics"
+        )
         found = re.search(r'^ddpjob_jobs\{phase="Running"\} (\S+)$', text, re.MULTILINE)
         return round(float(found[1])) if found else 0
 
@@ -358,7 +380,12 @@ def indexed_job(name: str, nodes: int) -> Object:
         "backoffLimit": 0,
         "template": {"metadata": metadata, "spec": pod["spec"]},
     }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": spec,
+    }
 
 
 def objects_of(case: str, shape: Shape) -> list[bytes]:
@@ -397,11 +424,17 @@ class Bench:
     def measure(self, case: str, shape: Shape, number: int) -> Sample:
         """Create, wait until all pods run and the operator has said so, count, and clear away."""
         bodies = objects_of(case, shape)
-        calls_before, cpu_before, began = wait_until_quiet(self.client), self.processor.seconds(), time.monotonic()
+        calls_before, cpu_before, began = (
+            wait_until_quiet(self.client),
+            self.processor.seconds(),
+            time.monotonic(),
+        )
         watch = PodWatch(self.access, shape.pods)
         with ThreadPoolExecutor(1) as pool:
             following = pool.submit(watch.follow)
-            first = self.creator.submit(create_all, self.access, COLLECTIONS[case], bodies, CONNECTIONS).result()
+            first = self.creator.submit(
+                create_all, self.access, COLLECTIONS[case], bodies, CONNECTIONS
+            ).result()
             following.result()
         if case == OURS:
             self._wait_for_status(shape.jobs)
@@ -420,7 +453,9 @@ class Bench:
         self.clear()
         return sample
 
-    def _own(self, calls: Counter[Call], case: str, shape: Shape, seconds: float) -> dict[Call, float]:
+    def _own(
+        self, calls: Counter[Call], case: str, shape: Shape, seconds: float
+    ) -> dict[Call, float]:
         """Without what the same seconds cost an idle cluster, and without the benchmark's own requests."""
         own = {call: count - self.idle.get(call, 0) * seconds for call, count in calls.items()}
         own["LIST", "", "pods", ""] = own.get(("LIST", "", "pods", ""), 0) - 1  # the watch's start
@@ -441,7 +476,9 @@ class Bench:
         deadline = time.monotonic() + seconds
         while self.operator.jobs_running() < jobs:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"only {self.operator.jobs_running()} of {jobs} jobs are said to be Running")
+                raise RuntimeError(
+                    f"only {self.operator.jobs_running()} of {jobs} jobs are said to be Running"
+                )
             time.sleep(0.25)
 
     def clear(self) -> None:
@@ -468,7 +505,9 @@ class Bench:
             return False
 
 
-def measure_all(bench: Bench, runs: int, shapes: Sequence[Shape], say: Callable[[str], None]) -> list[Sample]:
+def measure_all(
+    bench: Bench, runs: int, shapes: Sequence[Shape], say: Callable[[str], None]
+) -> list[Sample]:
     """Every case of every shape, interleaved; each run begins with another case."""
     say("warming up")
     for case in CASES:
@@ -536,14 +575,29 @@ def targets(samples: Sequence[Sample], large: Shape, many: Shape, peak_rss: floa
         return [count(sample) / shape.jobs for sample in select(samples, OURS, shape)]
 
     found = [
-        Target(f"{large}: time until Running, over the Indexed Job's", ratio(large, OURS, INDEXED), 1.15),
-        Target(f"{many}: rate of Running pods, over the Indexed Jobs'", ratio(many, INDEXED, OURS), 1.25, True),
-        Target(f"{many}: time until Running, over the bare client's", ratio(many, OURS, FLOOR), 1.3),
+        Target(
+            f"{large}: time until Running, over the Indexed Job's",
+            ratio(large, OURS, INDEXED),
+            1.15,
+        ),
+        Target(
+            f"{many}: rate of Running pods, over the Indexed Jobs'",
+            ratio(many, INDEXED, OURS),
+            1.25,
+            True,
+        ),
+        Target(
+            f"{many}: time until Running, over the bare client's", ratio(many, OURS, FLOOR), 1.3
+        ),
     ]
     for shape in (large, many):
         found += [
             Target(f"{shape}: GET and LIST per job", per_job(shape, Sample.reads), 0),
-            Target(f"{shape}: writes per job, at most N + 5", per_job(shape, Sample.writes), shape.nodes + 5),
+            Target(
+                f"{shape}: writes per job, at most N + 5",
+                per_job(shape, Sample.writes),
+                shape.nodes + 5,
+            ),
         ]
     return [*found, Target("most resident memory of the operator, MB", [peak_rss], 90)]
 
@@ -567,13 +621,24 @@ def report(samples: Sequence[Sample], goals: Sequence[Target], large: Shape, man
             ]
             lines.append(f"| {' | '.join(cells)} |")
     programs = list(samples[0].cpu)
-    lines += ["", f"| CPU seconds (medians) | made by | {' | '.join(programs)} |", f"|---|---|{'---|' * len(programs)}"]
+    lines += [
+        "",
+        f"| CPU seconds (medians) | made by | {' | '.join(programs)} |",
+        f"|---|---|{'---|' * len(programs)}",
+    ]
     for shape in (large, many):
         for case in CASES:
             found = select(samples, case, shape)
-            cells = [f"{statistics.median(s.cpu[program] for s in found):.2f}" for program in programs]
+            cells = [
+                f"{statistics.median(s.cpu[program] for s in found):.2f}" for program in programs
+            ]
             lines.append(f"| {shape} | {case} | {' | '.join(cells)} |")
-    lines += ["", "| to reach | limit | median (min–max) | |", "|---|---|---|---|", *(goal.row() for goal in goals)]
+    lines += [
+        "",
+        "| to reach | limit | median (min–max) | |",
+        "|---|---|---|---|",
+        *(goal.row() for goal in goals),
+    ]
     lines += ["", "Calls of our jobs, medians of all jobs together:"]
     lines += [f"- {shape}: {_calls(select(samples, OURS, shape))}" for shape in (large, many)]
     return "\n".join(lines)
@@ -581,7 +646,9 @@ def report(samples: Sequence[Sample], goals: Sequence[Target], large: Shape, man
 
 def _calls(samples: Sequence[Sample]) -> str:
     kinds = sorted({call for sample in samples for call in sample.calls})
-    return ", ".join(f"{call} {statistics.median(s.calls.get(call, 0) for s in samples):.1f}" for call in kinds)
+    return ", ".join(
+        f"{call} {statistics.median(s.calls.get(call, 0) for s in samples):.1f}" for call in kinds
+    )
 
 
 def surroundings(client: Client) -> Object:
@@ -613,18 +680,37 @@ def _text(path: Path) -> str:
 
 def arguments() -> argparse.Namespace:
     text = __doc__ or ""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="interleaved runs; medians are reported (default: 5)")
-    parser.add_argument("--large", type=Shape.parse, default=Shape(1, 200), help="JOBSxNODES (default: 1x200)")
-    parser.add_argument("--many", type=Shape.parse, default=Shape(100, 4), help="JOBSxNODES (default: 100x4)")
-    parser.add_argument("--fake-nodes", type=int, default=200, help="fake nodes of the cluster (default: 200)")
-    parser.add_argument("--idle", type=float, default=60, help="seconds to watch the idle cluster for (default: 60)")
-    parser.add_argument("--image", help="the operator's image; without it one is built from this tree")
-    parser.add_argument(
-        "--keep", action="store_true", help="leave the cluster for the next call, which takes it as it is"
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.json", help="write every sample there, the tables beside it (.md)"
+        "--runs", type=int, default=5, help="interleaved runs; medians are reported (default: 5)"
+    )
+    parser.add_argument(
+        "--large", type=Shape.parse, default=Shape(1, 200), help="JOBSxNODES (default: 1x200)"
+    )
+    parser.add_argument(
+        "--many", type=Shape.parse, default=Shape(100, 4), help="JOBSxNODES (default: 100x4)"
+    )
+    parser.add_argument(
+        "--fake-nodes", type=int, default=200, help="fake nodes of the cluster (default: 200)"
+    )
+    parser.add_argument(
+        "--idle", type=float, default=60, help="seconds to watch the idle cluster for (default: 60)"
+    )
+    parser.add_argument(
+        "--image", help="the operator's image; without it one is built from this tree"
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave the cluster for the next call, which takes it as it is",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.json",
+        help="write every sample there, the tables beside it (.md)",
     )
     chosen = parser.parse_args()
     if chosen.runs < 1:
@@ -632,14 +718,18 @@ def arguments() -> argparse.Namespace:
     return chosen
 
 
-def measure_cluster(cluster: FakeCluster, chosen: argparse.Namespace, say: Callable[[str], None]) -> str:
+def measure_cluster(
+    cluster: FakeCluster, chosen: argparse.Namespace, say: Callable[[str], None]
+) -> str:
     """Everything from an empty cluster to the text of the report; writes --out."""
     cluster.make_namespace(NAMESPACE)
     client = Client(cluster.access())
     operator = OperatorProcess(client, *cluster.operator_process())
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as creator:
         creator.submit(os.getpid).result()  # started and imported before any clock runs
-        processor = Processor({**cluster.process_ids(PROGRAMS), "operator": operator.pid}, {"kwok": cluster.kwok})
+        processor = Processor(
+            {**cluster.process_ids(PROGRAMS), "operator": operator.pid}, {"kwok": cluster.kwok}
+        )
         bench = Bench(cluster.access(), client, operator, processor, creator)
         bench.clear()  # a cluster that was kept may hold what an interrupted call left
         say(f"watching the idle cluster for {chosen.idle:g} s")
@@ -654,7 +744,12 @@ def measure_cluster(cluster: FakeCluster, chosen: argparse.Namespace, say: Calla
         chosen.out.parent.mkdir(parents=True, exist_ok=True)
         judged = [{**asdict(goal), "reached": goal.reached} for goal in goals]
         idle = {" ".join(filter(None, call)): rate for call, rate in sorted(bench.idle.items())}
-        found = {"surroundings": where, "targets": judged, "samples": [asdict(s) for s in samples], "idle per s": idle}
+        found = {
+            "surroundings": where,
+            "targets": judged,
+            "samples": [asdict(s) for s in samples],
+            "idle per s": idle,
+        }
         chosen.out.write_text(json.dumps(found, indent=1) + "\n")
         chosen.out.with_suffix(".md").write_text(text + "\n")
     return text

@@ -28,7 +28,17 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from fake_cluster import ROOT, Access
-from operator_speed import COLLECTIONS, CONNECTIONS, NAMESPACE, OURS, PODS, Client, Shape, create_all, objects_of
+from operator_speed import (
+    COLLECTIONS,
+    CONNECTIONS,
+    NAMESPACE,
+    OURS,
+    PODS,
+    Client,
+    Shape,
+    create_all,
+    objects_of,
+)
 
 from ddpjob.controller.main import Options, operate, set_up_logging
 from ddpjob.core import names
@@ -40,7 +50,9 @@ RUNNING = {
     "status": {
         "phase": "Running",
         "startTime": "2026-01-01T00:00:00Z",
-        "conditions": [{"type": kind, "status": "True"} for kind in ("Initialized", "Ready", "ContainersReady")],
+        "conditions": [
+            {"type": kind, "status": "True"} for kind in ("Initialized", "Ready", "ContainersReady")
+        ],
         "containerStatuses": [
             {
                 "name": names.TRAINER,
@@ -61,13 +73,17 @@ RUNNING = {
 def drive(access: Access, operator: int, port: int, shape: Shape) -> None:
     """Create the jobs once the operator (process id, HTTP port) leads, run their pods, then end it with SIGTERM."""
     try:
-        _wait(lambda: "ddpjob_leader 1.0" in _get(port, "metrics") and _get(port, "readyz") == "ok\n")
+        _wait(
+            lambda: "ddpjob_leader 1.0" in _get(port, "metrics") and _get(port, "readyz") == "ok\n"
+        )
         threading.Thread(target=play_kubelet, args=(access,), daemon=True).start()
         cpu, began = _cpu(operator), time.monotonic()
         create_all(access, COLLECTIONS[OURS], objects_of(OURS, shape), CONNECTIONS)
         _wait(lambda: f'ddpjob_jobs{{phase="Running"}} {shape.jobs}.0' in _get(port, "metrics"))
         seconds, spent = time.monotonic() - began, _cpu(operator) - cpu
-        looks = re.search(r"^ddpjob_reconcile_seconds_count (\S+)$", _get(port, "metrics"), re.MULTILINE)
+        looks = re.search(
+            r"^ddpjob_reconcile_seconds_count (\S+)$", _get(port, "metrics"), re.MULTILINE
+        )
         print(
             f"{shape} pods Running after {seconds:.1f} s; CPU of the operator {spent:.2f} s, "
             f"{spent / shape.pods * 1e3:.2f} ms a pod; looks at jobs {looks[1] if looks else 'not counted'}"
@@ -84,10 +100,17 @@ def play_kubelet(access: Access) -> None:
         client = Client(access)
         while True:
             name = pods.get()
-            target = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"name": "node-1"}}
+            target = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name},
+                "target": {"name": "node-1"},
+            }
             client.json("POST", f"{PODS}/{name}/binding", target)
             body = json.dumps(RUNNING).encode()
-            client.send("PATCH", f"{PODS}/{name}/status", body, "application/merge-patch+json").read()
+            client.send(
+                "PATCH", f"{PODS}/{name}/status", body, "application/merge-patch+json"
+            ).read()
 
     for _ in range(CONNECTIONS):
         threading.Thread(target=work, daemon=True).start()
@@ -124,9 +147,15 @@ def _cpu(pid: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=Shape.parse, default=Shape(100, 4), help="JOBSxNODES (default: 100x4)")
-    parser.add_argument("--plain", action="store_true", help="no profiler, which itself doubles what is measured")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--jobs", type=Shape.parse, default=Shape(100, 4), help="JOBSxNODES (default: 100x4)"
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="no profiler, which itself doubles what is measured"
+    )
     parser.add_argument("--lines", type=int, default=45, help="functions to print (default: 45)")
     parser.add_argument("--out", type=Path, help="write the profile there for other tools")
     chosen = parser.parse_args()
@@ -141,7 +170,9 @@ def main() -> int:
         after.callback(server.stop)
         server.start()
         server.kubectl("apply", "--server-side", "-f", str(CRD))
-        server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/ddpjobs.ddpjob.dev")
+        server.kubectl(
+            "wait", "--for=condition=Established", "--timeout=30s", "crd/ddpjobs.ddpjob.dev"
+        )
         server.kubectl("create", "namespace", NAMESPACE)
         host, port = server.url.removeprefix("https://").split(":")
         access = Access(host, int(port), server.certificate.read_text(), token=ADMIN_TOKEN)

@@ -30,15 +30,17 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.arms import Native
-from ddp_trainer.models import MnistNet, parameter_count, resnet18
 from ddp_trainer.runtime import Runtime, process_group
+from ddp_trainer.workloads.shared.gradient_arms import Native
+from ddp_trainer.workloads.shared.models import MnistNet, parameter_count, resnet18
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build" / "training-speed"
 TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 DROPPED = 3  # turns before the first that counts
-MALLOC_AS_IT_IS = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}  # its default; docs/decisions/0008-freed-memory.md
+MALLOC_AS_IT_IS = {
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"
+}  # its default; docs/decisions/0008-freed-memory.md
 STARTS = 5  # of each part of an experiment
 
 
@@ -49,7 +51,11 @@ class SmallNet(nn.Sequential):
         layers: list[nn.Module] = []
         channels = 3
         for width, stride in ((32, 1), (64, 2), (64, 2), (96, 2), (96, 2)):
-            layers += [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+            layers += [
+                nn.Conv2d(channels, width, 3, stride, 1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+            ]
             channels = width
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
@@ -186,17 +192,24 @@ def cases(experiment: str) -> dict[str, Case]:
     """What an experiment goes through."""
     if experiment == "scaling":
         return {
-            f"ResNet-18, {stem} stem, batch 32": Case(lambda stem=stem: resnet18(stem=stem), (3, 32, 32), 32, steps)
+            f"ResNet-18, {stem} stem, batch 32": Case(
+                lambda stem=stem: resnet18(stem=stem), (3, 32, 32), 32, steps
+            )
             for stem, steps in (("3x3", 2), ("torchvision", 12))
         }
     return {
         f"{name}, batch {batch}": Case(net, shape, batch, 320 // batch)
-        for name, net, shape in (("MNIST net", MnistNet, (1, 28, 28)), ("0.2 M net", SmallNet, (3, 32, 32)))
+        for name, net, shape in (
+            ("MNIST net", MnistNet, (1, 28, 28)),
+            ("0.2 M net", SmallNet, (3, 32, 32)),
+        )
         for batch in (8, 32)
     }
 
 
-def measure(case: Case, variants: Mapping[str, Variant], turns: int, runtime: Runtime) -> dict[str, list[float]]:
+def measure(
+    case: Case, variants: Mapping[str, Variant], turns: int, runtime: Runtime
+) -> dict[str, list[float]]:
     """Seconds a step of each variant, one number a turn: the slower rank's."""
     made: dict[str, tuple[Step, torch.memory_format, torch.optim.Optimizer]] = {}
     for name, variant in variants.items():
@@ -205,14 +218,18 @@ def measure(case: Case, variants: Mapping[str, Variant], turns: int, runtime: Ru
         model = case.make().to(memory_format=layout)
         step = variant.make(model, runtime)
         runtime.warm_up(step.module, torch.randn(2, *case.shape))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=variant.fused_optimizer)
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=1e-3, momentum=0.9, fused=variant.fused_optimizer
+        )
         made[name] = step, layout, optimizer
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     generator = torch.Generator().manual_seed(runtime.rank)
     for turn in range(DROPPED + turns):
         inputs = torch.randn(case.batch_size, *case.shape, generator=generator)
         labels = torch.randint(0, 10, (case.batch_size,), generator=generator)
-        names = list(variants) if turn % 2 else list(variants)[::-1]  # so that none always follows the same
+        names = (
+            list(variants) if turn % 2 else list(variants)[::-1]
+        )  # so that none always follows the same
         for name in names:
             _schedule(batch=variants[name].batch_scheduling)
             took = _turn(*made[name], inputs, labels, case.steps, runtime)
@@ -247,7 +264,9 @@ def _schedule(*, batch: bool) -> None:
     if sys.platform == "linux":
         for thread in os.listdir("/proc/self/task"):
             with suppress(ProcessLookupError):  # it has ended meanwhile
-                os.sched_setscheduler(int(thread), os.SCHED_BATCH if batch else os.SCHED_OTHER, os.sched_param(0))
+                os.sched_setscheduler(
+                    int(thread), os.SCHED_BATCH if batch else os.SCHED_OTHER, os.sched_param(0)
+                )
 
 
 def _pin_to(core: int) -> None:
@@ -277,7 +296,10 @@ def as_rank(experiment: str, part: int, turns: int) -> None:
     with process_group(threads=1) as runtime:
         if what.pinned and hasattr(os, "sched_setaffinity"):
             _pin_to(sorted(os.sched_getaffinity(0))[runtime.rank])
-        found = {name: measure(case, what.variants, turns, runtime) for name, case in cases(experiment).items()}
+        found = {
+            name: measure(case, what.variants, turns, runtime)
+            for name, case in cases(experiment).items()
+        }
         if runtime.is_main:
             _keep("part", found)
 
@@ -289,17 +311,28 @@ def side_by_side(experiment: str, turns: int) -> None:
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in made}
     for start in range(STARTS):
         for number, part in enumerate(parts):
-            program = [__file__, experiment, "--part", str(number), "--turns", str(-(-turns // STARTS))]
+            program = [
+                __file__,
+                experiment,
+                "--part",
+                str(number),
+                "--turns",
+                str(-(-turns // STARTS)),
+            ]
             environment = _one_thread() | ({} if part.keeps_freed_memory else MALLOC_AS_IT_IS)
             subprocess.run([*TWO_RANKS, *program], check=True, env=environment)
             for name, found in json.loads((OUT / "part.json").read_text()).items():
                 for variant, values in found.items():
                     seconds[name].setdefault(variant, []).extend(values)
-            print(f"start {start + 1} of {STARTS}, part {number + 1} of {len(parts)}", file=sys.stderr)
+            print(
+                f"start {start + 1} of {STARTS}, part {number + 1} of {len(parts)}", file=sys.stderr
+            )
     _keep(experiment, seconds)
     for name, case in made.items():
         counted = len(next(iter(seconds[name].values())))
-        print(f"\n{name}: {parameter_count(case.make()):,} parameters, {counted} turns of {case.steps} steps\n")
+        print(
+            f"\n{name}: {parameter_count(case.make()):,} parameters, {counted} turns of {case.steps} steps\n"
+        )
         print("\n".join(table(seconds[name], case.batch_size * 2)), flush=True)
 
 
@@ -314,7 +347,17 @@ def tutorial(data: Path, runs: int, more: list[str]) -> None:
     """
     programs = {
         "tutorial": [str(ROOT / "bench" / "tutorial_loop.py")],
-        "ours": ["-m", "ddp_trainer", "cifar10", "--epochs", "1", "--precision", "auto", "--log-every", "5"],
+        "ours": [
+            "-m",
+            "ddp_trainer",
+            "cifar10",
+            "--epochs",
+            "1",
+            "--precision",
+            "auto",
+            "--log-every",
+            "5",
+        ],
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
     for seed in range(runs):
@@ -324,7 +367,9 @@ def tutorial(data: Path, runs: int, more: list[str]) -> None:
             print(f"{name:9} seed {seed}: {found[name][-1]}", flush=True)
     _keep("tutorial", found)
     first = statistics.median(run["steps"] for run in found["tutorial"])
-    print("\n| | seconds of steps | times the tutorial's | waiting for data | loss of the last fifth |")
+    print(
+        "\n| | seconds of steps | times the tutorial's | waiting for data | loss of the last fifth |"
+    )
     print("|---|---|---|---|---|")
     for name, values in found.items():
         middle = {key: statistics.median(run[key] for run in values) for key in values[0]}
@@ -346,7 +391,11 @@ def _epoch(program: list[str]) -> dict[str, float]:
     )
     *events, end = [json.loads(line) for line in done.stdout.splitlines()]
     spent = end["seconds"]
-    late = [event["loss"] for event in events if event["event"] == "train" and event["step"] > 0.8 * event["steps"]]
+    late = [
+        event["loss"]
+        for event in events
+        if event["event"] == "train" and event["step"] > 0.8 * event["steps"]
+    ]
     return {
         "steps": sum(spent[phase] for phase in ("data", "forward", "backward", "optimizer")),
         "data": spent["data"],
@@ -364,12 +413,16 @@ def _keep(experiment: str, results: object) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("experiment", choices=["scaling", "small", "tutorial"])
     parser.add_argument("--turns", type=int, default=15, help="of each variant (default 15)")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)  # for the ranks that it starts
     parser.add_argument("--data", type=Path, help="CIFAR-10's folder, for tutorial")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each, for tutorial (default 3)")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="runs of each, for tutorial (default 3)"
+    )
     options, more = parser.parse_known_args()
     if options.experiment == "tutorial":
         if options.data is None:

@@ -20,8 +20,8 @@ from PIL import Image, ImageOps
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from ddp_trainer.models import resnet18
 from ddp_trainer.workloads.cifar10 import DEVIATION, MEAN
+from ddp_trainer.workloads.shared.models import resnet18
 
 
 def crop_and_flip(image: Image.Image) -> Image.Image:
@@ -36,9 +36,16 @@ class Photographs(Dataset):
 
     def __init__(self, folder: Path, augment: bool, limit: int | None) -> None:
         classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        files = [(path, number) for number, name in enumerate(classes) for path in sorted((folder / name).iterdir())]
+        files = [
+            (path, number)
+            for number, name in enumerate(classes)
+            for path in sorted((folder / name).iterdir())
+        ]
         # Spread evenly, so that no class is left out.
-        self.files = [files[index] for index in np.linspace(0, len(files) - 1, limit or len(files)).astype(int)]
+        self.files = [
+            files[index]
+            for index in np.linspace(0, len(files) - 1, limit or len(files)).astype(int)
+        ]
         self.augment = augment
         self.mean = torch.tensor(MEAN).view(3, 1, 1)
         self.deviation = torch.tensor(DEVIATION).view(3, 1, 1)
@@ -56,7 +63,9 @@ class Photographs(Dataset):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -103,7 +112,10 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         batches = DataLoader(test, 256)
-        losses = [F.cross_entropy(model(inputs), labels, reduction="sum").item() for inputs, labels in batches]
+        losses = [
+            F.cross_entropy(model(inputs), labels, reduction="sum").item()
+            for inputs, labels in batches
+        ]
     if dist.get_rank() == 0:
         result = {"final_loss": float(final), "loss": sum(losses) / len(test)}
         print(json.dumps({"event": "end", "result": result, "seconds": seconds}))

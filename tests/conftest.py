@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
-TOGETHER = ("tests/cluster/", "tests/apiserver/")  # share a cluster, an API server; elsewhere a file is a group
+TOGETHER = (
+    "tests/cluster/",
+    "tests/apiserver/",
+)  # share a cluster, an API server; elsewhere a file is a group
 
 REAL_DATA = Path(os.environ.get("DDP_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -33,14 +36,26 @@ def real_data() -> Callable[..., Path]:
     def put(name: str, below: Path, *patterns: str) -> Path:
         folder, archive = REAL_DATA / name, REAL_DATA / f"{name}.tar.zst"
         if archive.is_file() and shutil.which("zstd"):
-            words = ["tar", "--zstd", "-xf", archive, "-C", below, "--no-same-owner", "--wildcards", *patterns]
+            words = [
+                "tar",
+                "--zstd",
+                "-xf",
+                archive,
+                "-C",
+                below,
+                "--no-same-owner",
+                "--wildcards",
+                *patterns,
+            ]
             subprocess.run(words, check=True, timeout=300)
         elif folder.is_dir() and not patterns:
             (below / name).mkdir(exist_ok=True)
             for file in folder.iterdir():
                 shutil.copyfile(file, below / name / file.name)
         else:
-            pytest.skip(f"there is neither {archive} (and zstd) nor {folder}; DDP_TEST_DATA names the folder with them")
+            pytest.skip(
+                f"there is neither {archive} (and zstd) nor {folder}; DDP_TEST_DATA names the folder with them"
+            )
         return below
 
     return put
@@ -53,7 +68,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class InGroups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.split("::")[0])
+            return next(
+                (folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.split("::")[0]
+            )
 
     return InGroups(config, log)
 

@@ -29,7 +29,9 @@ def bare_apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServ
 def apiserver(bare_apiserver: ApiServer) -> ApiServer:
     """A running API server that serves DDPJobs."""
     bare_apiserver.kubectl("apply", "--server-side", "-f", str(CRD))
-    bare_apiserver.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/ddpjobs.ddpjob.dev")
+    bare_apiserver.kubectl(
+        "wait", "--for=condition=Established", "--timeout=30s", "crd/ddpjobs.ddpjob.dev"
+    )
     return bare_apiserver
 
 

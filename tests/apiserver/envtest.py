@@ -43,7 +43,11 @@ def find_binaries() -> dict[str, str]:
 
     Links are not resolved: some distributions ship one program that looks at the name it is called by.
     """
-    folders = [os.environ.get("KUBEBUILDER_ASSETS", ""), "/usr/local/kubebuilder/bin", *os.get_exec_path()]
+    folders = [
+        os.environ.get("KUBEBUILDER_ASSETS", ""),
+        "/usr/local/kubebuilder/bin",
+        *os.get_exec_path(),
+    ]
     path = os.pathsep.join(folder for folder in folders if folder)
     return {name: found for name in NEEDED if (found := shutil.which(name, path=path))}
 
@@ -76,7 +80,11 @@ class ApiServer:
         self.url = f"https://127.0.0.1:{self._port}"
         self.kubeconfig = folder / "kubeconfig"
         self.certificate = folder / "certs" / "apiserver.crt"
-        self.environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(folder / "cache")}
+        self.environment = {
+            **os.environ,
+            "KUBECONFIG": str(self.kubeconfig),
+            "KUBECACHEDIR": str(folder / "cache"),
+        }
         (folder / "tokens.csv").write_text(f"{ADMIN_TOKEN},admin,admin,system:masters\n")
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -103,14 +111,20 @@ class ApiServer:
         self._end("etcd", kill=True)
 
     # -- use -------------------------------------------------------------------------------------------------------
-    def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def kubectl(
+        self, *args: str, stdin: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         """Run kubectl as the administrator; with `check` a failure is an AssertionError with what it said."""
         command = [self.kubectl_path, *args]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, env=self.environment)
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, timeout=60, env=self.environment
+        )
         assert done.returncode == 0 or not check, done.stderr
         return done
 
-    def request(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Answer:
+    def request(
+        self, method: str, path: str, body: Any = None, content_type: str = "application/json"
+    ) -> Answer:
         """Send one request as the administrator, as a client that does not ask for strict validation."""
         request = urllib.request.Request(
             self.url + path,
@@ -120,19 +134,29 @@ class ApiServer:
         )
         try:
             with urllib.request.urlopen(request, timeout=30, context=self._trusted) as answer:
-                return Answer(answer.status, json.load(answer), answer.headers.get_all("Warning", []))
+                return Answer(
+                    answer.status, json.load(answer), answer.headers.get_all("Warning", [])
+                )
         except urllib.error.HTTPError as refusal:
             return Answer(refusal.code, json.load(refusal), refusal.headers.get_all("Warning", []))
 
     def delete_jobs(self, namespace: str) -> None:
         """Remove the DDPJobs of a namespace, so that no operator of a later test works on them."""
-        assert self.request("DELETE", f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs").code == 200
+        assert (
+            self.request("DELETE", f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs").code
+            == 200
+        )
 
     def kubeconfig_for(self, token: str) -> str:
         """The text of a kubeconfig for this server (JSON is YAML) with the given bearer token."""
         certificate = base64.b64encode(self.certificate.read_bytes()).decode()
         named: dict[str, Any] = {
-            "clusters": [{"name": "it", "cluster": {"server": self.url, "certificate-authority-data": certificate}}],
+            "clusters": [
+                {
+                    "name": "it",
+                    "cluster": {"server": self.url, "certificate-authority-data": certificate},
+                }
+            ],
             "users": [{"name": "it", "user": {"token": token}}],
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
         }
@@ -176,7 +200,9 @@ class ApiServer:
         if name in self._processes:
             return
         with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen([self._binaries[name], *flags], stdout=log, stderr=log)
+            self._processes[name] = subprocess.Popen(
+                [self._binaries[name], *flags], stdout=log, stderr=log
+            )
 
     def _end(self, name: str, kill: bool = False) -> None:
         process = self._processes.pop(name, None)

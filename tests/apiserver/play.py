@@ -34,7 +34,14 @@ class Operator:
     def __init__(self, folder: Path, kubeconfig: Path, *options: str) -> None:
         self.port = free_ports(1)[0]
         self._log = folder / f"operator-{self.port}.log"
-        command = [sys.executable, "-m", "ddpjob.cli.main", "operator", f"--kubeconfig={kubeconfig}", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "ddpjob.cli.main",
+            "operator",
+            f"--kubeconfig={kubeconfig}",
+            *options,
+        ]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, f"--http-port={self.port}", "--log-format=plain"], stdout=log, stderr=log
@@ -77,7 +84,9 @@ class Gate:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.kubeconfig = apiserver.folder / f"kubeconfig-{self._server.server_port}"
         config = json.loads(apiserver.kubeconfig_for(ADMIN_TOKEN))
-        config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{self._server.server_port}"}
+        config["clusters"][0]["cluster"] = {
+            "server": f"http://127.0.0.1:{self._server.server_port}"
+        }
         self.kubeconfig.write_text(json.dumps(config))
 
     def shut_at(self, k: int, passed_on: bool) -> None:
@@ -121,7 +130,9 @@ class Gate:
             self.writes.append(f"{request.command} {request.path}")
             self._left = self._left - 1 if self._left is not None else None
             self._closed = self._left == 0
-            self._pass_on(request, body, silent=self._closed, withheld=self._closed and not self._passed_on)
+            self._pass_on(
+                request, body, silent=self._closed, withheld=self._closed and not self._passed_on
+            )
             if self._closed:
                 self.on_shut()
                 self.is_shut = True
@@ -133,22 +144,34 @@ class Gate:
             self._pass_on(request, None)
 
     def _pass_on(
-        self, request: BaseHTTPRequestHandler, body: bytes | None, silent: bool = False, withheld: bool = False
+        self,
+        request: BaseHTTPRequestHandler,
+        body: bytes | None,
+        silent: bool = False,
+        withheld: bool = False,
     ) -> None:
         """The request to the API server and its answer back, piece by piece: a watch never ends."""
         request.close_connection = silent
         if withheld:
             return
-        upstream = http.client.HTTPSConnection(self._upstream.hostname, self._upstream.port, context=self._trusted)
+        upstream = http.client.HTTPSConnection(
+            self._upstream.hostname, self._upstream.port, context=self._trusted
+        )
         try:
-            kept = {k: v for k, v in request.headers.items() if k in ("Authorization", "Content-Type", "Accept")}
+            kept = {
+                k: v
+                for k, v in request.headers.items()
+                if k in ("Authorization", "Content-Type", "Accept")
+            }
             upstream.request(request.command, request.path, body, kept)
             answer = upstream.getresponse()
             if silent:
                 answer.read()
                 return
             request.send_response(answer.status)
-            request.send_header("Content-Type", answer.getheader("Content-Type", "application/json"))
+            request.send_header(
+                "Content-Type", answer.getheader("Content-Type", "application/json")
+            )
             request.send_header("Transfer-Encoding", "chunked")
             request.end_headers()
             while piece := answer.read1(65536):
@@ -168,7 +191,12 @@ class Cluster:
 
     def create_job(self, name: str, nodes: int = 2, **more: Any) -> None:
         spec = {"nodes": nodes, "image": "trainer:1", "args": ["train.py"], **more}
-        manifest = {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": name}, "spec": spec}
+        manifest = {
+            "apiVersion": "ddpjob.dev/v1alpha1",
+            "kind": "DDPJob",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
         answer = self.apiserver.request("POST", self._path("ddpjobs"), manifest)
         assert answer.code == 201, answer.body
 
@@ -179,7 +207,9 @@ class Cluster:
 
     def pods(self, job: str) -> dict[str, dict[str, Any]]:
         """Pods by name."""
-        found = self.apiserver.request("GET", f"{self._path('pods')}?labelSelector=ddpjob.dev/job={job}").body["items"]
+        found = self.apiserver.request(
+            "GET", f"{self._path('pods')}?labelSelector=ddpjob.dev/job={job}"
+        ).body["items"]
         return {pod["metadata"]["name"]: pod for pod in found}
 
     def ends(self, pod: str, code: int = 0, message: str = "") -> None:
@@ -222,15 +252,27 @@ class Cluster:
 
     def is_running(self, job: str, attempt: int = 0) -> None:
         """Plays on until the job runs in `attempt`."""
-        self.until(job, lambda: (s := self.status(job)).get("phase") == "Running" and s["attempt"] == attempt)
+        self.until(
+            job,
+            lambda: (s := self.status(job)).get("phase") == "Running" and s["attempt"] == attempt,
+        )
 
     def _report(self, pod: str, phase: str, state: dict[str, Any]) -> None:
-        container = {"name": "trainer", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+        container = {
+            "name": "trainer",
+            "image": "i",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
+            "state": state,
+        }
         status = {"status": {"phase": phase, "containerStatuses": [container]}}
         self.apiserver.request("PATCH", f"{self._path('pods', pod)}/status", status, MERGE)
 
     def _path(self, plural: str, name: str = "") -> str:
-        root = {"ddpjobs": "apis/ddpjob.dev/v1alpha1", "leases": "apis/coordination.k8s.io/v1"}.get(plural, "api/v1")
+        root = {"ddpjobs": "apis/ddpjob.dev/v1alpha1", "leases": "apis/coordination.k8s.io/v1"}.get(
+            plural, "api/v1"
+        )
         return f"/{root}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
     def holder(self, lease: str = "ddpjob-operator") -> str:

@@ -25,7 +25,12 @@ SPEC = SCHEMA["properties"]["spec"]
 def job(name: str = "job", **spec: Any) -> dict[str, Any]:
     """A DDPJob with what must be there, and `spec` on top."""
     spec = {"image": "trainer:1", "args": ["train.py"], **spec}
-    return {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": name}, "spec": spec}
+    return {
+        "apiVersion": "ddpjob.dev/v1alpha1",
+        "kind": "DDPJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def overlay(**container: Any) -> dict[str, Any]:
@@ -57,7 +62,9 @@ class Jobs:
         return self.server.request("PATCH", f"{self.path}/{name}", {"spec": spec}, MERGE)
 
     def replace(self, manifest: dict[str, Any], subresource: str = "") -> Answer:
-        return self.server.request("PUT", f"{self.path}/{manifest['metadata']['name']}{subresource}", manifest)
+        return self.server.request(
+            "PUT", f"{self.path}/{manifest['metadata']['name']}{subresource}", manifest
+        )
 
 
 @pytest.fixture
@@ -76,12 +83,24 @@ def shared_jobs(apiserver: ApiServer) -> Iterator[Jobs]:
 
 # -- rules and their sentences ---------------------------------------------------------------------------------------
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no nodes": ({"nodes": 0}, "spec.nodes: Invalid value: 0: spec.nodes in body should be greater than or equal to 1"),
+    "no nodes": (
+        {"nodes": 0},
+        "spec.nodes: Invalid value: 0: spec.nodes in body should be greater than or equal to 1",
+    ),
     "too many nodes": ({"nodes": 1001}, "should be less than or equal to 1000"),
     "no processes": ({"nprocPerNode": 0}, 'nprocPerNode is "auto" or a whole number from 1 to 256'),
-    "too many processes": ({"nprocPerNode": 257}, 'nprocPerNode is "auto" or a whole number from 1 to 256'),
-    "processes in words": ({"nprocPerNode": "gpu"}, 'nprocPerNode is "auto" or a whole number from 1 to 256'),
-    "processes quoted": ({"nprocPerNode": "2"}, 'nprocPerNode is "auto" or a whole number from 1 to 256'),
+    "too many processes": (
+        {"nprocPerNode": 257},
+        'nprocPerNode is "auto" or a whole number from 1 to 256',
+    ),
+    "processes in words": (
+        {"nprocPerNode": "gpu"},
+        'nprocPerNode is "auto" or a whole number from 1 to 256',
+    ),
+    "processes quoted": (
+        {"nprocPerNode": "2"},
+        'nprocPerNode is "auto" or a whole number from 1 to 256',
+    ),
     "unknown accelerator": (
         {"accelerator": "p9.48xlarge"},
         'spec.accelerator: Unsupported value: "p9.48xlarge": supported values: "cpu", "gpu", "trn1.32xlarge"',
@@ -90,16 +109,31 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no image": ({"image": None}, "spec.image: Required value"),
     "no args": ({"args": None}, "spec.args: Required value"),
     "empty args": ({"args": []}, "spec.args in body should have at least 1 items"),
-    "too many args": ({"args": ["-"] * 257}, "spec.args: Too many: 257: must have at most 256 items"),
-    "an endless arg": ({"args": ["x" * 4097]}, "spec.args[0]: Too long: may not be more than 4096 bytes"),
+    "too many args": (
+        {"args": ["-"] * 257},
+        "spec.args: Too many: 257: must have at most 256 items",
+    ),
+    "an endless arg": (
+        {"args": ["x" * 4097]},
+        "spec.args[0]: Too long: may not be more than 4096 bytes",
+    ),
     "checkpoint without claim": ({"checkpoint": {}}, "spec.checkpoint.claimName: Required value"),
-    "negative restarts": ({"failurePolicy": {"maxRestarts": -1}}, "should be greater than or equal to 0"),
-    "negative disruptions": ({"failurePolicy": {"maxDisruptions": -1}}, "should be greater than or equal to 0"),
+    "negative restarts": (
+        {"failurePolicy": {"maxRestarts": -1}},
+        "should be greater than or equal to 0",
+    ),
+    "negative disruptions": (
+        {"failurePolicy": {"maxDisruptions": -1}},
+        "should be greater than or equal to 0",
+    ),
     "a quantity of another world": (
         {"resources": {"limits": {"memory": "1GB"}}},
         "spec.resources.limits.memory in body should match",
     ),
-    "empty launcher": ({"torchrun": {"command": []}}, "spec.torchrun.command in body should have at least 1 items"),
+    "empty launcher": (
+        {"torchrun": {"command": []}},
+        "spec.torchrun.command in body should have at least 1 items",
+    ),
     "two volumes of a name": (
         {"volumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "configMap": {"name": "c"}}]},
         'spec.volumes[1]: Duplicate value: {"name":"v"}',
@@ -108,18 +142,30 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"volumeMounts": [{"name": "v", "mountPath": "/x"}, {"name": "w", "mountPath": "/x"}]},
         'spec.volumeMounts[1]: Duplicate value: {"mountPath":"/x"}',
     ),
-    "is_host": ({"torchrun": {"rdzvConf": {"is_host": "1"}}}, "rdzvConf.is_host is the operator's; remove it"),
-    "the operator's volume": ({"volumes": [{"name": "ddpjob-shm", "emptyDir": {}}]}, OPERATORS_VOLUME),
+    "is_host": (
+        {"torchrun": {"rdzvConf": {"is_host": "1"}}},
+        "rdzvConf.is_host is the operator's; remove it",
+    ),
+    "the operator's volume": (
+        {"volumes": [{"name": "ddpjob-shm", "emptyDir": {}}]},
+        OPERATORS_VOLUME,
+    ),
     "the operator's volume in the overlay": (
         {"podTemplate": {"spec": {"volumes": [{"name": "ddpjob-home", "emptyDir": {}}]}}},
         OPERATORS_VOLUME,
     ),
     "a second mount at the checkpoints": (
-        {"checkpoint": {"claimName": "c"}, "volumeMounts": [{"name": "v", "mountPath": "/checkpoints"}]},
+        {
+            "checkpoint": {"claimName": "c"},
+            "volumeMounts": [{"name": "v", "mountPath": "/checkpoints"}],
+        },
         "checkpoint.mountPath is mounted by checkpoint already; remove the mount or choose another path",
     ),
     "a second mount at the checkpoints, with a slash": (
-        {"checkpoint": {"claimName": "c"}, "volumeMounts": [{"name": "v", "mountPath": "/checkpoints/"}]},
+        {
+            "checkpoint": {"claimName": "c"},
+            "volumeMounts": [{"name": "v", "mountPath": "/checkpoints/"}],
+        },
         "checkpoint.mountPath is mounted by checkpoint already; remove the mount or choose another path",
     ),
     "a second mount at checkpoints with a slash": (
@@ -146,7 +192,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         'names that begin with "ddpjob.dev/" are the operator\'s; choose another prefix',
     ),
 }
-for field, value in {"restartPolicy": "Always", "hostname": "h", "subdomain": "s", "activeDeadlineSeconds": 9}.items():
+for field, value in {
+    "restartPolicy": "Always",
+    "hostname": "h",
+    "subdomain": "s",
+    "activeDeadlineSeconds": 9,
+}.items():
     REFUSED[f"podTemplate.spec.{field}"] = (
         {"podTemplate": {"spec": {field: value}}},
         "restartPolicy, hostname, subdomain and activeDeadlineSeconds are the operator's; remove them",
@@ -190,7 +241,10 @@ REFUSED["several trn1.2xlarge"] = (
     {"accelerator": "trn1.2xlarge", "nodes": 2},
     "a trn1.2xlarge has no EFA to reach another node; keep nodes at 1 or take trn1.32xlarge",
 )
-REFUSED["a volume without a name"] = ({"volumes": [{"name": ""}]}, "volumes[0].name in body should be at least 1 chars")
+REFUSED["a volume without a name"] = (
+    {"volumes": [{"name": ""}]},
+    "volumes[0].name in body should be at least 1 chars",
+)
 REFUSED["a mount without a name"] = (
     {"volumeMounts": [{"name": "", "mountPath": "/x"}]},
     "volumeMounts[0].name in body should be at least 1 chars",
@@ -257,17 +311,27 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "nothing but the least": {},
     "processes in number": {"nprocPerNode": 256},
     "torchrun's free flags": {"args": ["--tee", "3", "train.py"]},
-    "a script's flag of torchrun's name": {"args": ["train.py", "--nnodes=2", "--master-port", "1"]},
+    "a script's flag of torchrun's name": {
+        "args": ["train.py", "--nnodes=2", "--master-port", "1"]
+    },
     "a flag that only begins like one": {"args": ["--nnodes-file=x", "train.py"]},
     "a module": {"args": ["-m", "package.train"]},
     "rendezvous settings": {"torchrun": {"rdzvConf": {"join_timeout": 900, "store": "tcp:/x"}}},
     "a launcher of its own": {"torchrun": {"command": ["python", "-m", "torch.distributed.run"]}},
-    "variables that only look reserved": {"env": [{"name": "RANKS", "value": ""}, {"name": "MY_PET_X", "value": "1"}]},
+    "variables that only look reserved": {
+        "env": [{"name": "RANKS", "value": ""}, {"name": "MY_PET_X", "value": "1"}]
+    },
     "a sidecar with the trainer's names": {
         "podTemplate": {
             "spec": {
                 "containers": [
-                    {"name": "log", "image": "i", "command": ["x"], "args": [], "env": [{"name": "RANK", "value": "0"}]}
+                    {
+                        "name": "log",
+                        "image": "i",
+                        "command": ["x"],
+                        "args": [],
+                        "env": [{"name": "RANK", "value": "0"}],
+                    }
                 ]
             }
         }
@@ -280,11 +344,17 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "accelerator": "trn1.32xlarge",
         "nprocPerNode": 8,
     },
-    "every core of several trn1.32xlarge": {"accelerator": "trn1.32xlarge", "nodes": 2, "nprocPerNode": 32},
+    "every core of several trn1.32xlarge": {
+        "accelerator": "trn1.32xlarge",
+        "nodes": 2,
+        "nprocPerNode": 32,
+    },
     "several trn1.32xlarge": {"accelerator": "trn1.32xlarge", "nodes": 4},
     "one core of a trn1.2xlarge": {"accelerator": "trn1.2xlarge", "nprocPerNode": 1},
     "a checkpoint deep down": {"checkpoint": {"claimName": "c", "mountPath": "/mnt/x/y/"}},
-    "labels and annotations": {"podTemplate": {"metadata": {"labels": {"a": "b"}, "annotations": {"c.d/e": "f"}}}},
+    "labels and annotations": {
+        "podTemplate": {"metadata": {"labels": {"a": "b"}, "annotations": {"c.d/e": "f"}}}
+    },
     "empty overlay": {"podTemplate": {"metadata": {}, "spec": {}}},
     "quantities as numbers and strings": {
         "resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"x.y/z": 8}}
@@ -316,7 +386,10 @@ def test_a_name_that_no_service_can_have_is_refused(shared_jobs: Jobs, name: str
     answer = shared_jobs.create(job(name))
     assert answer.code == 422
     assert "metadata.name: Invalid value" in answer.body["message"]
-    assert "a job's name is its Service's name too: at most 52 lower-case letters, digits" in answer.body["message"]
+    assert (
+        "a job's name is its Service's name too: at most 52 lower-case letters, digits"
+        in answer.body["message"]
+    )
 
 
 def test_the_server_may_choose_the_name(jobs: Jobs) -> None:
@@ -386,7 +459,8 @@ def test_an_unset_field_cannot_be_set_later(jobs: Jobs, field: str) -> None:
 CAN_BE_EMPTY = {
     name: {"object": {}, "array": []}[field["type"]]
     for name, field in SPEC["properties"].items()
-    if name in set(CHANGES) - REQUIRED - DEFAULTED - {"checkpoint"} and field["type"] in ("object", "array")
+    if name in set(CHANGES) - REQUIRED - DEFAULTED - {"checkpoint"}
+    and field["type"] in ("object", "array")
 }
 
 
@@ -398,7 +472,9 @@ def test_an_empty_field_cannot_be_removed(jobs: Jobs, field: str) -> None:
     assert f"spec.{field}: Invalid value: {FINAL}" in answer.body["message"]
 
 
-def leaves(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+def leaves(
+    schema: dict[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
     """Every leaf below `schema` as (path, two different values); "[]" in a path is an item, "{}" a key that differs."""
     kind = schema.get("type", "integer" if "x-kubernetes-int-or-string" in schema else "any")
     if "properties" in schema:
@@ -414,7 +490,12 @@ def leaves(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
     elif path[-1] == "mountPath":
         yield path, ["/a", "/b"]
     else:
-        values = {"integer": [1, 2], "boolean": [True, False], "string": ["a", "b"], "any": [{"a": 1}, {"b": 1}]}
+        values = {
+            "integer": [1, 2],
+            "boolean": [True, False],
+            "string": ["a", "b"],
+            "any": [{"a": 1}, {"b": 1}],
+        }
         yield path, values[kind]
 
 
@@ -443,7 +524,10 @@ def _least(schema: dict[str, Any], name: str = "") -> Any:
 
 # Refused altogether, or bound to a rule that a made-up value cannot meet.
 ELSEWHERE = {
-    *(("podTemplate", "spec", name) for name in ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")),
+    *(
+        ("podTemplate", "spec", name)
+        for name in ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")
+    ),
 }
 LEAVES = {
     ".".join(path): (path, values)
@@ -486,14 +570,26 @@ def test_defaults_are_filled_in(jobs: Jobs) -> None:
     }
 
 
-@pytest.mark.parametrize("where", ["minNodes", "suspend", "podTemplate.spec.dnsPolcy", "volumes[0].emptyDirs"])
-def test_kubectl_refuses_an_unknown_field_by_its_name(apiserver: ApiServer, namespace: str, where: str) -> None:
+@pytest.mark.parametrize(
+    "where", ["minNodes", "suspend", "podTemplate.spec.dnsPolcy", "volumes[0].emptyDirs"]
+)
+def test_kubectl_refuses_an_unknown_field_by_its_name(
+    apiserver: ApiServer, namespace: str, where: str
+) -> None:
     manifest = job(podTemplate={"spec": {}}, volumes=[{"name": "a"}])
     spec = manifest["spec"]
-    holder = spec["volumes"][0] if "volumes" in where else spec["podTemplate"]["spec"] if "pod" in where else spec
+    holder = (
+        spec["volumes"][0]
+        if "volumes" in where
+        else spec["podTemplate"]["spec"]
+        if "pod" in where
+        else spec
+    )
     holder[where.rpartition(".")[2]] = 1
     for extra in ([], ["--server-side"]):
-        refused = apiserver.kubectl("apply", "-n", namespace, *extra, "-f", "-", stdin=yaml.dump(manifest), check=False)
+        refused = apiserver.kubectl(
+            "apply", "-n", namespace, *extra, "-f", "-", stdin=yaml.dump(manifest), check=False
+        )
         assert refused.returncode == 1
         assert any(name in refused.stderr for name in (where, where.replace("[0]", '[name="a"]')))
 
@@ -507,13 +603,21 @@ def test_a_client_that_is_not_strict_is_warned_of_an_unknown_field(jobs: Jobs) -
 
 def test_the_columns_say_what_goes_on(apiserver: ApiServer, jobs: Jobs) -> None:
     made = jobs.made(job(nodes=2))
-    made["status"] = {"phase": "Running", "nodesReady": "1/2", "restarts": 3, "reason": "Why", "attempt": 5}
+    made["status"] = {
+        "phase": "Running",
+        "nodesReady": "1/2",
+        "restarts": 3,
+        "reason": "Why",
+        "attempt": 5,
+    }
     assert jobs.replace(made, "/status").code == 200
     get = ("get", "ddp", "-n", jobs.namespace)
     header, row = (line.split() for line in apiserver.kubectl(*get).stdout.splitlines())
     assert header == ["NAME", "PHASE", "NODES", "RESTARTS", "REASON", "AGE"]
     assert row[:-1] == ["job", "Running", "1/2", "3", "Why"]
-    header, row = (line.split() for line in apiserver.kubectl(*get, "-o", "wide").stdout.splitlines())
+    header, row = (
+        line.split() for line in apiserver.kubectl(*get, "-o", "wide").stdout.splitlines()
+    )
     assert header[-3:] == ["ACCELERATOR", "ATTEMPT", "IMAGE"]
     assert row[-3:] == ["cpu", "5", "trainer:1"]
 
@@ -556,16 +660,30 @@ def test_a_stale_write_is_a_conflict(jobs: Jobs) -> None:
 
 def minimal_status(made: dict[str, Any], **status: Any) -> dict[str, Any]:
     """The shortest body of a status write: no spec, and of the metadata only what says which object at which version."""
-    metadata = {key: made["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
-    return {"apiVersion": made["apiVersion"], "kind": made["kind"], "metadata": metadata, "status": status}
+    metadata = {
+        key: made["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")
+    }
+    return {
+        "apiVersion": made["apiVersion"],
+        "kind": made["kind"],
+        "metadata": metadata,
+        "status": status,
+    }
 
 
 def test_status_is_written_without_sending_the_spec_and_changes_nothing_else(jobs: Jobs) -> None:
     manifest = job(nodes=2, env=[{"name": "A", "value": "1"}])
-    manifest["metadata"] |= {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["x.y/z"]}
+    manifest["metadata"] |= {
+        "labels": {"a": "b"},
+        "annotations": {"c": "d"},
+        "finalizers": ["x.y/z"],
+    }
     made = jobs.made(manifest)
     answer = jobs.replace(minimal_status(made, phase="Running", nodes={"active": 2}), "/status")
-    assert (answer.code, answer.body["status"]) == (200, {"phase": "Running", "nodes": {"active": 2}})
+    assert (answer.code, answer.body["status"]) == (
+        200,
+        {"phase": "Running", "nodes": {"active": 2}},
+    )
     assert answer.body["spec"] == made["spec"]
     for key in ("labels", "annotations", "finalizers", "generation", "uid"):
         assert answer.body["metadata"][key] == made["metadata"][key]
@@ -580,7 +698,13 @@ def test_a_status_write_to_a_job_of_the_same_name_but_another_uid_is_a_conflict(
 
 def test_the_whole_status_is_kept(jobs: Jobs) -> None:
     at = "2026-01-02T03:04:05Z"
-    condition = {"type": "Running", "status": "True", "reason": "R", "message": "", "lastTransitionTime": at}
+    condition = {
+        "type": "Running",
+        "status": "True",
+        "reason": "R",
+        "message": "",
+        "lastTransitionTime": at,
+    }
     status = {
         "phase": "Running",
         "reason": "R",
@@ -595,7 +719,12 @@ def test_the_whole_status_is_kept(jobs: Jobs) -> None:
         "nodes": {"desired": 2, "active": 2, "ready": 1, "succeeded": 0, "failed": 0},
         "nodesReady": "1/2",
         "succeededNodes": [1],
-        "resolved": {"nprocPerNode": 1, "worldSize": 2, "accelerator": "cpu", "rendezvous": "a0-n0.job:29400"},
+        "resolved": {
+            "nprocPerNode": 1,
+            "worldSize": 2,
+            "accelerator": "cpu",
+            "rendezvous": "a0-n0.job:29400",
+        },
         "backoff": {"count": 1, "until": at},
         "lastFailure": {
             "attempt": 0,
@@ -613,12 +742,22 @@ def test_the_whole_status_is_kept(jobs: Jobs) -> None:
         "result": {"accuracy": "0.97"},
     }
     assert set(status) == set(SCHEMA["properties"]["status"]["properties"])
-    assert jobs.replace(minimal_status(jobs.made(job()), **status), "/status").body["status"] == status
+    assert (
+        jobs.replace(minimal_status(jobs.made(job()), **status), "/status").body["status"] == status
+    )
 
 
 def test_a_condition_stands_once(jobs: Jobs) -> None:
     at = "2026-01-02T03:04:05Z"
-    twice = [{"type": "Running", "status": "True", "reason": "R", "message": "", "lastTransitionTime": at}] * 2
+    twice = [
+        {
+            "type": "Running",
+            "status": "True",
+            "reason": "R",
+            "message": "",
+            "lastTransitionTime": at,
+        }
+    ] * 2
     answer = jobs.replace(minimal_status(jobs.made(job()), conditions=twice), "/status")
     assert answer.code == 422
     assert 'status.conditions[1]: Duplicate value: {"type":"Running"}' in answer.body["message"]
@@ -638,13 +777,17 @@ def test_scale_changes_nodes_and_shows_the_active_ones(apiserver: ApiServer, job
 
 def test_scale_beyond_the_bounds_is_refused(apiserver: ApiServer, jobs: Jobs) -> None:
     jobs.made(job())
-    refused = apiserver.kubectl("scale", "-n", jobs.namespace, "ddp/job", "--replicas=0", check=False)
+    refused = apiserver.kubectl(
+        "scale", "-n", jobs.namespace, "ddp/job", "--replicas=0", check=False
+    )
     assert "spec.nodes in body should be greater than or equal to 1" in refused.stderr
 
 
 def test_scaling_to_a_size_that_cannot_work_is_refused(apiserver: ApiServer, jobs: Jobs) -> None:
     jobs.made(job(accelerator="trn1.32xlarge", nprocPerNode=8))
-    refused = apiserver.kubectl("scale", "-n", jobs.namespace, "ddp/job", "--replicas=2", check=False)
+    refused = apiserver.kubectl(
+        "scale", "-n", jobs.namespace, "ddp/job", "--replicas=2", check=False
+    )
     assert TOGETHER in refused.stderr
 
 

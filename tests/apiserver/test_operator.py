@@ -28,7 +28,9 @@ def an_operator(apiserver, namespace, tmp_path):
     started = []
 
     def start(*options, kubeconfig=apiserver.kubeconfig, scope=(f"--namespace={namespace}",)):
-        operator = Operator(tmp_path, kubeconfig, f"--lease-namespace={namespace}", *scope, *options)
+        operator = Operator(
+            tmp_path, kubeconfig, f"--lease-namespace={namespace}", *scope, *options
+        )
         started.append(operator)
         return operator
 
@@ -97,7 +99,11 @@ def test_a_node_that_is_done_may_lose_its_pod_while_its_peers_train_on(cluster, 
     cluster.ends("digits-0-1")
     cluster.until("digits", lambda: cluster.status("digits")["phase"] == "Complete")
     status = cluster.status("digits")
-    assert (status.get("disruptions", 0), status["attempt"], status["result"]) == (0, 0, {"accuracy": "0.5"})
+    assert (status.get("disruptions", 0), status["attempt"], status["result"]) == (
+        0,
+        0,
+        {"accuracy": "0.5"},
+    )
 
 
 def test_a_misspelt_field_below_what_the_crd_knows_ends_the_job_by_its_name(cluster, an_operator):
@@ -109,7 +115,9 @@ def test_a_misspelt_field_below_what_the_crd_knows_ends_the_job_by_its_name(clus
     assert 'unknown field "spec.securityContext.runAsUsr"' in status["message"]
 
 
-def test_an_api_server_that_is_killed_and_started_again_costs_nothing(apiserver, cluster, an_operator):
+def test_an_api_server_that_is_killed_and_started_again_costs_nothing(
+    apiserver, cluster, an_operator
+):
     operator = an_operator()
     cluster.create_job("digits")
     cluster.is_running("digits")
@@ -160,7 +168,9 @@ def test_an_operator_killed_at_any_write_of_a_restart_loses_and_doubles_nothing(
             break
         cluster.ends(f"{job}-1-0")
         cluster.ends(f"{job}-1-1")
-    assert k > 8, "a restart writes its status, deletes and creates pods, and tells: its writes were not all tried"
+    assert k > 8, (
+        "a restart writes its status, deletes and creates pods, and tells: its writes were not all tried"
+    )
 
 
 def _is_settled(cluster, job):
@@ -174,9 +184,16 @@ def _is_settled(cluster, job):
 def _is_one_whole_restart(cluster, job):
     status, pods = cluster.status(job), cluster.pods(job)
     assert (status["attempt"], status["restarts"], status.get("disruptions", 0)) == (1, 1, 0)
-    of_attempt = {name: pod["metadata"]["labels"]["ddpjob.dev/attempt"] for name, pod in pods.items()}
-    assert sorted(name for name, attempt in of_attempt.items() if attempt == "1") == [f"{job}-1-0", f"{job}-1-1"]
-    phases = [pods[name]["status"]["phase"] for name, attempt in of_attempt.items() if attempt == "0"]
+    of_attempt = {
+        name: pod["metadata"]["labels"]["ddpjob.dev/attempt"] for name, pod in pods.items()
+    }
+    assert sorted(name for name, attempt in of_attempt.items() if attempt == "1") == [
+        f"{job}-1-0",
+        f"{job}-1-1",
+    ]
+    phases = [
+        pods[name]["status"]["phase"] for name, attempt in of_attempt.items() if attempt == "0"
+    ]
     assert set(phases) <= {"Failed", "Succeeded"}
 
 
@@ -228,7 +245,10 @@ def rendered(namespace, *settings):
     command = ["helm", "template", "ddpjob", str(CHART), f"--namespace={namespace}", *settings]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     objects = [obj for obj in yaml.safe_load_all(text) if obj]
-    return {kind: [obj for obj in objects if obj["kind"] == kind] for kind in {obj["kind"] for obj in objects}}
+    return {
+        kind: [obj for obj in objects if obj["kind"] == kind]
+        for kind in {obj["kind"] for obj in objects}
+    }
 
 
 def with_the_rights_of(chart, apiserver, namespace, tmp_path):
@@ -236,9 +256,18 @@ def with_the_rights_of(chart, apiserver, namespace, tmp_path):
     kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
     for obj in (obj for kind in kinds for obj in chart.get(kind, [])):
         if "helm.sh/hook" not in obj["metadata"].get("annotations", {}):
-            apiserver.kubectl("apply", "--server-side", f"--namespace={namespace}", "-f", "-", stdin=json.dumps(obj))
+            apiserver.kubectl(
+                "apply",
+                "--server-side",
+                f"--namespace={namespace}",
+                "-f",
+                "-",
+                stdin=json.dumps(obj),
+            )
     pod = chart["Deployment"][0]["spec"]["template"]["spec"]
-    token = apiserver.kubectl("create", "token", pod["serviceAccountName"], f"--namespace={namespace}").stdout.strip()
+    token = apiserver.kubectl(
+        "create", "token", pod["serviceAccountName"], f"--namespace={namespace}"
+    ).stdout.strip()
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(apiserver.kubeconfig_for(token))
     options = pod["containers"][0]["args"]
@@ -283,8 +312,12 @@ def test_the_charts_cluster_role_is_enough(apiserver, namespace, cluster, an_ope
 
 
 @needs_helm
-def test_the_charts_roles_in_the_watched_namespaces_are_enough(apiserver, namespace, cluster, an_operator, tmp_path):
-    chart = rendered(namespace, "--set", f"watchNamespaces={{{namespace}}}", "--set", "rbac.aggregateRoles=false")
+def test_the_charts_roles_in_the_watched_namespaces_are_enough(
+    apiserver, namespace, cluster, an_operator, tmp_path
+):
+    chart = rendered(
+        namespace, "--set", f"watchNamespaces={{{namespace}}}", "--set", "rbac.aggregateRoles=false"
+    )
     assert "ClusterRole" not in chart
     kubeconfig, options = with_the_rights_of(chart, apiserver, namespace, tmp_path)
     assert f"--namespace={namespace}" in options

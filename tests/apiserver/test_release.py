@@ -28,7 +28,9 @@ def helm(apiserver: ApiServer, namespace: str) -> Iterator[Helm]:
 
     def run(*args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [path, f"--namespace={namespace}", *args]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=apiserver.environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env=apiserver.environment
+        )
         assert done.returncode == 0 or not check, done.stderr
         return done
 
@@ -42,9 +44,18 @@ def job_in_notes(notes: str) -> str:
     return textwrap.dedent(notes.partition("<<'JOB'\n")[2].partition("  JOB\n")[0])
 
 
-def test_uninstalling_and_installing_again_leaves_jobs_alone(apiserver: ApiServer, namespace: str, helm: Helm) -> None:
+def test_uninstalling_and_installing_again_leaves_jobs_alone(
+    apiserver: ApiServer, namespace: str, helm: Helm
+) -> None:
     # The API is there already, applied from the file: the release takes it over.
-    helm("install", "ddpjob", str(CHART), "--take-ownership", "--set", f"watchNamespaces={{{namespace}}}")
+    helm(
+        "install",
+        "ddpjob",
+        str(CHART),
+        "--take-ownership",
+        "--set",
+        f"watchNamespaces={{{namespace}}}",
+    )
     notes = helm("get", "notes", "ddpjob").stdout
     apiserver.kubectl("apply", "-f", "-", stdin=job_in_notes(notes))
     path = f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs/digits"
@@ -64,7 +75,9 @@ def test_uninstalling_and_installing_again_leaves_jobs_alone(apiserver: ApiServe
     assert apiserver.request("GET", path) == before
 
 
-def test_the_operator_may_do_what_it_needs_and_no_more(apiserver: ApiServer, namespace: str, helm: Helm) -> None:
+def test_the_operator_may_do_what_it_needs_and_no_more(
+    apiserver: ApiServer, namespace: str, helm: Helm
+) -> None:
     helm("install", "ddpjob-operator", str(CHART), "--set", "crds.enabled=false")
     operator = f"--as=system:serviceaccount:{namespace}:ddpjob-operator"
 
@@ -82,7 +95,9 @@ def test_the_operator_may_do_what_it_needs_and_no_more(apiserver: ApiServer, nam
     assert not may("create", "leases.coordination.k8s.io")
 
 
-def test_the_owner_of_one_namespace_can_install_for_it(apiserver: ApiServer, namespace: str, helm: Helm) -> None:
+def test_the_owner_of_one_namespace_can_install_for_it(
+    apiserver: ApiServer, namespace: str, helm: Helm
+) -> None:
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -90,8 +105,13 @@ def test_the_owner_of_one_namespace_can_install_for_it(apiserver: ApiServer, nam
         "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}],
     }
     apiserver.kubectl("apply", "-f", "-", stdin=yaml.dump(role))
-    apiserver.kubectl("create", "rolebinding", "owner", "--role=owner", "--user=owner", "-n", namespace)
-    mine = ["--set", f"crds.enabled=false,rbac.aggregateRoles=false,watchNamespaces={{{namespace}}}"]
+    apiserver.kubectl(
+        "create", "rolebinding", "owner", "--role=owner", "--user=owner", "-n", namespace
+    )
+    mine = [
+        "--set",
+        f"crds.enabled=false,rbac.aggregateRoles=false,watchNamespaces={{{namespace}}}",
+    ]
     helm("install", "mine", str(CHART), "--kube-as-user=owner", *mine)
     assert helm("status", "mine", "-o", "yaml").stdout
 
@@ -131,16 +151,29 @@ def readyz() -> Iterator[str]:
 
 
 def test_helm_test_says_what_it_found(
-    apiserver: ApiServer, namespace: str, helm_test: ModuleType, readyz: str, capsys: pytest.CaptureFixture[str]
+    apiserver: ApiServer,
+    namespace: str,
+    helm_test: ModuleType,
+    readyz: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     helm_test.main(readyz, namespace)
     said = capsys.readouterr().out
     assert "ok: the operator is ready (ok)" in said
     assert "ok: a good job is accepted (created)" in said
     assert "a job's name is its Service's name too" in said
-    assert apiserver.request("GET", f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs").body["items"] == []
+    assert (
+        apiserver.request("GET", f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs").body[
+            "items"
+        ]
+        == []
+    )
 
 
-def test_helm_test_fails_with_a_sentence_when_nobody_is_ready(namespace: str, helm_test: ModuleType) -> None:
-    with pytest.raises(SystemExit, match=r"failed: the operator is ready: expected 200, got 0: .*refused"):
+def test_helm_test_fails_with_a_sentence_when_nobody_is_ready(
+    namespace: str, helm_test: ModuleType
+) -> None:
+    with pytest.raises(
+        SystemExit, match=r"failed: the operator is ready: expected 200, got 0: .*refused"
+    ):
         helm_test.main(f"http://127.0.0.1:{free_ports(1)[0]}/readyz", namespace)

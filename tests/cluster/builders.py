@@ -20,7 +20,9 @@ SEPARATE = {
         "requiredDuringSchedulingIgnoredDuringExecution": [
             {
                 "topologyKey": "kubernetes.io/hostname",
-                "labelSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "ddpjob-operator"}},
+                "labelSelector": {
+                    "matchLabels": {"app.kubernetes.io/managed-by": "ddpjob-operator"}
+                },
             }
         ]
     }
@@ -38,7 +40,13 @@ def job(name: str, *args: str, image: str = TRAINER, **spec: Any) -> Object:
         "apiVersion": "ddpjob.dev/v1alpha1",
         "kind": "DDPJob",
         "metadata": {"name": name},
-        "spec": {"nodes": 2, "image": image, "args": list(args), "topologySpreadConstraints": [SPREAD], **spec},
+        "spec": {
+            "nodes": 2,
+            "image": image,
+            "args": list(args),
+            "topologySpreadConstraints": [SPREAD],
+            **spec,
+        },
     }
 
 

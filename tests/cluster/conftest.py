@@ -55,18 +55,26 @@ def waiting(cluster: Cluster) -> Iterator[Space]:
     cluster.kubectl("label", "node", first, f"{LATE}=", "--overwrite")
     cluster.kubectl("label", "node", second, f"{LATE}-")
     space = Space(cluster, f"waiting-{uuid.uuid4().hex[:6]}")
-    space.apply(digits("digits", 5, nodeSelector={LATE: ""}, affinity=SEPARATE, topologySpreadConstraints=[]))
+    space.apply(
+        digits(
+            "digits", 5, nodeSelector={LATE: ""}, affinity=SEPARATE, topologySpreadConstraints=[]
+        )
+    )
     yield space
     space.close()
 
 
 @pytest.fixture
-def make_space(cluster: Cluster, waiting: Space, request: pytest.FixtureRequest) -> Iterator[Callable[..., Space]]:
+def make_space(
+    cluster: Cluster, waiting: Space, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Space]]:
     """Makes namespaces named after the test, with the labels that it gives."""
     spaces: list[Space] = []
 
     def make(**labels: str) -> Space:
-        stem = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:40].strip("-")
+        stem = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[
+            :40
+        ].strip("-")
         spaces.append(Space(cluster, f"{stem}-{uuid.uuid4().hex[:6]}", **labels))
         return spaces[-1]
 
@@ -85,12 +93,18 @@ def space(make_space: Callable[..., Space]) -> Space:
 def data_claim(cluster: Cluster, data_folder: Path, real_data: Callable[..., Path]) -> None:
     """The data sets where the claim `ddpjob-data` of the namespace default shows them, CIFAR-10 by the quick start's script."""
     if missing := [
-        name for name in ("cifar10.tar.zst", "hymenoptera.tar.zst", "mnist") if not (data_folder / name).exists()
+        name
+        for name in ("cifar10.tar.zst", "hymenoptera.tar.zst", "mnist")
+        if not (data_folder / name).exists()
     ]:
-        unavailable(f"{data_folder} lacks {', '.join(missing)}; DDP_TEST_DATA names the folder that has the data sets")
+        unavailable(
+            f"{data_folder} lacks {', '.join(missing)}; DDP_TEST_DATA names the folder that has the data sets"
+        )
     shown = cluster.shared / "data"
     for name in ("hymenoptera", "mnist"):
         real_data(name, shown)
     run("chmod", "-R", "a+rX", shown)
     if not (shown / "cifar10").exists():  # it is in a kept cluster
-        run("examples/kind/get-cifar10", data_folder / "cifar10.tar.zst", SHARED=str(cluster.shared))
+        run(
+            "examples/kind/get-cifar10", data_folder / "cifar10.tar.zst", SHARED=str(cluster.shared)
+        )

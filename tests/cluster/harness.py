@@ -42,14 +42,23 @@ class Refused(Exception):
 def run(*command: str | Path, stdin: str | None = None, **environment: str) -> str:
     """Standard output of a command. Raises Refused with what it said when it fails."""
     result = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environment}
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
     )
     if result.returncode:
-        raise Refused(f"{' '.join(map(str, command))}: {result.stderr.strip() or result.stdout.strip()}")
+        raise Refused(
+            f"{' '.join(map(str, command))}: {result.stderr.strip() or result.stdout.strip()}"
+        )
     return result.stdout
 
 
-def poll(what: str, look: Callable[[], T | None], seconds: float, explain: Callable[[], str] = str) -> T:
+def poll(
+    what: str, look: Callable[[], T | None], seconds: float, explain: Callable[[], str] = str
+) -> T:
     """The first true answer of `look`. After `seconds` without one, an AssertionError with `what` and `explain()`."""
     deadline = time.monotonic() + seconds
     while True:
@@ -64,22 +73,30 @@ def require_tools() -> None:
     """Raises Unavailable unless docker, kind, helm and kubectl are here and the Docker engine answers."""
     for program in ("docker", "kind", "helm", "kubectl"):
         if not shutil.which(program):
-            raise Unavailable(f"{program} is not installed; docs/quickstart-kind.md says where to get it")
+            raise Unavailable(
+                f"{program} is not installed; docs/quickstart-kind.md says where to get it"
+            )
     try:
         run("docker", "info")
     except Refused as error:
-        raise Unavailable("the Docker engine does not answer; start it (`docker info` shows why)") from error
+        raise Unavailable(
+            "the Docker engine does not answer; start it (`docker info` shows why)"
+        ) from error
 
 
 def node_image() -> str:
     """The node image to use, or "" for the kind release's own. Raises Unavailable when a named one is not here."""
     beside = ROOT.parent / "shared" / "lab" / "node-image-name"
-    image = os.environ.get("KIND_NODE_IMAGE") or (beside.read_text().strip() if beside.exists() else "")
+    image = os.environ.get("KIND_NODE_IMAGE") or (
+        beside.read_text().strip() if beside.exists() else ""
+    )
     if image:
         try:
             run("docker", "image", "inspect", image)
         except Refused as error:
-            raise Unavailable(f"the node image is not here; `docker pull {image}`, or set KIND_NODE_IMAGE") from error
+            raise Unavailable(
+                f"the node image is not here; `docker pull {image}`, or set KIND_NODE_IMAGE"
+            ) from error
     return image
 
 
@@ -106,7 +123,18 @@ class Cluster:
         with ThreadPoolExecutor() as pool:
             for step in [pool.submit(build_images), pool.submit(self._create, node_image())]:
                 step.result()
-        run("kind", "load", "docker-image", "--name", NAME, "--nodes", ",".join(WORKERS), OPERATOR, TRAINER, PLAIN)
+        run(
+            "kind",
+            "load",
+            "docker-image",
+            "--name",
+            NAME,
+            "--nodes",
+            ",".join(WORKERS),
+            OPERATOR,
+            TRAINER,
+            PLAIN,
+        )
         self.install()
         # In a kept cluster the operator may still run an older image of the same tag.
         self.kubectl("rollout", "restart", "deployment", "--namespace", SYSTEM)
@@ -116,7 +144,13 @@ class Cluster:
         if NAME in run("kind", "get", "clusters").split():
             run("kind", "export", "kubeconfig", "--name", NAME, "--kubeconfig", self.kubeconfig)
         settings = {"KIND_IMAGE": image} if image else {}
-        run("examples/kind/up", CLUSTER=NAME, SHARED=str(self.shared), KUBECONFIG=str(self.kubeconfig), **settings)
+        run(
+            "examples/kind/up",
+            CLUSTER=NAME,
+            SHARED=str(self.shared),
+            KUBECONFIG=str(self.kubeconfig),
+            **settings,
+        )
 
     def delete(self) -> None:
         run("kind", "delete", "cluster", "--name", NAME, KUBECONFIG=str(self.kubeconfig))
@@ -129,16 +163,30 @@ class Cluster:
 
     def apply(self, *objects: Object, namespace: str = "default") -> None:
         """Raises Refused with the API server's words."""
-        self.kubectl("apply", "--namespace", namespace, "--filename", "-", stdin=yaml.safe_dump_all(objects))
+        self.kubectl(
+            "apply", "--namespace", namespace, "--filename", "-", stdin=yaml.safe_dump_all(objects)
+        )
 
     def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
         found: Object = json.loads(
-            self.kubectl("get", kind, name, "--namespace", namespace, "--ignore-not-found", "--output", "json") or "{}"
+            self.kubectl(
+                "get",
+                kind,
+                name,
+                "--namespace",
+                namespace,
+                "--ignore-not-found",
+                "--output",
+                "json",
+            )
+            or "{}"
         )
         return found or None
 
     def list(self, kind: str, namespace: str, selector: str = "") -> list[Object]:
-        answer = self.kubectl("get", kind, "--namespace", namespace, "--selector", selector, "--output", "json")
+        answer = self.kubectl(
+            "get", kind, "--namespace", namespace, "--selector", selector, "--output", "json"
+        )
         items: list[Object] = json.loads(answer)["items"]
         return items
 
@@ -146,7 +194,9 @@ class Cluster:
 
     def install(self, **values: str) -> None:
         """Install or upgrade the chart with `values` (and only these) and wait until the new operator is ready."""
-        settings = [argument for key, value in values.items() for argument in ("--set", f"{key}={value}")]
+        settings = [
+            argument for key, value in values.items() for argument in ("--set", f"{key}={value}")
+        ]
         chart = (
             "ddpjob-operator",
             "charts/ddpjob-operator",
@@ -168,7 +218,15 @@ class Cluster:
         )
 
     def uninstall(self) -> None:
-        run("helm", "uninstall", "ddpjob-operator", "--namespace", SYSTEM, "--wait", KUBECONFIG=str(self.kubeconfig))
+        run(
+            "helm",
+            "uninstall",
+            "ddpjob-operator",
+            "--namespace",
+            SYSTEM,
+            "--wait",
+            KUBECONFIG=str(self.kubeconfig),
+        )
 
     @contextmanager
     def operator_down(self) -> Iterator[None]:
@@ -181,7 +239,9 @@ class Cluster:
             self._scale(1)
 
     def _scale(self, replicas: int) -> None:
-        self.kubectl("scale", "deployment", "--all", "--namespace", SYSTEM, f"--replicas={replicas}")
+        self.kubectl(
+            "scale", "deployment", "--all", "--namespace", SYSTEM, f"--replicas={replicas}"
+        )
 
 
 class Space:
@@ -190,12 +250,16 @@ class Space:
     def __init__(self, cluster: Cluster, name: str, **labels: str) -> None:
         self.cluster = cluster
         self.name = name
-        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+        cluster.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        )
 
     def close(self) -> None:
         """Remove the namespace without waiting for it, and the volumes made for it."""
         self.cluster.kubectl("delete", "namespace", self.name, "--wait=false", "--ignore-not-found")
-        self.cluster.kubectl("delete", "persistentvolume", "--selector", f"test={self.name}", "--wait=false")
+        self.cluster.kubectl(
+            "delete", "persistentvolume", "--selector", f"test={self.name}", "--wait=false"
+        )
 
     def claim(self, name: str) -> None:
         """A ReadWriteMany claim over a new folder that every user may write to."""
@@ -220,7 +284,11 @@ class Space:
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
                 "metadata": {"name": name},
-                "spec": {**common, "volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}},
+                "spec": {
+                    **common,
+                    "volumeName": volume,
+                    "resources": {"requests": {"storage": "1Gi"}},
+                },
             },
         )
 
@@ -248,7 +316,9 @@ class Space:
     def pods(self, job: str) -> dict[str, Object]:
         """Pods of a job by name."""
         selector = f"ddpjob.dev/job={job}"
-        return {pod["metadata"]["name"]: pod for pod in self.cluster.list("pods", self.name, selector)}
+        return {
+            pod["metadata"]["name"]: pod for pod in self.cluster.list("pods", self.name, selector)
+        }
 
     def logs(self, pod: str) -> str:
         return self.kubectl("logs", pod, "--container", "trainer")
@@ -266,17 +336,25 @@ class Space:
     def watching_pods(self) -> Iterator[list[str]]:
         """Collects "NAME UID" of every pod that this namespace ever had inside; complete after the block."""
         seen: list[str] = []
-        there = {f"{pod['metadata']['name']} {pod['metadata']['uid']}" for pod in self.cluster.list("pods", self.name)}
+        there = {
+            f"{pod['metadata']['name']} {pod['metadata']['uid']}"
+            for pod in self.cluster.list("pods", self.name)
+        }
         columns = "--output=custom-columns=NAME:.metadata.name,UID:.metadata.uid"
         command = ["kubectl", "--kubeconfig", self.cluster.kubeconfig, "--namespace", self.name]
         watch = subprocess.Popen(
-            [*command, "get", "pods", "--watch", "--no-headers", columns], stdout=subprocess.PIPE, text=True
+            [*command, "get", "pods", "--watch", "--no-headers", columns],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             yield seen
         finally:
             watch.terminate()
-            seen += sorted(there | {" ".join(line.split()) for line in (watch.communicate()[0] or "").splitlines()})
+            seen += sorted(
+                there
+                | {" ".join(line.split()) for line in (watch.communicate()[0] or "").splitlines()}
+            )
 
     # -- waiting
 
@@ -297,12 +375,21 @@ class Space:
 
         return self.wait(f"{job} has {expected}", look, seconds)
 
-    def wait_for_complete(self, job: str, seconds: float = 180, restarts: int = 0, disruptions: int = 0) -> Object:
+    def wait_for_complete(
+        self, job: str, seconds: float = 180, restarts: int = 0, disruptions: int = 0
+    ) -> Object:
         """The status of a job that is Complete on two nodes after exactly these restarts and disruptions."""
         status = self.wait_for_status(job, seconds, phase="Complete")
-        found = (status["restarts"], status["disruptions"], status["attempt"], status["nodes"]["succeeded"])
+        found = (
+            status["restarts"],
+            status["disruptions"],
+            status["attempt"],
+            status["nodes"]["succeeded"],
+        )
         expected = (restarts, disruptions, restarts + disruptions, 2)
-        assert found == expected, f"{found}, not {expected}: {status.get('lastFailure')}\n{self.explain()}"
+        assert found == expected, (
+            f"{found}, not {expected}: {status.get('lastFailure')}\n{self.explain()}"
+        )
         return status
 
     def wait_for_checkpoint(self, job: str, attempt: int = 0) -> None:
@@ -317,7 +404,10 @@ class Space:
             ("get", "pods,services,persistentvolumeclaims", "--output", "wide"),
             ("get", "events", "--sort-by", ".lastTimestamp"),
         ]
-        looks += [("logs", pod["metadata"]["name"], "--all-containers", "--tail=30") for pod in self._all_pods()]
+        looks += [
+            ("logs", pod["metadata"]["name"], "--all-containers", "--tail=30")
+            for pod in self._all_pods()
+        ]
         looks += [("logs", "--namespace", SYSTEM, "deployment/ddpjob-operator", "--tail=60")]
         return "\n".join(f"--- kubectl {' '.join(look)}\n{self._try(*look)}" for look in looks)
 

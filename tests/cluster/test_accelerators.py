@@ -40,7 +40,12 @@ def trn1_nodes(cluster: Cluster) -> Iterator[None]:
 def test_a_trn1_job_takes_two_whole_nodes_and_its_processes_see_the_fabric(space: Space):
     # No spreading: a node has devices for one pod.
     space.apply(
-        *script_job("trn1", script("print_environment.py"), accelerator="trn1.32xlarge", topologySpreadConstraints=[])
+        *script_job(
+            "trn1",
+            script("print_environment.py"),
+            accelerator="trn1.32xlarge",
+            topologySpreadConstraints=[],
+        )
     )
 
     status = space.wait_for_status("trn1", phase="Complete")
@@ -51,8 +56,17 @@ def test_a_trn1_job_takes_two_whole_nodes_and_its_processes_see_the_fabric(space
     for pod in pods.values():
         trainer = next(one for one in pod["spec"]["containers"] if one["name"] == "trainer")
         assert DEVICES.items() <= trainer["resources"]["limits"].items()
-    processes = [json.loads(line) for name in pods for line in space.logs(name).splitlines() if line.startswith("{")]
+    processes = [
+        json.loads(line)
+        for name in pods
+        for line in space.logs(name).splitlines()
+        if line.startswith("{")
+    ]
     assert sorted(process["RANK"] for process in processes) == list(range(64))
     assert all(AWS_SAMPLE.items() <= process.items() for process in processes)
-    first = [json.loads(line) for line in space.logs("trn1-0-0").splitlines() if line.startswith("{")]
-    assert {process["RANK"] for process in first} == set(range(32)), "rank 0 is on pod 0, its node holds ranks 0 to 31"
+    first = [
+        json.loads(line) for line in space.logs("trn1-0-0").splitlines() if line.startswith("{")
+    ]
+    assert {process["RANK"] for process in first} == set(range(32)), (
+        "rank 0 is on pod 0, its node holds ranks 0 to 31"
+    )

@@ -47,18 +47,27 @@ def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(space: Spac
     assert float(status["result"]["accuracy"]) >= 0.97
 
 
-@pytest.mark.parametrize("how", [[], ["--force", "--grace-period=0"]], ids=["deleted", "force deleted"])
-def test_a_lost_pod_costs_one_disruption_and_its_index_is_not_refilled(space: Space, job: str, how: list[str]):
+@pytest.mark.parametrize(
+    "how", [[], ["--force", "--grace-period=0"]], ids=["deleted", "force deleted"]
+)
+def test_a_lost_pod_costs_one_disruption_and_its_index_is_not_refilled(
+    space: Space, job: str, how: list[str]
+):
     with space.watching_pods() as seen:
         space.kubectl("delete", "pod", f"{job}-0-1", "--wait=false", *how)
         assert resumed_step(space, job, attempt=1) >= 25
         status = space.wait_for_complete(job, 300, disruptions=1)
 
-    assert (status["lastFailure"]["cause"], status["lastFailure"]["pod"]) == ("Disruption", f"{job}-0-1")
+    assert (status["lastFailure"]["cause"], status["lastFailure"]["pod"]) == (
+        "Disruption",
+        f"{job}-0-1",
+    )
     assert_no_index_was_refilled(seen, job)
 
 
-def test_a_pod_lost_while_the_operator_is_down_costs_one_disruption(cluster: Cluster, space: Space, job: str):
+def test_a_pod_lost_while_the_operator_is_down_costs_one_disruption(
+    cluster: Cluster, space: Space, job: str
+):
     with space.watching_pods() as seen:
         with cluster.operator_down():
             space.kubectl("delete", "pod", f"{job}-0-1", "--force", "--grace-period=0")

@@ -17,7 +17,9 @@ def uids(space: Space, job: str) -> dict[str, str]:
 
 def leftovers(space: Space, job: str) -> list[str]:
     """Names of everything that the operator made for a job."""
-    return space.kubectl("get", "pods,services", "--selector", f"ddpjob.dev/job={job}", "--output", "name").split()
+    return space.kubectl(
+        "get", "pods,services", "--selector", f"ddpjob.dev/job={job}", "--output", "name"
+    ).split()
 
 
 def test_delete_and_at_once_apply_again_runs_the_new_job(space: Space):
@@ -45,7 +47,14 @@ def test_delete_and_at_once_apply_again_runs_the_new_job(space: Space):
         ({"torchrun": {"rdzvConf": {"is_host": "true"}}}, "is_host is the operator's"),
         ({"podTemplate": {"spec": {"restartPolicy": "Always"}}}, "restartPolicy"),
     ],
-    ids=["reserved variable", "no args", "no image", "field that does not exist", "is_host", "restart policy"],
+    ids=[
+        "reserved variable",
+        "no args",
+        "no image",
+        "field that does not exist",
+        "is_host",
+        "restart policy",
+    ],
 )
 def test_a_bad_job_is_refused_with_its_sentence(space: Space, change: dict, sentence: str):
     bad = digits("bad", 1, **change)
@@ -63,17 +72,26 @@ def test_a_job_deleted_while_no_operator_runs_leaves_nothing(cluster: Cluster, s
         space.wait("pods and Service are gone", lambda: not leftovers(space, "sleeper"), 120)
 
 
-def test_a_namespace_with_a_running_job_can_be_deleted(cluster: Cluster, make_space: Callable[..., Space]):
+def test_a_namespace_with_a_running_job_can_be_deleted(
+    cluster: Cluster, make_space: Callable[..., Space]
+):
     space = make_space()
     space.apply(*script_job("sleeper", SLEEP))
     space.wait_for_status("sleeper", phase="Running")
 
     cluster.kubectl("delete", "namespace", space.name, "--wait=false")
 
-    poll("the namespace is gone", lambda: not cluster.get("namespace", space.name), 120, space.explain)
+    poll(
+        "the namespace is gone",
+        lambda: not cluster.get("namespace", space.name),
+        120,
+        space.explain,
+    )
 
 
-def test_uninstalling_and_installing_again_leaves_a_running_job_alone(cluster: Cluster, space: Space):
+def test_uninstalling_and_installing_again_leaves_a_running_job_alone(
+    cluster: Cluster, space: Space
+):
     space.apply(digits("digits", 80))
     space.wait_for_status("digits", phase="Running")
     before = uids(space, "digits")

@@ -44,7 +44,9 @@ def test_the_workloads_without_data_complete_as_jobs(space: Space):
 
     assert len(nodes_of(space.pods("toy"))) == 2
     assert results["messages"] == {"checked": "16"}
-    assert float(results["toy"]["loss"]) == pytest.approx(float(results["model-parallel"]["loss"]), rel=0.1)
+    assert float(results["toy"]["loss"]) == pytest.approx(
+        float(results["model-parallel"]["loss"]), rel=0.1
+    )
     assert float(results["model-parallel"]["gradient_difference"]) <= 1e-5
     assert space.progress("elastic-0-0", "start")[0]["world_size"] == 16
     assert "ddp_overhead" in results["mnist-fake"]
@@ -65,11 +67,20 @@ def test_a_rank_slower_than_the_time_out_is_named_in_the_status(space: Space):
 def test_the_workloads_with_data_complete_as_jobs(cluster: Cluster):
     """In the namespace of examples/kind/storage.yaml; on part of the data, since it is the path that is tested."""
     run = uuid.uuid4().hex[:6]  # in a kept cluster the checkpoints of earlier jobs are still there
-    cifar10, mnist, hymenoptera = jobs = [f"{name}-{run}" for name in ("cifar10", "mnist", "hymenoptera")]
+    cifar10, mnist, hymenoptera = jobs = [
+        f"{name}-{run}" for name in ("cifar10", "mnist", "hymenoptera")
+    ]
     little = {
         cifar10: ["--limit-train", "5000", "--limit-test", "1000", "--checkpoint-every", "10"],
         mnist: ["--epochs", "1"],
-        hymenoptera: ["--weights", f"/checkpoints/{cifar10}/model.pth", "--epochs", "1", "--image-size", "32"],
+        hymenoptera: [
+            "--weights",
+            f"/checkpoints/{cifar10}/model.pth",
+            "--epochs",
+            "1",
+            "--image-size",
+            "32",
+        ],
     }
     space = Space(cluster, "default")
 
@@ -89,7 +100,12 @@ def test_the_workloads_with_data_complete_as_jobs(cluster: Cluster):
         (fine_tuning,) = space.progress(f"{hymenoptera}-0-0", "start")
     finally:
         space.kubectl("delete", "ddpjob", *jobs, "--ignore-not-found")
-        poll("the jobs' pods are gone", lambda: not any(space.pods(name) for name in jobs), 90, space.explain)
+        poll(
+            "the jobs' pods are gone",
+            lambda: not any(space.pods(name) for name in jobs),
+            90,
+            space.explain,
+        )
 
     assert float(results[cifar10]["accuracy"]) > 0.15, "ten classes: chance is 0.1"
     assert float(results[mnist]["accuracy"]) > 0.7, "after one epoch of 8,000 digits"

@@ -27,7 +27,9 @@ def restricted_pods(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restricted_pods")
-def test_the_same_image_runs_where_the_level_restricted_is_enforced(make_space: Callable[..., Space]):
+def test_the_same_image_runs_where_the_level_restricted_is_enforced(
+    make_space: Callable[..., Space],
+):
     space = make_space(**RESTRICTED)
     space.apply(*script_job("fit", script("linear_fit.py")))
 
@@ -36,7 +38,9 @@ def test_the_same_image_runs_where_the_level_restricted_is_enforced(make_space: 
     assert status["result"] == {"slope": "3.0", "offset": "1.0", "uid": "1000", "world": "2"}
 
 
-def test_a_refusal_by_pod_security_is_the_reason_and_names_the_chart_value(make_space: Callable[..., Space]):
+def test_a_refusal_by_pod_security_is_the_reason_and_names_the_chart_value(
+    make_space: Callable[..., Space],
+):
     space = make_space(**RESTRICTED)
     space.apply(digits("digits", 1))
 
@@ -47,7 +51,11 @@ def test_a_refusal_by_pod_security_is_the_reason_and_names_the_chart_value(make_
 
 
 def test_a_sidecar_that_never_ends_does_not_keep_a_job_from_completing(space: Space):
-    sidecar = {"name": "sidecar", "image": PLAIN, "command": ["python", "-c", "import signal; signal.pause()"]}
+    sidecar = {
+        "name": "sidecar",
+        "image": PLAIN,
+        "command": ["python", "-c", "import signal; signal.pause()"],
+    }
     space.apply(digits("digits", 5, podTemplate={"spec": {"containers": [sidecar]}}))
 
     space.wait_for_complete("digits")

@@ -9,7 +9,9 @@ def test_a_job_waits_for_a_node_longer_than_torchrun_would(cluster: Cluster, wai
     first, second = WORKERS
     status = waiting.wait_for_status("digits", reason="Unschedulable")
     assert "digits-0-" in status["message"]
-    waiting.wait("one node's agent has waited for 130 s", lambda: agent_seconds(waiting, first) > 130, 200)
+    waiting.wait(
+        "one node's agent has waited for 130 s", lambda: agent_seconds(waiting, first) > 130, 200
+    )
     cluster.kubectl("label", "node", second, f"{LATE}=")
     status = waiting.wait_for_complete("digits")
     assert status["attempt"] == 0

@@ -22,9 +22,21 @@ def test_metrics_of_any_shape_are_shown_as_far_as_they_are_numbers(terminal):
     odd = [None, "high", [1], {}, True]
     for value in odd:
         fields = dict.fromkeys(
-            ("parameters", "steps", "step", "loss", "accuracy", "samples_per_second", "images_per_second"), value
+            (
+                "parameters",
+                "steps",
+                "step",
+                "loss",
+                "accuracy",
+                "samples_per_second",
+                "images_per_second",
+            ),
+            value,
         )
-        shown(*({"event": event, **fields} for event in ("start", "train", "rate", "eval", "end")), terminal=terminal)
+        shown(
+            *({"event": event, **fields} for event in ("start", "train", "rate", "eval", "end")),
+            terminal=terminal,
+        )
     assert "accuracy 50.0%" in shown({"event": "eval", "accuracy": 0.5})
 
 

@@ -17,13 +17,22 @@ def manifest(tmp_path: Path, spec: str, head: str = HEAD, more: str = "") -> Pat
 
 
 def test_what_a_laptop_cannot_honour_is_said_once_each(tmp_path):
-    notes = read(manifest(tmp_path, "nodeSelector: {a: b}, priorityClassName: p, accelerator: trn1.32xlarge")).notes
-    assert [note.split(":")[0] for note in notes] == ["image", "nodeSelector", "priorityClassName", "accelerator"]
+    notes = read(
+        manifest(tmp_path, "nodeSelector: {a: b}, priorityClassName: p, accelerator: trn1.32xlarge")
+    ).notes
+    assert [note.split(":")[0] for note in notes] == [
+        "image",
+        "nodeSelector",
+        "priorityClassName",
+        "accelerator",
+    ]
     assert "aws.amazon.com/neuron" in notes[-1]
 
 
 def test_sidecars_and_pod_settings_are_named(tmp_path):
-    template = "podTemplate: {spec: {dnsPolicy: None, containers: [{name: trainer}, {name: proxy}]}}"
+    template = (
+        "podTemplate: {spec: {dnsPolicy: None, containers: [{name: trainer}, {name: proxy}]}}"
+    )
     notes = read(manifest(tmp_path, template)).notes
     assert any("proxy" in note for note in notes)
     assert any("dnsPolicy" in note for note in notes)
@@ -51,7 +60,10 @@ def test_secrets_are_refused_with_a_sentence(tmp_path, spec):
         (f"{HEAD}spec: {{}}\n---\n{HEAD}spec: {{}}\n", "it holds 2"),
         ("a: [", "is not YAML"),
         (HEAD.replace("v1alpha1", "v9") + "spec: {}", "apiVersion must be ddpjob.dev/v1alpha1"),
-        (HEAD.replace("name: j", "name: J_1") + "spec: {image: i, args: [a]}", "metadata.name 'J_1'"),
+        (
+            HEAD.replace("name: j", "name: J_1") + "spec: {image: i, args: [a]}",
+            "metadata.name 'J_1'",
+        ),
         (HEAD + "spec: {image: i, args: [a], nodez: 2}", "no field 'nodez'"),
         (HEAD, "spec.image"),
     ],
@@ -75,7 +87,10 @@ def test_config_maps_come_from_the_same_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [("{epochs: 3}", "must be texts .numbers in quotes., but 'epochs' is 3"), ("[a]", "must be an object of texts")],
+    [
+        ("{epochs: 3}", "must be texts .numbers in quotes., but 'epochs' is 3"),
+        ("[a]", "must be an object of texts"),
+    ],
 )
 def test_config_maps_hold_texts(tmp_path, data, says):
     more = f"---\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {data}\n"
@@ -106,15 +121,23 @@ def test_a_date_that_is_none_is_no_traceback(tmp_path):
 
 
 def test_what_the_overlay_says_of_the_trainer_is_noted(tmp_path):
-    trainer = "{name: trainer, image: other, workingDir: /w, livenessProbe: {}, lifecycle: {}, tty: true}"
+    trainer = (
+        "{name: trainer, image: other, workingDir: /w, livenessProbe: {}, lifecycle: {}, tty: true}"
+    )
     notes = read(manifest(tmp_path, f"podTemplate: {{spec: {{containers: [{trainer}]}}}}")).notes
     said = [note.split(": ")[1] for note in notes if note.startswith("podTemplate's trainer")]
     assert said == ["image", "lifecycle", "livenessProbe", "tty", "workingDir"]
 
 
 def test_volumes_that_only_a_cluster_has_are_noted_once_each_kind(tmp_path):
-    volumes = "[{name: a, nfs: {}}, {name: b, nfs: {}}, {name: c, csi: {}}, {name: d, emptyDir: {}}]"
-    notes = [note for note in read(manifest(tmp_path, f"volumes: {volumes}")).notes if note.startswith("volumes")]
+    volumes = (
+        "[{name: a, nfs: {}}, {name: b, nfs: {}}, {name: c, csi: {}}, {name: d, emptyDir: {}}]"
+    )
+    notes = [
+        note
+        for note in read(manifest(tmp_path, f"volumes: {volumes}")).notes
+        if note.startswith("volumes")
+    ]
     assert len(notes) == 2
     assert "a, b: there is no nfs here" in notes[1]
 

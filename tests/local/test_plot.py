@@ -13,19 +13,33 @@ PNG = b"\x89PNG"
 
 def log(path: Path, *events: dict) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ["W1121 some warning of torch", *map(json.dumps, events), '{"event": "of another program"}', "bye"]
+    lines = [
+        "W1121 some warning of torch",
+        *map(json.dumps, events),
+        '{"event": "of another program"}',
+        "bye",
+    ]
     path.write_text("\n".join(lines))
     return str(path)
 
 
 def training(*losses: float) -> list[dict]:
-    train = [{"event": "train", "step": 10 * (at + 1), "loss": loss} for at, loss in enumerate(losses)]
-    return [{"event": "start", "steps": 10 * len(losses)}, *train, {"event": "eval", "step": 20, "accuracy": 0.5}]
+    train = [
+        {"event": "train", "step": 10 * (at + 1), "loss": loss} for at, loss in enumerate(losses)
+    ]
+    return [
+        {"event": "start", "steps": 10 * len(losses)},
+        *train,
+        {"event": "eval", "step": 20, "accuracy": 0.5},
+    ]
 
 
 def speeds() -> list[dict]:
     values = dict.fromkeys(("message_seconds", "message_gb_per_second", "all_reduce_seconds"), 0.5)
-    return [{"event": "speed", "bytes": 2**size, "all_reduce_gb_per_second": 1.0, **values} for size in (10, 12, 14)]
+    return [
+        {"event": "speed", "bytes": 2**size, "all_reduce_gb_per_second": 1.0, **values}
+        for size in (10, 12, 14)
+    ]
 
 
 def plot(*words: str, stdin: str = ""):
@@ -41,7 +55,9 @@ def test_a_running_jobs_log_is_drawn_from_stdin(tmp_path):
 
 
 def test_several_runs_are_drawn_together_under_their_names(tmp_path):
-    files = [log(tmp_path / name / "metrics.jsonl", *training(3.0, 2.0)) for name in ("ddp", "native")]
+    files = [
+        log(tmp_path / name / "metrics.jsonl", *training(3.0, 2.0)) for name in ("ddp", "native")
+    ]
     shown = plot(*files, "--out", str(tmp_path / "both.png"))
     assert shown.exit_code == 0, shown.output
     assert "ddp" in shown.stdout
@@ -50,7 +66,9 @@ def test_several_runs_are_drawn_together_under_their_names(tmp_path):
 
 
 def test_the_speed_of_messages_is_drawn_over_their_sizes(tmp_path):
-    shown = plot(log(tmp_path / "messages-0-0.log", *speeds()), "--out", str(tmp_path / "speed.png"))
+    shown = plot(
+        log(tmp_path / "messages-0-0.log", *speeds()), "--out", str(tmp_path / "speed.png")
+    )
     assert shown.exit_code == 0, shown.output
     assert "send and recv, GB/s" in shown.stdout
     assert "all_reduce, GB/s on the bus" in shown.stdout
@@ -66,7 +84,10 @@ def test_a_job_that_was_complete_already_has_an_accuracy_to_draw(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(["nowhere.log"], "cannot read nowhere.log"), (["empty.log"], "no losses and no speeds in empty.log")],
+    [
+        (["nowhere.log"], "cannot read nowhere.log"),
+        (["empty.log"], "no losses and no speeds in empty.log"),
+    ],
 )
 def test_where_there_is_nothing_to_draw_it_says_what_to_give(tmp_path, monkeypatch, words, says):
     monkeypatch.chdir(tmp_path)

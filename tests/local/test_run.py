@@ -67,7 +67,12 @@ def write_job(folder: Path, program: str, nodes: int = 2, **spec) -> Path:
     path = folder / "job.yaml"
     path.write_text(
         yaml.safe_dump(
-            {"apiVersion": "ddpjob.dev/v1alpha1", "kind": "DDPJob", "metadata": {"name": "j"}, "spec": fields | spec}
+            {
+                "apiVersion": "ddpjob.dev/v1alpha1",
+                "kind": "DDPJob",
+                "metadata": {"name": "j"},
+                "spec": fields | spec,
+            }
         )
     )
     return path
@@ -112,7 +117,11 @@ async def test_a_job_that_always_fails_ends_failed_when_its_budget_is_spent(tmp_
 
 async def test_a_launcher_that_is_not_there_is_a_failure_with_its_name(tmp_path):
     path = write_job(
-        tmp_path, "", nodes=1, torchrun={"command": ["no-such-launcher"]}, failurePolicy={"maxRestarts": 0}
+        tmp_path,
+        "",
+        nodes=1,
+        torchrun={"command": ["no-such-launcher"]},
+        failurePolicy={"maxRestarts": 0},
     )
     status = await run(path, tmp_path / "run")
     assert "no-such-launcher: No such file or directory" in status.last_failure["message"]
@@ -176,17 +185,24 @@ def test_a_new_run_keeps_the_claims_and_clears_the_rest(tmp_path):
 
 def test_a_folder_that_cannot_be_written_gets_a_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SpecError, match="Choose another folder with --runs"), run_folder(tmp_path / "file", "j"):
+    with (
+        pytest.raises(SpecError, match="Choose another folder with --runs"),
+        run_folder(tmp_path / "file", "j"),
+    ):
         pass
 
 
 def a_pod() -> LocalPod:
     return LocalPod(
-        {"metadata": {"name": "p"}, "spec": {}, "status": {}}, "uid-of-" + os.urandom(4).hex(), lambda: None
+        {"metadata": {"name": "p"}, "spec": {}, "status": {}},
+        "uid-of-" + os.urandom(4).hex(),
+        lambda: None,
     )
 
 
-async def run_pod(pod: LocalPod, folder: Path, *argv: str, log: Path | None = None, on_line=print, env=None) -> dict:
+async def run_pod(
+    pod: LocalPod, folder: Path, *argv: str, log: Path | None = None, on_line=print, env=None
+) -> dict:
     """How the container ended."""
     made = Command(argv=argv, env=env or {}, result=folder / "result")
     async with asyncio.timeout(30):
@@ -195,10 +211,16 @@ async def run_pod(pod: LocalPod, folder: Path, *argv: str, log: Path | None = No
     return pod.body["status"]["containerStatuses"][0]["state"]["terminated"]
 
 
-PRINTS_AND_STAYS = (sys.executable, "-c", "import time; print('x' * 100, flush=True); time.sleep(600)")
+PRINTS_AND_STAYS = (
+    sys.executable,
+    "-c",
+    "import time; print('x' * 100, flush=True); time.sleep(600)",
+)
 
 
-@pytest.mark.parametrize("wrong", [{"argv": ("echo", "a\0b")}, {"argv": ("echo",), "env": {"A=B": "c"}}])
+@pytest.mark.parametrize(
+    "wrong", [{"argv": ("echo", "a\0b")}, {"argv": ("echo",), "env": {"A=B": "c"}}]
+)
 async def test_a_process_that_cannot_be_started_is_a_pod_that_ended(tmp_path, wrong):
     ended = await run_pod(a_pod(), tmp_path, *wrong["argv"], env=wrong.get("env"))
     assert ended["exitCode"] == 128
@@ -207,7 +229,10 @@ async def test_a_process_that_cannot_be_started_is_a_pod_that_ended(tmp_path, wr
 
 async def test_a_log_that_cannot_be_written_ends_the_pod(tmp_path):
     ended = await run_pod(a_pod(), tmp_path, *PRINTS_AND_STAYS, log=tmp_path / "no/folder/log")
-    assert (ended["exitCode"], ended["message"]) == (128, f"{tmp_path}/no/folder/log: No such file or directory")
+    assert (ended["exitCode"], ended["message"]) == (
+        128,
+        f"{tmp_path}/no/folder/log: No such file or directory",
+    )
 
 
 async def test_output_that_nobody_takes_ends_the_pod_and_its_process(tmp_path):
@@ -254,7 +279,9 @@ async def test_a_process_that_escaped_does_not_keep_a_pod_from_ending(tmp_path, 
     lines = []
     program = f"import subprocess, sys; print({CLEAN % True}.pid)"
     try:
-        ended = await run_pod(a_pod(), tmp_path, sys.executable, "-c", program, on_line=lines.append)
+        ended = await run_pod(
+            a_pod(), tmp_path, sys.executable, "-c", program, on_line=lines.append
+        )
         assert ended["exitCode"] == 0
     finally:
         psutil.Process(int(lines[0])).kill()
@@ -277,7 +304,9 @@ async def test_a_watcher_that_fails_is_noted_once_and_the_run_goes_on(tmp_path):
             raise ValueError("cannot show this")
 
     watcher = Failing()
-    status = await run(write_job(tmp_path, "print('a'); print('b')", nodes=1), tmp_path / "run", watcher)
+    status = await run(
+        write_job(tmp_path, "print('a'); print('b')", nodes=1), tmp_path / "run", watcher
+    )
     assert status.phase == "Complete"
     assert len(watcher.notes) == 1
     assert "cannot show this" in watcher.notes[0]
@@ -310,7 +339,10 @@ def test_a_reader_that_goes_away_ends_the_run_and_leaves_nothing(tmp_path):
             time.sleep(0.05)
     """
     with subprocess.Popen(
-        run_command(write_job(tmp_path, program), tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        run_command(write_job(tmp_path, program), tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         for line in process.stdout:
             if "up" in line.split():
@@ -331,7 +363,10 @@ def test_a_progress_bar_is_one_line(tmp_path):
         print("\\r\\ndone")
     """
     run = subprocess.run(
-        run_command(write_job(tmp_path, program), tmp_path), capture_output=True, text=True, timeout=60
+        run_command(write_job(tmp_path, program), tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     lines = [line.strip() for line in run.stdout.splitlines() if line.startswith("[n0]")]
@@ -339,7 +374,16 @@ def test_a_progress_bar_is_one_line(tmp_path):
 
 
 def run_command(path: Path, folder: Path) -> list[str]:
-    return [sys.executable, "-m", "ddpjob.cli.main", "run", "--local", str(path), "--runs", str(folder / "runs")]
+    return [
+        sys.executable,
+        "-m",
+        "ddpjob.cli.main",
+        "run",
+        "--local",
+        str(path),
+        "--runs",
+        str(folder / "runs"),
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -352,7 +396,10 @@ def test_a_signal_ends_everything_that_was_started(tmp_path, number):
     """
     path = write_job(tmp_path, program)
     with subprocess.Popen(
-        run_command(path, tmp_path), stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        run_command(path, tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
     ) as process:
         assert process.stdout is not None
         up = 0

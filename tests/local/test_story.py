@@ -31,7 +31,9 @@ def test_what_an_attempt_cost_is_told_apart():
 
 
 def test_steps_that_were_lost_are_not_drawn_twice():
-    story = Story(0.0, 1.0, [train(10, 3.0), train(20, 2.0), train(30, 1.5), train(20, 1.9), train(30, 1.4)])
+    story = Story(
+        0.0, 1.0, [train(10, 3.0), train(20, 2.0), train(30, 1.5), train(20, 1.9), train(30, 1.4)]
+    )
     assert story.curve("train", "loss") == ([10, 20, 30], [3.0, 1.9, 1.4])
 
 
@@ -50,5 +52,11 @@ def test_events_without_a_time_or_with_words_for_numbers_have_no_account():
 
 
 def test_numbers_that_nothing_can_be_drawn_of_are_left_out():
-    odd = [train(1, float("nan")), train(2, float("inf")), train(3, 10**400), train(4, None), train(5, 0.5)]
+    odd = [
+        train(1, float("nan")),
+        train(2, float("inf")),
+        train(3, 10**400),
+        train(4, None),
+        train(5, 0.5),
+    ]
     assert Story(0.0, 1.0, odd).curve("train", "loss") == ([5], [0.5])

@@ -127,7 +127,10 @@ def test_a_script_mounted_by_sub_path_is_a_file(tmp_path):
 
 
 def test_projected_config_maps_become_files(tmp_path):
-    sources = [{"configMap": {"name": "m"}}, {"configMap": {"name": "n", "items": [{"key": "b", "path": "deep/b"}]}}]
+    sources = [
+        {"configMap": {"name": "m"}},
+        {"configMap": {"name": "n", "items": [{"key": "b", "path": "deep/b"}]}},
+    ]
     mount = {
         "volumes": [{"name": "s", "projected": {"sources": sources}}],
         "volumeMounts": [{"name": "s", "mountPath": "/src"}],
@@ -145,7 +148,9 @@ DATA = {
 
 def test_a_path_is_placed_once_however_it_is_spelt(tmp_path):
     env = [{"name": "DATA", "value": "/data/cifar10"}, {"name": "TRAIN", "value": "$(DATA)/train"}]
-    made = command(tmp_path, claims={"c": Path("/data/sets")}, env=env, args=["train.py", "$(DATA)"], **DATA)
+    made = command(
+        tmp_path, claims={"c": Path("/data/sets")}, env=env, args=["train.py", "$(DATA)"], **DATA
+    )
     assert made.env["DATA"] == made.argv[-1] == "/data/sets/cifar10"
     assert made.env["TRAIN"] == "/data/sets/cifar10/train"
 
@@ -202,6 +207,8 @@ def test_a_mount_that_cannot_be_had_here_gets_a_sentence(tmp_path, mount, says):
 
 
 def test_a_number_in_the_overlays_env_gets_a_sentence(tmp_path):
-    template = {"spec": {"containers": [{"name": "trainer", "env": [{"name": "SEED", "value": 0}]}]}}
+    template = {
+        "spec": {"containers": [{"name": "trainer", "env": [{"name": "SEED", "value": 0}]}]}
+    }
     with pytest.raises(SpecError, match="env SEED must be a text"):
         command(tmp_path, podTemplate=template)

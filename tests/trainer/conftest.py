@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ddp_trainer.data.cifar10 import CLASSES
+from ddp_trainer.workloads.datasets.cifar10 import CLASSES
 
 from . import launch
 

@@ -18,16 +18,16 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.arms import ARMS
 from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate, without_repeats
 from ddp_trainer.interrupt import StopVote
-from ddp_trainer.models import DigitsNet, ToyModel, resnet18
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime, process_group
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.workloads.shared.gradient_arms import ARMS
+from ddp_trainer.workloads.shared.models import DigitsNet, ToyModel, resnet18
 from ddp_trainer.workloads.toy import HIDDEN
 
 FEATURES = 6
@@ -36,12 +36,16 @@ FEATURES = 6
 def wide_net() -> nn.Module:
     """Parameters of 5.3 MB: several buckets, as DDP begins its first one at 1 MiB."""
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(FEATURES, 600), nn.ReLU(), nn.Linear(600, 1800), nn.ReLU(), nn.Linear(1800, 10))
+    return nn.Sequential(
+        nn.Linear(FEATURES, 600), nn.ReLU(), nn.Linear(600, 1800), nn.ReLU(), nn.Linear(1800, 10)
+    )
 
 
 def samples(count: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
     random = np.random.default_rng(3)
-    return torch.from_numpy(random.standard_normal((count, FEATURES), np.float32)).to(dtype), torch.arange(count) % 10
+    return torch.from_numpy(random.standard_normal((count, FEATURES), np.float32)).to(
+        dtype
+    ), torch.arange(count) % 10
 
 
 def train(
@@ -58,16 +62,23 @@ def train(
     ddp = runtime.wrap(model)
     # A rate at which the training is stable: where it is not, a difference in the last bit grows without bound.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    sampler = GlobalBatchSampler(count, global_batch, runtime.rank, runtime.world_size, equal_shares=equal_shares)
+    sampler = GlobalBatchSampler(
+        count, global_batch, runtime.rank, runtime.world_size, equal_shares=equal_shares
+    )
     runtime.warm_up(ddp, inputs[:2])
     checkpoints = Checkpoints(
-        checkpoints_at, runtime, {"model": model, "optimizer": optimizer, "sampler": sampler}, {"test": "wide"}
+        checkpoints_at,
+        runtime,
+        {"model": model, "optimizer": optimizer, "sampler": sampler},
+        {"test": "wide"},
     )
     step = checkpoints.restore()
     while step < steps:
         for shard in sampler:
             chosen = torch.from_numpy(shard.indices)
-            loss = F.cross_entropy(ddp(inputs[chosen]), without_repeats(labels[chosen], shard), reduction="sum")
+            loss = F.cross_entropy(
+                ddp(inputs[chosen]), without_repeats(labels[chosen], shard), reduction="sum"
+            )
             (loss * (runtime.world_size / shard.batch_size)).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -92,7 +103,9 @@ def few_samples_for_a_model_with_batch_norm(runtime: Runtime) -> dict[str, torch
         with batch_norm_at_rest(model, shard):
             loss = F.cross_entropy(ddp(images[chosen]), chosen % 10, reduction="sum")
             (loss * (runtime.world_size / batch)).backward()
-        found[f"gradients of {batch}"] = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        found[f"gradients of {batch}"] = torch.cat(
+            [parameter.grad.flatten() for parameter in model.parameters()]
+        )
         ddp.zero_grad()
     found["buffers"] = torch.cat([buffer.flatten().double() for buffer in model.buffers()])
     found["training"] = torch.tensor([module.training for module in model.modules()])
@@ -102,7 +115,9 @@ def few_samples_for_a_model_with_batch_norm(runtime: Runtime) -> dict[str, torch
 def net_with_batch_norm() -> nn.Module:
     """In float64: dividing by the deviation of two samples makes much of a last bit, and each kind of CPU rounds its own way."""
     torch.manual_seed(9)
-    return nn.Sequential(nn.Linear(FEATURES, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10)).double()
+    return nn.Sequential(
+        nn.Linear(FEATURES, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10)
+    ).double()
 
 
 def train_with_batch_norm(
@@ -115,14 +130,18 @@ def train_with_batch_norm(
         synchronise(model, runtime)
     ddp = runtime.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    sampler = GlobalBatchSampler(29, 12, runtime.rank, runtime.world_size, at_least=2, equal_shares=equal_shares)
+    sampler = GlobalBatchSampler(
+        29, 12, runtime.rank, runtime.world_size, at_least=2, equal_shares=equal_shares
+    )
     runtime.warm_up(ddp, inputs[:2])
     step = 0
     while step < steps:
         for shard in sampler:
             chosen = torch.from_numpy(shard.indices)
             with batch_norm_at_rest(model, shard):
-                loss = F.cross_entropy(ddp(inputs[chosen]), without_repeats(labels[chosen], shard), reduction="sum")
+                loss = F.cross_entropy(
+                    ddp(inputs[chosen]), without_repeats(labels[chosen], shard), reduction="sum"
+                )
                 (loss * (runtime.world_size / shard.batch_size)).backward()
             runtime.step(optimizer)
             step += 1
@@ -154,7 +173,10 @@ def plain_loop_over_batches_with_repeats(steps: int, ranks: int) -> dict[str, to
     inputs, labels = samples(29, torch.float64)
     model = net_with_batch_norm()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    samplers = [GlobalBatchSampler(29, 12, rank, ranks, at_least=2, equal_shares=True) for rank in range(ranks)]
+    samplers = [
+        GlobalBatchSampler(29, 12, rank, ranks, at_least=2, equal_shares=True)
+        for rank in range(ranks)
+    ]
     step = 0
     while step < steps:
         for shards in zip(*samplers, strict=True):
@@ -170,16 +192,26 @@ def plain_loop_over_batches_with_repeats(steps: int, ranks: int) -> dict[str, to
 def net_for_images() -> nn.Module:
     """With a 1x1 convolution, whose weights' strides can be told in two ways."""
     torch.manual_seed(11)
-    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 1), nn.ReLU(), nn.Conv2d(12, 6, 3, stride=2)
+    layers = (
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 12, 1),
+        nn.ReLU(),
+        nn.Conv2d(12, 6, 3, stride=2),
+    )
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(6 * 2 * 2, 10))
 
 
 def some_images() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.from_numpy(np.random.default_rng(4).standard_normal((29, 3, 8, 8), np.float32)), torch.arange(29) % 10
+    return torch.from_numpy(
+        np.random.default_rng(4).standard_normal((29, 3, 8, 8), np.float32)
+    ), torch.arange(29) % 10
 
 
 def for_images(model: nn.Module, *, fused: bool | None) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-3, fused=fused)
+    return torch.optim.SGD(
+        model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-3, fused=fused
+    )
 
 
 def batches_of_images(runtime: Runtime, epochs: int) -> Iterator[Shard]:
@@ -238,7 +270,9 @@ def gradients_of_the_digits_net(runtime: Runtime) -> torch.Tensor:
     images = torch.from_numpy(np.random.default_rng(8).standard_normal((29, 1, 8, 8), np.float32))
     (shard,) = GlobalBatchSampler(29, 29, runtime.rank, runtime.world_size)
     chosen = torch.from_numpy(shard.indices)
-    loss = F.cross_entropy(ddp(images[chosen].to(memory_format=layout)), chosen % 10, reduction="sum")
+    loss = F.cross_entropy(
+        ddp(images[chosen].to(memory_format=layout)), chosen % 10, reduction="sum"
+    )
     (loss * (runtime.world_size / shard.batch_size)).backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
@@ -253,7 +287,9 @@ def counted_by_an_evaluation(runtime: Runtime) -> list[int]:
         return inputs[torch.from_numpy(indices)], labels[torch.from_numpy(indices)]
 
     model = wide_net()
-    scores = evaluate(model, fetch, 31, 4, step=0, progress=Progress(runtime), vote=StopVote(runtime))
+    scores = evaluate(
+        model, fetch, 31, 4, step=0, progress=Progress(runtime), vote=StopVote(runtime)
+    )
     assert scores["samples"] == 31
     logits = model(inputs).detach()
     assert scores["accuracy"] == float((logits.argmax(1) == labels).double().mean())
@@ -305,7 +341,9 @@ def complaint_of_one_rank(runtime: Runtime) -> str:
 
 def threads() -> dict[int, str]:
     """This process's threads by number, with their names; none where /proc does not tell, which is anywhere but on Linux."""
-    return {int(path.parent.name): path.read_text() for path in Path("/proc/self/task").glob("*/comm")}
+    return {
+        int(path.parent.name): path.read_text() for path in Path("/proc/self/task").glob("*/comm")
+    }
 
 
 def main(folder: Path) -> None:
@@ -313,17 +351,27 @@ def main(folder: Path) -> None:
     with process_group(threads=1, device="cpu") as runtime:
         outcome = {
             # Most of them are gloo's, which has names for them only in newer releases.
-            "policies of new threads": [os.sched_getscheduler(thread) for thread in threads().keys() - before.keys()],
+            "policies of new threads": [
+                os.sched_getscheduler(thread) for thread in threads().keys() - before.keys()
+            ],
             # Batches of 8, 8, 8 and 5 an epoch: the last is uneven at 2 ranks and at 4. With 25 samples it has one.
-            "uneven": nn.utils.parameters_to_vector(train(runtime, 29, 8, 100).parameters()).detach(),
-            "empty": nn.utils.parameters_to_vector(train(runtime, 25, 8, 100).parameters()).detach(),
+            "uneven": nn.utils.parameters_to_vector(
+                train(runtime, 29, 8, 100).parameters()
+            ).detach(),
+            "empty": nn.utils.parameters_to_vector(
+                train(runtime, 25, 8, 100).parameters()
+            ).detach(),
             "filled up": nn.utils.parameters_to_vector(
                 train(runtime, 25, 8, 100, equal_shares=True).parameters()
             ).detach(),
-            "unbroken": nn.utils.parameters_to_vector(train(runtime, 29, 8, 7).parameters()).detach(),
+            "unbroken": nn.utils.parameters_to_vector(
+                train(runtime, 29, 8, 7).parameters()
+            ).detach(),
             "batch norm": train_with_batch_norm(runtime, 40, synchronised=False),
             "synchronised": train_with_batch_norm(runtime, 40, synchronised=True),
-            "synchronised, filled up": train_with_batch_norm(runtime, 40, synchronised=True, equal_shares=True),
+            "synchronised, filled up": train_with_batch_norm(
+                runtime, 40, synchronised=True, equal_shares=True
+            ),
             "page faults": page_faults_of_memory_taken_again(),
             "images": [train_on_images(runtime, arm, 40) for arm in ARMS],
             "few samples": few_samples_for_a_model_with_batch_norm(runtime),
@@ -336,12 +384,16 @@ def main(folder: Path) -> None:
         if runtime.world_size == 1:
             outcome["plain images"] = plain_loop_on_images(40)
             outcome["shards"] = {ranks: plain_loop_over_shards(40, ranks) for ranks in (2, 4)}
-            outcome["repeats"] = {ranks: plain_loop_over_batches_with_repeats(40, ranks) for ranks in (2, 4)}
+            outcome["repeats"] = {
+                ranks: plain_loop_over_batches_with_repeats(40, ranks) for ranks in (2, 4)
+            }
         for steps in (2, 5, 7):  # in the middle of an epoch, in the next one, at the end
             model = train(runtime, 29, 8, steps, folder / "checkpoints")
         outcome["in three pieces"] = nn.utils.parameters_to_vector(model.parameters()).detach()
         group = weakref.ref(dist.group.WORLD) if runtime.world_size > 1 else lambda: None
-    outcome["group destroyed"] = group() is None and not any("gloo" in name for name in threads().values())
+    outcome["group destroyed"] = group() is None and not any(
+        "gloo" in name for name in threads().values()
+    )
     torch.save(outcome, folder / f"rank-{runtime.rank}.pt")
 
 

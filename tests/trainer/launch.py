@@ -88,7 +88,9 @@ class Run:
                         return entry
                 left = self._deadline - time.monotonic()
                 assert left > 0, f"no event {event!r} in time: {self.events}\n{self.stderr}"
-                assert self._readers[0].is_alive(), f"ended without event {event!r}: {self.events}\n{self.stderr}"
+                assert self._readers[0].is_alive(), (
+                    f"ended without event {event!r}: {self.events}\n{self.stderr}"
+                )
                 self._changed.wait(min(left, 1.0))
 
     def finish(self) -> int:
@@ -97,7 +99,9 @@ class Run:
             code = self.process.wait(max(0.1, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"did not end in time: {self.events[-3:]}\n{self.stderr}") from None
+            raise AssertionError(
+                f"did not end in time: {self.events[-3:]}\n{self.stderr}"
+            ) from None
         for reader in self._readers:
             reader.join(10)
         return code
@@ -119,7 +123,14 @@ def alone(*arguments: object, **variables: object) -> Run:
 
 def torchrun(*arguments: object, processes: int = 2, **variables: object) -> Run:
     """`torchrun --standalone --nproc-per-node N …`."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        processes,
+    ]
     return Run([*launcher, *arguments], environment(**variables))
 
 

@@ -58,7 +58,9 @@ def test_what_was_saved_comes_back(tmp_path):
     assert restored.checkpoints.restore() == 4
     assert torch.equal(restored.model.weight, saved.model.weight)
     assert restored.sampler.state_dict() == saved.sampler.state_dict()
-    momentum = [job.optimizer.state_dict()["state"][0]["momentum_buffer"] for job in (saved, restored)]
+    momentum = [
+        job.optimizer.state_dict()["state"][0]["momentum_buffer"] for job in (saved, restored)
+    ]
     assert torch.equal(*momentum)
     assert torch.equal(torch.rand(3), expected)
 
@@ -78,7 +80,9 @@ def test_a_scheduler_comes_back_as_it_was(tmp_path):
 
 def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_first_saved(tmp_path):
     scores = SimpleNamespace(state_dict=lambda: {"best": np.float64(0.5)})
-    with pytest.raises(UserError, match=r"the state of scores can be written but not read again .*numpy"):
+    with pytest.raises(
+        UserError, match=r"the state of scores can be written but not read again .*numpy"
+    ):
         Checkpoints(tmp_path, Runtime(), {"scores": scores}).save(1)
     assert list(tmp_path.iterdir()) == []
 
@@ -90,7 +94,11 @@ def test_how_a_step_is_computed_is_not_taken_from_a_file(tmp_path):
         torch.manual_seed(1)
         model = nn.Conv2d(2, 3, 2).to(memory_format=layout)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
-        return model, optimizer, Checkpoints(tmp_path, Runtime(), {"model": model, "optimizer": optimizer}, {})
+        return (
+            model,
+            optimizer,
+            Checkpoints(tmp_path, Runtime(), {"model": model, "optimizer": optimizer}, {}),
+        )
 
     def step(model, optimizer):
         model(torch.arange(18.0).view(1, 2, 3, 3)).square().sum().mul(1e-4).backward()
@@ -114,7 +122,9 @@ def test_without_a_folder_nothing_is_saved_and_it_is_said_once(capsys):
     job = Job(None)
     assert job.checkpoints.restore() == 0
     assert job.save(1) is None
-    assert "no checkpoints: give --checkpoint-dir or set DDP_CHECKPOINT_DIR" in capsys.readouterr().err
+    assert (
+        "no checkpoints: give --checkpoint-dir or set DDP_CHECKPOINT_DIR" in capsys.readouterr().err
+    )
 
 
 def test_an_empty_folder_means_the_beginning(tmp_path):
@@ -125,7 +135,10 @@ def test_the_newest_two_are_kept_and_nothing_else_is_left(tmp_path):
     job = Job(tmp_path)
     for step in (1, 2, 9, 10):
         job.save(step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000009.pt", "step-0000000010.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-0000000009.pt",
+        "step-0000000010.pt",
+    ]
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "altered"])
@@ -138,7 +151,10 @@ def test_a_damaged_newest_file_gives_way_to_the_one_before_it(tmp_path, how, cap
     assert restored.model.weight.unique().tolist() == [7.0]
     assert "step-0000000002.pt cannot be read" in capsys.readouterr().err
     restored.save(3)
-    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["step-0000000001.pt", "step-0000000003.pt"]
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == [
+        "step-0000000001.pt",
+        "step-0000000003.pt",
+    ]
 
 
 def test_when_no_file_can_be_read_the_run_does_not_silently_begin_anew(tmp_path):
@@ -147,7 +163,8 @@ def test_when_no_file_can_be_read_the_run_does_not_silently_begin_anew(tmp_path)
         damage(job.save(step), "truncated")
     for _ in range(2):  # and the next attempt does not either
         with pytest.raises(
-            UserError, match=r"no checkpoint in .* can be read .* remove them all to train from the begin"
+            UserError,
+            match=r"no checkpoint in .* can be read .* remove them all to train from the begin",
         ):
             Job(tmp_path).checkpoints.restore()
 
@@ -203,7 +220,9 @@ def test_only_tensors_and_plain_values_are_loaded(tmp_path, capsys):
 
 def test_another_workloads_checkpoint_is_refused(tmp_path):
     Job(tmp_path, workload="toy", model="small").save(1)
-    with pytest.raises(UserError, match="made with workload 'toy', this run has 'digits': use the flags"):
+    with pytest.raises(
+        UserError, match="made with workload 'toy', this run has 'digits': use the flags"
+    ):
         Job(tmp_path, workload="digits").checkpoints.restore()
 
 
@@ -229,4 +248,7 @@ def test_a_models_versions_survive_in_its_file(tmp_path):
     """load_state_dict reads them to know how old a file is."""
     model = torch.nn.BatchNorm1d(2)
     write_atomically(tmp_path / "model.pth", model.state_dict())
-    assert torch.load(tmp_path / "model.pth", weights_only=True)._metadata == model.state_dict()._metadata
+    assert (
+        torch.load(tmp_path / "model.pth", weights_only=True)._metadata
+        == model.state_dict()._metadata
+    )

@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from ddp_trainer.augmentation import shift_and_flip
-from ddp_trainer.data import cifar10, digits, images, mnist
 from ddp_trainer.errors import UserError
 from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.workloads.datasets import cifar10, digits, images, mnist
+from ddp_trainer.workloads.shared.augmentation import shift_and_flip
 
 from .conftest import image_folders
 
@@ -32,7 +32,9 @@ def write_binary(folder, train, test):
     for number, rows in enumerate(np.array_split(np.arange(len(train)), 5), start=1):
         parts[f"data_batch_{number}.bin"] = images.Images(train.pixels[rows], train.labels[rows])
     for name, part in parts.items():
-        records = np.concatenate([part.labels.astype(np.uint8)[:, None], part.pixels.reshape(len(part), -1)], axis=1)
+        records = np.concatenate(
+            [part.labels.astype(np.uint8)[:, None], part.pixels.reshape(len(part), -1)], axis=1
+        )
         (folder / name).write_bytes(records.tobytes())
     return folder
 
@@ -45,7 +47,10 @@ def write_python(folder, train, test, protocol=2):
         *((f"data_batch_{number}", train, rows) for number, rows in fifths),
         ("test_batch", test, slice(None)),
     ]:
-        batch = {b"data": np.array(part.pixels[rows]).reshape(-1, 3072), b"labels": part.labels[rows].tolist()}
+        batch = {
+            b"data": np.array(part.pixels[rows]).reshape(-1, 3072),
+            b"labels": part.labels[rows].tolist(),
+        }
         (folder / name).write_bytes(pickle.dumps(batch, protocol=protocol))
     return folder
 
@@ -75,7 +80,9 @@ def test_the_three_forms_of_cifar10_give_the_same_arrays(tmp_path, tiny_cifar10)
 
     assert same(folders, cifar10.load(write_binary(tmp_path / "cifar-10-batches-bin", *folders)))
     for protocol in (2, 5):
-        python = write_python(tmp_path / str(protocol) / "cifar-10-batches-py", *folders, protocol=protocol)
+        python = write_python(
+            tmp_path / str(protocol) / "cifar-10-batches-py", *folders, protocol=protocol
+        )
         assert same(folders, cifar10.load(python))
 
 
@@ -90,7 +97,9 @@ def test_images_are_decoded_once_and_again_when_one_changes(tmp_path, monkeypatc
     folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
     before = cifar10.load(folder)
     decode = cifar10._decode
-    monkeypatch.setattr(cifar10, "_decode", lambda paths: pytest.fail("decoded although the cache is there"))
+    monkeypatch.setattr(
+        cifar10, "_decode", lambda paths: pytest.fail("decoded although the cache is there")
+    )
     assert same(before, cifar10.load(folder))
 
     monkeypatch.setattr(cifar10, "_decode", decode)
@@ -183,13 +192,19 @@ def broken(tmp_path, tiny_cifar10, what):
     [
         ("missing", "there is no folder .*get CIFAR-10 from https://www.cs.toronto.edu"),
         ("empty", "no CIFAR-10 in .*get CIFAR-10 from https://www.cs.toronto.edu"),
-        ("truncated binary", "data_batch_2.bin has .* no multiple of 3,073: unpack the archive once more"),
+        (
+            "truncated binary",
+            "data_batch_2.bin has .* no multiple of 3,073: unpack the archive once more",
+        ),
         ("no test batch", "test_batch.bin cannot be read .*: unpack the archive once more"),
         ("no third batch", "data_batch_3 cannot be read .*: unpack the archive once more"),
         ("other class", "ants is no class of CIFAR-10"),
         ("no image", r"0000.png cannot be read as an image .*replace it or remove it"),
         ("large image", "0000.png has 64 x 48 pixels, CIFAR-10 has 32 x 32"),
-        ("no test images", "test/cat shows no JPEG and no PNG file: put the images of this class there, or remove it"),
+        (
+            "no test images",
+            "test/cat shows no JPEG and no PNG file: put the images of this class there, or remove it",
+        ),
     ],
 )
 def test_wrong_data_get_a_sentence_that_says_what_to_do(tmp_path, tiny_cifar10, what, sentence):
@@ -197,12 +212,21 @@ def test_wrong_data_get_a_sentence_that_says_what_to_do(tmp_path, tiny_cifar10, 
         cifar10.load(broken(tmp_path, tiny_cifar10, what))
 
 
-def write_mnist(folder: Path, part: str, count: int, pack: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def write_mnist(
+    folder: Path, part: str, count: int, pack: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
     """IDX files of random images, their labels in turns; returns (pixels, labels)."""
     pixels = np.random.default_rng(count).integers(0, 256, (count, 28, 28), np.uint8)
     labels = (np.arange(count) % 10).astype(np.uint8)
-    for name, numbers in ((f"{part}-images-idx3-ubyte", pixels), (f"{part}-labels-idx1-ubyte", labels)):
-        raw = bytes([0, 0, 8, numbers.ndim]) + np.array(numbers.shape, ">i4").tobytes() + numbers.tobytes()
+    for name, numbers in (
+        (f"{part}-images-idx3-ubyte", pixels),
+        (f"{part}-labels-idx1-ubyte", labels),
+    ):
+        raw = (
+            bytes([0, 0, 8, numbers.ndim])
+            + np.array(numbers.shape, ">i4").tobytes()
+            + numbers.tobytes()
+        )
         (folder / (name + ".gz" * pack)).write_bytes(gzip.compress(raw) if pack else raw)
     return pixels, labels
 
@@ -233,19 +257,32 @@ def test_mnists_test_set_alone_is_split_by_class(tmp_path):
     assert np.bincount(train.labels).tolist() == [8] * 10
     assert np.bincount(test.labels).tolist() == [2] * 10
     both = np.concatenate([train.pixels, test.pixels]).reshape(100, -1)
-    assert sorted(map(bytes, both)) == sorted(map(bytes, pixels.reshape(100, -1))), "each image in one of the two"
+    assert sorted(map(bytes, both)) == sorted(map(bytes, pixels.reshape(100, -1))), (
+        "each image in one of the two"
+    )
 
 
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda folder: (folder / "t10k-images-idx3-ubyte.gz").write_bytes(b"no gzip"), "is no whole IDX file"),
-        (lambda folder: (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"PK34")), "is no whole IDX"),
+        (
+            lambda folder: (folder / "t10k-images-idx3-ubyte.gz").write_bytes(b"no gzip"),
+            "is no whole IDX file",
+        ),
+        (
+            lambda folder: (folder / "t10k-images-idx3-ubyte.gz").write_bytes(
+                gzip.compress(b"PK34")
+            ),
+            "is no whole IDX",
+        ),
         (
             lambda folder: (folder / "t10k-labels-idx1-ubyte.gz").unlink(),
             "has t10k-images-idx3-ubyte.gz, not t10k-images",
         ),
-        (lambda folder: write_mnist(folder, "train", 0), "images and labels of train in .* do not belong together"),
+        (
+            lambda folder: write_mnist(folder, "train", 0),
+            "images and labels of train in .* do not belong together",
+        ),
         (lambda folder: write_mnist_labels(folder, 9), "do not belong together"),
         (lambda folder: shutil.rmtree(folder), "there is no folder"),
     ],
@@ -267,7 +304,9 @@ def test_an_image_is_moved_the_same_way_whichever_rank_holds_it_and_so_is_its_re
     assert not torch.equal(together, pixels[whole.indices])
     for rank in range(3):
         (shard,) = GlobalBatchSampler(10, 10, rank, 3, equal_shares=equal_shares)
-        assert torch.equal(shift_and_flip(pixels[shard.indices], shard, seed=1), together[shard.positions])
+        assert torch.equal(
+            shift_and_flip(pixels[shard.indices], shard, seed=1), together[shard.positions]
+        )
 
 
 def write_mnist_labels(folder: Path, count: int) -> None:

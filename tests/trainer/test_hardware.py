@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from ddp_trainer import hardware, interrupt
-from ddp_trainer.classification import Task, train_classifier
+from ddp_trainer.cli.options import DigitsOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import StopVote
-from ddp_trainer.options import DigitsOptions
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
+from ddp_trainer.workloads.shared.classification import Task, train_classifier
 
 from .launch import TRAINER, alone, torchrun
 
@@ -28,10 +28,14 @@ STANDINS = Path(__file__).parent / "standins"
 
 
 def on_xla(*arguments, launcher=torchrun, calls, **more):
-    return launcher(*TRAINER, *arguments, "--device", "xla", PYTHONPATH=STANDINS, STANDIN_CALLS=calls, **more)
+    return launcher(
+        *TRAINER, *arguments, "--device", "xla", PYTHONPATH=STANDINS, STANDIN_CALLS=calls, **more
+    )
 
 
-@pytest.mark.parametrize(("launcher", "flags"), [(torchrun, []), (alone, ["--spawn", 2])], ids=["torchrun", "spawn"])
+@pytest.mark.parametrize(
+    ("launcher", "flags"), [(torchrun, []), (alone, ["--spawn", 2])], ids=["torchrun", "spawn"]
+)
 def test_two_ranks_train_on_xla_as_on_the_cpu(launcher, flags, tmp_path):
     digits = ("digits", "--epochs", 2, "--learning-rate", "0.05", "--threads", 1)
     xla = on_xla(*digits, *flags, launcher=launcher, calls=tmp_path, PJRT_DEVICE="NEURON")
@@ -40,7 +44,9 @@ def test_two_ranks_train_on_xla_as_on_the_cpu(launcher, flags, tmp_path):
     assert cpu.finish() == 0, cpu.stderr
     (start,), (end,), (expected,) = xla.of("start"), xla.of("end"), cpu.of("end")
     assert (start["backend"], start["world_size"]) == ("xla", 2)
-    assert end["result"] == pytest.approx(expected["result"], rel=1e-5)  # losses are added up in float32 on XLA
+    assert end["result"] == pytest.approx(
+        expected["result"], rel=1e-5
+    )  # losses are added up in float32 on XLA
     for rank in range(2):
         calls = json.loads((tmp_path / f"{rank}.json").read_text())
         evaluated = 2 * -(-360 // 64)  # two epochs' batches of the test set
@@ -135,7 +141,10 @@ def test_an_init_method_without_ranks_is_refused(tmp_path):
     ("method", "says"),
     [
         ("xla://", "is none of env://, file:///a/path/that/all/see and, with --device xla, xla://"),
-        ("file://meet", "is none of env://, file:///a/path/that/all/see and, with --device xla, xla://"),
+        (
+            "file://meet",
+            "is none of env://, file:///a/path/that/all/see and, with --device xla, xla://",
+        ),
         ("file:///no/such/folder/meet", "there is no folder /no/such/folder"),
     ],
 )
@@ -150,7 +159,10 @@ def test_only_the_gpus_that_are_visible_count(monkeypatch):
     """PyTorch counts those of CUDA_VISIBLE_DEVICES; two processes cannot share the only one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match="LOCAL_RANK 1 has no cuda device, this process sees 1: start fewer processes"):
+    with pytest.raises(
+        UserError,
+        match="LOCAL_RANK 1 has no cuda device, this process sees 1: start fewer processes",
+    ):
         hardware.choose("auto").prepare(1, 1)
 
 
@@ -173,7 +185,9 @@ def neuron(monkeypatch):
         set_rng_state=lambda new: state.update(random=new),
     )
     monkeypatch.setattr(torch, "get_device_module", lambda name: {"neuron": module}[name])
-    monkeypatch.setattr(torch, "device", lambda name, index: (name, index))  # "neuron" is known to torch_neuronx only
+    monkeypatch.setattr(
+        torch, "device", lambda name, index: (name, index)
+    )  # "neuron" is known to torch_neuronx only
     monkeypatch.setattr(torch, "neuron", module, raising=False)
     monkeypatch.setitem(sys.modules, "torch_neuronx", types.ModuleType("torch_neuronx"))
     return state
@@ -216,7 +230,9 @@ def test_a_vote_takes_place_at_the_first_step_of_another_kind(monkeypatch):
     monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # signals are pytest's here
     clock, votes = [0.0], []
     monkeypatch.setattr(interrupt.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(Runtime, "maximum", lambda runtime, ballot: votes.append(clock[0]) or ballot)
+    monkeypatch.setattr(
+        Runtime, "maximum", lambda runtime, ballot: votes.append(clock[0]) or ballot
+    )
     vote = StopVote(Runtime())
     for seconds in (0.01, 1.0):
         vote.soon()
@@ -251,7 +267,9 @@ def train_a_little(monkeypatch):
             optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
             learning_rate=0.1,
         )
-        train_classifier(task, DigitsOptions(epochs=1, batch_size=4), Progress(Runtime(hardware=hardware), 1))
+        train_classifier(
+            task, DigitsOptions(epochs=1, batch_size=4), Progress(Runtime(hardware=hardware), 1)
+        )
         return model, seen[2:]  # without the warm-up's
 
     return train
@@ -275,7 +293,9 @@ def test_hardware_that_wants_equal_shapes_gets_them_and_trains_the_same(train_a_
     assert [len(images) for images in seen] == [4, 4, 4, 4, 4]
     for ours, theirs in zip(equal.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7)
-    found, expected = (json.loads(line)["result"] for line in (capsys.readouterr().out.splitlines()[-1], expected))
+    found, expected = (
+        json.loads(line)["result"] for line in (capsys.readouterr().out.splitlines()[-1], expected)
+    )
     assert found == pytest.approx(expected, rel=1e-5)
 
 
@@ -283,7 +303,9 @@ def test_layouts_are_left_to_compilers_and_on_gpus_follow_the_tensor_cores(neuro
     cpu, cuda, others = hardware.Hardware(), hardware.Cuda(), hardware.Neuron()
     assert cpu.image_layout(bf16=False) == cpu.image_layout(bf16=True) == torch.channels_last
     assert cuda.image_layout(bf16=True) == torch.channels_last
-    assert cuda.image_layout(bf16=False) == others.image_layout(bf16=True) == torch.contiguous_format
+    assert (
+        cuda.image_layout(bf16=False) == others.image_layout(bf16=True) == torch.contiguous_format
+    )
 
 
 # --- scheduling
@@ -312,16 +334,31 @@ def test_a_policy_that_somebody_has_chosen_is_kept():
     ("libc", "variables", "takes", "expected"),
     [
         ("glibc", {}, 1, [(-3, 32 << 20), (-1, -1)]),
-        ("glibc", {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=512"}, 1, [(-3, 32 << 20), (-1, -1)]),
+        (
+            "glibc",
+            {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=512"},
+            1,
+            [(-3, 32 << 20), (-1, -1)],
+        ),
         ("glibc", {}, 0, [(-3, 32 << 20)]),
         ("glibc", {"MALLOC_TRIM_THRESHOLD_": "131072"}, 1, []),
         ("glibc", {"MALLOC_MMAP_THRESHOLD_": "131072"}, 1, []),
         ("glibc", {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}, 1, []),
         ("", {}, 1, []),
     ],
-    ids=["told", "other tunables", "refused", "trim chosen", "mmap chosen", "malloc's tunables", "not glibc"],
+    ids=[
+        "told",
+        "other tunables",
+        "refused",
+        "trim chosen",
+        "mmap chosen",
+        "malloc's tunables",
+        "not glibc",
+    ],
 )
-def test_malloc_is_told_to_keep_memory_unless_somebody_has_set_it(monkeypatch, libc, variables, takes, expected):
+def test_malloc_is_told_to_keep_memory_unless_somebody_has_set_it(
+    monkeypatch, libc, variables, takes, expected
+):
     told = []
 
     def mallopt(*setting):

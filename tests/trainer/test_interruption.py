@@ -36,7 +36,9 @@ def story(tmp_path_factory, tiny_cifar10):
     told[1].signal(signal.SIGTERM)
     told_codes = finish(told)
 
-    launched = torchrun(*command, folder / "broken", DDP_RESULT_FILE=folder / "result of the interrupted")
+    launched = torchrun(
+        *command, folder / "broken", DDP_RESULT_FILE=folder / "result of the interrupted"
+    )
     launched.wait_for("checkpoint", step=12)
     launched.signal(signal.SIGTERM)
     launched_code = launched.finish()
@@ -55,19 +57,28 @@ def differences(one, other, at="checkpoint"):
         return [where for key in one for where in differences(one[key], other[key], f"{at}.{key}")]
     if isinstance(one, list):
         assert len(one) == len(other)
-        return [where for row, item in enumerate(one) for where in differences(item, other[row], f"{at}[{row}]")]
+        return [
+            where
+            for row, item in enumerate(one)
+            for where in differences(item, other[row], f"{at}[{row}]")
+        ]
     return [] if one == other else [at]
 
 
 def test_a_run_broken_three_times_ends_bit_equal_to_the_unbroken_one(story):
-    unbroken, broken = (torch.load(newest(story.folder / name), weights_only=True) for name in ("unbroken", "broken"))
+    unbroken, broken = (
+        torch.load(newest(story.folder / name), weights_only=True)
+        for name in ("unbroken", "broken")
+    )
     assert unbroken["step"] == STEPS
     assert all(tensor.isfinite().all() for tensor in unbroken["parts"]["model"].values())
     assert differences(unbroken, broken) == []
 
 
 def test_the_reported_losses_and_the_result_are_the_same_too(story):
-    evaluations = {entry["step"]: (entry["accuracy"], entry["loss"]) for entry in story.unbroken[0].of("eval")}
+    evaluations = {
+        entry["step"]: (entry["accuracy"], entry["loss"]) for entry in story.unbroken[0].of("eval")
+    }
     for entry in story.last[0].of("eval"):
         assert (entry["accuracy"], entry["loss"]) == evaluations[entry["step"]]
     assert story.last[0].of("end")[0]["result"] == story.unbroken[0].of("end")[0]["result"]
@@ -82,10 +93,19 @@ def test_a_rank_whose_peer_was_killed_ends_with_an_error_instead_of_hanging(stor
 
 def test_each_attempt_resumes_at_the_newest_checkpoint(story):
     assert story.unbroken[0].of("start")[0]["resumed_step"] == 0
-    assert story.told[0].of("start")[0]["resumed_step"] == story.killed[0].of("checkpoint")[-1]["step"]
-    assert story.launched.of("start")[0]["resumed_step"] == story.told[0].of("interrupted")[0]["step"]
-    assert story.last[0].of("start")[0]["resumed_step"] == story.launched.of("interrupted")[0]["step"]
-    assert all(run.of("start")[0]["steps"] == STEPS for run in (story.unbroken[0], story.told[0], story.last[0]))
+    assert (
+        story.told[0].of("start")[0]["resumed_step"] == story.killed[0].of("checkpoint")[-1]["step"]
+    )
+    assert (
+        story.launched.of("start")[0]["resumed_step"] == story.told[0].of("interrupted")[0]["step"]
+    )
+    assert (
+        story.last[0].of("start")[0]["resumed_step"] == story.launched.of("interrupted")[0]["step"]
+    )
+    assert all(
+        run.of("start")[0]["steps"] == STEPS
+        for run in (story.unbroken[0], story.told[0], story.last[0])
+    )
 
 
 def test_sigterm_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(story):
@@ -121,7 +141,13 @@ print("child", child.exitcode, flush=True)
 os.kill(os.getpid(), signal.SIGINT)
 threading.Event().wait(60)  # as in a collective whose peers are gone
 """
-    run = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert run.stdout == "child -15\n"
     assert run.returncode == 130, run.stderr
     assert "SIGINT, and no step ended for 0.5 s" in run.stderr
@@ -136,6 +162,12 @@ StopVote(Runtime(), grace=0.2)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(60)
 """
-    run = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert run.returncode == 143
     assert "no step ended for 0.2 s" in run.stderr

@@ -74,7 +74,13 @@ def test_sigterm_reaches_the_script_and_is_the_exit_code(script):
 
 
 def test_under_torchrun_already_the_script_runs_as_it_is(script):
-    variables = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
+    variables = {
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "LOCAL_RANK": 0,
+        "GROUP_RANK": 0,
+        "MASTER_ADDR": "127.0.0.1",
+    }
     run = launched(script, MASTER_PORT=free_port(), **variables)
     assert run.finish() == 0, run.stderr
     assert run.of("here")[0]["WORLD_SIZE"] == 1
@@ -82,7 +88,15 @@ def test_under_torchrun_already_the_script_runs_as_it_is(script):
 
 def test_a_module_may_be_named_instead_of_a_file():
     run = alone(
-        "-m", "ddp_trainer", "launch", "--train-script", "ddp_trainer", "toy", "--steps", 3, PET_NPROC_PER_NODE=2
+        "-m",
+        "ddp_trainer",
+        "launch",
+        "--train-script",
+        "ddp_trainer",
+        "toy",
+        "--steps",
+        3,
+        PET_NPROC_PER_NODE=2,
     )
     assert run.finish() == 0, run.stderr
     assert run.of("start")[0]["world_size"] == 2

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from ddp_trainer import runtime
-from ddp_trainer.ledger import Entry, Ledger, frozen, slowest
+from ddp_trainer.stragglers import Entry, Ledger, frozen, slowest
 
 from .launch import DEADLINE, TRAINER, torchrun
 
@@ -34,8 +34,14 @@ def test_the_slow_rank_its_node_step_and_seconds_are_named():
     ("positions", "slow"),
     [
         ([(3, True, 9), (3, False, 9)], "rank 1 on"),  # slow in the forward pass
-        ([(0, False, 1), (1, False, 2)], "rank 0 on node 0 (worker-0) is slow or stuck: it was last seen before its"),
-        ([(5, True, 4), (4, True, 3), (4, True, 2)], "rank 2 on"),  # both behind: the one not heard of for longer
+        (
+            [(0, False, 1), (1, False, 2)],
+            "rank 0 on node 0 (worker-0) is slow or stuck: it was last seen before its",
+        ),
+        (
+            [(5, True, 4), (4, True, 3), (4, True, 2)],
+            "rank 2 on",
+        ),  # both behind: the one not heard of for longer
     ],
 )
 def test_the_one_furthest_behind_counts(positions, slow):
@@ -81,7 +87,10 @@ def test_ranks_that_are_as_far_behind_are_listed(others):
     behind = [(4, True, 3.0 + rank) for rank in range(others + 1)]
     said = slowest(entries((5, True, 4.0), *behind), 10.0, 1.0)
     assert said.startswith("rank 1 on node 1 (worker-1) is slow or stuck")
-    listed = {1: "As far behind: rank 2. ", 20: "As far behind: rank 2, 3, 4, 5, 6, 7, 8, 9 and 12 more. "}
+    listed = {
+        1: "As far behind: rank 2. ",
+        20: "As far behind: rank 2, 3, 4, 5, 6, 7, 8, 9 and 12 more. ",
+    }
     assert listed[others] in said
 
 
@@ -124,7 +133,9 @@ def test_a_rank_that_stops_writing_is_named_but_none_that_writes_until_the_time_
         assert time.monotonic() < deadline, "nobody was named"
     waiting.close()
     said = asking.who_is_slow()
-    assert re.match(r"rank 2 on .* is frozen or cut off: it was last seen before its first step", said)
+    assert re.match(
+        r"rank 2 on .* is frozen or cut off: it was last seen before its first step", said
+    )
     assert "Likewise" not in said
     asking.close()
 
@@ -146,15 +157,33 @@ def test_a_store_that_does_not_answer_is_no_reason_to_wait_for_ever():
 
 def test_of_three_ranks_the_one_that_freezes_is_named():
     run = torchrun(
-        *TRAINER, "toy", "--model", "wide", "--steps", 100000, "--timeout", 10, "--log-every", 1, processes=3
+        *TRAINER,
+        "toy",
+        "--model",
+        "wide",
+        "--steps",
+        100000,
+        "--timeout",
+        10,
+        "--log-every",
+        1,
+        processes=3,
     )
     run.wait_for("train")
-    workers = {process.environ().get("RANK"): process for process in psutil.Process(run.process.pid).children()}
+    workers = {
+        process.environ().get("RANK"): process
+        for process in psutil.Process(run.process.pid).children()
+    }
     workers["2"].suspend()
     workers["0"].wait(DEADLINE)
-    workers["2"].kill()  # torchrun's SIGTERM does not reach it, and its SIGKILL comes after half a minute
+    workers[
+        "2"
+    ].kill()  # torchrun's SIGTERM does not reach it, and its SIGKILL comes after half a minute
     assert run.finish() == 1
-    named = re.findall(r"SlowRankError: rank (\d) on node 0 \(\S+\) is (?:frozen or cut off|slow or stuck)", run.stderr)
+    named = re.findall(
+        r"SlowRankError: rank (\d) on node 0 \(\S+\) is (?:frozen or cut off|slow or stuck)",
+        run.stderr,
+    )
     assert set(named) == {"2"}, run.stderr
 
 
@@ -171,16 +200,19 @@ def test_below_the_skew_a_time_out_names_the_slow_rank():
 def test_of_three_ranks_both_that_sleep_are_named():
     run = torchrun(*TRAINER, "skewed", "--steps", 3, "--skew", 20, "--timeout", 3, processes=3)
     assert run.finish() == 1
-    assert re.search(r"SlowRankError: rank [12] .* rank 0 on node 0 .* As far behind: rank [12]\.", run.stderr), (
-        run.stderr
-    )
+    assert re.search(
+        r"SlowRankError: rank [12] .* rank 0 on node 0 .* As far behind: rank [12]\.", run.stderr
+    ), run.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "is_one"),
     [
         ("[unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete", True),
-        ("[pair.cc:546] Application timeout caused pair closure", True),  # with several buckets under way
+        (
+            "[pair.cc:546] Application timeout caused pair closure",
+            True,
+        ),  # with several buckets under way
         ("[pair.cc:537] Read error [127.0.0.1]:15781: Connection reset by peer", False),
     ],
 )

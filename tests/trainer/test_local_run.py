@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from ddp_trainer.models import resnet18
+from ddp_trainer.workloads.shared.models import resnet18
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 300
@@ -83,16 +83,30 @@ def test_an_example_with_data_runs_on_real_data_from_its_claim(name, flags, real
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump(job))
     done = subprocess.run(
-        ddpjob("run", "--local", str(manifest), "--runs", str(tmp_path), "--claim", f"ddpjob-data={data}"),
+        ddpjob(
+            "run",
+            "--local",
+            str(manifest),
+            "--runs",
+            str(tmp_path),
+            "--claim",
+            f"ddpjob-data={data}",
+        ),
         capture_output=True,
         text=True,
         timeout=DEADLINE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (start,) = events(tmp_path / name, "start")
-    assert (start["train_samples"], start["test_samples"]) == {"mnist": (8000, 2000), "hymenoptera": (244, 153)}[name]
+    assert (start["train_samples"], start["test_samples"]) == {
+        "mnist": (8000, 2000),
+        "hymenoptera": (244, 153),
+    }[name]
     # MNIST after two epochs; fine-tuning begins with weights that know nothing.
-    assert float(status(tmp_path / name)["result"]["accuracy"]) >= {"mnist": 0.9, "hymenoptera": 0.0}[name]
+    assert (
+        float(status(tmp_path / name)["result"]["accuracy"])
+        >= {"mnist": 0.9, "hymenoptera": 0.0}[name]
+    )
 
 
 def events(run: Path, kind: str) -> list[dict]:

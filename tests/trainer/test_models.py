@@ -3,11 +3,21 @@
 import pytest
 import torch
 
-from ddp_trainer.models import DigitsNet, MnistNet, ToyModel, parameter_count, resnet18, resnet50
+from ddp_trainer.workloads.shared.models import (
+    DigitsNet,
+    MnistNet,
+    ToyModel,
+    parameter_count,
+    resnet18,
+    resnet50,
+)
 
 
 def norm(name, channels):
-    entries = {f"{name}.{entry}": (channels,) for entry in ("weight", "bias", "running_mean", "running_var")}
+    entries = {
+        f"{name}.{entry}": (channels,)
+        for entry in ("weight", "bias", "running_mean", "running_var")
+    }
     return entries | {f"{name}.num_batches_tracked": ()}
 
 
@@ -18,8 +28,12 @@ def torchvision_resnet18(stem=7, classes=1000):
     for layer, channels in enumerate((64, 128, 256, 512), start=1):
         for block, channels_in in enumerate((before, channels)):
             at = f"layer{layer}.{block}"
-            expected |= {f"{at}.conv1.weight": (channels, channels_in, 3, 3)} | norm(f"{at}.bn1", channels)
-            expected |= {f"{at}.conv2.weight": (channels, channels, 3, 3)} | norm(f"{at}.bn2", channels)
+            expected |= {f"{at}.conv1.weight": (channels, channels_in, 3, 3)} | norm(
+                f"{at}.bn1", channels
+            )
+            expected |= {f"{at}.conv2.weight": (channels, channels, 3, 3)} | norm(
+                f"{at}.bn2", channels
+            )
             if channels_in != channels:
                 expected |= {f"{at}.downsample.0.weight": (channels, channels_in, 1, 1)}
                 expected |= norm(f"{at}.downsample.1", channels)
@@ -48,7 +62,9 @@ def test_the_3x3_stem_changes_only_the_first_convolution():
 def test_resnet18_reduces_32_pixels_as_its_stem_says(stem, side):
     model = resnet18(stem=stem).eval()
     seen = []
-    model.layer4.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
+    model.layer4.register_forward_hook(
+        lambda module, inputs, output: seen.append(tuple(output.shape))
+    )
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     assert seen == [(2, 512, side, side)]
 
@@ -83,7 +99,9 @@ def test_resnet50_has_the_entries_of_torchvision():
 def test_the_mnist_net_has_two_batch_norms_and_21900_parameters():
     model = MnistNet()
     assert parameter_count(model) == 21_900
-    assert [name for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm2d)] == [
+    assert [
+        name for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm2d)
+    ] == [
         "bn1",
         "bn2",
     ]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ddp_trainer.data import photographs
 from ddp_trainer.errors import UserError
-from ddp_trainer.models import resnet18, resnet50
 from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.workloads.datasets import photographs
 from ddp_trainer.workloads.hymenoptera import load_weights
+from ddp_trainer.workloads.shared.models import resnet18, resnet50
 
 from .launch import TRAINER, alone, torchrun
 
@@ -62,11 +62,14 @@ def test_a_photograph_gets_the_same_crop_whichever_rank_holds_it(sets):
     train, _ = sets
     together = [train.random_crops(shard, SIZE, seed=4) for shard in GlobalBatchSampler(24, 8)]
     apart = [
-        [train.random_crops(shard, SIZE, seed=4) for shard in GlobalBatchSampler(24, 8, rank, 3)] for rank in range(3)
+        [train.random_crops(shard, SIZE, seed=4) for shard in GlobalBatchSampler(24, 8, rank, 3)]
+        for rank in range(3)
     ]
     for number, batch in enumerate(together):
         assert torch.equal(batch, torch.cat([apart[rank][number] for rank in range(3)]))
-    assert not torch.equal(together[0], next(train.random_crops(s, SIZE, seed=5) for s in GlobalBatchSampler(24, 8)))
+    assert not torch.equal(
+        together[0], next(train.random_crops(s, SIZE, seed=5) for s in GlobalBatchSampler(24, 8))
+    )
 
 
 @pytest.mark.parametrize("height", [256, 300, 2000])
@@ -82,17 +85,32 @@ def test_of_several_data_sets_none_is_chosen_silently(tmp_path):
     for data_set in ("birds", "insects"):
         for part in photographs.PARTS:
             (tmp_path / data_set / part / "ants").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"holds 2 data sets of that form: give one of .*birds, .*insects with --data"):
+    with pytest.raises(
+        UserError,
+        match=r"holds 2 data sets of that form: give one of .*birds, .*insects with --data",
+    ):
         photographs.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda folder: (folder / "val").rename(folder / "test"), "no train/<class>/ and val/<class>/ in"),
-        (lambda folder: (folder / "val" / "wasps").mkdir(), "wasps is a class that train/ does not have"),
-        (lambda folder: (folder / "val" / "ants" / "0.jpg").write_bytes(b"none"), "cannot be read as an image"),
-        (lambda folder: (folder / "train" / "ants" / "0.jpg").unlink(), "train/ants shows no JPEG and no PNG file"),
+        (
+            lambda folder: (folder / "val").rename(folder / "test"),
+            "no train/<class>/ and val/<class>/ in",
+        ),
+        (
+            lambda folder: (folder / "val" / "wasps").mkdir(),
+            "wasps is a class that train/ does not have",
+        ),
+        (
+            lambda folder: (folder / "val" / "ants" / "0.jpg").write_bytes(b"none"),
+            "cannot be read as an image",
+        ),
+        (
+            lambda folder: (folder / "train" / "ants" / "0.jpg").unlink(),
+            "train/ants shows no JPEG and no PNG file",
+        ),
     ],
 )
 def test_wrong_photographs_get_a_sentence(tmp_path, damage, sentence):
@@ -114,7 +132,9 @@ def test_all_but_the_last_layer_is_taken_over(tmp_path):
     load_weights(model, str(tmp_path / "weights.pth"))
     assert torch.equal(model.fc.weight, last)
     taken, given = model.state_dict(), source.state_dict()
-    assert all(torch.equal(taken[name], given[name]) for name in taken if not name.startswith("fc."))
+    assert all(
+        torch.equal(taken[name], given[name]) for name in taken if not name.startswith("fc.")
+    )
 
 
 @pytest.fixture
@@ -123,7 +143,9 @@ def served(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "served"
     folder.mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder)
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield folder, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -160,7 +182,9 @@ def encrypted(path):
     """By a single bit, after which zipfile raises an error of its own kind."""
     torch.save(resnet18(10).state_dict(), path)
     data = bytearray(path.read_bytes())
-    data[data.index(b"PK\x01\x02") + 8] ^= 1  # the flags of the first entry in the central directory
+    data[data.index(b"PK\x01\x02") + 8] ^= (
+        1  # the flags of the first entry in the central directory
+    )
     path.write_bytes(data)
 
 
@@ -177,7 +201,10 @@ def test_a_url_without_weights_gets_a_sentence(served, name):
         (lambda path: None, "cannot be read"),
         (lambda path: path.write_bytes(b"no weights"), "cannot be read"),
         (lambda path: torch.save([1, 2], path), "holds a list, no state dict"),
-        (lambda path: torch.save({"module.conv1.weight": torch.ones(1)}, path), "save ddp.module.state_dict"),
+        (
+            lambda path: torch.save({"module.conv1.weight": torch.ones(1)}, path),
+            "save ddp.module.state_dict",
+        ),
         (
             lambda path: torch.save({"state_dict": resnet18(10).state_dict(), "epoch": 3}, path),
             r"holds more than weights .state_dict.: save model.state_dict.. alone",
@@ -187,7 +214,10 @@ def test_a_url_without_weights_gets_a_sentence(served, name):
             "are not a ResNet-18's: conv1.weight is missing",
         ),
         (encrypted, "are damaged .*: remove the file and get it again"),
-        (damaged_weights, "are damaged .the checksum of .* is wrong.: remove the file and get it again"),
+        (
+            damaged_weights,
+            "are damaged .the checksum of .* is wrong.: remove the file and get it again",
+        ),
         (
             lambda path: torch.save(resnet18(10, "3x3").state_dict(), path),
             "do not fit a ResNet-18 with torchvision's stem",
@@ -218,15 +248,35 @@ def test_a_frozen_network_learns_to_tell_them_apart_and_its_best_epoch_is_kept(f
     torch.manual_seed(3)
     start = resnet18(10)
     torch.save(start.state_dict(), tmp_path / "weights.pth")
-    flags = ["--image-size", SIZE, "--epochs", 4, "--learning-rate", 0.01, "--model-dir", tmp_path / "best"]
-    run = torchrun(*TRAINER, "hymenoptera", "--data", folder, "--weights", tmp_path / "weights.pth", "--frozen", *flags)
+    flags = [
+        "--image-size",
+        SIZE,
+        "--epochs",
+        4,
+        "--learning-rate",
+        0.01,
+        "--model-dir",
+        tmp_path / "best",
+    ]
+    run = torchrun(
+        *TRAINER,
+        "hymenoptera",
+        "--data",
+        folder,
+        "--weights",
+        tmp_path / "weights.pth",
+        "--frozen",
+        *flags,
+    )
     assert run.finish() == 0, run.stderr
     result = run.of("end")[0]["result"]
     scores = [entry["accuracy"] for entry in run.of("eval")]
     assert result["best_accuracy"] == max(scores) == 1.0
     assert result["best_epoch"] == 1 + scores.index(max(scores))
     kept = torch.load(tmp_path / "best" / "model.pth", weights_only=True)
-    assert torch.equal(kept["layer1.0.conv1.weight"], start.state_dict()["layer1.0.conv1.weight"]), "frozen"
+    assert torch.equal(
+        kept["layer1.0.conv1.weight"], start.state_dict()["layer1.0.conv1.weight"]
+    ), "frozen"
     assert not torch.equal(kept["fc.weight"], start.fc.weight[:2])
 
 
@@ -234,7 +284,15 @@ def test_the_best_epochs_file_comes_back_on_another_machine(folder, tmp_path):
     """The checkpoints are on a volume, the model's folder is not; and the same weights lie elsewhere."""
     torch.manual_seed(3)
     weights = resnet18(10).state_dict()
-    flags = ["--image-size", SIZE, "--epochs", 2, "--checkpoint-dir", tmp_path / "checkpoints", "--frozen"]
+    flags = [
+        "--image-size",
+        SIZE,
+        "--epochs",
+        2,
+        "--checkpoint-dir",
+        tmp_path / "checkpoints",
+        "--frozen",
+    ]
     kept = []
     for machine in ("one", "other"):
         torch.save(weights, tmp_path / f"{machine}.pth")
@@ -246,7 +304,9 @@ def test_the_best_epochs_file_comes_back_on_another_machine(folder, tmp_path):
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in weights)
 
     torch.save(resnet18(10).state_dict(), tmp_path / "one.pth")
-    run = alone(*TRAINER, "hymenoptera", "--data", folder, *flags, "--weights", tmp_path / "one.pth")
+    run = alone(
+        *TRAINER, "hymenoptera", "--data", folder, *flags, "--weights", tmp_path / "one.pth"
+    )
     assert run.finish() == 2
     assert "was made with weights" in run.stderr
 

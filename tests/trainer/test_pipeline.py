@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer.pipeline import Accelerators, Pipeline, StandIns, drawing, schedule
+from ddp_trainer.workloads.shared.pipeline import (
+    Accelerators,
+    Pipeline,
+    StandIns,
+    drawing,
+    schedule,
+)
 
 
 @pytest.mark.parametrize(("micro_batches", "stages"), [(1, 1), (1, 2), (4, 2), (3, 5)])
@@ -16,7 +22,9 @@ def test_every_part_passes_every_stage_once_and_in_order(micro_batches, stages):
     at = {pair: tick for tick, running in enumerate(ticks) for pair in running}
     assert set(at) == {(stage, part) for stage in range(stages) for part in range(micro_batches)}
     assert all(at[stage, part] == at[stage - 1, part] + 1 for stage, part in at if stage)
-    assert all(len({stage for stage, _ in running}) == len(running) for running in ticks), "one part a device"
+    assert all(len({stage for stage, _ in running}) == len(running) for running in ticks), (
+        "one part a device"
+    )
 
 
 def test_the_schedule_can_be_read():
@@ -30,7 +38,9 @@ def test_gradients_do_not_depend_on_the_parts(rows):
     for micro_batches in (1, 3):
         torch.manual_seed(3)
         devices = StandIns()
-        model = Pipeline([nn.Linear(6, 40), nn.Sequential(nn.ReLU(), nn.Linear(40, 3))], devices, micro_batches)
+        model = Pipeline(
+            [nn.Linear(6, 40), nn.Sequential(nn.ReLU(), nn.Linear(40, 3))], devices, micro_batches
+        )
         with devices.watched():
             model(inputs).square().mean().backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
@@ -42,7 +52,10 @@ def test_on_accelerators_of_any_kind_the_stages_are_on_consecutive_ones(kind):
     """Where a module or tensor is sent: no such device is here."""
     sent = types.SimpleNamespace(to=lambda device, **_: device)
     devices = Accelerators(torch.device(kind, 2))
-    assert [devices.put(sent, 0), devices.put(sent, 1)] == [torch.device(kind, 2), torch.device(kind, 3)]
+    assert [devices.put(sent, 0), devices.put(sent, 1)] == [
+        torch.device(kind, 2),
+        torch.device(kind, 3),
+    ]
     assert devices.move(sent, 1) == torch.device(kind, 3)
 
 
@@ -59,10 +72,15 @@ def devices():
             "linear was given tensors on stand-in 0 and",
         ),
         (lambda model, devices, x: model[0](x), "on stand-in 0 and the host"),
-        (lambda model, devices, x: devices.move(x, 0) + devices.move(x, 1), "on stand-in 0 and stand-in 1"),
+        (
+            lambda model, devices, x: devices.move(x, 0) + devices.move(x, 1),
+            "on stand-in 0 and stand-in 1",
+        ),
         (lambda model, devices, x: torch.cat([x, model[0](devices.move(x, 0))]), "cat was given"),
         (
-            lambda model, devices, x: nn.functional.mse_loss(model[0](devices.move(x, 0)), target=x),
+            lambda model, devices, x: nn.functional.mse_loss(
+                model[0](devices.move(x, 0)), target=x
+            ),
             "on stand-in 0 and the",
         ),
     ],
@@ -77,6 +95,9 @@ def test_a_tensor_that_was_not_moved_fails_like_on_a_gpu(devices, careless, name
 def test_what_was_moved_mixes_and_numbers_go_with_all(devices):
     first, second = devices.put(nn.Linear(4, 4), 0), devices.put(nn.Linear(4, 4), 1)
     with devices.watched():
-        out = second(devices.move(first(devices.move(torch.ones(2, 4), 0)), 1)) * torch.tensor(2.0) + 1
+        out = (
+            second(devices.move(first(devices.move(torch.ones(2, 4), 0)), 1)) * torch.tensor(2.0)
+            + 1
+        )
         out.sum().backward()
     assert first.weight.grad is not None, "gradients find their way back"

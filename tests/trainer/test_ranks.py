@@ -42,7 +42,9 @@ def test_parameters_are_equal_on_all_ranks(outcomes):
 
 
 @pytest.mark.parametrize("last_batch", ["uneven", "empty"])
-def test_a_hundred_steps_train_like_a_single_process_at_equal_global_batch(outcomes, single, last_batch):
+def test_a_hundred_steps_train_like_a_single_process_at_equal_global_batch(
+    outcomes, single, last_batch
+):
     """Also where the last batch of an epoch is uneven, or leaves ranks without a sample."""
     assert difference({"all": outcomes[0][last_batch]}, {"all": single[last_batch]}) <= 1e-5
 
@@ -87,7 +89,8 @@ def test_ranks_without_samples_take_part_and_leave_batch_norm_intact(outcomes):
 def difference(ours, reference):
     """The norm of the difference of two models' tensors, as a share of the norm of the second's."""
     ours, reference = (
-        torch.cat([model[name].detach().double().flatten() for name in reference]) for model in (ours, reference)
+        torch.cat([model[name].detach().double().flatten() for name in reference])
+        for model in (ours, reference)
     )
     return float((ours - reference).norm() / reference.norm())
 
@@ -95,19 +98,25 @@ def difference(ours, reference):
 def test_batch_norm_trains_like_a_plain_loop_that_normalises_per_shard(outcomes, single):
     reference = single["shards"][len(outcomes)]
     assert difference(outcomes[0]["batch norm"], reference) <= 1e-10
-    assert difference(single["batch norm"], reference) > 1e-3  # which is not what a single process does
+    assert (
+        difference(single["batch norm"], reference) > 1e-3
+    )  # which is not what a single process does
 
 
 def test_synchronised_batch_norm_trains_like_a_single_process_without_it(outcomes, single):
     for outcome in outcomes:
-        assert difference(outcome["synchronised"], single["batch norm"]) <= 1e-10  # its running statistics included
+        assert (
+            difference(outcome["synchronised"], single["batch norm"]) <= 1e-10
+        )  # its running statistics included
 
 
 def test_synchronised_batch_norm_sees_the_repeats_that_fill_up_shares(outcomes, single):
     reference = single["repeats"][len(outcomes)]
     for outcome in outcomes:
         assert difference(outcome["synchronised, filled up"], reference) <= 1e-10
-    assert difference(outcomes[0]["synchronised"], reference) > 1e-4  # which the statistics of the batch itself are not
+    assert (
+        difference(outcomes[0]["synchronised"], reference) > 1e-4
+    )  # which the statistics of the batch itself are not
 
 
 def test_layout_and_fused_optimizer_train_like_a_plain_loop(outcomes, single):
@@ -145,12 +154,16 @@ def test_no_group_is_left_whose_threads_could_abort_a_finished_process(outcomes)
 
 
 def test_the_threads_that_reduce_do_not_displace_those_that_compute(outcomes):
-    expected = {os.SCHED_BATCH} if sys.platform == "linux" else set()  # elsewhere there is no such policy
+    expected = (
+        {os.SCHED_BATCH} if sys.platform == "linux" else set()
+    )  # elsewhere there is no such policy
     for outcome in outcomes:
         assert set(outcome["policies of new threads"]) == expected
 
 
 def test_memory_that_was_freed_is_taken_again_without_linux(outcomes):
-    limit = 100 if platform.libc_ver()[0] == "glibc" else math.inf  # of 15360 pages; no other malloc is told anything
+    limit = (
+        100 if platform.libc_ver()[0] == "glibc" else math.inf
+    )  # of 15360 pages; no other malloc is told anything
     for outcome in outcomes:
         assert outcome["page faults"] < limit

@@ -28,7 +28,9 @@ def test_both_arms_of_mnist_are_equally_accurate(real_data, tmp_path):
     """With two ranks and one bucket they add the same numbers in the same order; at most 0.5 points is what is asked for."""
     folder = real_data("mnist", tmp_path)
     accuracies = [
-        result_of(torchrun(*TRAINER, "mnist", "--data", folder, "--epochs", 1, "--arm", arm))["accuracy"]
+        result_of(torchrun(*TRAINER, "mnist", "--data", folder, "--epochs", 1, "--arm", arm))[
+            "accuracy"
+        ]
         for arm in ("ddp", "native")
     ]
     assert accuracies[0] == pytest.approx(accuracies[1], abs=0.005)
@@ -39,10 +41,23 @@ def test_what_a_cifar10_job_has_learnt_helps_with_other_photographs(real_data, t
     """From a random start the network has learnt next to nothing from 244 photographs after so few epochs."""
     data = real_data("cifar10", tmp_path, "cifar10/train/*/0[0-4]??.jpg", "cifar10/test/*/00??.jpg")
     flags = ("--data", data, "--recipe", "fast", "--model-dir", tmp_path)
-    assert result_of(torchrun(*TRAINER, "cifar10", *flags, "--batch-size", 16))["accuracy"] >= 0.25  # chance: 0.1
+    assert (
+        result_of(torchrun(*TRAINER, "cifar10", *flags, "--batch-size", 16))["accuracy"] >= 0.25
+    )  # chance: 0.1
 
     insects = real_data("hymenoptera", tmp_path)
-    flags = ("--data", insects, "--image-size", 32, "--batch-size", 16, "--learning-rate", 0.01, "--epochs", 4)
+    flags = (
+        "--data",
+        insects,
+        "--image-size",
+        32,
+        "--batch-size",
+        16,
+        "--learning-rate",
+        0.01,
+        "--epochs",
+        4,
+    )
     pretrained, random = [], []
     for seed in range(3):
         command = (*TRAINER, "hymenoptera", *flags, "--seed", seed)

@@ -17,18 +17,28 @@ seeds = st.integers(0, 2**32)
 
 
 def world(samples, batch_size, ranks, **options):
-    return [GlobalBatchSampler(samples, batch_size, rank, ranks, **options) for rank in range(ranks)]
+    return [
+        GlobalBatchSampler(samples, batch_size, rank, ranks, **options) for rank in range(ranks)
+    ]
 
 
 def global_batches(samplers):
     """The global batches that the ranks' shards make up, in rank order."""
-    return [np.concatenate([shard.indices for shard in shards]).tolist() for shards in zip(*samplers, strict=True)]
+    return [
+        np.concatenate([shard.indices for shard in shards]).tolist()
+        for shards in zip(*samplers, strict=True)
+    ]
 
 
 @given(st.integers(2, 200), st.integers(2, 40), worlds, st.sampled_from([1, 2]), st.data())
-def test_equal_shares_are_the_same_batches_filled_up_with_repeats(samples, batch_size, ranks, at_least, data):
+def test_equal_shares_are_the_same_batches_filled_up_with_repeats(
+    samples, batch_size, ranks, at_least, data
+):
     offset = data.draw(st.integers(0, samples - at_least), "position")
-    plain, equal = (world(samples, batch_size, ranks, at_least=at_least, equal_shares=how) for how in (False, True))
+    plain, equal = (
+        world(samples, batch_size, ranks, at_least=at_least, equal_shares=how)
+        for how in (False, True)
+    )
     for sampler in (*plain, *equal):
         sampler.offset = offset
     lengths = []
@@ -51,7 +61,9 @@ def test_an_epoch_is_every_sample_exactly_once(samples, batch_size, ranks, seed)
 
 
 @given(sizes, batch_sizes, worlds)
-def test_every_rank_gets_the_same_number_of_shards_and_shares_differ_by_at_most_one(samples, batch_size, ranks):
+def test_every_rank_gets_the_same_number_of_shards_and_shares_differ_by_at_most_one(
+    samples, batch_size, ranks
+):
     for shards in zip(*world(samples, batch_size, ranks), strict=True):
         counts = [len(shard.indices) for shard in shards]
         assert max(counts) - min(counts) <= 1
@@ -59,12 +71,16 @@ def test_every_rank_gets_the_same_number_of_shards_and_shares_differ_by_at_most_
         for rank, shard in enumerate(shards):
             assert shard.sizes == tuple(counts)
             assert shard.batch_size == sum(counts)
-            assert shard.positions.tolist() == list(range(sum(counts[:rank]), sum(counts[: rank + 1])))
+            assert shard.positions.tolist() == list(
+                range(sum(counts[:rank]), sum(counts[: rank + 1]))
+            )
             assert shard.real.all()
 
 
 @given(st.integers(2, 200), st.integers(2, 40), worlds, st.data())
-def test_with_at_least_two_a_share_is_never_a_single_sample_from_any_position_on(samples, batch_size, ranks, data):
+def test_with_at_least_two_a_share_is_never_a_single_sample_from_any_position_on(
+    samples, batch_size, ranks, data
+):
     samplers = world(samples, batch_size, ranks, at_least=2)
     first = data.draw(st.integers(2, 40), "batch size before")
     start = [0, *(shard.start for shard in GlobalBatchSampler(samples, first, at_least=2))]
@@ -91,7 +107,12 @@ def test_a_resume_in_mid_epoch_at_another_size_of_world_and_batch_leaves_out_and
     before = world(samples, batch_size, ranks)
     iterators = [iter(sampler) for sampler in before]
     done = data.draw(st.integers(1, before[0].batches_until(1)))
-    seen = [index for _ in range(done) for iterator in iterators for index in next(iterator).indices.tolist()]
+    seen = [
+        index
+        for _ in range(done)
+        for iterator in iterators
+        for index in next(iterator).indices.tolist()
+    ]
 
     after = world(samples, other_batch_size, others)
     for sampler in after:
@@ -152,9 +173,18 @@ def test_a_position_in_other_data_or_another_order_is_refused(changed):
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
     [
-        ({"samples": 0, "batch_size": 2}, "0 samples are too few to train on: this needs at least 1"),
-        ({"samples": 1, "batch_size": 2, "at_least": 2}, "1 samples are too few to train on: this needs at least 2"),
-        ({"samples": 9, "batch_size": 1, "at_least": 2}, "a batch of 1 over all processes is too small"),
+        (
+            {"samples": 0, "batch_size": 2},
+            "0 samples are too few to train on: this needs at least 1",
+        ),
+        (
+            {"samples": 1, "batch_size": 2, "at_least": 2},
+            "1 samples are too few to train on: this needs at least 2",
+        ),
+        (
+            {"samples": 9, "batch_size": 1, "at_least": 2},
+            "a batch of 1 over all processes is too small",
+        ),
     ],
 )
 def test_too_little_data_is_refused_with_a_sentence(sizes, sentence):

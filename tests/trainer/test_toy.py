@@ -20,7 +20,18 @@ def parameters(folder):
 
 
 def toy(*flags, start, batch_size, **more):
-    return start(*TRAINER, "toy", "--steps", STEPS, "--learning-rate", 0.05, "--batch-size", batch_size, *flags, **more)
+    return start(
+        *TRAINER,
+        "toy",
+        "--steps",
+        STEPS,
+        "--learning-rate",
+        0.05,
+        "--batch-size",
+        batch_size,
+        *flags,
+        **more,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +44,15 @@ def single(tmp_path_factory):
 
 
 def by_launch(*arguments, **variables):
-    command = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", 2, "--master-port", free_port()]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.launch",
+        "--nproc-per-node",
+        2,
+        "--master-port",
+        free_port(),
+    ]
     return Run([*command, "--module", *arguments[1:]], environment(**variables))
 
 
@@ -69,7 +88,9 @@ def test_a_spawned_process_that_is_killed_is_named():
     run = alone(*TRAINER, "toy", "--spawn", 2, "--steps", 1_000_000)
     run.wait_for("train", step=10)
     children = [
-        child for child in psutil.Process(run.process.pid).children() if "spawn_main" in "".join(child.cmdline())
+        child
+        for child in psutil.Process(run.process.pid).children()
+        if "spawn_main" in "".join(child.cmdline())
     ]
     victim = max(children, key=lambda child: child.pid)  # started last
     victim.kill()
@@ -94,7 +115,9 @@ def test_a_bucket_view_saves_the_memory_of_the_gradients():
 
 def test_a_resumed_run_learns_at_the_rate_that_it_was_given(tmp_path):
     def loss(steps, rate):
-        run = alone(*TRAINER, "toy", "--steps", steps, "--learning-rate", rate, "--checkpoint-dir", tmp_path)
+        run = alone(
+            *TRAINER, "toy", "--steps", steps, "--learning-rate", rate, "--checkpoint-dir", tmp_path
+        )
         assert run.finish() == 0, run.stderr
         return run.of("end")[0]["result"]["loss"]
 
@@ -119,4 +142,7 @@ def test_messages_are_all_checked_at_four_ranks_and_timed_at_two():
     sizes = [entry["bytes"] for entry in run.of("speed")]
     assert sizes == [2**power for power in range(10, 21, 2)]
     assert list(messages.sizes(2 * 2**20)) == [*sizes, 2 * 2**20]
-    assert all(entry["message_seconds"] > 0 and entry["all_reduce_seconds"] > 0 for entry in run.of("speed"))
+    assert all(
+        entry["message_seconds"] > 0 and entry["all_reduce_seconds"] > 0
+        for entry in run.of("speed")
+    )

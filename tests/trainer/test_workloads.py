@@ -22,7 +22,17 @@ KEYS = {
     "model": "path",
     "end": "step result seconds peak_memory_mib",
 }
-PHASES = {"import", "rendezvous", "setup", "data", "forward", "backward", "optimizer", "evaluate", "checkpoint"}
+PHASES = {
+    "import",
+    "rendezvous",
+    "setup",
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "evaluate",
+    "checkpoint",
+}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +118,10 @@ def test_tensorboard_shows_what_the_lines_say_and_nothing_twice_after_a_resume(t
         return {event["step"]: event["loss"] for event in run.of("train")}
 
     expected = toy(20) | toy(30)
-    files = [events_of(path) for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)]
+    files = [
+        events_of(path)
+        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    ]
     shown = {
         event.step: value.simple_value
         for file in files
@@ -117,7 +130,9 @@ def test_tensorboard_shows_what_the_lines_say_and_nothing_twice_after_a_resume(t
         if value.tag == "train/loss"
     }
     assert shown == pytest.approx(expected)
-    assert [event.step for event in files[1] if event.HasField("session_log")] == [21]  # later ones of before are void
+    assert [event.step for event in files[1] if event.HasField("session_log")] == [
+        21
+    ]  # later ones of before are void
 
 
 def events_of(path: Path) -> list:
@@ -145,7 +160,13 @@ def test_tensorboards_files_without_what_writes_them_are_refused_at_the_start(tm
 
 def test_a_finished_run_started_again_on_one_process_reports_its_result_again(digits):
     first, folder = digits
-    again = alone(*TRAINER, "digits", "--checkpoint-dir", folder / "checkpoints", DDP_RESULT_FILE=folder / "again")
+    again = alone(
+        *TRAINER,
+        "digits",
+        "--checkpoint-dir",
+        folder / "checkpoints",
+        DDP_RESULT_FILE=folder / "again",
+    )
     assert again.finish() == 0, again.stderr
     assert "training was complete" in again.stderr
     assert again.of("train") == []
@@ -158,7 +179,16 @@ def test_a_finished_run_started_again_on_one_process_reports_its_result_again(di
 def test_more_epochs_go_on_from_a_finished_run(digits, tmp_path):
     _, folder = digits
     shutil.copytree(folder / "checkpoints", tmp_path / "copy")
-    run = alone(*TRAINER, "digits", "--epochs", 21, "--batch-size", 64, "--checkpoint-dir", tmp_path / "copy")
+    run = alone(
+        *TRAINER,
+        "digits",
+        "--epochs",
+        21,
+        "--batch-size",
+        64,
+        "--checkpoint-dir",
+        tmp_path / "copy",
+    )
     assert run.finish() == 0, run.stderr
     (start,) = run.of("start")
     assert (start["resumed_step"], start["steps"]) == (460, 483)
@@ -176,7 +206,15 @@ def test_the_toy_learns_alone_and_its_loss_falls():
 
 def test_a_run_that_diverges_says_so_and_its_lines_stay_json(tmp_path):
     """JSON has no NaN, although Python writes and reads it."""
-    run = alone(*TRAINER, "toy", "--learning-rate", "1e6", "--steps", 100, DDP_RESULT_FILE=tmp_path / "result.json")
+    run = alone(
+        *TRAINER,
+        "toy",
+        "--learning-rate",
+        "1e6",
+        "--steps",
+        100,
+        DDP_RESULT_FILE=tmp_path / "result.json",
+    )
     assert run.finish() == 0, run.stderr
     assert [entry["loss"] for entry in run.of("train")][-1] is None
     assert run.stderr.count("the training diverges, a lower learning rate may help") == 1
@@ -206,7 +244,11 @@ def test_the_script_in_the_readme_runs_alone_and_on_two_ranks_and_resumes(tmp_pa
 def test_the_script_in_the_readme_ends_by_a_signal_as_the_workloads_do(tmp_path):
     readme = (Path(__file__).parents[2] / "trainer" / "README.md").read_text()
     script = tmp_path / "script.py"
-    endless = readme.split("```python\n")[1].split("```")[0].replace("sampler.epoch < 3", "sampler.epoch < 1_000_000")
+    endless = (
+        readme.split("```python\n")[1]
+        .split("```")[0]
+        .replace("sampler.epoch < 3", "sampler.epoch < 1_000_000")
+    )
     script.write_text(endless)
     run = alone(script, DDP_CHECKPOINT_DIR=tmp_path / "c")
     run.wait_for("train")
@@ -228,7 +270,10 @@ def test_the_commands_of_the_checkpoint_page_do_what_it_says(tmp_path, monkeypat
         assert run.finish() == 0, run.stderr
         starts.append((run.of("start")[0]["resumed_step"], run.of("end")[0]["step"]))
         if len(starts) == 1:
-            assert {path.name for path in Path("walk").glob("step-*")} == {"step-0000000060.pt", "step-0000000069.pt"}
+            assert {path.name for path in Path("walk").glob("step-*")} == {
+                "step-0000000060.pt",
+                "step-0000000069.pt",
+            }
     assert starts == [(0, 69), (69, 115), (115, 138)]
     weights = torch.load("walk/model.pth", weights_only=True)
     saved = torch.load(newest(Path("walk")), weights_only=True)["parts"]["model"]
@@ -244,7 +289,16 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(digits, tmp_path):
     state = torch.load(path, weights_only=True)
     state["parts"]["scores"]["evaluated"] = 19
     torch.save(state, path)
-    run = alone(*TRAINER, "digits", "--epochs", 21, "--batch-size", 64, "--checkpoint-dir", tmp_path / "copy")
+    run = alone(
+        *TRAINER,
+        "digits",
+        "--epochs",
+        21,
+        "--batch-size",
+        64,
+        "--checkpoint-dir",
+        tmp_path / "copy",
+    )
     assert run.finish() == 0, run.stderr
     assert [entry["epoch"] for entry in run.of("eval")] == [20, 21]
 
@@ -253,7 +307,17 @@ def test_with_synchronised_batch_norm_two_processes_are_as_one_at_equal_global_b
     """In the first steps, before rounding grows: ResNet-18 on random images at this rate amplifies every last bit."""
 
     def losses(launcher, batch_size, *flags):
-        flags = ("--data", tiny_cifar10, "--epochs", 1, "--batch-size", batch_size, "--log-every", 1, *flags)
+        flags = (
+            "--data",
+            tiny_cifar10,
+            "--epochs",
+            1,
+            "--batch-size",
+            batch_size,
+            "--log-every",
+            1,
+            *flags,
+        )
         run = launcher(*TRAINER, "cifar10", "--learning-rate", "0.001", *flags)
         assert run.finish() == 0, run.stderr
         return [entry["loss"] for entry in run.of("train")][:2]
@@ -289,11 +353,15 @@ def test_both_arms_are_measured_on_random_images(workload):
     assert run.finish() == 0, run.stderr
     result = run.of("end")[0]["result"]
     assert all(result[arm]["median"] > 0 for arm in ("native", "ddp"))
-    assert result["ddp_overhead"] == pytest.approx(1 - result["ddp"]["median"] / result["native"]["median"], abs=1e-3)
+    assert result["ddp_overhead"] == pytest.approx(
+        1 - result["ddp"]["median"] / result["native"]["median"], abs=1e-3
+    )
 
 
 def test_a_model_over_two_devices_trains_on_two_ranks():
-    run = torchrun(*TRAINER, "model_parallel", "--steps", 60, "--log-every", 10, "--learning-rate", 0.05)
+    run = torchrun(
+        *TRAINER, "model_parallel", "--steps", 60, "--log-every", 10, "--learning-rate", 0.05
+    )
     assert run.finish() == 0, run.stderr
     assert run.of("pipeline")[0]["gradient_difference"] <= 1e-5
     losses = [entry["loss"] for entry in run.of("train")]
@@ -311,5 +379,7 @@ def test_a_heartbeat_that_cannot_be_written_ends_no_training_and_a_result_is_tol
     )
     assert run.finish() == 2
     assert run.stderr.count("no heartbeat at step 0") == 1
-    assert "the training is done, but its result cannot be written to DDP_RESULT_FILE=" in run.stderr
+    assert (
+        "the training is done, but its result cannot be written to DDP_RESULT_FILE=" in run.stderr
+    )
     assert run.of("end")[0]["result"]["accuracy"] > 0

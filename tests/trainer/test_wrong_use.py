@@ -2,14 +2,20 @@
 
 import pytest
 
-from ddp_trainer import main, options
+from ddp_trainer.cli import main, options
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import StopVote
 from ddp_trainer.runtime import launch_variables
 
 from .launch import TRAINER, alone, torchrun
 
-LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+LAUNCHED = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "29500",
+}
 
 
 @pytest.mark.parametrize(
@@ -17,8 +23,14 @@ LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
     [
         ("", "the following arguments are required: WORKLOAD"),
         ("imagenet", "invalid choice: 'imagenet'"),
-        ("digits --epochs 0", "argument --epochs/--num-epochs: '0' is no whole number of at least 1"),
-        ("digits --batch-size many", "argument --batch-size: 'many' is no whole number of at least 1"),
+        (
+            "digits --epochs 0",
+            "argument --epochs/--num-epochs: '0' is no whole number of at least 1",
+        ),
+        (
+            "digits --batch-size many",
+            "argument --batch-size: 'many' is no whole number of at least 1",
+        ),
         ("digits --learning-rate -1", "argument --learning-rate"),
         ("digits --seed -1", "argument --seed/--random-seed"),
         (
@@ -46,11 +58,28 @@ def test_a_wrong_flag_is_named(arguments, sentence, capsys, monkeypatch):
 
 def test_flags_may_be_spelt_with_underscores():
     parsed = options.parse(
-        ["cifar10", "--data", "a_b", "--num_epochs=3", "--batch_size", "256", "--random_seed", "5", "--local_rank", "1"]
+        [
+            "cifar10",
+            "--data",
+            "a_b",
+            "--num_epochs=3",
+            "--batch_size",
+            "256",
+            "--random_seed",
+            "5",
+            "--local_rank",
+            "1",
+        ]
     )
     assert parsed.workload == "cifar10"
     mine = parsed.options
-    assert (str(mine.data), mine.epochs, mine.batch_size, mine.seed, mine.local_rank) == ("a_b", 3, 256, 5, 1)
+    assert (str(mine.data), mine.epochs, mine.batch_size, mine.seed, mine.local_rank) == (
+        "a_b",
+        3,
+        256,
+        5,
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +94,12 @@ def test_a_switch_takes_a_value_as_sagemaker_passes_it():
     def resume(*words):
         return options.parse(["cifar10", "--data", "x", *words]).options.resume
 
-    assert [resume(), resume("--resume"), resume("--resume", "True"), resume("--resume", "false")] == [
+    assert [
+        resume(),
+        resume("--resume"),
+        resume("--resume", "True"),
+        resume("--resume", "false"),
+    ] == [
         False,
         True,
         True,
@@ -83,7 +117,9 @@ def test_only_rank_0_complains_of_a_flag(capsys, monkeypatch):
 def test_the_checkpoint_folder_defaults_to_the_environment(monkeypatch):
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "/checkpoints/job")
     assert str(options.parse(["digits"]).options.checkpoint_dir) == "/checkpoints/job"
-    assert str(options.parse(["digits", "--checkpoint-dir", "here"]).options.checkpoint_dir) == "here"
+    assert (
+        str(options.parse(["digits", "--checkpoint-dir", "here"]).options.checkpoint_dir) == "here"
+    )
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "")
     assert options.parse(["digits"]).options.checkpoint_dir is None
 
@@ -122,7 +158,10 @@ def test_without_a_launcher_there_are_no_launch_variables():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"MASTER_ADDR": ""}, "MASTER_ADDR not set although RANK or WORLD_SIZE is: start the script with torchrun"),
+        (
+            {"MASTER_ADDR": ""},
+            "MASTER_ADDR not set although RANK or WORLD_SIZE is: start the script with torchrun",
+        ),
         ({"MASTER_ADDR": "", "RANK": ""}, "RANK and MASTER_ADDR not set"),
         ({"RANK": "two"}, "RANK is 'two', which is no number"),
         ({"RANK": "2"}, "RANK is 2 but WORLD_SIZE is 2"),
@@ -153,8 +192,14 @@ def test_two_ranks_complain_once_and_torchrun_repeats_it_in_its_summary(tmp_path
     [
         ("mnist", "mnist needs real images (--data FOLDER) or random ones (--fake)"),
         ("hymenoptera --data . --frozen", "--frozen keeps weights that were trained before"),
-        ("model_parallel --micro-batches 30", "--micro-batches 30 is more than the batch of 20 samples"),
-        ("model-parallel --micro-batches 30", "--micro-batches 30 is more than the batch of 20 samples"),
+        (
+            "model_parallel --micro-batches 30",
+            "--micro-batches 30 is more than the batch of 20 samples",
+        ),
+        (
+            "model-parallel --micro-batches 30",
+            "--micro-batches 30 is more than the batch of 20 samples",
+        ),
         ("resnet50", "one process has no gradients to send"),
         ("digits --resume", "--resume needs a checkpoint, so a --checkpoint-dir too; leave it out"),
         ("digits --checkpoint-dir /proc/none", "cannot write to /proc/none"),

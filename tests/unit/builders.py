@@ -50,11 +50,18 @@ def a_job(*, status=None, **fields) -> Job:
 def a_status(*, attempt=0, nodes=2, latched=True, ran=True, **fields) -> Status:
     """A job in the middle of an attempt whose pods were all seen (`latched`) and all ran (`ran`)."""
     conditions = set_condition((), names.Condition.RUNNING, ran, "NodesRunning", "", NOW)
-    told = {"phase": "Running", "reason": "NodesRunning"} if ran else {"phase": "Starting", "reason": "CreatingPods"}
+    told = (
+        {"phase": "Running", "reason": "NodesRunning"}
+        if ran
+        else {"phase": "Starting", "reason": "CreatingPods"}
+    )
     return Status(
         attempt=attempt,
         nodes=Nodes(desired=nodes),
-        **{"attempt_started": attempt if latched else (attempt - 1 if attempt else None), "attempt_time": NOW}
+        **{
+            "attempt_started": attempt if latched else (attempt - 1 if attempt else None),
+            "attempt_time": NOW,
+        }
         | {"start_time": NOW, "conditions": conditions, "observed_generation": 1}
         | told
         | fields,
@@ -63,32 +70,52 @@ def a_status(*, attempt=0, nodes=2, latched=True, ran=True, **fields) -> Status:
 
 def a_starting_job(*, attempt=0, nodes=2, **fields) -> Job:
     """Before the latch: the status is written, not every pod was seen."""
-    return a_job(status=a_status(attempt=attempt, nodes=nodes, latched=False, ran=False), nodes=nodes, **fields)
+    return a_job(
+        status=a_status(attempt=attempt, nodes=nodes, latched=False, ran=False),
+        nodes=nodes,
+        **fields,
+    )
 
 
 def a_running_job(*, attempt=0, nodes=2, spec=None, **status) -> Job:
     """After the latch, every pod running."""
-    return a_job(status=a_status(attempt=attempt, nodes=nodes, **status), **{"nodes": nodes, **(spec or {})})
+    return a_job(
+        status=a_status(attempt=attempt, nodes=nodes, **status), **{"nodes": nodes, **(spec or {})}
+    )
 
 
 # --- pods
 
 
-def a_pod(index=0, status=None, *, attempt=0, job="digits", node=None, deleted_at=None, grace=45, labels=None):
+def a_pod(
+    index=0,
+    status=None,
+    *,
+    attempt=0,
+    job="digits",
+    node=None,
+    deleted_at=None,
+    grace=45,
+    labels=None,
+):
     """Node `index` of an attempt as the API server shows it; Pending without a node unless `status` says more."""
     name = names.pod_name(job, attempt, index)
     metadata = {
         "name": name,
         "namespace": "ml",
         "uid": f"uid-of-{name}",
-        "labels": {names.LABEL_ATTEMPT: str(attempt), names.LABEL_INDEX: str(index)} if labels is None else labels,
+        "labels": {names.LABEL_ATTEMPT: str(attempt), names.LABEL_INDEX: str(index)}
+        if labels is None
+        else labels,
         "ownerReferences": [{"kind": names.KIND, "name": job, "uid": JOB_UID, "controller": True}],
     }
     if deleted_at is not None:
         metadata["deletionTimestamp"] = time_to_text(deleted_at + timedelta(seconds=grace))
         metadata["deletionGracePeriodSeconds"] = grace
     placed = node or ("" if status is None or status.get("unplaced") else f"node-{index}")
-    shown = {key: value for key, value in (status or {"phase": "Pending"}).items() if key != "unplaced"}
+    shown = {
+        key: value for key, value in (status or {"phase": "Pending"}).items() if key != "unplaced"
+    }
     return {"metadata": metadata, "spec": {"nodeName": placed} if placed else {}, "status": shown}
 
 
@@ -101,7 +128,12 @@ def waiting(reason="ContainerCreating", message=""):
 
 
 def unschedulable(message="0/3 nodes are available: 3 Insufficient cpu."):
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+    }
     return {"phase": "Pending", "conditions": [condition], "unplaced": True}
 
 
@@ -135,7 +167,11 @@ def failed(message="", **more):
 def with_sidecar(status, state=None):
     """The same end of a trainer, with a second container that runs on."""
     sidecar = {"name": "proxy", "state": {"running": {}} if state is None else state}
-    return {**status, "phase": "Running", "containerStatuses": [*status["containerStatuses"], sidecar]}
+    return {
+        **status,
+        "phase": "Running",
+        "containerStatuses": [*status["containerStatuses"], sidecar],
+    }
 
 
 def oom_killed(**more):
@@ -149,7 +185,12 @@ def disruption_target(reason="EvictionByEvictionAPI", message="Eviction API: evi
 
 def evicted(**more):
     """By the kubelet: the pod says so, the container was killed."""
-    return {**ended(137, **more), "phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}
+    return {
+        **ended(137, **more),
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": "The node was low on memory.",
+    }
 
 
 def refused_by_kubelet(reason="UnexpectedAdmissionError"):

@@ -34,15 +34,33 @@ REFUSED = {
     "no object": ([], "spec must be an object, not []."),
     "no image": ({"image": None}, "spec.image must be a text that is not empty, not None."),
     "empty image": ({"image": ""}, "spec.image must be a text that is not empty, not ''."),
-    "no args": ({"args": []}, "spec.args must be a list of at least one text (numbers in quotes), not []."),
+    "no args": (
+        {"args": []},
+        "spec.args must be a list of at least one text (numbers in quotes), not [].",
+    ),
     "args as text": ({"args": "x.py"}, "spec.args must be a list of at least one text"),
-    "number in args": ({"args": ["x.py", 2]}, "spec.args must be a list of at least one text (numbers in quotes)"),
+    "number in args": (
+        {"args": ["x.py", 2]},
+        "spec.args must be a list of at least one text (numbers in quotes)",
+    ),
     "no node": ({"nodes": 0}, "spec.nodes must be a whole number from 1 to 1000, not 0."),
-    "too many nodes": ({"nodes": 1001}, "spec.nodes must be a whole number from 1 to 1000, not 1001."),
+    "too many nodes": (
+        {"nodes": 1001},
+        "spec.nodes must be a whole number from 1 to 1000, not 1001.",
+    ),
     "nodes as text": ({"nodes": "2"}, "spec.nodes must be a whole number from 1 to 1000, not '2'."),
-    "nodes as truth": ({"nodes": True}, "spec.nodes must be a whole number from 1 to 1000, not True."),
-    "processes": ({"nprocPerNode": 257}, "spec.nprocPerNode (or auto) must be a whole number from 1 to 256, not 257."),
-    "gpu processes": ({"nprocPerNode": "gpu"}, "spec.nprocPerNode (or auto) must be a whole number"),
+    "nodes as truth": (
+        {"nodes": True},
+        "spec.nodes must be a whole number from 1 to 1000, not True.",
+    ),
+    "processes": (
+        {"nprocPerNode": 257},
+        "spec.nprocPerNode (or auto) must be a whole number from 1 to 256, not 257.",
+    ),
+    "gpu processes": (
+        {"nprocPerNode": "gpu"},
+        "spec.nprocPerNode (or auto) must be a whole number",
+    ),
     "processes across trn1 nodes": (
         {"accelerator": "trn1.32xlarge", "nodes": 2, "nprocPerNode": 8},
         "spec.nprocPerNode with accelerator trn1.32xlarge on each of several nodes must be 32 or auto, not 8.",
@@ -60,7 +78,10 @@ REFUSED = {
         "spec.accelerator 'tpu' is no profile; there are cpu, gpu, trn1.32xlarge, trn1.2xlarge.",
     ),
     "no profile": ({"accelerator": ""}, "spec.accelerator must be a text that is not empty"),
-    "a field to come": ({"suspend": True}, "spec has no field 'suspend'; it has accelerator, affinity, args,"),
+    "a field to come": (
+        {"suspend": True},
+        "spec has no field 'suspend'; it has accelerator, affinity, args,",
+    ),
     "a typo": ({"nodez": 2}, "spec has no field 'nodez'"),
     "torchrun": (
         {"torchrun": {"maxRestarts": 1}},
@@ -75,11 +96,20 @@ REFUSED = {
         "spec.args begins with --rdzv_endpoint=x,",
     ),
     "a second mount at the checkpoints": (
-        {"checkpoint": {"claimName": "c"}, "volumeMounts": [{"name": "v", "mountPath": "/checkpoints/"}]},
+        {
+            "checkpoint": {"claimName": "c"},
+            "volumeMounts": [{"name": "v", "mountPath": "/checkpoints/"}],
+        },
         "spec.volumeMounts mounts /checkpoints/, where spec.checkpoint mounts its claim already",
     ),
-    "command": ({"torchrun": {"command": []}}, "spec.torchrun.command must be a list of at least one text"),
-    "torchrun as text": ({"torchrun": "torchrun"}, "spec.torchrun must be an object, not 'torchrun'."),
+    "command": (
+        {"torchrun": {"command": []}},
+        "spec.torchrun.command must be a list of at least one text",
+    ),
+    "torchrun as text": (
+        {"torchrun": "torchrun"},
+        "spec.torchrun must be an object, not 'torchrun'.",
+    ),
     "is_host": (
         {"torchrun": {"rdzvConf": {"is_host": "true"}}},
         "spec.torchrun.rdzvConf.is_host belongs to the operator: node 0 is the host; leave it out.",
@@ -92,12 +122,18 @@ REFUSED = {
         {"checkpoint": {"mountPath": "/x"}},
         "spec.checkpoint.claimName must be a text that is not empty, not None.",
     ),
-    "empty checkpoint": ({"checkpoint": {}}, "spec.checkpoint.claimName must be a text that is not empty, not None."),
+    "empty checkpoint": (
+        {"checkpoint": {}},
+        "spec.checkpoint.claimName must be a text that is not empty, not None.",
+    ),
     "checkpoint field": (
         {"checkpoint": {"claim": "x"}},
         "spec.checkpoint has no field 'claim'; it has claimName, mountPath.",
     ),
-    "maxRestarts": ({"failurePolicy": {"maxRestarts": -1}}, "spec.failurePolicy.maxRestarts must be a whole number"),
+    "maxRestarts": (
+        {"failurePolicy": {"maxRestarts": -1}},
+        "spec.failurePolicy.maxRestarts must be a whole number",
+    ),
     "maxDisruptions": (
         {"failurePolicy": {"maxDisruptions": "many"}},
         "spec.failurePolicy.maxDisruptions must be a whole number",
@@ -110,14 +146,32 @@ REFUSED = {
     "env of texts": ({"env": ["A=b"]}, "spec.env must be a list of objects, not ['A=b']."),
     "volumes as object": ({"volumes": {"a": {}}}, "spec.volumes must be a list of objects"),
     "mounts of texts": ({"volumeMounts": ["/data"]}, "spec.volumeMounts must be a list of objects"),
-    "tolerations": ({"tolerations": "all"}, "spec.tolerations must be a list of objects, not 'all'."),
+    "tolerations": (
+        {"tolerations": "all"},
+        "spec.tolerations must be a list of objects, not 'all'.",
+    ),
     "resources as text": ({"resources": "many"}, "spec.resources must be an object, not 'many'."),
-    "limits as text": ({"resources": {"limits": "many"}}, "spec.resources.limits must be an object, not 'many'."),
-    "requests as list": ({"resources": {"requests": []}}, "spec.resources.requests must be an object, not []."),
+    "limits as text": (
+        {"resources": {"limits": "many"}},
+        "spec.resources.limits must be an object, not 'many'.",
+    ),
+    "requests as list": (
+        {"resources": {"requests": []}},
+        "spec.resources.requests must be an object, not [].",
+    ),
     "affinity as list": ({"affinity": []}, "spec.affinity must be an object, not []."),
-    "nodeSelector as list": ({"nodeSelector": ["x"]}, "spec.nodeSelector must be an object, not ['x']."),
-    "pull policy": ({"imagePullPolicy": 3}, "spec.imagePullPolicy must be a text that is not empty, not 3."),
-    "service account": ({"serviceAccountName": ["x"]}, "spec.serviceAccountName must be a text that is not empty"),
+    "nodeSelector as list": (
+        {"nodeSelector": ["x"]},
+        "spec.nodeSelector must be an object, not ['x'].",
+    ),
+    "pull policy": (
+        {"imagePullPolicy": 3},
+        "spec.imagePullPolicy must be a text that is not empty, not 3.",
+    ),
+    "service account": (
+        {"serviceAccountName": ["x"]},
+        "spec.serviceAccountName must be a text that is not empty",
+    ),
     "template field": (
         {"podTemplate": {"status": {}}},
         "spec.podTemplate has no field 'status'; it has metadata, spec.",
@@ -161,7 +215,9 @@ def test_a_mount_path_that_cannot_be_one_is_refused(path):
 
 @pytest.mark.parametrize("name", [*sorted(names.RESERVED_VARIABLES), "PET_NNODES", "PET_"])
 def test_a_reserved_variable_is_refused_by_name(name):
-    with pytest.raises(SpecError, match=f"spec.env sets {name}, which torchrun gives to each process itself"):
+    with pytest.raises(
+        SpecError, match=f"spec.env sets {name}, which torchrun gives to each process itself"
+    ):
         Spec.from_dict(a_spec(env=[{"name": "FINE", "value": ""}, {"name": name, "value": "1"}]))
 
 
@@ -172,13 +228,17 @@ def test_variables_that_only_look_reserved_are_accepted():
 
 @pytest.mark.parametrize("field", OWNED_POD_FIELDS)
 def test_what_the_operator_owns_of_a_pod_is_refused(field):
-    with pytest.raises(SpecError, match=rf"spec\.podTemplate\.spec\.{field} belongs to the operator; leave it out"):
+    with pytest.raises(
+        SpecError, match=rf"spec\.podTemplate\.spec\.{field} belongs to the operator; leave it out"
+    ):
         Spec.from_dict(a_spec(podTemplate={"spec": {field: "x"}}))
 
 
 @pytest.mark.parametrize("field", OWNED_TRAINER_FIELDS)
 def test_what_the_operator_owns_of_the_trainer_is_refused(field):
-    with pytest.raises(SpecError, match=f"trainer of spec.podTemplate sets {field}, which belongs to the operator"):
+    with pytest.raises(
+        SpecError, match=f"trainer of spec.podTemplate sets {field}, which belongs to the operator"
+    ):
         Spec.from_dict(a_spec(podTemplate=trainer(**{field: ["x"]})))
 
 
@@ -209,7 +269,10 @@ def test_a_whole_spec_is_read():
         a_spec(
             nodes=4,
             nprocPerNode=2,
-            torchrun={"command": ["python", "-m", "torch.distributed.run"], "rdzvConf": {"join_timeout": 60}},
+            torchrun={
+                "command": ["python", "-m", "torch.distributed.run"],
+                "rdzvConf": {"join_timeout": 60},
+            },
             checkpoint={"claimName": "ckpt", "mountPath": "/c/"},
             failurePolicy={"maxRestarts": 0},
         )
@@ -223,7 +286,11 @@ def test_a_whole_spec_is_read():
 
 def test_pod_fields_stay_as_they_are():
     texts = dict.fromkeys(("imagePullPolicy", "serviceAccountName", "priorityClassName"), "x")
-    objects = {"resources": {"limits": {"cpu": 1}}, "nodeSelector": {"a": "b"}, "affinity": {"nodeAffinity": {}}}
+    objects = {
+        "resources": {"limits": {"cpu": 1}},
+        "nodeSelector": {"a": "b"},
+        "affinity": {"nodeAffinity": {}},
+    }
     lists = {
         name: [{"name": "x", "mountPath": "/x", "deep": {"er": [1]}}]
         for name in POD_FIELDS
@@ -237,7 +304,10 @@ def test_fields_that_say_nothing_are_absent():
     assert Spec.from_dict(a_spec(**dict.fromkeys(POD_FIELDS))).pod_fields == {}
     assert Spec.from_dict(a_spec(serviceAccountName="", priorityClassName="")).pod_fields == {}
     assert (
-        Spec.from_dict(a_spec(checkpoint=None, failurePolicy=None, torchrun=None, podTemplate=None)).checkpoint is None
+        Spec.from_dict(
+            a_spec(checkpoint=None, failurePolicy=None, torchrun=None, podTemplate=None)
+        ).checkpoint
+        is None
     )
 
 
@@ -286,7 +356,9 @@ def test_attempt_0_is_not_no_attempt():
     assert Status.from_dict({}).attempt is None
 
 
-@pytest.mark.parametrize("data", [None, [], "x", {"conditions": None}, {"nodes": 7}, {"backoff": {"until": 3}}])
+@pytest.mark.parametrize(
+    "data", [None, [], "x", {"conditions": None}, {"nodes": 7}, {"backoff": {"until": 3}}]
+)
 def test_a_status_that_cannot_be_read_counts_as_not_there(data):
     assert Status.from_dict(data) == Status()
 
@@ -323,7 +395,13 @@ def test_conditions_keep_their_place_and_foreign_ones_stay():
 
 def test_a_job_is_read():
     job = Job.from_dict(a_manifest(name="digits", generation=4))
-    assert (job.name, job.namespace, job.generation, job.deleting, job.spec_error) == ("digits", "ml", 4, False, "")
+    assert (job.name, job.namespace, job.generation, job.deleting, job.spec_error) == (
+        "digits",
+        "ml",
+        4,
+        False,
+        "",
+    )
 
 
 def test_a_job_that_is_being_deleted_is_known_as_such():

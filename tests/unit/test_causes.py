@@ -49,7 +49,12 @@ def verdict_on(*pods, vanished=(), now=NOW, **more):
         ("record-long", 0, 1, "ValueError: boom: the data file is broken"),
         ("siblings", 1, 1, ""),
         ("module", 0, 1, "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("no-script", 0, 2, "can't open file '/scripts/missing.py': [Errno 2] No such file or directory"),
+        (
+            "no-script",
+            0,
+            2,
+            "can't open file '/scripts/missing.py': [Errno 2] No such file or directory",
+        ),
     ],
 )
 def test_the_summary_names_rank_exit_code_and_exception(tail, rank, code, exception):
@@ -60,7 +65,10 @@ def test_the_summary_names_rank_exit_code_and_exception(tail, rank, code, except
 
 def test_a_time_out_that_names_the_slow_rank_is_a_cause_and_not_a_follower():
     summary = read_summary(torchrun_tail("slow-rank"))
-    assert "SlowRankError: rank 1 on node 0 (a0-n1) is slow or stuck: it was last seen before its" in summary.exception
+    assert (
+        "SlowRankError: rank 1 on node 0 (a0-n1) is slow or stuck: it was last seen before its"
+        in summary.exception
+    )
     assert summary.certain
     assert not summary.follower
 
@@ -71,7 +79,9 @@ def test_a_module_that_python_does_not_find_is_named_and_nobody_else_blamed():
     assert summary.certain
 
 
-@pytest.mark.parametrize("tail", ["raise-follower", "exit-follower", "kill-follower", "terminated-follower"])
+@pytest.mark.parametrize(
+    "tail", ["raise-follower", "exit-follower", "kill-follower", "terminated-follower"]
+)
 def test_who_lost_its_peer_is_a_follower(tail):
     summary = read_summary(torchrun_tail(tail))
     assert summary.follower
@@ -84,7 +94,9 @@ def test_an_agent_that_ended_without_its_workers_failing_leaves_no_summary(tail)
 
 
 def test_the_time_of_a_failure_has_microseconds_from_the_agents_own_line():
-    assert read_summary(torchrun_tail("raise")).time == NOW.replace(hour=15, minute=53, second=36, microsecond=540000)
+    assert read_summary(torchrun_tail("raise")).time == NOW.replace(
+        hour=15, minute=53, second=36, microsecond=540000
+    )
 
 
 def test_where_that_line_was_cut_off_whole_seconds_are_left():
@@ -149,7 +161,10 @@ def test_nothing_went_wrong():
 @pytest.mark.parametrize("case", ["raise", "exit", "kill"])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_the_culprit_is_blamed_and_never_the_follower(case, order):
-    pods = [a_pod(0, failed(torchrun_tail(f"{case}-follower"))), a_pod(1, failed(torchrun_tail(case)))]
+    pods = [
+        a_pod(0, failed(torchrun_tail(f"{case}-follower"))),
+        a_pod(1, failed(torchrun_tail(case))),
+    ]
     verdict = verdict_on(*(pods[i] for i in order), now=at(20000))
     assert (verdict.cause, verdict.index, verdict.rank) == (Cause.FAILURE, 1, 1)
 
@@ -171,7 +186,10 @@ def test_torchruns_local_time_is_brought_to_the_pods_end_whatever_its_time_zone(
 def test_a_message_made_to_be_slow_to_read_is_not():
     """Whoever writes the termination message must not be able to stop the operator."""
     nasty = (
-        "Root Cause (first observed failure):time : a\n" * 40 + "rank : 1\n" * 60 + "exitcode : 1\n" * 60 + "\n" * 500
+        "Root Cause (first observed failure):time : a\n" * 40
+        + "rank : 1\n" * 60
+        + "exitcode : 1\n" * 60
+        + "\n" * 500
     )[:4096]
     began = process_time()
     for number in range(50):
@@ -208,7 +226,10 @@ def test_eight_processes_that_say_nothing_are_blamed_when_nobody_else_can_be():
 
 
 def test_the_agent_that_got_sigterm_outranks_its_follower_once_everything_has_ended():
-    pods = a_pod(0, failed(torchrun_tail("terminated-follower"))), a_pod(1, failed(torchrun_tail("terminated")))
+    pods = (
+        a_pod(0, failed(torchrun_tail("terminated-follower"))),
+        a_pod(1, failed(torchrun_tail("terminated"))),
+    )
     verdict = verdict_on(*pods)
     assert verdict.index == 1
     assert "signal: 15" in verdict.message
@@ -253,29 +274,44 @@ def test_a_failure_before_a_deletion_is_the_cause():
 
 
 def test_a_failure_after_a_deletion_is_not():
-    pods = a_pod(0, failed(a_summary(0, when=at(9)))), a_pod(1, running(), deleted_at=at(5), grace=45)
+    pods = (
+        a_pod(0, failed(a_summary(0, when=at(9)))),
+        a_pod(1, running(), deleted_at=at(5), grace=45),
+    )
     assert verdict_on(*pods).cause is Cause.DISRUPTION
 
 
 def test_a_deletion_counts_from_when_it_was_asked_for_and_not_from_the_end_of_its_grace():
-    pods = a_pod(0, running(), deleted_at=at(9), grace=5), a_pod(1, running(), deleted_at=at(8), grace=300)
+    pods = (
+        a_pod(0, running(), deleted_at=at(9), grace=5),
+        a_pod(1, running(), deleted_at=at(8), grace=300),
+    )
     assert verdict_on(*pods).index == 1
 
 
 def test_a_disruption_says_who_did_it():
-    verdict = verdict_on(a_pod(0, failed(conditions=[disruption_target("TaintManager", "taint x on node-0")])))
+    verdict = verdict_on(
+        a_pod(0, failed(conditions=[disruption_target("TaintManager", "taint x on node-0")]))
+    )
     assert (verdict.reason, verdict.message) == ("TaintManager", "taint x on node-0")
 
 
 def test_a_worker_that_was_told_to_end_waits_for_the_sign_of_who_did_it():
     told = a_pod(1, failed(a_summary(1, -15, "")))
     assert verdict_on(a_pod(0, running()), told, now=at(1)) == Undecided(at(10))
-    pods = a_pod(0, running()), a_pod(1, failed(a_summary(1, -15, ""), conditions=[disruption_target()]))
+    pods = (
+        a_pod(0, running()),
+        a_pod(1, failed(a_summary(1, -15, ""), conditions=[disruption_target()])),
+    )
     assert verdict_on(*pods).cause is Cause.DISRUPTION
 
 
 def test_without_a_summary_nothing_is_certain_before_10_seconds_after_the_first_end():
-    pods = a_pod(0, failed("bad interpreter", when=at(0))), a_pod(1, failed("", when=at(3))), a_pod(2, running())
+    pods = (
+        a_pod(0, failed("bad interpreter", when=at(0))),
+        a_pod(1, failed("", when=at(3))),
+        a_pod(2, running()),
+    )
     assert verdict_on(*pods, now=at(9)) == Undecided(at(10))
     assert verdict_on(*pods, now=at(10)).index == 0
 
@@ -299,14 +335,19 @@ def test_a_container_that_could_not_be_run_is_a_failure_with_its_reason():
 
 def test_a_record_so_long_that_its_head_was_cut_off_still_says_the_exception():
     verdict = verdict_on(a_pod(0, failed(torchrun_tail("record-long")[1200:])))
-    assert verdict.message == "node 0 ended with exit code 1: ValueError: boom: the data file is broken"
+    assert (
+        verdict.message
+        == "node 0 ended with exit code 1: ValueError: boom: the data file is broken"
+    )
 
 
 # --- the rendezvous
 
 
 @pytest.mark.parametrize("tail", ["rendezvous-timeout", "rendezvous-no-host"])
-@pytest.mark.parametrize("late", [a_pod(1, unschedulable()), a_pod(1, waiting())], ids=["unschedulable", "pulling"])
+@pytest.mark.parametrize(
+    "late", [a_pod(1, unschedulable()), a_pod(1, waiting())], ids=["unschedulable", "pulling"]
+)
 def test_a_rendezvous_that_a_pod_never_reached_blames_nobody(tail, late):
     verdict = verdict_on(a_pod(0, failed(torchrun_tail(tail))), late, now=at(10))
     assert verdict.cause is Cause.RENDEZVOUS
@@ -348,6 +389,8 @@ ENDS = {
     ],
 )
 def test_the_verdict_does_not_depend_on_the_order_of_the_pods(kinds):
-    verdicts = [verdict_on(*(ENDS[kind] for kind in order), now=at(30)) for order in permutations(kinds)]
+    verdicts = [
+        verdict_on(*(ENDS[kind] for kind in order), now=at(30)) for order in permutations(kinds)
+    ]
     assert isinstance(verdicts[0], Verdict)
     assert all(verdict == verdicts[0] for verdict in verdicts)

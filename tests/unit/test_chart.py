@@ -15,7 +15,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "ddpjob-operator"
 HELM = shutil.which("helm")
-pytestmark = pytest.mark.skipif(HELM is None, reason="needs helm: see https://helm.sh/docs/intro/install/")
+pytestmark = pytest.mark.skipif(
+    HELM is None, reason="needs helm: see https://helm.sh/docs/intro/install/"
+)
 
 Manifest = dict[str, Any]
 
@@ -90,7 +92,11 @@ def test_the_operator_gets_exactly_the_rights_it_uses() -> None:
 
 def test_the_lease_is_the_only_one_it_can_read_or_change() -> None:
     manifests = rendered(release="one")
-    lease = next(arg.removeprefix("--lease-name=") for arg in arguments(manifests) if arg.startswith("--lease-name="))
+    lease = next(
+        arg.removeprefix("--lease-name=")
+        for arg in arguments(manifests)
+        if arg.startswith("--lease-name=")
+    )
     bound = [rule.get("resourceNames") for rule in only(manifests, "Role")["rules"]]
     assert bound == [None, [lease]]
 
@@ -100,7 +106,10 @@ def test_with_watched_namespaces_it_has_roles_there_and_no_cluster_wide_right() 
     assert not [m for m in manifests if m["kind"].startswith("Cluster")]
     roles = {m["metadata"]["namespace"]: rights(m) for m in of_kind(manifests, "Role")}
     assert roles == {"a": RIGHTS, "b": RIGHTS, "system": LEASE_RIGHTS}
-    assert [arg for arg in arguments(manifests) if arg.startswith("--namespace")] == ["--namespace=a", "--namespace=b"]
+    assert [arg for arg in arguments(manifests) if arg.startswith("--namespace")] == [
+        "--namespace=a",
+        "--namespace=b",
+    ]
 
 
 def test_every_binding_is_for_the_operator_and_names_a_role_that_is_there() -> None:
@@ -122,7 +131,9 @@ def test_view_and_edit_are_added_to_kubernetes_own_roles() -> None:
     view = named(manifests, "ClusterRole", "ddpjob-operator-system-view")
     edit = named(manifests, "ClusterRole", "ddpjob-operator-system-edit")
     aggregate = "rbac.authorization.k8s.io/aggregate-to-"
-    assert {k for k in view["metadata"]["labels"] if k.startswith(aggregate)} == {f"{aggregate}view"}
+    assert {k for k in view["metadata"]["labels"] if k.startswith(aggregate)} == {
+        f"{aggregate}view"
+    }
     assert {k for k in edit["metadata"]["labels"] if k.startswith(aggregate)} == {
         f"{aggregate}edit",
         f"{aggregate}admin",
@@ -134,7 +145,11 @@ def test_view_and_edit_are_added_to_kubernetes_own_roles() -> None:
 def test_two_releases_share_no_cluster_wide_name() -> None:
     def names(release: str) -> set[tuple[str, str]]:
         manifests = rendered("crds.enabled=false", release=release)
-        return {(m["kind"], m["metadata"]["name"]) for m in manifests if "namespace" not in m["metadata"]}
+        return {
+            (m["kind"], m["metadata"]["name"])
+            for m in manifests
+            if "namespace" not in m["metadata"]
+        }
 
     assert names("one") & names("two") == set()
 
@@ -152,7 +167,10 @@ def test_the_crd_is_the_file_and_stays_by_default() -> None:
 
 
 def test_the_crd_can_go_with_the_release_or_be_left_out() -> None:
-    assert "annotations" not in only(rendered("crds.keep=false"), "CustomResourceDefinition")["metadata"]
+    assert (
+        "annotations"
+        not in only(rendered("crds.keep=false"), "CustomResourceDefinition")["metadata"]
+    )
     assert of_kind(rendered("crds.enabled=false"), "CustomResourceDefinition") == []
 
 
@@ -163,18 +181,27 @@ def test_a_disruption_budget_needs_a_second_operator() -> None:
 
 def test_a_service_monitor_comes_on_request_and_finds_the_service() -> None:
     assert of_kind(rendered(), "ServiceMonitor") == []
-    manifests = rendered("metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=prometheus")
+    manifests = rendered(
+        "metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=prometheus"
+    )
     monitor, service = only(manifests, "ServiceMonitor"), only(manifests, "Service")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    )
     assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
 
 
 def test_the_service_finds_the_operator_alone() -> None:
     manifests = rendered("podLabels.team=a")
     selector = only(manifests, "Service")["spec"]["selector"].items()
-    assert selector <= only(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
-    assert not selector <= named(manifests, "Pod", "ddpjob-operator-test")["metadata"]["labels"].items()
+    assert (
+        selector <= only(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
+    )
+    assert (
+        not selector
+        <= named(manifests, "Pod", "ddpjob-operator-test")["metadata"]["labels"].items()
+    )
 
 
 def test_the_image_is_the_charts_own_version_unless_told() -> None:
@@ -187,11 +214,16 @@ def test_the_image_is_the_charts_own_version_unless_told() -> None:
     }.items():
         manifests = rendered(*settings)
         tested = named(manifests, "Pod", "ddpjob-operator-test")["spec"]
-        assert [spec["containers"][0]["image"] for spec in (pod_spec(manifests), tested)] == [image, image]
+        assert [spec["containers"][0]["image"] for spec in (pod_spec(manifests), tested)] == [
+            image,
+            image,
+        ]
 
 
 def test_a_namespace_may_look_like_a_number() -> None:
-    done = helm("template", "x", str(CHART), "--namespace", "12", "--set-string", "watchNamespaces={34}")
+    done = helm(
+        "template", "x", str(CHART), "--namespace", "12", "--set-string", "watchNamespaces={34}"
+    )
     namespaces = {m["metadata"].get("namespace", "") for m in yaml.safe_load_all(done.stdout) if m}
     assert namespaces == {"", "12", "34"}
 
@@ -200,8 +232,15 @@ def test_a_namespace_may_look_like_a_number() -> None:
 @pytest.mark.parametrize("which", ["operator", "helm test"])
 def test_the_charts_own_pods_pass_the_level_restricted(which: str) -> None:
     manifests = rendered()
-    spec = pod_spec(manifests) if which == "operator" else named(manifests, "Pod", "ddpjob-operator-test")["spec"]
-    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = (
+        pod_spec(manifests)
+        if which == "operator"
+        else named(manifests, "Pod", "ddpjob-operator-test")["spec"]
+    )
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
     (container,) = spec["containers"]
     assert container["securityContext"] == {
@@ -216,7 +255,10 @@ def test_the_operator_is_probed_and_bounded() -> None:
     (container,) = pod_spec(rendered())["containers"]
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
-    assert container["resources"] == {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
+    assert container["resources"] == {
+        "requests": {"cpu": "50m", "memory": "128Mi"},
+        "limits": {"memory": "256Mi"},
+    }
     assert {variable["name"] for variable in container["env"]} == {"POD_NAME", "POD_NAMESPACE"}
 
 
@@ -229,7 +271,10 @@ def test_placement_values_reach_the_operator() -> None:
         "imagePullSecrets": [{"name": "s"}],
     }
     done = helm(
-        "template", "x", str(CHART), *(f"--set-json={key}={json.dumps(value)}" for key, value in values.items())
+        "template",
+        "x",
+        str(CHART),
+        *(f"--set-json={key}={json.dumps(value)}" for key, value in values.items()),
     )
     spec = pod_spec([manifest for manifest in yaml.safe_load_all(done.stdout) if manifest])
     assert {key: spec[key] for key in values} == values
@@ -272,7 +317,9 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 def test_every_value_is_explained_in_its_file_and_in_the_readme() -> None:
     text = (CHART / "values.yaml").read_text()
-    documented = set(re.findall(r"^\| `([^`]+)` \|", (CHART / "README.md").read_text(), re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `([^`]+)` \|", (CHART / "README.md").read_text(), re.MULTILINE)
+    )
     values = set(leaves(yaml.safe_load(text)))
     assert documented == values
     assert text.count("# -- ") == len(values)

@@ -35,7 +35,14 @@ from builders import (
 
 from ddpjob.core.api import Backoff, Status, time_to_text
 from ddpjob.core.conditions import set_condition
-from ddpjob.core.decide import BROKEN_GANG_GRACE, NEVER_RAN_GRACE, RULES, Delete, decide, is_transition
+from ddpjob.core.decide import (
+    BROKEN_GANG_GRACE,
+    NEVER_RAN_GRACE,
+    RULES,
+    Delete,
+    decide,
+    is_transition,
+)
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Refusal
 
@@ -204,7 +211,9 @@ def test_a_new_attempt_needs_every_node_again():
 
 
 def test_a_failed_job_has_neither_a_result_nor_nodes_that_are_done():
-    job = a_running_job(succeeded_nodes=(0,), result={"accuracy": "0.9"}, spec={"failurePolicy": {"maxRestarts": 0}})
+    job = a_running_job(
+        succeeded_nodes=(0,), result={"accuracy": "0.9"}, spec={"failurePolicy": {"maxRestarts": 0}}
+    )
     status = look(job, a_pod(0, succeeded('{"accuracy": 0.9}')), a_pod(1, failed(OWN))).status
     assert status.has(Condition.FAILED)
     assert (status.succeeded_nodes, status.result, status.nodes.succeeded) == ((), {}, 1)
@@ -229,7 +238,14 @@ def refused(reason, message="no", wait=7.0, final=False):
 
 
 @pytest.mark.parametrize(
-    "reason", [Reason.QUOTA, Reason.POD_SECURITY, Reason.NAME_IN_USE, Reason.NAMESPACE_ENDING, Reason.FORBIDDEN]
+    "reason",
+    [
+        Reason.QUOTA,
+        Reason.POD_SECURITY,
+        Reason.NAME_IN_USE,
+        Reason.NAMESPACE_ENDING,
+        Reason.FORBIDDEN,
+    ],
 )
 def test_a_refusal_is_told_and_tried_again_later(reason):
     plan = look(a_starting_job(), refusal=refused(reason, "the sentence of the API server"))
@@ -255,12 +271,16 @@ def test_a_refusal_that_is_over_is_not_told_any_more():
 
 
 def test_the_back_off_counts_also_after_a_refusal():
-    waiting_job = a_job(status=a_status(attempt=2, latched=False, ran=False, backoff=Backoff(2, at(200))))
+    waiting_job = a_job(
+        status=a_status(attempt=2, latched=False, ran=False, backoff=Backoff(2, at(200)))
+    )
     plan = look(waiting_job, now=at(10), refusal=refused(Reason.QUOTA))
     assert (plan.create, plan.status.reason) == ((), Reason.BACK_OFF)
 
 
-@pytest.mark.parametrize(("counts", "gone"), [("count/pods", (0, 1, 2)), ("pods", (0,)), ("requests.cpu", (0,))])
+@pytest.mark.parametrize(
+    ("counts", "gone"), [("count/pods", (0, 1, 2)), ("pods", (0,)), ("requests.cpu", (0,))]
+)
 def test_only_a_quota_that_counts_ended_pods_takes_the_logs_of_the_last_attempts(counts, gone):
     job = a_job(status=a_status(attempt=3, latched=False, last_failure={"attempt": 1}))
     ended = [a_pod(0, failed(OWN), attempt=attempt) for attempt in range(3)]
@@ -288,7 +308,9 @@ def test_a_refusal_does_not_hide_that_the_gang_has_died():
 
 
 def test_an_unschedulable_pod_is_told_while_it_lasts():
-    plan = look(a_starting_job(), a_pod(0, running()), a_pod(1, unschedulable("0/3 nodes are available")))
+    plan = look(
+        a_starting_job(), a_pod(0, running()), a_pod(1, unschedulable("0/3 nodes are available"))
+    )
     assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.UNSCHEDULABLE)
     assert "digits-0-1: 0/3 nodes are available" in plan.status.message
     later = look(then(a_starting_job(), plan), a_pod(0, running()), a_pod(1, running()))
@@ -296,14 +318,22 @@ def test_an_unschedulable_pod_is_told_while_it_lasts():
 
 
 def test_an_image_that_cannot_be_pulled_is_told_and_costs_nothing():
-    plan = look(a_starting_job(), a_pod(0, running()), a_pod(1, waiting("ImagePullBackOff", "Back-off pulling x")))
+    plan = look(
+        a_starting_job(),
+        a_pod(0, running()),
+        a_pod(1, waiting("ImagePullBackOff", "Back-off pulling x")),
+    )
     assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.IMAGE_PULL)
     assert "Back-off pulling x" in plan.status.message
     assert plan.status.attempt == 0
 
 
 def test_any_other_reason_to_wait_is_told_in_its_own_word():
-    plan = look(a_starting_job(), a_pod(0), a_pod(1, waiting("CreateContainerConfigError", "secret not found")))
+    plan = look(
+        a_starting_job(),
+        a_pod(0),
+        a_pod(1, waiting("CreateContainerConfigError", "secret not found")),
+    )
     assert plan.status.reason == "CreateContainerConfigError"
 
 
@@ -311,7 +341,8 @@ def test_a_starting_pod_is_named_with_its_node():
     status = look(a_starting_job(), a_pod(0, running()), a_pod(1, waiting())).status
     assert (status.phase, status.reason) == (Phase.STARTING, Reason.STARTING)
     assert (
-        status.message == "1 of 2 nodes run; digits-0-1 on node node-1 is being set up (kubectl describe it for more)"
+        status.message
+        == "1 of 2 nodes run; digits-0-1 on node node-1 is being set up (kubectl describe it for more)"
     )
 
 
@@ -364,7 +395,10 @@ def test_a_job_is_complete_when_every_trainer_has_ended_with_0():
 
 
 def test_the_result_is_what_rank_0_left():
-    pods = a_pod(0, succeeded('{"accuracy": 0.91, "note": "fine"}')), a_pod(1, succeeded('{"accuracy": 0}'))
+    pods = (
+        a_pod(0, succeeded('{"accuracy": 0.91, "note": "fine"}')),
+        a_pod(1, succeeded('{"accuracy": 0}')),
+    )
     assert dict(look(a_running_job(), *pods).status.result) == {"accuracy": "0.91", "note": "fine"}
 
 
@@ -373,7 +407,11 @@ def test_the_result_and_the_end_outlive_the_pods():
     job = then(job, look(job, a_pod(0, succeeded('{"accuracy": 0.91}')), a_pod(1, running())))
     status = look(job, a_pod(1, succeeded())).status
     assert status.has(Condition.COMPLETE)
-    assert (dict(status.result), status.nodes.succeeded, status.succeeded_nodes) == ({"accuracy": "0.91"}, 2, ())
+    assert (dict(status.result), status.nodes.succeeded, status.succeeded_nodes) == (
+        {"accuracy": "0.91"},
+        2,
+        (),
+    )
 
 
 @pytest.mark.parametrize("message", ["", "the tail of a log", "[1, 2]", "{broken", "[" * 4000])
@@ -434,12 +472,19 @@ WAYS_TO_END = {
     "a pod was evicted by its kubelet": (a_pod(1, evicted()), "Disruption", (0, 1)),
     "a pod was drained": (a_pod(1, failed(conditions=[disruption_target()])), "Disruption", (0, 1)),
     "a pod was preempted": (
-        a_pod(1, failed(OWN, conditions=[disruption_target("PreemptionByScheduler", "preempted by x")])),
+        a_pod(
+            1,
+            failed(OWN, conditions=[disruption_target("PreemptionByScheduler", "preempted by x")]),
+        ),
         "Disruption",
         (0, 1),
     ),
     "a kubelet refused a pod": (a_pod(1, refused_by_kubelet()), "Disruption", (0, 1)),
-    "a kubelet had no room for a pod": (a_pod(1, refused_by_kubelet("OutOfcpu")), "Disruption", (0, 1)),
+    "a kubelet had no room for a pod": (
+        a_pod(1, refused_by_kubelet("OutOfcpu")),
+        "Disruption",
+        (0, 1),
+    ),
 }
 
 
@@ -453,7 +498,9 @@ def test_an_attempt_ends_when(pod, cause, counted):
 
 
 def test_a_restart_takes_the_whole_gang():
-    plan = look(a_running_job(nodes=3), a_pod(0, running()), a_pod(1, failed(OWN)), a_pod(2, running()))
+    plan = look(
+        a_running_job(nodes=3), a_pod(0, running()), a_pod(1, failed(OWN)), a_pod(2, running())
+    )
     assert deleted(plan) == ["digits-0-0", "digits-0-2"]
     assert plan.create == ()
     assert (plan.status.phase, plan.status.reason) == (Phase.RESTARTING, Reason.FAILURE)
@@ -538,7 +585,9 @@ def test_a_budget_that_was_raised_meanwhile_counts():
 
 
 def test_a_failed_job_says_why_in_status_and_condition():
-    status = look(a_running_job(restarts=3), a_pod(0, running()), a_pod(1, failed(OWN)), now=at(5)).status
+    status = look(
+        a_running_job(restarts=3), a_pod(0, running()), a_pod(1, failed(OWN)), now=at(5)
+    ).status
     assert condition(status, "Failed")["reason"] == "MaxRestartsExceeded"
     assert condition(status, "Running")["status"] == "False"
     assert status.completion_time == at(5)
@@ -547,7 +596,12 @@ def test_a_failed_job_says_why_in_status_and_condition():
 
 def test_a_rendezvous_that_not_every_pod_reached_costs_nothing():
     late = a_pod(1, unschedulable())
-    plan = look(a_running_job(ran=False), a_pod(0, failed(torchrun_tail("rendezvous-timeout"))), late, now=at(4000))
+    plan = look(
+        a_running_job(ran=False),
+        a_pod(0, failed(torchrun_tail("rendezvous-timeout"))),
+        late,
+        now=at(4000),
+    )
     assert plan.status.last_failure["cause"] == "Rendezvous"
     assert plan.status.reason == Reason.RENDEZVOUS_TIMEOUT
     assert (plan.status.attempt, *counters(plan)) == (1, 0, 0)
@@ -581,7 +635,9 @@ def test_an_attempt_that_lived_long_starts_the_count_anew():
 
 
 def test_nothing_is_created_before_the_back_off_is_over():
-    waiting_job = a_job(status=a_status(attempt=2, latched=False, ran=False, backoff=Backoff(2, at(10))))
+    waiting_job = a_job(
+        status=a_status(attempt=2, latched=False, ran=False, backoff=Backoff(2, at(10)))
+    )
     plan = look(waiting_job, now=at(4))
     assert (plan.create, plan.wake_after) == ((), 6)
     assert (plan.status.phase, plan.status.reason) == (Phase.RESTARTING, Reason.BACK_OFF)
@@ -599,7 +655,9 @@ def test_the_first_young_death_waits_for_nothing():
 
 
 def test_another_number_of_nodes_is_a_new_attempt_that_costs_nothing():
-    plan = look(a_running_job(spec={"nodes": 4, "generation": 2}), a_pod(0, running()), a_pod(1, running()))
+    plan = look(
+        a_running_job(spec={"nodes": 4, "generation": 2}), a_pod(0, running()), a_pod(1, running())
+    )
     assert (plan.status.attempt, *counters(plan)) == (1, 0, 0)
     assert plan.status.nodes.desired == 4
     assert plan.status.resolved["worldSize"] == 4
@@ -608,7 +666,11 @@ def test_another_number_of_nodes_is_a_new_attempt_that_costs_nothing():
 
 
 def test_another_number_of_nodes_does_not_wait():
-    plan = look(a_running_job(spec={"nodes": 4}, backoff=Backoff(3, NOW)), a_pod(0, running()), a_pod(1, running()))
+    plan = look(
+        a_running_job(spec={"nodes": 4}, backoff=Backoff(3, NOW)),
+        a_pod(0, running()),
+        a_pod(1, running()),
+    )
     assert plan.status.backoff == Backoff()
     assert look(then(a_job(nodes=4), plan)).create == (0, 1, 2, 3)
 
@@ -627,8 +689,14 @@ def test_a_new_attempt_waits_for_the_last_pod_of_the_old_one_by_name_and_node():
     job = a_starting_job(attempt=1)
     plan = look(job, a_pod(0, running(), deleted_at=NOW), a_pod(1, running(), deleted_at=NOW))
     assert plan.create == ()
-    assert (plan.status.phase, plan.status.reason) == (Phase.RESTARTING, Reason.WAITING_FOR_OLD_PODS)
-    assert plan.status.message == "attempt 1 starts when pod digits-0-0 on node node-0 and 1 more has ended"
+    assert (plan.status.phase, plan.status.reason) == (
+        Phase.RESTARTING,
+        Reason.WAITING_FOR_OLD_PODS,
+    )
+    assert (
+        plan.status.message
+        == "attempt 1 starts when pod digits-0-0 on node node-0 and 1 more has ended"
+    )
     assert plan.delete == ()
 
 
@@ -673,7 +741,9 @@ def test_a_gang_that_never_ran_gets_little_time_also_when_it_is_told_again():
     job = a_job(nodes=3, status=new)
     job = then(job, look(job, a_pod(0, waiting("ContainerCreating"))))
     assert job.status.attempt == 1
-    assert [delete.grace for delete in look(job, a_pod(0, waiting("ContainerCreating"))).delete] == [NEVER_RAN_GRACE]
+    assert [
+        delete.grace for delete in look(job, a_pod(0, waiting("ContainerCreating"))).delete
+    ] == [NEVER_RAN_GRACE]
 
 
 def test_a_gang_that_lost_a_pod_gets_its_own_time_to_checkpoint():
@@ -687,7 +757,9 @@ def test_a_gang_that_never_ran_gets_hardly_any_time():
 
 
 def test_a_failure_of_an_older_attempt_does_not_shorten_the_time_of_a_resized_gang():
-    job = a_running_job(attempt=1, spec={"nodes": 4}, last_failure={"attempt": 0, "cause": "Failure"})
+    job = a_running_job(
+        attempt=1, spec={"nodes": 4}, last_failure={"attempt": 0, "cause": "Failure"}
+    )
     plan = look(job, a_pod(0, running(), attempt=1), a_pod(1, running(), attempt=1))
     assert [delete.grace for delete in plan.delete] == [None, None]
 
@@ -698,11 +770,17 @@ def test_a_failure_of_an_older_attempt_does_not_shorten_the_time_of_a_resized_ga
         (a_running_job(spec={"nodes": 4}), [a_pod(0, running()), a_pod(1, running())], None),
         (a_running_job(), [a_pod(0, running()), a_pod(1, running(), deleted_at=NOW)], None),
         (a_running_job(), [a_pod(0, running()), a_pod(1, failed(OWN))], BROKEN_GANG_GRACE),
-        (a_running_job(ran=False), [a_pod(0, running()), a_pod(1, refused_by_kubelet())], NEVER_RAN_GRACE),
+        (
+            a_running_job(ran=False),
+            [a_pod(0, running()), a_pod(1, refused_by_kubelet())],
+            NEVER_RAN_GRACE,
+        ),
     ],
     ids=["resized", "disrupted", "broken", "never ran"],
 )
-def test_an_operator_that_died_before_the_deletes_gives_the_pods_as_much_time_as_it_had_meant(job, pods, grace):
+def test_an_operator_that_died_before_the_deletes_gives_the_pods_as_much_time_as_it_had_meant(
+    job, pods, grace
+):
     meant = look(job, *pods, now=at(30))
     again = look(then(job, meant), *pods, now=at(31))
     assert meant.delete[0].grace == grace
@@ -715,8 +793,14 @@ def test_an_operator_that_died_before_the_deletes_gives_the_pods_as_much_time_as
 EVERY_KIND_OF_PLAN = {
     "new": (a_job(generation=5), ()),
     "running": (a_running_job(spec={"generation": 5}), (a_pod(0, running()), a_pod(1, running()))),
-    "restart": (a_running_job(spec={"generation": 5}), (a_pod(0, running()), a_pod(1, failed(OWN)))),
-    "complete": (a_running_job(spec={"generation": 5}), (a_pod(0, succeeded()), a_pod(1, succeeded()))),
+    "restart": (
+        a_running_job(spec={"generation": 5}),
+        (a_pod(0, running()), a_pod(1, failed(OWN))),
+    ),
+    "complete": (
+        a_running_job(spec={"generation": 5}),
+        (a_pod(0, succeeded()), a_pod(1, succeeded())),
+    ),
     "unreadable": (a_job(image="", generation=5), ()),
     "finished": (a_finished_job(generation=5), ()),
 }
@@ -798,7 +882,11 @@ def test_nothing_new_is_no_transition():
         {"attemptStarted": 0},
         {"attempt": 0, "nodes": {"desired": 0}},
         {"attempt": 1, "conditions": [{"type": "Running"}]},
-        {"attempt": 0, "conditions": [{"type": "Running", "status": "False"}], "nodes": {"desired": 2}},
+        {
+            "attempt": 0,
+            "conditions": [{"type": "Running", "status": "False"}],
+            "nodes": {"desired": 2},
+        },
         {"backoff": {"count": "x", "until": "yesterday"}},
         {"conditions": 5, "nodes": [], "resolved": "x", "lastFailure": 1, "result": ["x"]},
         {"attempt": 0, "nodes": {"desired": 2}, "succeededNodes": [0, "1", None, 7]},
@@ -826,7 +914,9 @@ def test_a_pod_that_ended_without_its_trainer_is_a_disruption():
 
 
 def test_a_phase_that_nobody_knows_counts_as_not_started():
-    status = look(a_starting_job(), a_pod(0, {"phase": "Unknown"}), a_pod(1, {"phase": "Strange"})).status
+    status = look(
+        a_starting_job(), a_pod(0, {"phase": "Unknown"}), a_pod(1, {"phase": "Strange"})
+    ).status
     assert status.phase == Phase.STARTING
 
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ddp_trainer import options
+from ddp_trainer.cli import options
 from ddpjob.cli.init import manifest, workloads
 from ddpjob.cli.main import app
 from ddpjob.local.manifest import read
@@ -23,11 +23,15 @@ def test_every_workload_of_the_trainer_has_a_manifest_and_every_manifest_a_workl
 def test_an_example_is_what_init_prints(name):
     printed = CliRunner().invoke(app, ["init", name])
     assert printed.exit_code == 0
-    assert printed.stdout == (EXAMPLES / f"{name}.yaml").read_text(), f"ddpjob init {name} > examples/{name}.yaml"
+    assert printed.stdout == (EXAMPLES / f"{name}.yaml").read_text(), (
+        f"ddpjob init {name} > examples/{name}.yaml"
+    )
 
 
 @pytest.mark.parametrize("name", workloads())
-@pytest.mark.parametrize(("accelerator", "nodes"), [("cpu", 3), ("gpu", 3), ("trn1.32xlarge", 3), ("trn1.2xlarge", 1)])
+@pytest.mark.parametrize(
+    ("accelerator", "nodes"), [("cpu", 3), ("gpu", 3), ("trn1.32xlarge", 3), ("trn1.2xlarge", 1)]
+)
 def test_a_manifest_is_a_job_and_the_trainer_knows_its_flags(name, accelerator, nodes, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(manifest(name, nodes=nodes, accelerator=accelerator, gpus=8))
@@ -41,7 +45,9 @@ def test_a_manifest_is_a_job_and_the_trainer_knows_its_flags(name, accelerator, 
     assert all(len(line) <= 120 for line in file.read_text().splitlines())
 
 
-@pytest.mark.parametrize(("accelerator", "nodes"), [("cpu", 2), ("trn1.32xlarge", 2), ("trn1.2xlarge", 1)])
+@pytest.mark.parametrize(
+    ("accelerator", "nodes"), [("cpu", 2), ("trn1.32xlarge", 2), ("trn1.2xlarge", 1)]
+)
 def test_without_a_number_there_are_two_nodes_where_they_can_reach_each_other(accelerator, nodes):
     printed = CliRunner().invoke(app, ["init", "digits", "--accelerator", accelerator]).stdout
     assert yaml.safe_load(printed)["spec"]["nodes"] == nodes

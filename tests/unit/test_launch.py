@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddp_trainer import launch
+from ddp_trainer.cli import launch
 from ddp_trainer.errors import UserError
 
 TWELVE = [f"algo-{number}" for number in range(1, 13)]
@@ -12,7 +12,13 @@ TWELVE = [f"algo-{number}" for number in range(1, 13)]
 
 def sagemaker(host: str, **more: str) -> dict[str, str]:
     hosts = json.dumps(sorted(TWELVE))  # as strings: algo-1, algo-10, algo-11, algo-12, algo-2, …
-    return {"SM_HOSTS": hosts, "SM_CURRENT_HOST": host, "SM_NUM_GPUS": "8", "SAGEMAKER_JOB_NAME": "job-7", **more}
+    return {
+        "SM_HOSTS": hosts,
+        "SM_CURRENT_HOST": host,
+        "SM_NUM_GPUS": "8",
+        "SAGEMAKER_JOB_NAME": "job-7",
+        **more,
+    }
 
 
 def slurm(**more: str) -> dict[str, str]:
@@ -21,7 +27,9 @@ def slurm(**more: str) -> dict[str, str]:
 
 
 def arguments(environment: dict[str, str]) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in launch.torchrun_arguments(launch.cluster(environment)))
+    return dict(
+        word.split("=", 1) for word in launch.torchrun_arguments(launch.cluster(environment))
+    )
 
 
 def test_twelve_sagemaker_hosts_are_ranked_by_their_numbers():
@@ -42,7 +50,10 @@ def test_a_machine_without_gpus_has_one_process_and_the_port_may_be_chosen():
 
 
 def test_neuron_cores_count_too_and_the_user_may_choose_how_many_processes_there_are():
-    assert arguments(sagemaker("algo-2", SM_NUM_GPUS="0", SM_NUM_NEURONS="32"))["--nproc-per-node"] == "32"
+    assert (
+        arguments(sagemaker("algo-2", SM_NUM_GPUS="0", SM_NUM_NEURONS="32"))["--nproc-per-node"]
+        == "32"
+    )
     for environment in (sagemaker("algo-2"), slurm(SLURM_GPUS_ON_NODE="4")):
         said = arguments({**environment, "PET_NPROC_PER_NODE": "2"})
         assert "--nproc-per-node" not in said, "torchrun reads the variable"
@@ -50,7 +61,9 @@ def test_neuron_cores_count_too_and_the_user_may_choose_how_many_processes_there
 
 def test_slurms_nodes_are_in_the_order_of_its_list():
     found = launch.cluster(slurm(SLURM_GPUS_ON_NODE="4", SLURM_RESTART_COUNT="2"))
-    assert found == launch.Cluster(("gpu08", "gpu09", "gpu10", "gpu12", "login"), 3, 4, "77-2", 29477)
+    assert found == launch.Cluster(
+        ("gpu08", "gpu09", "gpu10", "gpu12", "login"), 3, 4, "77-2", 29477
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +88,10 @@ def test_node_lists_are_expanded_as_scontrol_does(text, names):
         (sagemaker("algo-13"), "SM_CURRENT_HOST is 'algo-13', which is none of SM_HOSTS"),
         (sagemaker("algo-1", SM_HOSTS="algo-1"), "SM_HOSTS is 'algo-1', no JSON list"),
         (sagemaker("algo-1", SM_NUM_GPUS="many"), "SM_NUM_GPUS is 'many', which is no number"),
-        (slurm(SLURM_NODEID=""), "SLURM_STEP_NODELIST has several nodes and SLURM_NODEID is not set"),
+        (
+            slurm(SLURM_NODEID=""),
+            "SLURM_STEP_NODELIST has several nodes and SLURM_NODEID is not set",
+        ),
         (slurm(SLURM_NODEID="5"), "SLURM_NODEID is 5, and SLURM_STEP_NODELIST has 5 nodes"),
         (slurm(SLURM_LOCALID="1"), "Slurm started several launchers on a node"),
         (slurm(SLURM_STEP_NODELIST="n[1-"), "Slurm's node list is 'n[1-', which is none"),
@@ -83,7 +99,10 @@ def test_node_lists_are_expanded_as_scontrol_does(text, names):
         (slurm(SLURM_STEP_NODELIST=""), "which is none"),
         ({"SLURM_JOB_NODELIST": "n[1-2]"}, "start it on each with srun --ntasks-per-node=1"),
         ({"TRAINING_JOB_NAME": "job"}, "a SageMaker job without SM_HOSTS"),
-        (sagemaker("algo-1", RDZV_PORT="70000"), "RDZV_PORT is '70000', which is no number of a port"),
+        (
+            sagemaker("algo-1", RDZV_PORT="70000"),
+            "RDZV_PORT is '70000', which is no number of a port",
+        ),
     ],
 )
 def test_half_a_cluster_is_refused(environment, sentence):
@@ -98,7 +117,9 @@ def test_without_a_cluster_torchrun_stays_on_this_machine():
 
 
 def test_a_single_node_takes_a_free_port():
-    found = launch.cluster(slurm(SLURM_STEP_NODELIST="gpu08", SLURM_NODEID="0", SLURM_GPUS_ON_NODE="4"))
+    found = launch.cluster(
+        slurm(SLURM_STEP_NODELIST="gpu08", SLURM_NODEID="0", SLURM_GPUS_ON_NODE="4")
+    )
     assert launch.torchrun_arguments(found) == ["--standalone", "--nproc-per-node=4"]
 
 
@@ -113,7 +134,9 @@ def test_all_but_the_script_is_passed_on_byte_for_byte(named):
         assert launch.take_out_script([*others[:at], *named, *others[at:]]) == ("train.py", others)
 
 
-@pytest.mark.parametrize("words", [[], ["--train-script"], ["--train-script=a.py", "--train-script", "b.py"]])
+@pytest.mark.parametrize(
+    "words", [[], ["--train-script"], ["--train-script=a.py", "--train-script", "b.py"]]
+)
 def test_a_launch_without_its_script_is_refused(words):
     with pytest.raises(UserError, match="launch needs --train-script"):
         launch.take_out_script(words)

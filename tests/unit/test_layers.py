@@ -42,7 +42,11 @@ def imports_of(path):
 
 
 def rooms_of(imported):
-    return {parts[1] for parts in (name.split(".") for name in imported) if parts[0] == "ddpjob" and len(parts) > 1}
+    return {
+        parts[1]
+        for parts in (name.split(".") for name in imported)
+        if parts[0] == "ddpjob" and len(parts) > 1
+    }
 
 
 def tops_of(imported):
@@ -75,7 +79,11 @@ def test_the_core_imports_nothing_that_acts(path):
 
 @pytest.mark.parametrize("path", modules(OPERATOR / "core"), ids=name_of)
 def test_the_core_asks_no_clock_and_opens_no_file(path):
-    called = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+    called = {
+        ast.unparse(node.func)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    }
     clocks = {"now", "utcnow", "today", "time", "monotonic"}
     assert not {name for name in called if name.split(".")[-1] in clocks}
     assert not called & {"open", "print", "input", "exec", "eval"}

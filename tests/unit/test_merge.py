@@ -29,19 +29,35 @@ def trainer(**fields):
     ("overlay", "path", "expected"),
     [
         ({"nodeName": "x"}, ("nodeName",), "x"),
-        ({"securityContext": {"fsGroup": 7}}, ("securityContext",), {"fsGroup": 7, "runAsUser": 1000}),
+        (
+            {"securityContext": {"fsGroup": 7}},
+            ("securityContext",),
+            {"fsGroup": 7, "runAsUser": 1000},
+        ),
         ({"securityContext": {"fsGroup": None}}, ("securityContext",), {"runAsUser": 1000}),
         ({"securityContext": None}, ("securityContext",), None),
         ({"tolerations": [{"key": "b"}]}, ("tolerations",), [{"key": "b"}]),
         (trainer(image="b"), ("containers", 0, "image"), "b"),
-        (trainer(env=[{"name": "B", "value": "3"}]), ("containers", 0, "env", 1), {"name": "B", "value": "3"}),
-        (trainer(env=[{"name": "C", "value": "3"}]), ("containers", 0, "env", 2), {"name": "C", "value": "3"}),
+        (
+            trainer(env=[{"name": "B", "value": "3"}]),
+            ("containers", 0, "env", 1),
+            {"name": "B", "value": "3"},
+        ),
+        (
+            trainer(env=[{"name": "C", "value": "3"}]),
+            ("containers", 0, "env", 2),
+            {"name": "C", "value": "3"},
+        ),
         (
             trainer(volumeMounts=[{"name": "mine", "mountPath": "/dev/shm"}]),
             ("containers", 0, "volumeMounts"),
             [{"name": "mine", "mountPath": "/dev/shm"}],
         ),
-        ({"containers": [{"name": "mesh", "image": "m"}]}, ("containers", 1), {"name": "mesh", "image": "m"}),
+        (
+            {"containers": [{"name": "mesh", "image": "m"}]},
+            ("containers", 1),
+            {"name": "mesh", "image": "m"},
+        ),
         (
             {"volumes": [{"name": "shm", "emptyDir": {"sizeLimit": "1Gi"}}]},
             ("volumes", 0, "emptyDir"),
@@ -77,7 +93,9 @@ def test_lists_with_a_key_are_merged_by_it(field):
     assert merge({field: base}, {field: overlay}) == {field: merged}
 
 
-@pytest.mark.parametrize(("field", "old", "new"), [("env", "value", "valueFrom"), ("volumes", "emptyDir", "hostPath")])
+@pytest.mark.parametrize(
+    ("field", "old", "new"), [("env", "value", "valueFrom"), ("volumes", "emptyDir", "hostPath")]
+)
 def test_a_new_source_drops_the_old_one(field, old, new):
     base, overlay = [{"name": "a", old: {}}], [{"name": "a", new: {}}]
     assert merge({field: base}, {field: overlay}) == {field: [{"name": "a", new: {}}]}

@@ -25,7 +25,12 @@ def test_a_local_address_has_at_most_63_characters(nodes, attempt):
 
 
 def test_a_hostname_is_padded_to_the_size_of_its_gang():
-    assert [names.hostname(3, 7, nodes) for nodes in (1, 10, 11, 1000)] == ["a3-n7", "a3-n7", "a3-n07", "a3-n007"]
+    assert [names.hostname(3, 7, nodes) for nodes in (1, 10, 11, 1000)] == [
+        "a3-n7",
+        "a3-n7",
+        "a3-n07",
+        "a3-n007",
+    ]
 
 
 def test_every_attempt_has_a_rendezvous_of_its_own():
@@ -45,7 +50,9 @@ def test_a_good_name_is_accepted(name):
     assert check_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "1a", "-a", "a-", "A", "a_b", "a.b", "a" * 53, "ä", "a\n", None, 7])
+@pytest.mark.parametrize(
+    "name", ["", "1a", "-a", "a-", "A", "a_b", "a.b", "a" * 53, "ä", "a\n", None, 7]
+)
 def test_a_name_that_no_service_can_carry_is_refused(name):
     with pytest.raises(SpecError, match="at most 52 lower-case letters"):
         check_name(name)

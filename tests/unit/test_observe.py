@@ -74,7 +74,9 @@ def test_a_pod_that_says_neither_attempt_nor_index_is_none_of_ours(labels):
     assert read_pod(a_pod(0, labels=labels)) is None
 
 
-@pytest.mark.parametrize("pod", [{}, {"metadata": None}, {"metadata": {"labels": None}}, {"metadata": 7}])
+@pytest.mark.parametrize(
+    "pod", [{}, {"metadata": None}, {"metadata": {"labels": None}}, {"metadata": 7}]
+)
 def test_an_object_without_metadata_is_none_of_ours(pod):
     assert read_pod(pod) is None
     assert owner_uid(pod) == ""
@@ -90,7 +92,12 @@ def test_a_pod_without_spec_and_status_is_pending_nowhere():
 
 def test_the_end_of_a_trainer_is_read_whole():
     pod = read_pod(a_pod(1, ended(17, "last words", when=at(3)), node="worker-7"))
-    assert (pod.exit_code, pod.exit_reason, pod.message, pod.finished) == (17, "Error", "last words", at(3))
+    assert (pod.exit_code, pod.exit_reason, pod.message, pod.finished) == (
+        17,
+        "Error",
+        "last words",
+        at(3),
+    )
     assert (pod.name, pod.uid, pod.node) == ("digits-0-1", "uid-of-digits-0-1", "worker-7")
     assert pod.started
     assert pod.ended
@@ -122,8 +129,14 @@ def test_a_pod_has_started_when_its_trainer_has(status, started):
 @pytest.mark.parametrize(
     ("pod", "reason"),
     [
-        (a_pod(0, failed(conditions=[disruption_target("PreemptionByScheduler")])), "PreemptionByScheduler"),
-        (a_pod(0, {"phase": "Running", "conditions": [disruption_target("TaintManager")]}), "TaintManager"),
+        (
+            a_pod(0, failed(conditions=[disruption_target("PreemptionByScheduler")])),
+            "PreemptionByScheduler",
+        ),
+        (
+            a_pod(0, {"phase": "Running", "conditions": [disruption_target("TaintManager")]}),
+            "TaintManager",
+        ),
         (a_pod(0, evicted()), "Evicted"),
         (a_pod(0, refused_by_kubelet("OutOfmemory")), "OutOfmemory"),
         (a_pod(0, running(), deleted_at=NOW), "PodDeleted"),
@@ -169,7 +182,11 @@ def test_a_deletion_without_a_grace_period_is_dated_at_its_end():
         (waiting("ErrImagePull", "not found"), "ImagePull", "not found"),
         (waiting("ImagePullBackOff"), "ImagePull", "ImagePullBackOff"),
         (waiting("InvalidImageName", "bad"), "ImagePull", "bad"),
-        (waiting("CreateContainerConfigError", "no secret"), "CreateContainerConfigError", "no secret"),
+        (
+            waiting("CreateContainerConfigError", "no secret"),
+            "CreateContainerConfigError",
+            "no secret",
+        ),
     ],
 )
 def test_what_keeps_a_pod_from_starting_is_told(status, reason, message):
@@ -177,7 +194,9 @@ def test_what_keeps_a_pod_from_starting_is_told(status, reason, message):
     assert (blocked.reason, blocked.message) == (reason, message)
 
 
-@pytest.mark.parametrize("status", [None, waiting(), waiting("PodInitializing"), running(), failed()])
+@pytest.mark.parametrize(
+    "status", [None, waiting(), waiting("PodInitializing"), running(), failed()]
+)
 def test_a_pod_on_its_way_is_not_blocked(status):
     assert read_pod(a_pod(0, status)).blocked is None
 
@@ -201,7 +220,9 @@ def test_another_owner_is_no_owner(change):
 
 
 def test_pods_stand_in_the_order_of_attempt_and_index():
-    pods = seen(a_running_job(nodes=11, attempt=1), a_pod(10, attempt=1), a_pod(9, attempt=1), a_pod(0)).pods
+    pods = seen(
+        a_running_job(nodes=11, attempt=1), a_pod(10, attempt=1), a_pod(9, attempt=1), a_pod(0)
+    ).pods
     assert [pod.name for pod in pods] == ["digits-0-0", "digits-1-9", "digits-1-10"]
 
 
@@ -233,5 +254,8 @@ def test_an_init_container_that_failed_is_the_jobs_own_failure():
 
 
 def test_what_an_init_container_waits_for_is_said_with_its_name():
-    status = {"phase": "Pending", **an_init({"waiting": {"reason": "ErrImagePull", "message": "not found"}})}
+    status = {
+        "phase": "Pending",
+        **an_init({"waiting": {"reason": "ErrImagePull", "message": "not found"}}),
+    }
     assert read_pod(a_pod(0, status)).blocked.message == "init container prepare: not found"

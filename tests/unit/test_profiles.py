@@ -139,4 +139,6 @@ def test_the_crd_keeps_every_field_of_the_status(schema):
     assert set(status) <= set(known)
     for name in ("nodes", "resolved", "lastFailure", "backoff"):
         assert set(status[name]) <= set(known[name]["properties"]), name
-    assert set(status["conditions"][0]) | {"observedGeneration"} <= set(known["conditions"]["items"]["properties"])
+    assert set(status["conditions"][0]) | {"observedGeneration"} <= set(
+        known["conditions"]["items"]["properties"]
+    )

@@ -8,7 +8,16 @@ import pytest
 from builders import NOW, a_job, a_manifest, a_pod, at, read
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from world import ACCIDENTS, LAST, ORDINARY, World, a_world, behave, everybody_starts, operator_looks
+from world import (
+    ACCIDENTS,
+    LAST,
+    ORDINARY,
+    World,
+    a_world,
+    behave,
+    everybody_starts,
+    operator_looks,
+)
 
 from ddpjob.core.api import Job, Status
 from ddpjob.core.causes import judge
@@ -17,7 +26,9 @@ from ddpjob.core.decide import decide
 from ddpjob.core.names import Condition, Phase
 from ddpjob.core.observe import Fate, Observation, observe, owner_uid, read_pod
 
-steps = st.tuples(st.one_of(st.sampled_from(ORDINARY), st.sampled_from(ACCIDENTS + LAST)), st.integers(0, 11))
+steps = st.tuples(
+    st.one_of(st.sampled_from(ORDINARY), st.sampled_from(ACCIDENTS + LAST)), st.integers(0, 11)
+)
 
 
 @st.composite
@@ -41,7 +52,9 @@ def statuses(world: World) -> list[Status]:
 def the_end(status: Status) -> Status:
     """What may not change any more: all but the generation that was seen and the count of what still runs."""
     nodes = replace(status.nodes, active=0, ready=0)
-    return replace(status, observed_generation=0, conditions=observed_at(status.conditions, 0), nodes=nodes)
+    return replace(
+        status, observed_generation=0, conditions=observed_at(status.conditions, 0), nodes=nodes
+    )
 
 
 # --- what holds of every history; each takes the world in which it happened
@@ -82,13 +95,18 @@ def an_attempt_never_has_more_pods_than_nodes_nor_two_of_one_index(world):
     for look in world.looks:
         pods = [(p.attempt, p.index) for p in look.seen.pods]
         assert len(pods) == len(set(pods))
-        assert all(index < look.seen.job.status.nodes.desired for index in (p.index for p in look.seen.current))
+        assert all(
+            index < look.seen.job.status.nodes.desired
+            for index in (p.index for p in look.seen.current)
+        )
         assert all(0 <= index < look.plan.status.nodes.desired for index in look.plan.create)
 
 
 def two_attempts_never_live_at_the_same_time(world):
     for look in world.looks:
-        assert len({p.attempt for p in look.seen.pods if p.fate in (Fate.PENDING, Fate.RUNNING)}) <= 1
+        assert (
+            len({p.attempt for p in look.seen.pods if p.fate in (Fate.PENDING, Fate.RUNNING)}) <= 1
+        )
         assert all(p.released for p in look.seen.older) or not look.plan.create
 
 
@@ -116,7 +134,9 @@ def pods_are_created_only_for_a_status_that_names_their_attempt(world):
 
 
 def each_event_is_told_once(world):
-    told = Counter((event.reason, event.message) for look in world.looks for event in look.plan.events)
+    told = Counter(
+        (event.reason, event.message) for look in world.looks for event in look.plan.events
+    )
     assert all(count == 1 for count in told.values()), told
 
 
@@ -203,8 +223,12 @@ def test_neither_plan_nor_verdict_depends_on_the_order_of_the_pods(world, random
     shuffled = list(seen.pods)
     random.shuffle(shuffled)
     assert decide(observe(seen.job, shuffled, seen.refusal), world.now) == decide(seen, world.now)
-    for attempt in {pod.attempt for pod in seen.pods}:  # a verdict is on one attempt, which has one pod an index
-        ordered, mixed = ([pod for pod in pods if pod.attempt == attempt] for pods in (seen.pods, shuffled))
+    for attempt in {
+        pod.attempt for pod in seen.pods
+    }:  # a verdict is on one attempt, which has one pod an index
+        ordered, mixed = (
+            [pod for pod in pods if pod.attempt == attempt] for pods in (seen.pods, shuffled)
+        )
         assert judge(mixed, (), world.now) == judge(ordered, (), world.now)
 
 
@@ -241,19 +265,31 @@ words = st.sampled_from(
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | words
 json = st.recursive(
     scalars,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words | st.text(max_size=4), inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(words | st.text(max_size=4), inner, max_size=5)
+    ),
     max_leaves=6,
 )
 trainers = st.lists(st.fixed_dictionaries({"name": st.just("trainer"), "state": json}), max_size=1)
-pod_statuses = st.fixed_dictionaries({}, optional={"phase": words, "conditions": json, "containerStatuses": trainers})
+pod_statuses = st.fixed_dictionaries(
+    {}, optional={"phase": words, "conditions": json, "containerStatuses": trainers}
+)
 
 
 @given(pod_statuses, json)
-@example({"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": {"terminated": None}}]}, {})
+@example(
+    {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": {"terminated": None}}]},
+    {},
+)
 def test_no_pod_makes_a_look_raise(status, odd):
     pod = {**a_pod(0), "status": status}
     odd_pod = {**a_pod(1), "spec": odd}
-    odd_pod["metadata"] = {**odd_pod["metadata"], "deletionTimestamp": odd, "deletionGracePeriodSeconds": odd}
+    odd_pod["metadata"] = {
+        **odd_pod["metadata"],
+        "deletionTimestamp": odd,
+        "deletionGracePeriodSeconds": odd,
+    }
     for job in (a_job(), Job.from_dict(a_manifest(status={"attempt": 0, "nodes": {"desired": 2}}))):
         decide(observe(job, read(pod, odd_pod)), NOW)
 
@@ -272,12 +308,19 @@ def test_no_job_makes_a_look_raise(status, spec):
     decide(observe(job, read(a_pod(0), a_pod(1, attempt=1))), NOW)
 
 
-status_fields = st.dictionaries(st.sampled_from(sorted(Status.__dataclass_fields__)) | words, json, max_size=6)
+status_fields = st.dictionaries(
+    st.sampled_from(sorted(Status.__dataclass_fields__)) | words, json, max_size=6
+)
 
 
 @given(status_fields, st.integers(-1, 3), st.integers(-1, 3))
 def test_no_status_makes_a_look_raise(fields, attempt, started):
-    status = {**fields, "attempt": attempt, "attemptStarted": started, "backoff": {"count": 1, "until": None}}
+    status = {
+        **fields,
+        "attempt": attempt,
+        "attemptStarted": started,
+        "backoff": {"count": 1, "until": None},
+    }
     job = Job.from_dict(a_manifest(status=status))
     decide(observe(job, read(a_pod(0), a_pod(1, attempt=1))), at(5))
 

@@ -34,11 +34,15 @@ def trainer_of(pod):
 
 
 def env_of(pod):
-    return {item["name"]: item.get("value", item.get("valueFrom")) for item in trainer_of(pod)["env"]}
+    return {
+        item["name"]: item.get("value", item.get("valueFrom")) for item in trainer_of(pod)["env"]
+    }
 
 
 def flags_of(pod):
-    return dict(flag.removeprefix("--").split("=", 1) for flag in trainer_of(pod)["command"] if "=" in flag)
+    return dict(
+        flag.removeprefix("--").split("=", 1) for flag in trainer_of(pod)["command"] if "=" in flag
+    )
 
 
 # --- golden files
@@ -76,15 +80,25 @@ def check_golden(name, rendered):
 
 def test_the_pods_of_a_gang_differ_in_a_few_words_only():
     first, second = (yaml.safe_dump(render(index)) for index in (0, 1))
-    changed = {"n0": "n1", "digits-0-0": "digits-0-1", "is_host=true": "is_host=false", "'0'": "'1'"}
-    differing = [(a, b) for a, b in zip(first.splitlines(), second.splitlines(), strict=True) if a != b]
+    changed = {
+        "n0": "n1",
+        "digits-0-0": "digits-0-1",
+        "is_host=true": "is_host=false",
+        "'0'": "'1'",
+    }
+    differing = [
+        (a, b) for a, b in zip(first.splitlines(), second.splitlines(), strict=True) if a != b
+    ]
     assert len(differing) == 6
     assert all(any(old in a and new in b for old, new in changed.items()) for a, b in differing)
 
 
 def test_pods_come_in_the_order_asked_for():
     job = a_job(status=a_status(nodes=12), nodes=12)
-    assert [p["metadata"]["name"] for p in pods(job, (11, 3), Settings())] == ["digits-0-11", "digits-0-3"]
+    assert [p["metadata"]["name"] for p in pods(job, (11, 3), Settings())] == [
+        "digits-0-11",
+        "digits-0-3",
+    ]
 
 
 def test_only_node_0_hosts_the_rendezvous():
@@ -119,12 +133,20 @@ def test_a_pod_carries_the_labels_it_is_known_by():
     pod = render(1, attempt=2)
     labels = pod["metadata"]["labels"]
     assert (labels[names.LABEL_ATTEMPT], labels[names.LABEL_INDEX]) == ("2", "1")
-    assert (labels[names.LABEL_MANAGED_BY], labels[names.LABEL_JOB]) == ("ddpjob-operator", "digits")
+    assert (labels[names.LABEL_MANAGED_BY], labels[names.LABEL_JOB]) == (
+        "ddpjob-operator",
+        "digits",
+    )
 
 
 def test_the_service_finds_node_0_of_every_attempt_and_no_other():
     selector = service(a_job())["spec"]["selector"].items()
-    found = [(a, i) for a in (0, 1) for i in (0, 1) if selector <= render(i, attempt=a)["metadata"]["labels"].items()]
+    found = [
+        (a, i)
+        for a in (0, 1)
+        for i in (0, 1)
+        if selector <= render(i, attempt=a)["metadata"]["labels"].items()
+    ]
     assert found == [(0, 0), (1, 0)]
 
 
@@ -132,7 +154,11 @@ def test_the_service_finds_node_0_of_every_attempt_and_no_other():
 def test_ownership_is_the_garbage_collectors(rendered):
     (owner,) = rendered["metadata"]["ownerReferences"]
     assert owner["controller"] is True
-    assert (owner["kind"], owner["apiVersion"], owner["name"]) == ("DDPJob", "ddpjob.dev/v1alpha1", "digits")
+    assert (owner["kind"], owner["apiVersion"], owner["name"]) == (
+        "DDPJob",
+        "ddpjob.dev/v1alpha1",
+        "digits",
+    )
     assert "blockOwnerDeletion" not in owner
 
 
@@ -141,7 +167,9 @@ def test_ownership_is_the_garbage_collectors(rendered):
 
 def test_args_follow_torchruns_own_flags():
     container = trainer_of(
-        render(args=["-m", "ddp_trainer", "--epochs", "2"], torchrun={"command": ["python", "-m", "x"]})
+        render(
+            args=["-m", "ddp_trainer", "--epochs", "2"], torchrun={"command": ["python", "-m", "x"]}
+        )
     )
     assert container["command"][:4] == ["python", "-m", "x", "--nnodes=2"]
     assert container["args"] == ["-m", "ddp_trainer", "--epochs", "2"]
@@ -150,7 +178,10 @@ def test_args_follow_torchruns_own_flags():
 def test_the_rendezvous_waits_an_hour_unless_told_otherwise():
     assert flags_of(render())["rdzv-conf"] == "is_host=true,join_timeout=3600,read_timeout=3600"
     told = render(torchrun={"rdzvConf": {"join_timeout": 60, "keep_alive_interval": "1"}})
-    assert flags_of(told)["rdzv-conf"] == "is_host=true,join_timeout=60,keep_alive_interval=1,read_timeout=3600"
+    assert (
+        flags_of(told)["rdzv-conf"]
+        == "is_host=true,join_timeout=60,keep_alive_interval=1,read_timeout=3600"
+    )
 
 
 def test_a_process_learns_where_it_is():
@@ -198,11 +229,16 @@ def test_the_users_variables_win_over_the_profiles_and_ours():
         {"name": "NCCL_SOCKET_IFNAME", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
     ]
     pod = render(accelerator="trn1.32xlarge", env=theirs)
-    assert [item for item in trainer_of(pod)["env"] if item["name"] in {t["name"] for t in theirs}] == theirs
+    assert [
+        item for item in trainer_of(pod)["env"] if item["name"] in {t["name"] for t in theirs}
+    ] == theirs
 
 
 def test_no_variable_is_given_twice():
-    names_given = [item["name"] for item in trainer_of(render(accelerator="trn1.32xlarge", settings=RESTRICTED))["env"]]
+    names_given = [
+        item["name"]
+        for item in trainer_of(render(accelerator="trn1.32xlarge", settings=RESTRICTED))["env"]
+    ]
     assert len(names_given) == len(set(names_given))
 
 
@@ -211,11 +247,14 @@ def test_no_variable_is_given_twice():
 
 def test_a_trn1_pod_asks_for_every_device_and_its_instance_type():
     pod = render(accelerator="trn1.32xlarge")
-    assert trainer_of(pod)["resources"]["limits"] == {"aws.amazon.com/neuron": "16", "vpc.amazonaws.com/efa": "8"}
+    assert trainer_of(pod)["resources"]["limits"] == {
+        "aws.amazon.com/neuron": "16",
+        "vpc.amazonaws.com/efa": "8",
+    }
     assert flags_of(pod)["nproc-per-node"] == "32"
-    terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]
+    terms = pod["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"]
     assert [term["matchExpressions"][0]["operator"] for term in terms] == ["In", "DoesNotExist"]
 
 
@@ -231,7 +270,9 @@ def test_the_users_resources_win_over_the_profiles():
 
 
 def test_the_users_tolerations_add_to_the_profiles():
-    tolerations = render(accelerator="gpu", tolerations=[{"key": "mine", "operator": "Exists"}])["spec"]["tolerations"]
+    tolerations = render(accelerator="gpu", tolerations=[{"key": "mine", "operator": "Exists"}])[
+        "spec"
+    ]["tolerations"]
     assert [t["key"] for t in tolerations] == ["mine", "nvidia.com/gpu"]
 
 
@@ -244,8 +285,16 @@ def test_pod_fields_reach_their_places():
         priorityClassName="high",
         topologySpreadConstraints=[{"topologyKey": "k"}],
     )
-    assert (trainer_of(pod)["imagePullPolicy"], trainer_of(pod)["envFrom"]) == ("Never", [{"secretRef": {"name": "e"}}])
-    for field in ("imagePullSecrets", "nodeSelector", "priorityClassName", "topologySpreadConstraints"):
+    assert (trainer_of(pod)["imagePullPolicy"], trainer_of(pod)["envFrom"]) == (
+        "Never",
+        [{"secretRef": {"name": "e"}}],
+    )
+    for field in (
+        "imagePullSecrets",
+        "nodeSelector",
+        "priorityClassName",
+        "topologySpreadConstraints",
+    ):
         assert pod["spec"][field]
 
 
@@ -255,7 +304,14 @@ def test_pod_fields_reach_their_places():
         ({}, False),
         ({"serviceAccountName": "me"}, True),
         ({"podTemplate": {"spec": {"serviceAccountName": "me"}}}, True),
-        ({"podTemplate": {"spec": {"serviceAccountName": "me", "automountServiceAccountToken": False}}}, False),
+        (
+            {
+                "podTemplate": {
+                    "spec": {"serviceAccountName": "me", "automountServiceAccountToken": False}
+                }
+            },
+            False,
+        ),
     ],
 )
 def test_a_token_comes_only_with_a_service_account_that_is_named(fields, token):
@@ -280,14 +336,20 @@ def test_every_mount_has_its_volume():
 
 @pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/"])
 def test_who_mounts_shared_memory_himself_gets_his_own_only(path):
-    mine = {"volumes": [{"name": "mine", "emptyDir": {}}], "volumeMounts": [{"name": "mine", "mountPath": path}]}
+    mine = {
+        "volumes": [{"name": "mine", "emptyDir": {}}],
+        "volumeMounts": [{"name": "mine", "mountPath": path}],
+    }
     pod = render(**mine)
     assert mounts_of(pod) == {path: "mine"}
     assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["mine"]
 
 
 def test_the_users_volumes_join_ours():
-    mine = {"volumes": [{"name": "data", "emptyDir": {}}], "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    mine = {
+        "volumes": [{"name": "data", "emptyDir": {}}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
     assert mounts_of(render(**mine)) == {"/dev/shm": "ddpjob-shm", "/data": "data"}
 
 
@@ -300,13 +362,19 @@ def test_an_overlay_is_merged_by_kubernetes_own_keys():
         "spec": {
             "runtimeClassName": "nvidia",
             "containers": [
-                {"name": "trainer", "workingDir": "/app", "env": [{"name": "OMP_NUM_THREADS", "value": "9"}]},
+                {
+                    "name": "trainer",
+                    "workingDir": "/app",
+                    "env": [{"name": "OMP_NUM_THREADS", "value": "9"}],
+                },
                 {"name": "mesh", "image": "mesh:1"},
             ],
             "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}],
         },
     }
-    pod = render(podTemplate=overlay, volumes=[{"name": "scratch", "emptyDir": {"medium": "Memory"}}])
+    pod = render(
+        podTemplate=overlay, volumes=[{"name": "scratch", "emptyDir": {"medium": "Memory"}}]
+    )
     assert pod["metadata"]["labels"]["team"] == "vision"
     assert pod["metadata"]["labels"][names.LABEL_INDEX] == "0"
     assert pod["spec"]["runtimeClassName"] == "nvidia"
@@ -331,7 +399,12 @@ AWKWARD = ["", '"', "'", "{{ job }}", "{% if %}", "{# #}", "a: b", "- x", "\n", 
 
 @pytest.mark.parametrize("text", AWKWARD)
 def test_awkward_text_survives(text):
-    pod = render(args=["x.py", text], env=[{"name": "T", "value": text}], nodeSelector={"k": text}, image=f"i{text}")
+    pod = render(
+        args=["x.py", text],
+        env=[{"name": "T", "value": text}],
+        nodeSelector={"k": text},
+        image=f"i{text}",
+    )
     mark_free = text.replace("\ue000index\ue000", "0")
     assert trainer_of(pod)["args"] == ["x.py", mark_free]
     assert env_of(pod)["T"] == mark_free
@@ -355,11 +428,25 @@ def breaches_of_restricted(pod):
     spec = pod["spec"]
     whole = spec.get("securityContext", {})
     found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
-    allowed = {"name", "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected"}
-    found += [f"volume {v['name']}" for v in spec.get("volumes", []) if set(v) - allowed - {"secret"}]
+    allowed = {
+        "name",
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+    }
+    found += [
+        f"volume {v['name']}" for v in spec.get("volumes", []) if set(v) - allowed - {"secret"}
+    ]
     for container in spec["containers"] + spec.get("initContainers", []):
         own = container.get("securityContext", {})
-        capabilities, seccomp = own.get("capabilities", {}), {**whole, **own}.get("seccompProfile", {})
+        capabilities, seccomp = (
+            own.get("capabilities", {}),
+            {**whole, **own}.get("seccompProfile", {}),
+        )
         checks = {
             "privileged": own.get("privileged", False),
             "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is not False,
@@ -376,7 +463,12 @@ def breaches_of_restricted(pod):
 
 @pytest.mark.parametrize("profile", profiles.catalog())
 def test_restricted_pods_pass_the_level_restricted(profile):
-    pod = render(nodes=nodes_of(profile), accelerator=profile, checkpoint={"claimName": "c"}, settings=RESTRICTED)
+    pod = render(
+        nodes=nodes_of(profile),
+        accelerator=profile,
+        checkpoint={"claimName": "c"},
+        settings=RESTRICTED,
+    )
     assert breaches_of_restricted(pod) == []
 
 
@@ -399,7 +491,9 @@ def test_a_claim_is_writable_for_the_group():
 def test_a_pod_is_never_restarted_alone_and_has_time_to_say_why_it_ended():
     pod = render()["spec"]
     assert pod["restartPolicy"] == "Never"
-    assert pod["terminationGracePeriodSeconds"] > int(env_of(render())["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+    assert pod["terminationGracePeriodSeconds"] > int(
+        env_of(render())["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]
+    )
     assert trainer_of(render())["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
@@ -417,7 +511,10 @@ def test_other_addresses_can_be_given():
 
 def test_a_restricted_pods_other_containers_are_hardened_too():
     overlay = {
-        "spec": {"containers": [{"name": "mesh", "image": "m"}], "initContainers": [{"name": "i", "image": "m"}]}
+        "spec": {
+            "containers": [{"name": "mesh", "image": "m"}],
+            "initContainers": [{"name": "i", "image": "m"}],
+        }
     }
     pod = render(podTemplate=overlay, settings=RESTRICTED)
     for container in (*pod["spec"]["containers"], *pod["spec"]["initContainers"]):
@@ -447,7 +544,11 @@ def test_a_pod_on_the_nodes_network_still_asks_the_clusters_names():
 
 
 def test_fields_of_a_shape_that_no_pod_has_get_a_sentence():
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"nodeSelectorTerms": []}]}}
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [{"nodeSelectorTerms": []}]
+        }
+    }
     with pytest.raises(SpecError, match="No pod can be made of this spec: AttributeError"):
         render(0, accelerator="trn1.32xlarge", affinity=affinity)
     with pytest.raises(SpecError, match="No pod can be made of this spec: ParserError"):

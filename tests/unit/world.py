@@ -88,7 +88,9 @@ class World:
 
     def _create(self, plan: Plan) -> None:
         if self.quota:
-            self.refusal = Refusal(self.quota, "refused", self.now + timedelta(seconds=4), self.quota == "InvalidPod")
+            self.refusal = Refusal(
+                self.quota, "refused", self.now + timedelta(seconds=4), self.quota == "InvalidPod"
+            )
             return
         self.refusal = None
         for index in plan.create:
@@ -123,7 +125,10 @@ class World:
     def happens(self, name: str, status: dict) -> None:
         """What a kubelet reports: nothing after the end, no start while being deleted, no waiting once started."""
         pod, seen = self.pods[name], self.read(name)
-        starts, waits = status["phase"] == "Running" and not seen.started, status["phase"] == "Pending"
+        starts, waits = (
+            status["phase"] == "Running" and not seen.started,
+            status["phase"] == "Pending",
+        )
         if seen.ended or (seen.deleting and (starts or waits)) or (seen.started and waits):
             return
         pod["spec"] = {} if status.get("unplaced") else {"nodeName": f"node-{name[-1]}"}
@@ -301,8 +306,10 @@ def behave(world: World) -> None:
 
 
 def _gang_makes_progress(world: World) -> None:
-    """Every pod starts; when all run, all end well."""
-    gang = world.current()
-    if len(gang) == world.status.nodes.desired and all(world.read(name).started for name in gang):
+    """Let every pod start; once every node has started or succeeded, let all end well."""
+    gang = [world.read(name) for name in world.current()]
+    # The pod of a node that has succeeded may be gone.
+    present = {pod.index for pod in gang} | set(world.status.succeeded_nodes)
+    if len(present) == world.status.nodes.desired and all(pod.started for pod in gang):
         everybody_succeeds(world, 0)
     everybody_starts(world, 0)

@@ -73,9 +73,13 @@ async def unanswered(request: web.Request, proceed: Proceed) -> web.StreamRespon
     return web.Response()
 
 
-def _status(code: int, reason: str, message: str, headers: dict[str, str] | None = None) -> web.Response:
+def _status(
+    code: int, reason: str, message: str, headers: dict[str, str] | None = None
+) -> web.Response:
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code}
-    return web.json_response(body | {"reason": reason, "message": message}, status=code, headers=headers)
+    return web.json_response(
+        body | {"reason": reason, "message": message}, status=code, headers=headers
+    )
 
 
 class FakeApi:
@@ -159,7 +163,9 @@ class FakeApi:
         metadata |= {"generation": 1, "creationTimestamp": "2026-11-21T12:00:00Z"}
         return self._store(plural, "ADDED", made)
 
-    def change(self, plural: str, name: str, namespace: str = "ml", **fields: Any) -> dict[str, Any]:
+    def change(
+        self, plural: str, name: str, namespace: str = "ml", **fields: Any
+    ) -> dict[str, Any]:
         """Top-level fields replaced; `metadata` is merged, and a new spec is a new generation."""
         old = self.objects[plural, namespace, name]
         new = copy.deepcopy(old) | fields
@@ -192,12 +198,18 @@ class FakeApi:
 
     def writes(self, path: str = ".*") -> list[Asked]:
         """Requests that change something, the Lease's aside."""
-        changing = [a for a in self.log if a.method in ("POST", "PUT", "DELETE") and "/leases" not in a.path]
+        changing = [
+            a for a in self.log if a.method in ("POST", "PUT", "DELETE") and "/leases" not in a.path
+        ]
         return [a for a in changing if re.fullmatch(path, a.path)]
 
     def reads(self, path: str = ".*/namespaces/.*") -> list[Asked]:
         """GETs and LISTs, by default those within a namespace; the Lease's aside."""
-        return [a for a in self.log if a.method == "GET" and "/leases" not in a.path and re.fullmatch(path, a.path)]
+        return [
+            a
+            for a in self.log
+            if a.method == "GET" and "/leases" not in a.path and re.fullmatch(path, a.path)
+        ]
 
     # --- serving
 
@@ -229,7 +241,13 @@ class FakeApi:
         if name is None and method == "GET":
             return self._list(request, plural, namespace)
         body = await request.json() if request.can_read_body else {}
-        return self._object(method, plural, (namespace or "", name or body["metadata"]["name"]), body, asked["status"])
+        return self._object(
+            method,
+            plural,
+            (namespace or "", name or body["metadata"]["name"]),
+            body,
+            asked["status"],
+        )
 
     def _discovery(self, path: str) -> dict[str, Any] | None:
         if path == "/api":
@@ -238,19 +256,26 @@ class FakeApi:
         if path == "/apis":
             return {
                 "groups": [
-                    {"name": g, "versions": [{"version": v}], "preferredVersion": {"version": v}} for g, v in groups
+                    {"name": g, "versions": [{"version": v}], "preferredVersion": {"version": v}}
+                    for g, v in groups
                 ]
             }
         if kinds := KINDS.get(path.lstrip("/")):
             verbs = ["get", "list", "watch", "create", "update", "delete"]
             named = [
-                {"name": p, "kind": k, "singularName": "", "namespaced": True, "verbs": verbs} for p, k in kinds.items()
+                {"name": p, "kind": k, "singularName": "", "namespaced": True, "verbs": verbs}
+                for p, k in kinds.items()
             ]
             return {"resources": named}
         return None
 
     def _object(
-        self, method: str, plural: str, key: tuple[str, str], body: dict[str, Any], status: str | None
+        self,
+        method: str,
+        plural: str,
+        key: tuple[str, str],
+        body: dict[str, Any],
+        status: str | None,
     ) -> web.Response:
         old = self.objects.get((plural, *key))
         what = f'{plural} "{key[1]}"'
@@ -270,16 +295,22 @@ class FakeApi:
             return self._delete(plural, old, body)
         return web.json_response(old)
 
-    def _put(self, plural: str, old: dict[str, Any], body: dict[str, Any], status: str | None) -> web.Response:
+    def _put(
+        self, plural: str, old: dict[str, Any], body: dict[str, Any], status: str | None
+    ) -> web.Response:
         asked, there = body["metadata"], old["metadata"]
         if any(key in asked and asked[key] != there[key] for key in ("uid", "resourceVersion")):
             return _status(
-                409, "Conflict", "the object has been modified; please apply your changes to the latest version"
+                409,
+                "Conflict",
+                "the object has been modified; please apply your changes to the latest version",
             )
         field = "status" if status else "spec"
         if old.get(field) == body.get(field):
             return web.json_response(old)
-        return web.json_response(self._store(plural, "MODIFIED", copy.deepcopy(old) | {field: body.get(field)}))
+        return web.json_response(
+            self._store(plural, "MODIFIED", copy.deepcopy(old) | {field: body.get(field)})
+        )
 
     def _delete(self, plural: str, old: dict[str, Any], options: dict[str, Any]) -> web.Response:
         metadata = old["metadata"]
@@ -288,7 +319,9 @@ class FakeApi:
         on_a_node = plural == "pods" and old["spec"].get("nodeName")
         if on_a_node and options.get("gracePeriodSeconds") != 0:  # its kubelet has the last word
             ending = {"deletionTimestamp": "2026-11-21T12:00:30Z", "deletionGracePeriodSeconds": 30}
-            return web.json_response(self.change(plural, metadata["name"], metadata["namespace"], metadata=ending))
+            return web.json_response(
+                self.change(plural, metadata["name"], metadata["namespace"], metadata=ending)
+            )
         self.remove(plural, metadata["name"], metadata["namespace"])
         return web.json_response(old)
 
@@ -296,17 +329,30 @@ class FakeApi:
 
     def _list(self, request: web.Request, plural: str, namespace: str | None) -> web.Response:
         version, objects = self.stale_list or (self.version, self.objects)
-        found = [o for (kind, _, _), o in objects.items() if kind == plural and _selected(o, namespace, request)]
+        found = [
+            o
+            for (kind, _, _), o in objects.items()
+            if kind == plural and _selected(o, namespace, request)
+        ]
         start = int(request.query.get("continue", 0))
         end = start + int(request.query.get("limit", len(found) or 1))
-        metadata = {"resourceVersion": str(version), "continue": str(end) if end < len(found) else ""}
+        metadata = {
+            "resourceVersion": str(version),
+            "continue": str(end) if end < len(found) else "",
+        }
         return web.json_response({"kind": "List", "metadata": metadata, "items": found[start:end]})
 
-    async def _watch(self, request: web.Request, plural: str, namespace: str | None) -> web.StreamResponse:
+    async def _watch(
+        self, request: web.Request, plural: str, namespace: str | None
+    ) -> web.StreamResponse:
         stream, since = web.StreamResponse(), int(request.query["resourceVersion"])
         await stream.prepare(request)
         if since < self._compacted:
-            await _send(stream, "ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
+            await _send(
+                stream,
+                "ERROR",
+                {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"},
+            )
             return stream
         streams, place = self._streams, sum(change.version <= since for change in self._history)
         while streams == self._streams:
@@ -317,7 +363,9 @@ class FakeApi:
                     await _send(stream, change.type, change.object)
             place += len(news)
             if not news:
-                await _send(stream, "BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}})
+                await _send(
+                    stream, "BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}}
+                )
                 await changed.wait()
         return stream
 
@@ -328,7 +376,9 @@ async def _send(stream: web.StreamResponse, kind: str, obj: dict[str, Any]) -> N
 
 def _selected(obj: dict[str, Any], namespace: str | None, request: web.Request) -> bool:
     labels = obj["metadata"].get("labels", {})
-    wanted = [term.partition("=") for term in request.query.get("labelSelector", "").split(",") if term]
+    wanted = [
+        term.partition("=") for term in request.query.get("labelSelector", "").split(",") if term
+    ]
     return namespace in (None, obj["metadata"]["namespace"]) and all(
         key in labels and (not equals or labels[key] == value) for key, equals, value in wanted
     )

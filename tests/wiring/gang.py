@@ -47,18 +47,31 @@ def runs(fake: FakeApi, *names: str) -> None:
 
 def succeeds(fake: FakeApi, *names: str) -> None:
     for name in names:
-        _report(fake, name, "Succeeded", {"terminated": {"exitCode": 0, "finishedAt": "2026-11-21T12:01:00Z"}})
+        _report(
+            fake,
+            name,
+            "Succeeded",
+            {"terminated": {"exitCode": 0, "finishedAt": "2026-11-21T12:01:00Z"}},
+        )
 
 
 def fails(fake: FakeApi, *names: str) -> None:
-    ended = {"exitCode": 1, "reason": "Error", "message": SUMMARY, "finishedAt": "2026-11-21T12:01:00Z"}
+    ended = {
+        "exitCode": 1,
+        "reason": "Error",
+        "message": SUMMARY,
+        "finishedAt": "2026-11-21T12:01:00Z",
+    }
     for name in names:
         _report(fake, name, "Failed", {"terminated": ended})
 
 
 def _report(fake: FakeApi, name: str, phase: str, state: dict[str, Any], **fields: Any) -> None:
     fake.change(
-        "pods", name, status={"phase": phase, "containerStatuses": [{"name": "trainer", "state": state}]}, **fields
+        "pods",
+        name,
+        status={"phase": phase, "containerStatuses": [{"name": "trainer", "state": state}]},
+        **fields,
     )
 
 

@@ -8,7 +8,11 @@ from ddpjob.controller.act import IN_FLIGHT, Refused, every
 from ddpjob.controller.client import Unreachable
 from ddpjob.controller.lease import LeaseLost
 
-REFUSED, UNREACHABLE, LOST = Refused("QuotaExceeded", "no room"), Unreachable("no answer"), LeaseLost("led too long")
+REFUSED, UNREACHABLE, LOST = (
+    Refused("QuotaExceeded", "no room"),
+    Unreachable("no answer"),
+    LeaseLost("led too long"),
+)
 
 
 class Calls:
@@ -18,7 +22,10 @@ class Calls:
     """
 
     def __init__(
-        self, number: int, failing: dict[int, Exception] | None = None, together: asyncio.Barrier | None = None
+        self,
+        number: int,
+        failing: dict[int, Exception] | None = None,
+        together: asyncio.Barrier | None = None,
     ) -> None:
         self.number, self.failing, self.together = number, failing or {}, together
         self.made = self.done = self.most = 0
@@ -45,7 +52,11 @@ async def test_calls_are_made_as_there_is_room_for_them():
 
 @pytest.mark.parametrize(
     ("failing", "raised"),
-    [({0: UNREACHABLE}, UNREACHABLE), ({0: UNREACHABLE, 3: REFUSED}, REFUSED), ({1: REFUSED, 2: UNREACHABLE}, REFUSED)],
+    [
+        ({0: UNREACHABLE}, UNREACHABLE),
+        ({0: UNREACHABLE, 3: REFUSED}, REFUSED),
+        ({1: REFUSED, 2: UNREACHABLE}, REFUSED),
+    ],
 )
 async def test_all_are_tried_and_a_refusal_outranks_what_is_worth_another_try(failing, raised):
     calls = Calls(3 * IN_FLIGHT, failing, asyncio.Barrier(IN_FLIGHT))

@@ -10,15 +10,29 @@ NAMES = ("one", "two")
 
 
 def a_job(uid, version, name):
-    metadata = {"name": name, "namespace": "ml", "uid": uid, "resourceVersion": str(version), "generation": version}
+    metadata = {
+        "name": name,
+        "namespace": "ml",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "generation": version,
+    }
     return {"metadata": metadata, "spec": {"image": "i", "args": ["a"]}}
 
 
 def a_pod(uid, version, name):
     owner = {"kind": names.KIND, "controller": True, "uid": f"owner-of-{name}"}
     labels = {names.LABEL_JOB: name, names.LABEL_ATTEMPT: "0", names.LABEL_INDEX: "0"}
-    metadata = {"name": f"{name}-0-0", "namespace": "ml", "uid": uid, "resourceVersion": str(version)}
-    return {"metadata": metadata | {"labels": labels, "ownerReferences": [owner]}, "spec": {"nodeName": str(version)}}
+    metadata = {
+        "name": f"{name}-0-0",
+        "namespace": "ml",
+        "uid": uid,
+        "resourceVersion": str(version),
+    }
+    return {
+        "metadata": metadata | {"labels": labels, "ownerReferences": [owner]},
+        "spec": {"nodeName": str(version)},
+    }
 
 
 @st.composite
@@ -31,7 +45,9 @@ def histories(draw):
         event = draw(st.sampled_from(("MODIFIED", "MODIFIED", "DELETED"))) if uid else "ADDED"
         uid = uid or f"{kind}-{name}-{version}"
         alive[kind, name] = None if event == "DELETED" else uid
-        history.append((version, kind, event, (a_job if kind == "job" else a_pod)(uid, version, name)))
+        history.append(
+            (version, kind, event, (a_job if kind == "job" else a_pod)(uid, version, name))
+        )
     return history
 
 
@@ -46,14 +62,19 @@ def state_at(history, version):
 
 def show(cache, kind, event, obj):
     """What the watches do with an event."""
-    see, forget = (cache.see_job, cache.forget_job) if kind == "job" else (cache.see_pod, cache.forget_pod)
+    see, forget = (
+        (cache.see_job, cache.forget_job) if kind == "job" else (cache.see_pod, cache.forget_pod)
+    )
     (forget if event == "DELETED" else see)(obj)
 
 
 def show_list(cache, history, version):
     """What a LIST does whose answer is as old as `version`."""
     state = state_at(history, version)
-    for kind, see, keep in (("job", cache.see_job, cache.keep_jobs), ("pod", cache.see_pod, cache.keep_pods)):
+    for kind, see, keep in (
+        ("job", cache.see_job, cache.keep_jobs),
+        ("pod", cache.see_pod, cache.keep_pods),
+    ):
         for obj in state[kind]:
             see(obj)
         keep({obj["metadata"]["uid"] for obj in state[kind]}, version, None)
@@ -67,7 +88,9 @@ def content(cache):
 
 def content_of(state):
     return {
-        (o["metadata"]["uid"], int(o["metadata"]["resourceVersion"])) for objects in state.values() for o in objects
+        (o["metadata"]["uid"], int(o["metadata"]["resourceVersion"]))
+        for objects in state.values()
+        for o in objects
     }
 
 
@@ -77,7 +100,9 @@ def test_events_in_any_order_and_lists_of_any_age_end_at_the_newest_state(data):
     history = data.draw(histories())
     last = len(history)
     answers = [("event", *rest) for _, *rest in history * 2]
-    answers += [("list", version) for version in data.draw(st.lists(st.integers(0, last), max_size=3))]
+    answers += [
+        ("list", version) for version in data.draw(st.lists(st.integers(0, last), max_size=3))
+    ]
     cache = Cache()
     for what, *answer in data.draw(st.permutations(answers)):
         if what == "event":

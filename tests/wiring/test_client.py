@@ -70,10 +70,25 @@ async def test_calm_is_what_the_api_server_asked_for(fake, api):
     [
         (422, "spec.containers[0].name: Required value", Reason.INVALID_POD, True),
         (400, "unknown field spec.containerz", Reason.INVALID_POD, True),
-        (403, 'pods "a" is forbidden: exceeded quota: small, requested: pods=1', Reason.QUOTA, False),
-        (422, "ValidatingAdmissionPolicy 'digests' with binding 'all' denied request: …", Reason.FORBIDDEN, False),
+        (
+            403,
+            'pods "a" is forbidden: exceeded quota: small, requested: pods=1',
+            Reason.QUOTA,
+            False,
+        ),
+        (
+            422,
+            "ValidatingAdmissionPolicy 'digests' with binding 'all' denied request: …",
+            Reason.FORBIDDEN,
+            False,
+        ),
         (403, 'pods "a" is forbidden: failed quota: small: must specify cpu', Reason.QUOTA, False),
-        (403, 'pods "a" is forbidden: violates PodSecurity "restricted:latest": …', Reason.POD_SECURITY, False),
+        (
+            403,
+            'pods "a" is forbidden: violates PodSecurity "restricted:latest": …',
+            Reason.POD_SECURITY,
+            False,
+        ),
         (403, "… because it is being terminated", Reason.NAMESPACE_ENDING, False),
         (404, 'namespaces "ml" not found', Reason.NAMESPACE_ENDING, False),
         (403, 'User "x" cannot create resource "pods"', Reason.FORBIDDEN, False),
@@ -92,7 +107,9 @@ def test_pod_security_is_told_with_what_to_do_about_it():
 
 
 def test_a_quota_that_counts_what_the_pod_does_not_name_is_told_with_what_to_do_about_it():
-    error = ApiError(403, "Forbidden", 'pods "a" is forbidden: failed quota: small: must specify limits.memory')
+    error = ApiError(
+        403, "Forbidden", 'pods "a" is forbidden: failed quota: small: must specify limits.memory'
+    )
     assert "create the job again with spec.resources" in str(refused_or_error(error))
 
 

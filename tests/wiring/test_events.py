@@ -54,7 +54,10 @@ async def settled(fake, quiet=0.5):
 
 
 async def metrics(options):
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{options.http_port}/metrics") as page:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{options.http_port}/metrics") as page,
+    ):
         return await page.text()
 
 
@@ -75,7 +78,9 @@ async def test_a_job_that_was_there_before_the_operator_is_worked_on(fake, opera
     await is_running(fake)
 
 
-async def test_the_normal_path_reads_nothing_and_writes_at_most_the_pods_and_five_more(fake, operator):
+async def test_the_normal_path_reads_nothing_and_writes_at_most_the_pods_and_five_more(
+    fake, operator
+):
     await settled(fake)
     before = len(fake.log)
     fake.create("ddpjobs", a_job(nodes=8))
@@ -112,7 +117,9 @@ async def test_a_failure_restarts_the_gang_once_its_last_pod_has_ended(fake, ope
     assert (status(fake)["restarts"], status(fake)["disruptions"]) == (1, 0)
 
 
-async def test_progress_is_written_at_intervals_and_the_last_of_it_always(fake, operator, monkeypatch):
+async def test_progress_is_written_at_intervals_and_the_last_of_it_always(
+    fake, operator, monkeypatch
+):
     monkeypatch.setattr(act, "PROGRESS_EVERY", 0.5)
     fake.create("ddpjobs", a_job(nodes=12))
     names = [f"digits-0-{index}" for index in range(11)]  # one never runs: all of it is progress
@@ -130,11 +137,15 @@ async def test_progress_is_written_at_intervals_and_the_last_of_it_always(fake, 
 
 @pytest.mark.parametrize("namespaces", [("ml",)])
 async def test_an_operator_of_one_namespace_leaves_the_others_alone(fake, operator):
-    fake.create("ddpjobs", {**a_job("elsewhere"), "metadata": {"name": "elsewhere", "namespace": "other"}})
+    fake.create(
+        "ddpjobs", {**a_job("elsewhere"), "metadata": {"name": "elsewhere", "namespace": "other"}}
+    )
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     assert pods(fake) == ["digits-0-0", "digits-0-1"]
-    assert not [a for a in fake.log if a.path in ("/api/v1/pods", "/apis/ddpjob.dev/v1alpha1/ddpjobs")]
+    assert not [
+        a for a in fake.log if a.path in ("/api/v1/pods", "/apis/ddpjob.dev/v1alpha1/ddpjobs")
+    ]
 
 
 # --- what was missed
@@ -150,7 +161,9 @@ async def test_the_history_being_gone_stops_nothing(fake, operator):
     await until(lambda: status(fake)["phase"] == "Complete")
 
 
-async def test_a_pod_deleted_while_no_watch_ran_is_noticed_and_confirmed_by_one_get(fake, quick_resync, operator):
+async def test_a_pod_deleted_while_no_watch_ran_is_noticed_and_confirmed_by_one_get(
+    fake, quick_resync, operator
+):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.fault("WATCH", ".*", refusal(500), times=float("inf"))
@@ -160,14 +173,21 @@ async def test_a_pod_deleted_while_no_watch_ran_is_noticed_and_confirmed_by_one_
     await until(lambda: status(fake)["attempt"] == 1)
     await until(
         lambda: (
-            "digits-0-0" in [p["metadata"]["name"] for p in fake.all("pods") if p["metadata"].get("deletionTimestamp")]
+            "digits-0-0"
+            in [
+                p["metadata"]["name"]
+                for p in fake.all("pods")
+                if p["metadata"].get("deletionTimestamp")
+            ]
         )
     )
     assert len([a for a in fake.log[before:] if a.method == "GET" and a.path == POD_PATH]) == 1
     assert (status(fake)["restarts"], status(fake)["disruptions"]) == (0, 1)
 
 
-async def test_a_pod_deleted_between_the_first_list_and_the_first_watch_is_noticed_soon(fake, discovery_held, operator):
+async def test_a_pod_deleted_between_the_first_list_and_the_first_watch_is_noticed_soon(
+    fake, discovery_held, operator
+):
     fake.create("ddpjobs", a_job())
     await until(lambda: status(fake).get("attemptStarted") == 0)
     fake.remove("pods", "digits-0-1")
@@ -221,7 +241,9 @@ async def test_an_old_event_of_a_job_neither_creates_nor_restarts_anything_again
     assert pods(fake) == ["digits-0-1", "digits-1-0", "digits-1-1"]
 
 
-async def test_pods_of_an_attempt_that_the_job_does_not_know_lead_to_another_look_at_the_job(fake, operator):
+async def test_pods_of_an_attempt_that_the_job_does_not_know_lead_to_another_look_at_the_job(
+    fake, operator
+):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.fault("WATCH", ".*/ddpjobs", refusal(500), times=float("inf"))
@@ -231,13 +253,19 @@ async def test_pods_of_an_attempt_that_the_job_does_not_know_lead_to_another_loo
     for name in ("digits-0-0", "digits-0-1"):
         fake.remove("pods", name)
     labels = {**pod["metadata"]["labels"], "ddpjob.dev/attempt": "1"}
-    meta = {"name": "digits-1-1", "labels": labels, "ownerReferences": pod["metadata"]["ownerReferences"]}
+    meta = {
+        "name": "digits-1-1",
+        "labels": labels,
+        "ownerReferences": pod["metadata"]["ownerReferences"],
+    }
     fake.create("pods", {**pod, "metadata": meta, "status": {"phase": "Pending"}})
     await until(lambda: "digits-1-0" in pods(fake))
     assert status(fake)["attempt"] == 1
 
 
-async def test_a_pod_that_no_list_shows_but_the_api_server_knows_costs_nothing(fake, quick_resync, operator):
+async def test_a_pod_that_no_list_shows_but_the_api_server_knows_costs_nothing(
+    fake, quick_resync, operator
+):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     labels = dict(fake.get("pods", "digits-0-1")["metadata"]["labels"])
@@ -247,7 +275,9 @@ async def test_a_pod_that_no_list_shows_but_the_api_server_knows_costs_nothing(f
     assert (status(fake)["attempt"], status(fake).get("disruptions", 0)) == (0, 0)
 
 
-async def test_a_pod_that_lost_all_its_labels_is_a_lost_pod_and_not_asked_for_for_ever(fake, quick_resync, operator):
+async def test_a_pod_that_lost_all_its_labels_is_a_lost_pod_and_not_asked_for_for_ever(
+    fake, quick_resync, operator
+):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.change("pods", "digits-0-1", metadata={"labels": {}})
@@ -259,7 +289,9 @@ async def test_a_pod_that_lost_all_its_labels_is_a_lost_pod_and_not_asked_for_fo
 # --- an API server that is ill
 
 
-async def test_an_api_server_that_answers_nothing_for_a_while_stops_nothing(fake, operator, monkeypatch):
+async def test_an_api_server_that_answers_nothing_for_a_while_stops_nothing(
+    fake, operator, monkeypatch
+):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.stall()
@@ -271,7 +303,9 @@ async def test_an_api_server_that_answers_nothing_for_a_while_stops_nothing(fake
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
-async def test_an_api_server_that_refuses_for_a_while_stops_nothing(fake, operator, quick_retries, code):
+async def test_an_api_server_that_refuses_for_a_while_stops_nothing(
+    fake, operator, quick_retries, code
+):
     fake.fault("POST|PUT|DELETE", "/api/v1/.*|.*/ddpjobs/.*", refusal(code), times=3)
     fake.create("ddpjobs", a_job())
     await is_running(fake)
@@ -337,18 +371,25 @@ async def test_the_operator_ends_with_a_sentence_where_the_crd_is_not_served(fak
 
 
 async def test_the_operator_ends_with_a_sentence_where_its_port_is_taken(fake, options):
-    with socket.create_server(("", options.http_port)), pytest.raises(CannotRun, match="--http-port"):
+    with (
+        socket.create_server(("", options.http_port)),
+        pytest.raises(CannotRun, match="--http-port"),
+    ):
         await asyncio.to_thread(asyncio.run, operate(options))
 
 
 @pytest.fixture
 def team_b_is_gone(fake):
     """A namespace was deleted, and the operator's Role with it: whatever is asked of it is refused."""
-    fake.fault("GET|WATCH", ".*/namespaces/team-b/.*", refusal(403, "Forbidden"), times=float("inf"))
+    fake.fault(
+        "GET|WATCH", ".*/namespaces/team-b/.*", refusal(403, "Forbidden"), times=float("inf")
+    )
 
 
 @pytest.mark.parametrize("namespaces", [("team-b", "ml")])
-async def test_a_namespace_that_cannot_be_read_keeps_no_other_waiting(fake, team_b_is_gone, operator, caplog):
+async def test_a_namespace_that_cannot_be_read_keeps_no_other_waiting(
+    fake, team_b_is_gone, operator, caplog
+):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     assert not [asked for asked in fake.log if asked.method == "WATCH" and "/team-b/" in asked.path]
@@ -356,7 +397,9 @@ async def test_a_namespace_that_cannot_be_read_keeps_no_other_waiting(fake, team
 
 
 @pytest.mark.parametrize("namespaces", [("ml", "team-b")])
-async def test_the_operator_starts_anew_when_a_namespace_can_be_read_again(fake, team_b_is_gone, options, quick_resync):
+async def test_the_operator_starts_anew_when_a_namespace_can_be_read_again(
+    fake, team_b_is_gone, options, quick_resync
+):
     running = asyncio.create_task(asyncio.to_thread(asyncio.run, operate(options)))
     await until(lambda: [asked for asked in fake.log if asked.method == "WATCH"])
     fake.faults.clear()
@@ -399,7 +442,9 @@ async def test_a_pod_that_is_going_away_is_waited_for(fake, operator):
     assert not old & {pod["metadata"]["uid"] for pod in fake.all("pods")}
 
 
-async def test_a_later_attempt_of_an_earlier_job_is_waited_for_though_its_pods_have_other_names(fake, operator):
+async def test_a_later_attempt_of_an_earlier_job_is_waited_for_though_its_pods_have_other_names(
+    fake, operator
+):
     """Both would write checkpoints into the same folder."""
     fake.create("ddpjobs", a_job())
     await is_running(fake)
@@ -442,7 +487,12 @@ async def test_old_pods_that_may_not_be_deleted_keep_no_attempt_waiting(fake, op
 
 
 async def test_an_invalid_pod_fails_the_job_with_the_api_servers_sentence(fake, operator):
-    fake.fault("POST", ".*/pods", refusal(422, "Invalid", "spec.containers[0].image: must not be blank"), float("inf"))
+    fake.fault(
+        "POST",
+        ".*/pods",
+        refusal(422, "Invalid", "spec.containers[0].image: must not be blank"),
+        float("inf"),
+    )
     fake.create("ddpjobs", a_job())
     await until(lambda: status(fake).get("phase") == "Failed")
     assert status(fake)["reason"] == "InvalidPod"
@@ -461,8 +511,12 @@ async def test_an_invalid_pod_fails_the_job_with_the_api_servers_sentence(fake, 
         ('pods is forbidden: User "it" cannot create resource "pods"', "Forbidden"),
     ],
 )
-async def test_what_keeps_pods_from_being_created_is_said_while_it_lasts(fake, operator, quick_retries, words, reason):
-    fake.fault("POST", ".*/pods", refusal(403, "Forbidden", words), times=3)  # two pods, then one alone to try
+async def test_what_keeps_pods_from_being_created_is_said_while_it_lasts(
+    fake, operator, quick_retries, words, reason
+):
+    fake.fault(
+        "POST", ".*/pods", refusal(403, "Forbidden", words), times=3
+    )  # two pods, then one alone to try
     fake.create("ddpjobs", a_job())
     await until(lambda: status(fake).get("reason") == reason)
     assert status(fake)["phase"] == "Pending"
@@ -473,7 +527,15 @@ async def test_no_job_is_looked_at_before_the_pods_were_listed():
     """An operator that died between the status of attempt 1 and its deletes leaves attempt 0 running, yet unseen."""
     cache = Cache()
     cache.see_job(
-        {**a_job(), "metadata": {**a_job()["metadata"], "namespace": "ml", "uid": "u", "resourceVersion": "1"}}
+        {
+            **a_job(),
+            "metadata": {
+                **a_job()["metadata"],
+                "namespace": "ml",
+                "uid": "u",
+                "resourceVersion": "1",
+            },
+        }
     )
     nobody_acts = Reconciler(api=None, cache=cache, actor=None, queue=None, metrics=None)
     await nobody_acts.look_at(("ml", a_job()["metadata"]["name"]))

@@ -100,7 +100,9 @@ async def test_a_candidate_waits_as_long_as_the_lease_moves(fake, a_lease, backg
     assert not waiting.done()
 
 
-async def test_a_candidate_takes_over_when_the_lease_has_not_moved_for_its_duration(fake, a_lease, background, clock):
+async def test_a_candidate_takes_over_when_the_lease_has_not_moved_for_its_duration(
+    fake, a_lease, background, clock
+):
     await a_lease().acquire()
     waiting = background(a_lease("second").acquire())
     await looked_at(fake)
@@ -136,7 +138,9 @@ async def test_the_holder_stops_before_a_successor_may_start(a_lease, clock):
 
 
 @pytest.mark.parametrize("ill", ["refuses", "stalls"])
-async def test_a_lease_that_cannot_be_renewed_in_time_is_lost(fake, a_lease, background, clock, ill):
+async def test_a_lease_that_cannot_be_renewed_in_time_is_lost(
+    fake, a_lease, background, clock, ill
+):
     lease = a_lease()
     await lease.acquire()
     keeping = background(lease.keep())

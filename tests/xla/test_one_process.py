@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from trainer.launch import TRAINER, alone, torchrun
 
-from ddp_trainer.arms import _spread
 from ddp_trainer.batch_norm import synchronise
 from ddp_trainer.runtime import Runtime, process_group
+from ddp_trainer.workloads.shared.gradient_arms import _spread
 
 DIGITS = (*TRAINER, "digits", "--epochs", 2)
 TABLE = Path(__file__).parents[2] / "docs" / "workloads" / "xla.md"
@@ -64,7 +64,9 @@ def test_it_learns_what_the_cpu_learns(by_environment):
 
 def test_a_resumed_run_ends_with_the_same_bits_and_its_file_needs_no_xla(tmp_path):
     def toy(steps, folder, **variables):
-        return result_of(alone(*TRAINER, "toy", "--steps", steps, "--checkpoint-dir", folder, **variables))
+        return result_of(
+            alone(*TRAINER, "toy", "--steps", steps, "--checkpoint-dir", folder, **variables)
+        )
 
     toy(30, tmp_path / "two parts", PJRT_DEVICE="CPU")
     whole = toy(60, tmp_path / "one", PJRT_DEVICE="CPU")
@@ -95,19 +97,32 @@ def test_what_several_processes_do_with_tensors_works_on_the_device():
 @pytest.mark.parametrize("arm", ["ddp", "native"])
 def test_mnist_trains_on_xla(arm, tmp_path):
     random = np.random.default_rng(0)
-    for kind, shape, magic in (("images-idx3", (200, 28, 28), 0x803), ("labels-idx1", (200,), 0x801)):
+    for kind, shape, magic in (
+        ("images-idx3", (200, 28, 28), 0x803),
+        ("labels-idx1", (200,), 0x801),
+    ):
         header = np.array([magic, *shape], ">i4").tobytes()
         content = random.integers(0, 10, shape, np.uint8).tobytes()
         (tmp_path / f"t10k-{kind}-ubyte").write_bytes(header + content)
     run = alone(
-        *TRAINER, "mnist", "--data", tmp_path, "--epochs", 1, "--arm", arm, "--batch-size", 32, PJRT_DEVICE="CPU"
+        *TRAINER,
+        "mnist",
+        "--data",
+        tmp_path,
+        "--epochs",
+        1,
+        "--arm",
+        arm,
+        "--batch-size",
+        32,
+        PJRT_DEVICE="CPU",
     )
     assert math.isfinite(result_of(run)["loss"])
 
 
 COUNT_COMPILATIONS = """
 import sys
-from ddp_trainer.main import main
+from ddp_trainer.cli.main import main
 code = main()
 import torch_xla.debug.metrics as metrics
 print("compilations", metrics.metric_data("CompileTime")[0])
@@ -118,17 +133,30 @@ sys.exit(code)
 def test_cifar10s_network_trains_on_xla_and_a_smaller_last_batch_compiles_nothing_more(tmp_path):
     from PIL import Image
 
-    from ddp_trainer.data.cifar10 import CLASSES
+    from ddp_trainer.workloads.datasets.cifar10 import CLASSES
 
     for part in ("train", "test"):
         for number, name in enumerate(CLASSES):
             (tmp_path / part / name).mkdir(parents=True)
             for image in range(4):
-                Image.new("RGB", (32, 32), (25 * number, 60 * image, 0)).save(tmp_path / part / name / f"{image}.png")
+                Image.new("RGB", (32, 32), (25 * number, 60 * image, 0)).save(
+                    tmp_path / part / name / f"{image}.png"
+                )
     compilations = []
     for images in (32, 40):
-        flags = ("--recipe", "fast", "--batch-size", 16, "--limit-train", images, "--limit-test", images)
-        run = alone("-c", COUNT_COMPILATIONS, "cifar10", "--data", tmp_path, *flags, PJRT_DEVICE="CPU")
+        flags = (
+            "--recipe",
+            "fast",
+            "--batch-size",
+            16,
+            "--limit-train",
+            images,
+            "--limit-test",
+            images,
+        )
+        run = alone(
+            "-c", COUNT_COMPILATIONS, "cifar10", "--data", tmp_path, *flags, PJRT_DEVICE="CPU"
+        )
         assert math.isfinite(result_of(run)["loss"])
         [counted] = [line for line in run.stray if line.startswith("compilations")]
         compilations.append(counted)
@@ -138,7 +166,10 @@ def test_cifar10s_network_trains_on_xla_and_a_smaller_last_batch_compiles_nothin
 def test_a_second_process_that_pjrt_does_not_know_is_refused():
     run = torchrun(*TRAINER, "toy", PJRT_DEVICE="CPU")
     assert run.finish() != 0
-    assert re.search(r"rank \d of 2, but for torch_xla on CPU it is 0 of 1: PJRT on a CPU knows no other", run.stderr)
+    assert re.search(
+        r"rank \d of 2, but for torch_xla on CPU it is 0 of 1: PJRT on a CPU knows no other",
+        run.stderr,
+    )
 
 
 def test_under_ddp_gradients_lie_in_its_bucket_and_are_those_of_the_bare_model(monkeypatch):
@@ -152,12 +183,17 @@ def test_under_ddp_gradients_lie_in_its_bucket_and_are_those_of_the_bare_model(m
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     with process_group(seed=3) as runtime:
-        models = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(runtime.device) for _ in range(2)]
+        models = [
+            nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(runtime.device)
+            for _ in range(2)
+        ]
         models[1].load_state_dict(models[0].state_dict())
         ddp = DistributedDataParallel(models[1], **runtime.ddp_settings())
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
         for step in range(5):
-            inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(step)).to(runtime.device)
+            inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(step)).to(
+                runtime.device
+            )
             for module, optimizer in zip((models[0], ddp), optimizers, strict=True):
                 module(inputs).square().sum().backward()
                 runtime.step(optimizer)

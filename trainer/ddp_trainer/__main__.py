@@ -2,7 +2,7 @@
 
 import sys
 
-from ddp_trainer.main import main
+from ddp_trainer.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -31,7 +31,9 @@ class SynchronisedBatchNorm(_BatchNorm):
         """Normalise `input` of shape (N, C, …), N from 0 on. Every rank calls it."""
         if not self.training:
             return super().forward(input)
-        at_least_float32 = torch.promote_types(input.dtype, torch.float32)  # as BatchNorm's own statistics
+        at_least_float32 = torch.promote_types(
+            input.dtype, torch.float32
+        )  # as BatchNorm's own statistics
         with torch.autocast(input.device.type, enabled=False):
             return self._normalise(input.to(at_least_float32)).to(input.dtype)
 
@@ -58,7 +60,9 @@ class SynchronisedBatchNorm(_BatchNorm):
         mine = torch.cat([mean, variance * values, mean.new_tensor([values])])
         rank, world_size = self.runtime.rank, self.runtime.world_size
         # Row r is what rank r has. Which row is ours is a tensor, so that on XLA all ranks record the same graph.
-        rows = input.new_zeros(world_size, len(mine)).index_put((torch.tensor([rank], device=input.device),), mine)
+        rows = input.new_zeros(world_size, len(mine)).index_put(
+            (torch.tensor([rank], device=input.device),), mine
+        )
         rows = _SumOverRanks.apply(rows, self.runtime)  # type: ignore[no-untyped-call]
         means, deviations2, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:].detach()
         total = counts.sum()

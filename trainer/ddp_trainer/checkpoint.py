@@ -89,7 +89,9 @@ class Checkpoints:
             for old in _files(self.folder)[KEPT:]:
                 old.unlink(missing_ok=True)
         except OSError as error:
-            raise UserError(f"cannot write the checkpoint {path}: {error.strerror or error}") from error
+            raise UserError(
+                f"cannot write the checkpoint {path}: {error.strerror or error}"
+            ) from error
         return path
 
     def _check_readable(self, path: Path) -> None:
@@ -124,7 +126,11 @@ class Checkpoints:
                 _load(part, state["parts"][name])
             except UserError:
                 raise
-            except (RuntimeError, KeyError, ValueError) as error:  # ValueError: an optimizer with other groups
+            except (
+                RuntimeError,
+                KeyError,
+                ValueError,
+            ) as error:  # ValueError: an optimizer with other groups
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise UserError(
                     f"the checkpoint in {self.folder} does not fit this {name} ({reason}): "
@@ -158,7 +164,9 @@ class Checkpoints:
                 data = self._newest_readable()
             except UserError as error:
                 complaint = str(error)
-        size, complaint = self.runtime.broadcast((len(data), complaint) if self.runtime.is_main else None)
+        size, complaint = self.runtime.broadcast(
+            (len(data), complaint) if self.runtime.is_main else None
+        )
         if complaint:
             raise UserError(complaint)
         return self.runtime.broadcast_bytes(data, size)
@@ -172,13 +180,22 @@ class Checkpoints:
                 data = path.read_bytes()
                 reason = _what_is_wrong(data)
                 if reason is None:
-                    for bad, _ in unreadable:  # out of the way, so that it is not kept in place of a good one
+                    for (
+                        bad,
+                        _,
+                    ) in (
+                        unreadable
+                    ):  # out of the way, so that it is not kept in place of a good one
                         bad.rename(bad.with_suffix(".unreadable"))
                     return data
                 unreadable.append((path, reason))
-                self.runtime.warn(f"the checkpoint {path} cannot be read ({reason}); trying the one before it")
+                self.runtime.warn(
+                    f"the checkpoint {path} cannot be read ({reason}); trying the one before it"
+                )
         except OSError as error:
-            raise UserError(f"cannot read the checkpoints in {self.folder}: {error.strerror or error}") from error
+            raise UserError(
+                f"cannot read the checkpoints in {self.folder}: {error.strerror or error}"
+            ) from error
         if unreadable:
             raise UserError(
                 f"no checkpoint in {self.folder} can be read ({unreadable[0][1]}): "
@@ -212,7 +229,9 @@ def _what_is_wrong(data: bytes) -> str | None:
         if damage := damage_of(io.BytesIO(data)):
             return damage
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # what zipfile, torch and pickle raise on arbitrary bytes is not documented
+    except (
+        Exception
+    ) as error:  # what zipfile, torch and pickle raise on arbitrary bytes is not documented
         lines = (str(error).strip() or type(error).__name__).splitlines()
         # torch begins with advice to trust the file; what it did not like comes later.
         disliked = next((line for line in lines if "WeightsUnpickler error: " in line), lines[0])
@@ -248,7 +267,9 @@ def write_atomically(path: Path, state: Mapping[str, Any]) -> None:
         with partial.open("wb") as file:
             try:
                 torch.save(_on_cpu(state), file)
-            except RuntimeError as error:  # torch's writer complains of its own position after a write that failed
+            except (
+                RuntimeError
+            ) as error:  # torch's writer complains of its own position after a write that failed
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
                 raise
@@ -272,8 +293,15 @@ def _on_cpu(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.cpu().contiguous()
     if isinstance(state, dict):
-        copied = copy.copy(state)  # of its own type, with what hangs on it: a module's versions, `_metadata`
-        for key, value in state.items():  # one by one: a Counter, such as a scheduler's milestones, adds at an update
+        copied = copy.copy(
+            state
+        )  # of its own type, with what hangs on it: a module's versions, `_metadata`
+        for (
+            key,
+            value,
+        ) in (
+            state.items()
+        ):  # one by one: a Counter, such as a scheduler's milestones, adds at an update
             copied[key] = _on_cpu(value)
         return copied
     if type(state) in (list, tuple):
@@ -295,7 +323,8 @@ def _load(part: Stateful, state: Any) -> None:
         part.load_state_dict(state)
         return
     ways: list[dict[str, Any]] = [
-        {name: group[name] for name in ("fused", "foreach") if name in group} for group in part.param_groups
+        {name: group[name] for name in ("fused", "foreach") if name in group}
+        for group in part.param_groups
     ]
     part.load_state_dict(state)
     for group, way in zip(part.param_groups, ways, strict=True):

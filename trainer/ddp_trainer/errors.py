@@ -17,7 +17,9 @@ class Interrupted(SystemExit):
     def __init__(self, number: signal.Signals, received: bool, step: int) -> None:
         super().__init__(128 + number)
         self.exit_code = 128 + number
-        self._cause = f"received {number.name}" if received else f"another rank received {number.name}"
+        self._cause = (
+            f"received {number.name}" if received else f"another rank received {number.name}"
+        )
         self._step = step
 
     def __str__(self) -> str:

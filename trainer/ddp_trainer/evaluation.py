@@ -23,7 +23,14 @@ def without_repeats(labels: Tensor, shard: Shard) -> Tensor:
 
 
 def evaluate(
-    model: nn.Module, fetch: Fetch, samples: int, batch_size: int, *, step: int, progress: Progress, vote: StopVote
+    model: nn.Module,
+    fetch: Fetch,
+    samples: int,
+    batch_size: int,
+    *,
+    step: int,
+    progress: Progress,
+    vote: StopVote,
 ) -> dict[str, Any]:
     """Mean loss and accuracy of the bare `model` over `samples` test samples. Every rank calls it.
 
@@ -42,7 +49,9 @@ def evaluate(
         shuffle=False,
         equal_shares=runtime.hardware.wants_equal_shapes,
     )
-    sums = torch.zeros(3, dtype=runtime.hardware.sums, device=runtime.device)  # loss, correct, counted
+    sums = torch.zeros(
+        3, dtype=runtime.hardware.sums, device=runtime.device
+    )  # loss, correct, counted
     model.eval()
     vote.soon()
     with torch.no_grad():

@@ -35,7 +35,9 @@ class Hardware:
     pairs = True  # whether two ranks can do something together that the others take no part in
     wants_equal_shapes = False  # whether batches of another size, or of other sizes on other ranks, are to be avoided
     sums = torch.float64  # what losses and counts are added up in
-    fused_optimizers: bool | None = True  # one pass over each parameter, not one an operation; None: as torch chooses
+    fused_optimizers: bool | None = (
+        True  # one pass over each parameter, not one an operation; None: as torch chooses
+    )
 
     def prepare(self, local_rank: int, each: int) -> None:
         """What has to be before the group is joined. Raises UserError where a process of `each` devices would lack one."""
@@ -55,7 +57,9 @@ class Hardware:
 
     def computes_in_bf16(self) -> bool:
         """Whether it multiplies bfloat16 itself. Without that, autocast would convert to and fro and be slower."""
-        capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+        capabilities = (
+            torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+        )
         return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
     def image_layout(self, *, bf16: bool) -> torch.memory_format:
@@ -160,7 +164,9 @@ class Neuron(Accelerator):
     def __init__(self) -> None:
         _import("torch_neuronx", "TorchNeuron", "use the image that AWS publishes for it")
         if not hasattr(torch, "neuron"):
-            raise UserError("the torch_neuronx here is the older one, which works through torch_xla: give --device xla")
+            raise UserError(
+                "the torch_neuronx here is the older one, which works through torch_xla: give --device xla"
+            )
 
     def computes_in_bf16(self) -> bool:
         """See Hardware."""
@@ -182,7 +188,9 @@ class Xla(Hardware):
     backend = "xla"
     needs_cpu_group = True
     pairs = False
-    wants_equal_shapes = True  # torch_xla asks for the same graph on all ranks, and compiles each anew
+    wants_equal_shapes = (
+        True  # torch_xla asks for the same graph on all ranks, and compiles each anew
+    )
     sums = torch.float32  # neither Trainium nor TPU has float64
     fused_optimizers = None
 
@@ -191,7 +199,9 @@ class Xla(Hardware):
         self._xla = importlib.import_module("torch_xla")
         self._runtime = importlib.import_module("torch_xla.runtime")
         self._model = importlib.import_module("torch_xla.core.xla_model")
-        importlib.import_module("torch_xla.distributed.xla_backend")  # registers the group "xla" and the method xla://
+        importlib.import_module(
+            "torch_xla.distributed.xla_backend"
+        )  # registers the group "xla" and the method xla://
 
     def prepare(self, local_rank: int, each: int) -> None:
         """See Hardware."""
@@ -249,7 +259,9 @@ class Xla(Hardware):
     def random_state(self) -> dict[str, Tensor]:
         """See Hardware. XLA's state is a number of 64 bits without a sign, kept here as eight bytes."""
         number = int(self._model.get_rng_state())
-        return super().random_state() | {"xla": torch.tensor(list(number.to_bytes(8, "little")), dtype=torch.uint8)}
+        return super().random_state() | {
+            "xla": torch.tensor(list(number.to_bytes(8, "little")), dtype=torch.uint8)
+        }
 
     def set_random_state(self, state: dict[str, Tensor]) -> None:
         """See Hardware."""
@@ -265,7 +277,9 @@ def choose(name: str) -> Hardware:
     """The hardware of that name, or with `auto` what this process finds. Raises UserError where it is not there."""
     found = _found() if name == "auto" else name
     if found == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: PyTorch finds no GPU here; look at nvidia-smi, or give --device cpu")
+        raise UserError(
+            "--device cuda: PyTorch finds no GPU here; look at nvidia-smi, or give --device cpu"
+        )
     return KINDS[found]()
 
 
@@ -278,7 +292,9 @@ def schedule_as_batch() -> None:
     """
     if hasattr(os, "SCHED_BATCH"):  # Linux alone has it
         with suppress(OSError):  # a sandbox may forbid it, and training works without
-            if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else somebody has chosen another policy
+            if (
+                os.sched_getscheduler(0) == os.SCHED_OTHER
+            ):  # else somebody has chosen another policy
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
@@ -290,7 +306,10 @@ def keep_freed_memory(up_to: int = 32 << 20) -> None:
     takes (mallopt(3)). Whoever has set these two thresholds, or a tunable of malloc, is left in peace.
     """
     chosen = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"} & os.environ.keys()
-    if not (chosen or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")) and platform.libc_ver()[0] == "glibc":
+    if (
+        not (chosen or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""))
+        and platform.libc_ver()[0] == "glibc"
+    ):
         mallopt = ctypes.CDLL(None).mallopt
         if mallopt(_M_MMAP_THRESHOLD, up_to):
             mallopt(_M_TRIM_THRESHOLD, -1)  # never
@@ -309,4 +328,6 @@ def _import(module: str, name: str, advice: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise UserError(f"{name} cannot be imported here ({error}): {advice}, or give --device cpu") from error
+        raise UserError(
+            f"{name} cannot be imported here ({error}): {advice}, or give --device cpu"
+        ) from error

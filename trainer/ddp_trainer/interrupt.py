@@ -55,7 +55,9 @@ class StopVote:
         self._steps_since_vote += 1
         if self._steps_to_vote > 0:
             return None
-        ballot = self._runtime.maximum(torch.tensor([self._received or 0, self._steps_until_next()]))
+        ballot = self._runtime.maximum(
+            torch.tensor([self._received or 0, self._steps_until_next()])
+        )
         agreed, self._steps_to_vote = int(ballot[0]), int(ballot[1])
         self._steps_since_vote = 0
         self._last_vote = time.monotonic()
@@ -84,18 +86,25 @@ class StopVote:
         for number in SIGNALS:
             signal.signal(number, self._note)
         _keep_children_out()
-        threading.Thread(target=self._watch, args=(told,), name="stop-watchdog", daemon=True).start()
+        threading.Thread(
+            target=self._watch, args=(told,), name="stop-watchdog", daemon=True
+        ).start()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = self._received or signal.Signals(number)
 
     def _watch(self, told: socket.socket) -> None:
         number = told.recv(1)[0]
-        while number not in SIGNALS:  # but of another with a handler in Python, such as DataLoader's SIGCHLD
+        while (
+            number not in SIGNALS
+        ):  # but of another with a handler in Python, such as DataLoader's SIGCHLD
             number = told.recv(1)[0]
         if not self._voted.wait(self._grace):
             name = signal.Signals(number).name
-            print(f"ddp-trainer: {name}, and no step ended for {self._grace:g} s after it: leaving", file=sys.stderr)
+            print(
+                f"ddp-trainer: {name}, and no step ended for {self._grace:g} s after it: leaving",
+                file=sys.stderr,
+            )
             sys.stderr.flush()
             os._exit(128 + number)
 
@@ -106,7 +115,9 @@ _before_the_fork = threading.local()
 @cache
 def _keep_children_out() -> None:
     """Once, as it lasts as long as the process."""
-    os.register_at_fork(before=_hold, after_in_parent=_let_through, after_in_child=_leave_signals_to_the_parent)
+    os.register_at_fork(
+        before=_hold, after_in_parent=_let_through, after_in_child=_leave_signals_to_the_parent
+    )
 
 
 def _leave_signals_to_the_parent() -> None:
@@ -127,7 +138,12 @@ def _let_through() -> None:
 
 
 def leave(
-    number: signal.Signals, step: int, *, vote: StopVote, checkpoints: Checkpoints, progress: Progress
+    number: signal.Signals,
+    step: int,
+    *,
+    vote: StopVote,
+    checkpoints: Checkpoints,
+    progress: Progress,
 ) -> NoReturn:
     """Save, report, wait until every rank has got here, and raise Interrupted. Every rank calls it."""
     path = progress.save(checkpoints, step)

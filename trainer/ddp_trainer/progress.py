@@ -21,17 +21,29 @@ from torch import Tensor
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
-from ddp_trainer.event_files import EventFile
 from ddp_trainer.runtime import Runtime
+from ddp_trainer.tensorboard import EventFile
 
 HEARTBEAT_SECONDS = 1.0
-PHASES = ("import", "rendezvous", "setup", "data", "forward", "backward", "optimizer", "evaluate", "checkpoint")
+PHASES = (
+    "import",
+    "rendezvous",
+    "setup",
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "evaluate",
+    "checkpoint",
+)
 
 
 def peak_memory_mib() -> float:
     """The most memory that this process ever had resident, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (2**20 if platform.system() == "Darwin" else 2**10), 1)  # Darwin counts bytes, Linux KiB
+    return round(
+        peak / (2**20 if platform.system() == "Darwin" else 2**10), 1
+    )  # Darwin counts bytes, Linux KiB
 
 
 def as_json(value: Any) -> str:
@@ -53,11 +65,15 @@ class Progress:
     `environment` is where DDP_RESULT_FILE, DDP_HEARTBEAT_FILE and DDP_TENSORBOARD_DIR are looked up.
     """
 
-    def __init__(self, runtime: Runtime, log_every: int = 50, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, runtime: Runtime, log_every: int = 50, environment: Mapping[str, str] = os.environ
+    ) -> None:
         self.runtime, self.log_every = runtime, log_every
         self.seconds = dict.fromkeys(PHASES, 0.0) | dict(runtime.seconds)
         self._result_file = environment.get("DDP_RESULT_FILE") if runtime.is_main else None
-        self._heartbeat_file = environment.get("DDP_HEARTBEAT_FILE") if runtime.local_rank == 0 else None
+        self._heartbeat_file = (
+            environment.get("DDP_HEARTBEAT_FILE") if runtime.local_rank == 0 else None
+        )
         self._board_folder = environment.get("DDP_TENSORBOARD_DIR") if runtime.is_main else None
         self._board: EventFile | None = None
         self._last_beat = float("-inf")
@@ -85,8 +101,12 @@ class Progress:
             print(as_json({"event": event, "time": round(time.time(), 3), **fields}), flush=True)
         if self._board and event in ("train", "eval"):
             try:
-                measured = {name: value for name, value in fields.items() if isinstance(value, float)}
-                self._board.add(fields["step"], {f"{event}/{name}": value for name, value in measured.items()})
+                measured = {
+                    name: value for name, value in fields.items() if isinstance(value, float)
+                }
+                self._board.add(
+                    fields["step"], {f"{event}/{name}": value for name, value in measured.items()}
+                )
             except OSError as error:
                 self.runtime.warn(f"nothing more is written to {self._board_folder}: {error}")
                 self._board = None
@@ -110,7 +130,9 @@ class Progress:
         )
         self._begin_interval()
 
-    def step(self, step: int, epoch: int, *, loss_sum: Tensor, samples: int, learning_rate: float) -> None:
+    def step(
+        self, step: int, epoch: int, *, loss_sum: Tensor, samples: int, learning_rate: float
+    ) -> None:
         """Note one training step; report every `log_every` steps and at the last one. Every rank calls it.
 
         `loss_sum` is the sum of the losses of this rank's own samples, `samples` the size of the global batch.
@@ -145,7 +167,12 @@ class Progress:
         with self.timed("checkpoint"):
             path = checkpoints.save(step)
         if path and path != before:
-            self.emit("checkpoint", step=step, path=str(path), seconds=round(time.perf_counter() - began, 4))
+            self.emit(
+                "checkpoint",
+                step=step,
+                path=str(path),
+                seconds=round(time.perf_counter() - began, 4),
+            )
         return path
 
     def beat(self, step: int) -> None:
@@ -165,7 +192,9 @@ class Progress:
             if not self._told_of_heartbeat:
                 self._told_of_heartbeat = True
                 said = f"ddp-trainer: no heartbeat at step {step}: {path} cannot be written ({error.strerror or error})"
-                print(said, file=sys.stderr, flush=True)  # by each node, which has a file of its own
+                print(
+                    said, file=sys.stderr, flush=True
+                )  # by each node, which has a file of its own
 
     def end(self, step: int, result: Mapping[str, Any]) -> None:
         """Report success: the last event, and the result file.
@@ -174,7 +203,13 @@ class Progress:
         over, of at most 4,096 bytes. Raises UserError where it cannot be written; the event has the result by then.
         """
         seconds = {phase: round(spent, 4) for phase, spent in self.seconds.items()}
-        self.emit("end", step=step, result=dict(result), seconds=seconds, peak_memory_mib=peak_memory_mib())
+        self.emit(
+            "end",
+            step=step,
+            result=dict(result),
+            seconds=seconds,
+            peak_memory_mib=peak_memory_mib(),
+        )
         if self._result_file is not None:
             try:
                 Path(self._result_file).write_text(as_json(result))

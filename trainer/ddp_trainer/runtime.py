@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.errors import Interrupted, UserError
 from ddp_trainer.hardware import Hardware, choose
-from ddp_trainer.ledger import Ledger, SlowRankError
+from ddp_trainer.stragglers import Ledger, SlowRankError
 
 T = TypeVar("T")
 
@@ -58,7 +58,9 @@ class Runtime:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     hardware: Hardware = field(default_factory=Hardware)
     backend: str = "none"
-    cpu_group: dist.ProcessGroup | None = None  # for tensors on the CPU; None: the default group carries them
+    cpu_group: dist.ProcessGroup | None = (
+        None  # for tensors on the CPU; None: the default group carries them
+    )
     ledger: Ledger | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -158,7 +160,10 @@ class Runtime:
         """Whether `tensors` have the same bits in the same order on all ranks, by 56 bits of their SHA-256. Every rank calls it."""
         if self.world_size == 1:
             return True
-        plain = (tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() for tensor in tensors)
+        plain = (
+            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            for tensor in tensors
+        )
         digests = [int.from_bytes(hashlib.sha256(numbers.data).digest()[:7]) for numbers in plain]
         mine = torch.tensor(digests)
         return bool((self.maximum(torch.stack([mine, -mine])).sum(0) == 0).all())
@@ -186,7 +191,11 @@ class Runtime:
         """Give every rank the `size` bytes `data` of rank 0, which the others leave empty. Every rank calls it."""
         if size == 0 or self.world_size == 1:
             return data
-        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(size, dtype=torch.uint8)
+        buffer = (
+            torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if data
+            else torch.empty(size, dtype=torch.uint8)
+        )
         dist.broadcast(buffer, src=0, group=self.cpu_group)
         return data or buffer.numpy().tobytes()
 
@@ -286,7 +295,9 @@ def process_group(
             ledger.close()
 
 
-def launch_variables(environment: Mapping[str, str], init_method: str = ENVIRONMENT) -> dict[str, int] | None:
+def launch_variables(
+    environment: Mapping[str, str], init_method: str = ENVIRONMENT
+) -> dict[str, int] | None:
     """Read RANK, WORLD_SIZE and LOCAL_RANK as torchrun sets them; None when the process runs alone.
 
     Raises UserError when only some of the variables that the init method needs are there or one is no number.
@@ -298,7 +309,11 @@ def launch_variables(environment: Mapping[str, str], init_method: str = ENVIRONM
                 "leave it out to run alone"
             )
         return None
-    wanted = ["RANK", "WORLD_SIZE", *(["MASTER_ADDR", "MASTER_PORT"] if init_method == ENVIRONMENT else [])]
+    wanted = [
+        "RANK",
+        "WORLD_SIZE",
+        *(["MASTER_ADDR", "MASTER_PORT"] if init_method == ENVIRONMENT else []),
+    ]
     missing = [name for name in wanted if not environment.get(name)]
     if missing:
         raise UserError(
@@ -306,17 +321,27 @@ def launch_variables(environment: Mapping[str, str], init_method: str = ENVIRONM
             "which sets all of them, or unset RANK and WORLD_SIZE to run alone"
         )
     numbers = {}
-    for name, text in [(n, environment.get(n, "0")) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")]:
+    for name, text in [
+        (n, environment.get(n, "0")) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    ]:
         if not text.isdecimal():
-            raise UserError(f"{name} is {text!r}, which is no number: start the script with torchrun, which sets it")
+            raise UserError(
+                f"{name} is {text!r}, which is no number: start the script with torchrun, which sets it"
+            )
         numbers[name] = int(text)
     if numbers["RANK"] >= numbers["WORLD_SIZE"]:
-        raise UserError(f"RANK is {numbers['RANK']} but WORLD_SIZE is {numbers['WORLD_SIZE']}: ranks count from 0")
+        raise UserError(
+            f"RANK is {numbers['RANK']} but WORLD_SIZE is {numbers['WORLD_SIZE']}: ranks count from 0"
+        )
     return numbers
 
 
 def _join(
-    launched: Mapping[str, int], hardware: Hardware, timeout: float | None, init_method: str, devices: int
+    launched: Mapping[str, int],
+    hardware: Hardware,
+    timeout: float | None,
+    init_method: str,
+    devices: int,
 ) -> Runtime:
     _use_loopback_for_local_peers()
     # On a TPU the init method xla:// gives ranks of its own, in the order of the chips.
@@ -325,12 +350,18 @@ def _join(
     _wait_for_all(store, world_size, init_method)
     limit = None if timeout is None else timedelta(seconds=timeout)
     dist.init_process_group(
-        hardware.backend, store=PrefixStore("default_pg", store), rank=rank, world_size=world_size, timeout=limit
+        hardware.backend,
+        store=PrefixStore("default_pg", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=limit,
     )
     device = hardware.take(launched["LOCAL_RANK"], devices)
     hardware.check_world(rank, world_size)
     ledger = None
-    if not init_method.startswith("file:"):  # a file keeps all that was ever written to it, again and again
+    if not init_method.startswith(
+        "file:"
+    ):  # a file keeps all that was ever written to it, again and again
         waits = (limit or default_pg_timeout).total_seconds()
         ledger = Ledger(PrefixStore("ledger", store), rank, world_size, waits)
     return Runtime(
@@ -340,7 +371,9 @@ def _join(
         device=device,
         hardware=hardware,
         backend=hardware.backend.rpartition(":")[2],
-        cpu_group=dist.new_group(backend="gloo", timeout=limit) if hardware.needs_cpu_group else None,
+        cpu_group=dist.new_group(backend="gloo", timeout=limit)
+        if hardware.needs_cpu_group
+        else None,
         ledger=ledger,
     )
 
@@ -350,7 +383,9 @@ def _meet(init_method: str, rank: int, world_size: int) -> tuple[Store, int, int
     method = urlsplit(init_method)
     folder = Path(method.path).parent
     if method.scheme == "file" and not folder.is_dir():
-        raise UserError(f"--init-method {init_method}: there is no folder {folder}")  # FileStore would wait for it
+        raise UserError(
+            f"--init-method {init_method}: there is no folder {folder}"
+        )  # FileStore would wait for it
     try:
         store: tuple[Store, int, int] = next(rendezvous(init_method, rank, world_size))
     except (RuntimeError, ValueError) as error:
@@ -385,4 +420,6 @@ def _use_loopback_for_local_peers() -> None:
     interface that a firewall or a VPN guards.
     """
     if os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
+        os.environ.setdefault(
+            "GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo"
+        )

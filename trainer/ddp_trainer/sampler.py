@@ -71,9 +71,13 @@ class GlobalBatchSampler:
         equal_shares: bool = False,
     ) -> None:
         if samples < at_least:
-            raise UserError(f"{samples} samples are too few to train on: this needs at least {at_least}")
+            raise UserError(
+                f"{samples} samples are too few to train on: this needs at least {at_least}"
+            )
         if batch_size < at_least:
-            raise UserError(f"a batch of {batch_size} over all processes is too small: this needs at least {at_least}")
+            raise UserError(
+                f"a batch of {batch_size} over all processes is too small: this needs at least {at_least}"
+            )
         assert 0 <= rank < world_size
         self.samples, self.batch_size = samples, batch_size
         self.rank, self.world_size = rank, world_size
@@ -93,12 +97,17 @@ class GlobalBatchSampler:
         while self.offset < self.samples:
             start = self.offset
             rest = self.samples - start
-            batch = order[start : start + (self.batch_size if rest - self.batch_size >= self.at_least else rest)]
+            batch = order[
+                start : start
+                + (self.batch_size if rest - self.batch_size >= self.at_least else rest)
+            ]
             sizes = split(len(batch), self.world_size, self.at_least)
             first, size = sum(sizes[: self.rank]), sizes[self.rank]
             positions = np.arange(first, first + size)
             if self.equal_shares:
-                repeats = np.resize(positions if size else np.arange(len(batch)), max(full, sizes[0]) - size)
+                repeats = np.resize(
+                    positions if size else np.arange(len(batch)), max(full, sizes[0]) - size
+                )
                 positions = np.concatenate([positions, repeats])
             real = np.arange(len(positions)) < size
             self.offset += len(batch)
@@ -114,7 +123,9 @@ class GlobalBatchSampler:
         """Number of global batches from the position to the start of `epoch`."""
         if self.epoch >= epoch:
             return 0
-        return self._batches_of(self.samples - self.offset) + (epoch - self.epoch - 1) * self._batches_of(self.samples)
+        return self._batches_of(self.samples - self.offset) + (
+            epoch - self.epoch - 1
+        ) * self._batches_of(self.samples)
 
     def _batches_of(self, samples: int) -> int:
         whole, rest = divmod(samples, self.batch_size)

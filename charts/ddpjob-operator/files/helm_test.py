@@ -55,7 +55,10 @@ def main(readyz: str, namespace: str) -> None:
     checks = {
         "the operator is ready": (lambda: readiness(readyz), 200),
         "a good job is accepted": (lambda: post_job(namespace, "helm-test"), 201),
-        "a job whose name no Service can have is refused": (lambda: post_job(namespace, "9-helm-test"), 422),
+        "a job whose name no Service can have is refused": (
+            lambda: post_job(namespace, "9-helm-test"),
+            422,
+        ),
     }
     deadline = time.monotonic() + PATIENCE
     for what, (ask, expected) in checks.items():

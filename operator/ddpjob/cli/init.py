@@ -37,9 +37,16 @@ def workloads() -> dict[str, dict[str, Any]]:
 def manifest(workload: str, *, nodes: int, accelerator: str, gpus: int) -> str:
     """The manifest as YAML with comments; `gpus` is what a node has. `workload` and `accelerator` must be known."""
     row, trainium = workloads()[workload], accelerator.startswith("trn")
-    claims = [name for name, used in (("ddpjob-data", row["data"]), ("ddpjob-checkpoints", row["checkpoint"])) if used]
+    claims = [
+        name
+        for name, used in (("ddpjob-data", row["data"]), ("ddpjob-checkpoints", row["checkpoint"]))
+        if used
+    ]
     environment = Environment(
-        loader=PackageLoader("ddpjob.cli"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+        loader=PackageLoader("ddpjob.cli"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
     return environment.get_template("job.yaml.j2").render(
         row

@@ -18,7 +18,9 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def main(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit
@@ -26,15 +28,23 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command()
 def init(
-    workload: Annotated[str | None, typer.Argument(help="Its name; without one, all are listed.")] = None,
+    workload: Annotated[
+        str | None, typer.Argument(help="Its name; without one, all are listed.")
+    ] = None,
     nodes: Annotated[
         int | None,
         typer.Option(
-            min=1, show_default="2, or 1 where nodes cannot reach each other", help="Pods, one torchrun agent each."
+            min=1,
+            show_default="2, or 1 where nodes cannot reach each other",
+            help="Pods, one torchrun agent each.",
         ),
     ] = None,
-    accelerator: Annotated[str, typer.Option(help="cpu, gpu, trn1.32xlarge or trn1.2xlarge.")] = "cpu",
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a node, with --accelerator gpu.")] = None,
+    accelerator: Annotated[
+        str, typer.Option(help="cpu, gpu, trn1.32xlarge or trn1.2xlarge.")
+    ] = "cpu",
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of a node, with --accelerator gpu.")
+    ] = None,
 ) -> None:
     """Print the manifest of a workload of ours: `ddpjob init digits > job.yaml`."""
     from ddpjob.cli.init import IMAGES, manifest, workloads
@@ -53,18 +63,29 @@ def init(
         raise typer.BadParameter(complaint, param_hint="--nodes")
     each = workloads()[workload]["gpusPerProcess"]
     if gpus is not None and (accelerator != "gpu" or gpus % each):
-        wanted = "--accelerator gpu" if accelerator != "gpu" else f"a multiple of {each}, the GPUs of a process"
+        wanted = (
+            "--accelerator gpu"
+            if accelerator != "gpu"
+            else f"a multiple of {each}, the GPUs of a process"
+        )
         raise typer.BadParameter(f"needs {wanted}", param_hint="--gpus")
-    typer.echo(manifest(workload, nodes=nodes, accelerator=accelerator, gpus=gpus or each), nl=False)
+    typer.echo(
+        manifest(workload, nodes=nodes, accelerator=accelerator, gpus=gpus or each), nl=False
+    )
 
 
 @app.command()
 def run(
     manifest: Annotated[Path, typer.Argument(help="A file with one DDPJob.", show_default=False)],
     local: Annotated[
-        bool, typer.Option("--local", help="On this machine, without a cluster: one process group a node.")
+        bool,
+        typer.Option(
+            "--local", help="On this machine, without a cluster: one process group a node."
+        ),
     ] = False,
-    runs: Annotated[Path, typer.Option(help="Folder that gets a folder for each job.")] = Path("ddpjob-runs"),
+    runs: Annotated[Path, typer.Option(help="Folder that gets a folder for each job.")] = Path(
+        "ddpjob-runs"
+    ),
     claim: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,7 +94,10 @@ def run(
         ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Empty the job's own claim folders first: no checkpoint is resumed.")
+        bool,
+        typer.Option(
+            "--fresh", help="Empty the job's own claim folders first: no checkpoint is resumed."
+        ),
     ] = False,
 ) -> None:
     """Run a job. Exit code 0: Complete, 1: Failed, 2: the manifest cannot run here, 130: interrupted."""
@@ -92,7 +116,9 @@ def _claims(options: list[str]) -> dict[str, Path]:
     for option in options:
         name, equals, folder = option.partition("=")
         if not (name and equals and Path(folder).is_dir()):
-            raise typer.BadParameter(f"{option!r} is not NAME=FOLDER with a folder that exists", param_hint="--claim")
+            raise typer.BadParameter(
+                f"{option!r} is not NAME=FOLDER with a folder that exists", param_hint="--claim"
+            )
         claims[name] = Path(folder).resolve()
     return claims
 
@@ -100,9 +126,12 @@ def _claims(options: list[str]) -> dict[str, Path]:
 @app.command()
 def plot(
     files: Annotated[
-        list[str], typer.Argument(help="metrics.jsonl of local runs, logs of a job's node 0, or - for stdin.")
+        list[str],
+        typer.Argument(help="metrics.jsonl of local runs, logs of a job's node 0, or - for stdin."),
     ],
-    out: Annotated[Path | None, typer.Option(help="Write the picture to this file too (png, pdf, svg).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the picture to this file too (png, pdf, svg).")
+    ] = None,
 ) -> None:
     """Draw loss and accuracy of finished or running jobs in the terminal: `kubectl logs JOB-0-0 | ddpjob plot -`."""
     from ddpjob.cli.plot import NothingToPlot
@@ -118,20 +147,27 @@ def plot(
 @app.command()
 def operator(
     namespace: Annotated[
-        list[str] | None, typer.Option(help="Watch this namespace only; may be repeated. Default: all.")
+        list[str] | None,
+        typer.Option(help="Watch this namespace only; may be repeated. Default: all."),
     ] = None,
     pod_security: Annotated[
-        str, typer.Option(help="Make generated pods pass this Pod Security level: none or restricted.")
+        str,
+        typer.Option(help="Make generated pods pass this Pod Security level: none or restricted."),
     ] = "none",
     lease_namespace: Annotated[
-        str, typer.Option(envvar="POD_NAMESPACE", help="Namespace of the Lease that makes one operator the leader.")
+        str,
+        typer.Option(
+            envvar="POD_NAMESPACE",
+            help="Namespace of the Lease that makes one operator the leader.",
+        ),
     ] = "default",
     lease_name: Annotated[str, typer.Option(help="Name of that Lease.")] = names.MANAGER,
     http_port: Annotated[int, typer.Option(help="Port of /healthz, /readyz and /metrics.")] = 8080,
     log_format: Annotated[str, typer.Option(help="json or plain.")] = "json",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     kubeconfig: Annotated[
-        Path | None, typer.Option(envvar="KUBECONFIG", help="Only outside a cluster.", show_default=False)
+        Path | None,
+        typer.Option(envvar="KUBECONFIG", help="Only outside a cluster.", show_default=False),
     ] = None,
 ) -> None:
     """Run the operator: in a cluster as its chart installs it, or here against a kubeconfig."""

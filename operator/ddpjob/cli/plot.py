@@ -32,7 +32,10 @@ def plot(paths: list[str], out: Path | None) -> None:
     if out is not None:
         try:
             draw(runs, ", ".join(runs), out)
-        except (OSError, ValueError) as error:  # matplotlib says ValueError of an ending that it cannot write
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # matplotlib says ValueError of an ending that it cannot write
             raise NothingToPlot(f"cannot write {out}: {error}") from error
 
 
@@ -45,7 +48,9 @@ def _name(path: str) -> str:
 def _metrics(path: str) -> list[Metric]:
     try:
         text = (
-            sys.stdin.buffer.read().decode(errors="replace") if path == "-" else Path(path).read_text(errors="replace")
+            sys.stdin.buffer.read().decode(errors="replace")
+            if path == "-"
+            else Path(path).read_text(errors="replace")
         )
     except OSError as error:
         raise NothingToPlot(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error

@@ -56,7 +56,9 @@ def _run(manifest: Manifest, folders: Folders, console: Console) -> int:
     display = Display(console, story)
     job = LocalRun(manifest, folders, display)
     size = f"{manifest.spec.nodes} nodes x {manifest.spec.processes} processes"
-    console.print(Text.assemble((manifest.job.name, "bold"), f": {size}, in {folders.run}"), soft_wrap=True)
+    console.print(
+        Text.assemble((manifest.job.name, "bold"), f": {size}, in {folders.run}"), soft_wrap=True
+    )
     for note in manifest.notes:
         display.note(note)
     try:

@@ -75,7 +75,9 @@ class Actor:
         """What stood in the way may just have gone."""
         memory = self.memories.get(uid)
         if memory and memory.refusal and not memory.refusal.final:
-            memory.refusal = Refusal(memory.refusal.reason, memory.refusal.message, datetime.now(UTC))
+            memory.refusal = Refusal(
+                memory.refusal.reason, memory.refusal.message, datetime.now(UTC)
+            )
 
     async def apply(self, seen: SeenJob, plan: Plan) -> Outcome:
         """Raises ApiError and Unreachable for what is worth another try, LeaseLost when writing is over."""
@@ -84,8 +86,14 @@ class Actor:
         memory = self.memories.setdefault(seen.job.uid, Memory())
         changed = plan.status.to_dict() != seen.job.status.to_dict()
         wait = PROGRESS_EVERY - (self.clock() - memory.last_write)
-        if changed and wait > 0 and not (plan.create or plan.delete or is_transition(seen.job.status, plan.status)):
-            return Outcome(wake_after=min(wait, plan.wake_after if plan.wake_after is not None else wait))
+        if (
+            changed
+            and wait > 0
+            and not (plan.create or plan.delete or is_transition(seen.job.status, plan.status))
+        ):
+            return Outcome(
+                wake_after=min(wait, plan.wake_after if plan.wake_after is not None else wait)
+            )
         if changed and not await self._write_status(seen, plan.status, memory):
             return Outcome(wake_after=0.0)
         if plan.create and not changed and not await self.is_current(seen):
@@ -123,9 +131,16 @@ class Actor:
             "uid": job.uid,
             "resourceVersion": str(seen.version),
         }
-        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status.to_dict()}
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": metadata,
+            "status": status.to_dict(),
+        }
         try:
-            self.cache.see_job(await self._write("PUT", job_path(job.namespace, job.name, "status"), body))
+            self.cache.see_job(
+                await self._write("PUT", job_path(job.namespace, job.name, "status"), body)
+            )
         except ApiError as error:
             if error.status not in (404, 409) or await self.is_current(seen):
                 raise
@@ -148,7 +163,9 @@ class Actor:
 
     async def _somebody_is_there(self, job: Job, pods: tuple[str, ...]) -> bool:
         """A pod that vanished from the cache costs a restart only once the API server has confirmed it."""
-        found = await asyncio.gather(*(self._get(core_path(job.namespace, "pods", name)) for name in pods))
+        found = await asyncio.gather(
+            *(self._get(core_path(job.namespace, "pods", name)) for name in pods)
+        )
         there = [self.cache.find_pod(pod) for pod in found if pod and owner_uid(pod) == job.uid]
         return any(there)
 
@@ -157,7 +174,9 @@ class Actor:
         if delete.grace is not None:
             body["gracePeriodSeconds"] = delete.grace
         try:
-            answer = await self._write("DELETE", core_path(job.namespace, "pods", delete.name), body)
+            answer = await self._write(
+                "DELETE", core_path(job.namespace, "pods", delete.name), body
+            )
         except ApiError as error:
             if error.status not in (404, 409):  # gone, or another pod has its name by now
                 raise
@@ -172,7 +191,10 @@ class Actor:
         try:
             if left := self.cache.left_by_another((job.namespace, job.name), job.uid):
                 # Under another attempt's name than ours, and with the same folder for checkpoints.
-                raise Refused(Reason.NAME_IN_USE, f"pod {left.name} of an earlier job of this name has not ended yet")
+                raise Refused(
+                    Reason.NAME_IN_USE,
+                    f"pod {left.name} of an earlier job of this name has not ended yet",
+                )
             await self._create_one(job, "services", render.service(job))
             pods = render.pods(job, indices, self.settings)
             if was_refused:
@@ -209,12 +231,16 @@ class Actor:
             raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still going away")
         if owner_uid(found) == job.uid:
             return found
-        if found["metadata"].get("labels", {}).get(names.LABEL_JOB) == job.name and owner_uid(found):
+        if found["metadata"].get("labels", {}).get(names.LABEL_JOB) == job.name and owner_uid(
+            found
+        ):
             raise Refused(
-                Reason.NAME_IN_USE, f"{what} of an earlier job of this name is still there; it is being collected"
+                Reason.NAME_IN_USE,
+                f"{what} of an earlier job of this name is still there; it is being collected",
             )
         raise Refused(
-            Reason.NAME_IN_USE, f"a {what} that is not this job's exists; delete it or give the job another name"
+            Reason.NAME_IN_USE,
+            f"a {what} that is not this job's exists; delete it or give the job another name",
         )
 
     # --- events and transport
@@ -248,15 +274,23 @@ class Actor:
         try:
             await self._write("POST", core_path(job.namespace, "events"), body)
         except (ApiError, Unreachable) as error:
-            log.warning("event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error)
+            log.warning(
+                "event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error
+            )
 
     async def _write(
-        self, method: str, path: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any],
+        query: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         async with self._slots:
             await self.api.calm()
             self.lease.check()
-            return await self.api.call(method, path, body, query, min(10.0, 5.0 + self.lease.remaining / 2))
+            return await self.api.call(
+                method, path, body, query, min(10.0, 5.0 + self.lease.remaining / 2)
+            )
 
     async def _get(self, path: str) -> dict[str, Any] | None:
         try:
@@ -295,7 +329,10 @@ async def every(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
     ends = await asyncio.gather(*(work() for _ in range(IN_FLIGHT)), return_exceptions=True)
     failed = [*(end for end in ends if end), *failed]
     if failed:
-        raise next((error for kind in (LeaseLost, Refused) for error in failed if isinstance(error, kind)), failed[0])
+        raise next(
+            (error for kind in (LeaseLost, Refused) for error in failed if isinstance(error, kind)),
+            failed[0],
+        )
 
 
 ADMISSION = ("admission webhook", "calling webhook", "ValidatingAdmissionPolicy")
@@ -320,7 +357,9 @@ def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
         return Refused(Reason.QUOTA, text)
     if "violates PodSecurity" in text:
         advice = (
-            "podTemplate or volumes ask for more" if restricted else "install the operator with podSecurity=restricted"
+            "podTemplate or volumes ask for more"
+            if restricted
+            else "install the operator with podSecurity=restricted"
         )
         return Refused(Reason.POD_SECURITY, f"{text}. What to do: {advice}.")
     if "being terminated" in text:

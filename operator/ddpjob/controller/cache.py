@@ -138,8 +138,18 @@ class Cache:
     def left_by_another(self, key: Key, uid: str) -> Pod | None:
         """A pod of an earlier job of this name that may still train."""
         others = (known for owner, known in self.pods.items() if owner != uid)
-        of_this_name = (known for known in others if next(iter(known.values())).key == key)  # all of an owner have one
-        return next((seen.pod for known in of_this_name for seen in known.values() if not seen.pod.released), None)
+        of_this_name = (
+            known for known in others if next(iter(known.values())).key == key
+        )  # all of an owner have one
+        return next(
+            (
+                seen.pod
+                for known in of_this_name
+                for seen in known.values()
+                if not seen.pod.released
+            ),
+            None,
+        )
 
 
 def _in(key: Key, namespace: str | None) -> bool:

@@ -70,7 +70,9 @@ class Transport(RESTClientObject):
     """The client's transport, with connections that outlive the pauses of an operator: a TLS handshake costs 6 ms."""
 
     def _create_connector(self) -> aiohttp.TCPConnector:
-        return aiohttp.TCPConnector(limit=self.maxsize, ssl=self.ssl_context, keepalive_timeout=IDLE_SECONDS)
+        return aiohttp.TCPConnector(
+            limit=self.maxsize, ssl=self.ssl_context, keepalive_timeout=IDLE_SECONDS
+        )
 
 
 class Api:
@@ -121,7 +123,9 @@ class Api:
         self._heed(answer.headers.get("Retry-After"))
         return _read(answer.status, data)
 
-    async def pages(self, path: str, selector: str = "") -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
+    async def pages(
+        self, path: str, selector: str = ""
+    ) -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
         """A LIST page by page: (objects, resourceVersion of the list)."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:

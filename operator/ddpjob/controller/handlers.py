@@ -21,7 +21,9 @@ GATHER_SECONDS = 0.05
 """Pods of a gang change together: one look at the job for many of their events."""
 
 
-def registry(cache: Cache, queue: Wakeups[Key], actor: Actor, api: Configuration) -> kopf.OperatorRegistry:
+def registry(
+    cache: Cache, queue: Wakeups[Key], actor: Actor, api: Configuration
+) -> kopf.OperatorRegistry:
     """The handlers of one operator."""
     handlers = kopf.OperatorRegistry()
 
@@ -36,7 +38,9 @@ def registry(cache: Cache, queue: Wakeups[Key], actor: Actor, api: Configuration
         if news:
             queue.add(key_of_job(body))
 
-    @kopf.on.event("", "v1", "pods", labels={names.LABEL_JOB: kopf.PRESENT}, id="pod", registry=handlers)
+    @kopf.on.event(
+        "", "v1", "pods", labels={names.LABEL_JOB: kopf.PRESENT}, id="pod", registry=handlers
+    )
     async def pod(event: Mapping[str, Any], **_: Any) -> None:
         body = event["object"]
         deleted = event["type"] == "DELETED"
@@ -77,7 +81,9 @@ async def connection(api: Configuration) -> kopf.ConnectionInfo:
 class NoDiffs(kopf.DiffBaseStorage):
     """kopf copies every object twice to compare it with an older self; nothing here asks for the difference."""
 
-    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+    def build(
+        self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None
+    ) -> kopf.BodyEssence:
         return kopf.BodyEssence()
 
     def fetch(self, *, body: kopf.Body) -> None:
@@ -98,9 +104,23 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.connect_timeout = 10
     chosen.watching.chunk_size = PAGE
     chosen.watching.label_selectors["pods"] = OUR_PODS
-    chosen.queueing.idle_timeout = 0.2  # so long each object's last event, whole, and a task of its own stay in memory
+    chosen.queueing.idle_timeout = (
+        0.2  # so long each object's last event, whole, and a task of its own stay in memory
+    )
     chosen.networking.request_timeout = 30
-    chosen.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 34, 34)  # rides out an upgrade of the API server
+    chosen.networking.error_backoffs = (
+        1,
+        1,
+        2,
+        3,
+        5,
+        8,
+        13,
+        21,
+        34,
+        34,
+        34,
+    )  # rides out an upgrade of the API server
     chosen.networking.enforce_retry_after = True
     chosen.process.ultimate_exiting_timeout = 30
     return chosen

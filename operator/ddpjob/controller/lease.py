@@ -25,7 +25,9 @@ class LeaseLost(Exception):
 class Lease:
     """The Lease `namespace`/`name` in the hands of `identity`."""
 
-    def __init__(self, api: Api, namespace: str, name: str, identity: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, api: Api, namespace: str, name: str, identity: str, clock: Callable[[], float]
+    ) -> None:
         self._api, self._identity, self._clock = api, identity, clock
         self._folder = f"apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._namespace, self._name = namespace, name
@@ -140,7 +142,12 @@ class Lease:
             "renewTime": _now(),
             "leaseTransitions": self._transitions,
         }
-        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": spec,
+        }
 
     async def _get(self) -> dict[str, Any] | None:
         try:

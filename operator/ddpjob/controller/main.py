@@ -55,7 +55,9 @@ def set_up_logging(style: str, level: str) -> None:
     fields = "%(asctime)s %(levelname)s %(name)s %(message)s"
     plain = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
     handler.setFormatter(
-        JsonFormatter(fields, rename_fields={"asctime": "time", "levelname": "level"}) if style == "json" else plain
+        JsonFormatter(fields, rename_fields={"asctime": "time", "levelname": "level"})
+        if style == "json"
+        else plain
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
@@ -118,7 +120,9 @@ async def operate(options: Options) -> None:
         runner = await serve(probes, options.http_port)
     except OSError as error:
         await api.close()
-        raise CannotRun(f"Cannot serve probes and metrics: {error}. Choose another port with --http-port.") from error
+        raise CannotRun(
+            f"Cannot serve probes and metrics: {error}. Choose another port with --http-port."
+        ) from error
     try:
         await _lead(options, settings, api, reconciler, lease, probes)
     finally:
@@ -128,7 +132,12 @@ async def operate(options: Options) -> None:
 
 
 async def _lead(
-    options: Options, settings: Configuration, api: Api, reconciler: Reconciler, lease: Lease, probes: Probes
+    options: Options,
+    settings: Configuration,
+    api: Api,
+    reconciler: Reconciler,
+    lease: Lease,
+    probes: Probes,
 ) -> None:
     """Waits for the Lease, then works until told to stop; raises CannotRun when it may not go on."""
     log.info("waiting for the Lease %s/%s", options.lease_namespace, options.lease_name)
@@ -137,7 +146,9 @@ async def _lead(
     probes.leading = True
     probes.metrics.leading.set(1)
     log.info("leading; watching %s", ", ".join(options.namespaces) or "all namespaces")
-    async with _background(lease.keep(), reconciler.resync(), *(reconciler.work() for _ in range(WORKERS))) as failed:
+    async with _background(
+        lease.keep(), reconciler.resync(), *(reconciler.work() for _ in range(WORKERS))
+    ) as failed:
         registry = handlers.registry(reconciler.cache, reconciler.queue, reconciler.actor, settings)
         watching = asyncio.create_task(_watch(api, registry, reconciler))
         try:
@@ -167,7 +178,9 @@ async def _watch(api: Api, registry: kopf.OperatorRegistry, reconciler: Reconcil
             standalone=True,
         )
     except Exception as error:
-        message = f"a watch failed for good: {error}. The next start continues from the cluster's state."
+        message = (
+            f"a watch failed for good: {error}. The next start continues from the cluster's state."
+        )
         raise CannotRun(message) from error
 
 
@@ -178,7 +191,9 @@ async def _readable_namespaces(reconciler: Reconciler) -> list[str]:
     while not reconciler.synced or reconciler.unreadable >= set(reconciler.namespaces):
         await asyncio.sleep(0.1)
     reconciler.unwatched = reconciler.unreadable
-    return [namespace for namespace in reconciler.namespaces if namespace not in reconciler.unwatched]
+    return [
+        namespace for namespace in reconciler.namespaces if namespace not in reconciler.unwatched
+    ]
 
 
 @contextlib.asynccontextmanager

@@ -33,17 +33,26 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(JobsByPhase(cache))
         self.reconciles = Counter(
-            "ddpjob_reconciles", "Looks at a job, by result (ok or error)", ["result"], registry=self._registry
+            "ddpjob_reconciles",
+            "Looks at a job, by result (ok or error)",
+            ["result"],
+            registry=self._registry,
         )
         self.latency = Histogram(
-            "ddpjob_reconcile_seconds", "Seconds one look at a job took, its writes included", registry=self._registry
+            "ddpjob_reconcile_seconds",
+            "Seconds one look at a job took, its writes included",
+            registry=self._registry,
         )
         depth = Gauge("ddpjob_queue_depth", "Jobs that are due for a look", registry=self._registry)
         depth.set_function(lambda: len(queue))
-        self.restarts = Counter("ddpjob_restarts", "Whole-gang restarts by cause", ["cause"], registry=self._registry)
+        self.restarts = Counter(
+            "ddpjob_restarts", "Whole-gang restarts by cause", ["cause"], registry=self._registry
+        )
         for cause in Cause:
             self.restarts.labels(str(cause))  # there from the beginning, as 0
-        self.leading = Gauge("ddpjob_leader", "1 while this process holds the Lease", registry=self._registry)
+        self.leading = Gauge(
+            "ddpjob_leader", "1 while this process holds the Lease", registry=self._registry
+        )
 
     def count_restarts(self, old: Status, new: Status) -> None:
         """The attempt that a status has begun which was just written; also those that cost the job's budgets nothing."""

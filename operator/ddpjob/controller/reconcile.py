@@ -67,7 +67,9 @@ class Reconciler:
                 log.warning("%s/%s: %s", *key, error, extra={"job": "/".join(key)})
             except Exception:
                 failed = True
-                log.exception("%s/%s: looking at this job failed", *key, extra={"job": "/".join(key)})
+                log.exception(
+                    "%s/%s: looking at this job failed", *key, extra={"job": "/".join(key)}
+                )
             finally:
                 self.metrics.reconciles.labels("error" if failed else "ok").inc()
                 self.metrics.latency.observe(time.monotonic() - started)
@@ -75,7 +77,9 @@ class Reconciler:
 
     async def look_at(self, key: Key) -> None:
         seen = self.cache.job(key)
-        if seen is None or not self.synced:  # before the first LIST of pods an older attempt's may be out of sight
+        if (
+            seen is None or not self.synced
+        ):  # before the first LIST of pods an older attempt's may be out of sight
             return
         job = seen.job
         observation = observe(job, self.cache.pods_of(job.uid), self.actor.refusal_of(job.uid))
@@ -99,7 +103,9 @@ class Reconciler:
             except (ApiError, Unreachable) as error:
                 log.warning("cannot list: %s", error)
             if back := self.unwatched - self.unreadable:
-                raise ReadableAgain(f"{', '.join(sorted(back))} can be read now; the next start watches it")
+                raise ReadableAgain(
+                    f"{', '.join(sorted(back))} can be read now; the next start watches it"
+                )
             await asyncio.sleep(next(early, RESYNC_SECONDS) if self.synced else 1.0)
 
     async def list_once(self) -> None:
@@ -114,7 +120,12 @@ class Reconciler:
                 refused[namespace] = error
         for namespace in refused.keys() - self.unreadable:
             advice = "give the operator its Role there back, or take the namespace out of watchNamespaces"
-            log.warning("namespace %s cannot be read: %s. What to do: %s.", namespace, refused[namespace], advice)
+            log.warning(
+                "namespace %s cannot be read: %s. What to do: %s.",
+                namespace,
+                refused[namespace],
+                advice,
+            )
         self.unreadable = frozenset(refused)
         if not versions:
             raise next(iter(refused.values()))

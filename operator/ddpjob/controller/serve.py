@@ -48,10 +48,14 @@ async def serve(probes: Probes, port: int) -> web.AppRunner:
         return _answer(probes.ready())
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=probes.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(
+            body=probes.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"}
+        )
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    app.add_routes(
+        [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)]
+    )
     # At exit kopf waits for every younger task of its loop, and a connection that is kept alive is one.
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=0)
     await runner.setup()

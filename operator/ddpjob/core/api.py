@@ -104,12 +104,16 @@ def _text(value: Any, where: str) -> str:
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-        raise SpecError(f"{where} must be a list of at least one text (numbers in quotes), not {value!r}.")
+        raise SpecError(
+            f"{where} must be a list of at least one text (numbers in quotes), not {value!r}."
+        )
     return tuple(value)
 
 
 def _objects(value: Any, where: str) -> tuple[Dict, ...]:
-    if not isinstance(value, list | type(None)) or not all(isinstance(item, Mapping) for item in value or ()):
+    if not isinstance(value, list | type(None)) or not all(
+        isinstance(item, Mapping) for item in value or ()
+    ):
         raise SpecError(f"{where} must be a list of objects, not {value!r}.")
     return tuple(value or ())
 
@@ -118,7 +122,9 @@ def _refuse_reserved(env: Any, where: str) -> None:
     for item in _objects(env, where):
         name = str(item.get("name"))
         if name in names.RESERVED_VARIABLES or name.startswith(names.RESERVED_PREFIX):
-            raise SpecError(f"{where} sets {name}, which torchrun gives to each process itself; leave it out.")
+            raise SpecError(
+                f"{where} sets {name}, which torchrun gives to each process itself; leave it out."
+            )
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,10 @@ class Checkpoint:
             raise SpecError(
                 f"spec.checkpoint.mountPath must be an absolute path other than /, without ':', not {path!r}."
             )
-        return cls(claim=_text(fields.get("claimName"), "spec.checkpoint.claimName"), mount_path=path.removesuffix("/"))
+        return cls(
+            claim=_text(fields.get("claimName"), "spec.checkpoint.claimName"),
+            mount_path=path.removesuffix("/"),
+        )
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,9 @@ class FailurePolicy:
     def from_dict(cls, data: Any) -> "FailurePolicy":
         fields = _object(data, "spec.failurePolicy", ("maxRestarts", "maxDisruptions"))
         return cls(
-            max_restarts=_number(fields.get("maxRestarts", 3), "spec.failurePolicy.maxRestarts", 0, 2**31 - 1),
+            max_restarts=_number(
+                fields.get("maxRestarts", 3), "spec.failurePolicy.maxRestarts", 0, 2**31 - 1
+            ),
             max_disruptions=_number(
                 fields.get("maxDisruptions", 20), "spec.failurePolicy.maxDisruptions", 0, 2**31 - 1
             ),
@@ -188,11 +199,17 @@ class Spec:
                 f"spec.accelerator {accelerator!r} is no profile; there are {', '.join(profiles.catalog())}."
             )
         nodes = _number(fields.get("nodes", 1), "spec.nodes", 1, 1000)
-        processes = None if nproc == "auto" else _number(nproc, "spec.nprocPerNode (or auto)", 1, 256)
+        processes = (
+            None if nproc == "auto" else _number(nproc, "spec.nprocPerNode (or auto)", 1, 256)
+        )
         if complaint := profiles.complaint(accelerator, nodes, processes):
             raise SpecError(complaint)
         checkpoint = Checkpoint.from_dict(fields.get("checkpoint"))
-        pod_fields = {key: _pod_field(key, fields[key]) for key in POD_FIELDS if fields.get(key) not in (None, "")}
+        pod_fields = {
+            key: _pod_field(key, fields[key])
+            for key in POD_FIELDS
+            if fields.get(key) not in (None, "")
+        }
         _refuse_mounts_at(checkpoint, pod_fields.get("volumeMounts", ()))
         return cls(
             image=_text(fields.get("image"), "spec.image"),
@@ -211,7 +228,9 @@ class Spec:
     @property
     def processes(self) -> int:
         """Processes a node."""
-        return profiles.processes(self.accelerator, self.nproc_per_node, self.pod_fields.get("resources"))
+        return profiles.processes(
+            self.accelerator, self.nproc_per_node, self.pod_fields.get("resources")
+        )
 
 
 def _pod_field(key: str, value: Any) -> Any:
@@ -232,7 +251,11 @@ def _pod_field(key: str, value: Any) -> Any:
 
 def _check_item(key: str, item: Dict, where: str) -> None:
     """The few things in a list's item that YAML gets wrong most often."""
-    for field_name in {"env": ("name",), "volumes": ("name",), "volumeMounts": ("name", "mountPath")}.get(key, ()):
+    for field_name in {
+        "env": ("name",),
+        "volumes": ("name",),
+        "volumeMounts": ("name", "mountPath"),
+    }.get(key, ()):
         _text(item.get(field_name), f"{where}'s {field_name}")
     if key == "env" and "valueFrom" not in item and not isinstance(item.get("value", ""), str):
         raise SpecError(
@@ -277,19 +300,27 @@ def _refuse_mounts_at(checkpoint: Checkpoint | None, mounts: Iterable[Dict]) -> 
 def _rdzv_conf(data: Any) -> Mapping[str, str]:
     conf = _object(data, "spec.torchrun.rdzvConf")
     if "is_host" in conf:
-        raise SpecError("spec.torchrun.rdzvConf.is_host belongs to the operator: node 0 is the host; leave it out.")
+        raise SpecError(
+            "spec.torchrun.rdzvConf.is_host belongs to the operator: node 0 is the host; leave it out."
+        )
     for key, value in conf.items():
         if not RDZV_NAME.fullmatch(str(key)):
-            raise SpecError(f"spec.torchrun.rdzvConf takes names of a-z and '_', such as join_timeout, not {key!r}.")
+            raise SpecError(
+                f"spec.torchrun.rdzvConf takes names of a-z and '_', such as join_timeout, not {key!r}."
+            )
         if not RDZV_VALUE.fullmatch(str(value)):
             where = f"spec.torchrun.rdzvConf.{key}"
-            raise SpecError(f"{where} must be a number or a text without comma, '=' and space, not {value!r}.")
+            raise SpecError(
+                f"{where} must be a number or a text without comma, '=' and space, not {value!r}."
+            )
     return {str(key): str(value) for key, value in conf.items()}
 
 
 def _pod_template(data: Any) -> Dict:
     template = _object(data, "spec.podTemplate", ("metadata", "spec"))
-    metadata = _object(template.get("metadata"), "spec.podTemplate.metadata", ("labels", "annotations"))
+    metadata = _object(
+        template.get("metadata"), "spec.podTemplate.metadata", ("labels", "annotations")
+    )
     for kind in ("labels", "annotations"):
         for key in _object(metadata.get(kind), f"spec.podTemplate.metadata.{kind}"):
             if str(key).startswith(f"{names.GROUP}/"):
@@ -374,7 +405,9 @@ class Status:
     result: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, condition: names.Condition) -> bool:
-        return any(c.get("type") == condition and c.get("status") == "True" for c in self.conditions)
+        return any(
+            c.get("type") == condition and c.get("status") == "True" for c in self.conditions
+        )
 
     @property
     def finished(self) -> bool:
@@ -399,7 +432,9 @@ class Status:
             nodes=Nodes(**{name: _count(nodes.get(name)) for name in Nodes.__dataclass_fields__}),
             succeeded_nodes=_counts(fields.get("succeededNodes")),
             resolved=_mapping(fields.get("resolved")),
-            backoff=Backoff(count=_count(backoff.get("count")), until=time_from_text(backoff.get("until"))),
+            backoff=Backoff(
+                count=_count(backoff.get("count")), until=time_from_text(backoff.get("until"))
+            ),
             last_failure=_mapping(fields.get("lastFailure")),
             start_time=time_from_text(fields.get("startTime")),
             completion_time=time_from_text(fields.get("completionTime")),
@@ -408,7 +443,10 @@ class Status:
 
     def to_dict(self) -> dict[str, Any]:
         """The status as the CRD has it; absent where there is nothing to say."""
-        backoff = {"count": self.backoff.count, "until": self.backoff.until and time_to_text(self.backoff.until)}
+        backoff = {
+            "count": self.backoff.count,
+            "until": self.backoff.until and time_to_text(self.backoff.until),
+        }
         fields: dict[str, Any] = {
             "phase": self.phase,
             "reason": self.reason,
@@ -434,7 +472,11 @@ class Status:
 
 
 def _present(fields: Dict) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if value is not None and value != {} and value != ""}
+    return {
+        key: value
+        for key, value in fields.items()
+        if value is not None and value != {} and value != ""
+    }
 
 
 def _mapping(value: Any) -> Dict:
@@ -442,7 +484,11 @@ def _mapping(value: Any) -> Dict:
 
 
 def _mappings(value: Any) -> tuple[Dict, ...]:
-    return tuple(item for item in value if isinstance(item, Mapping)) if isinstance(value, list | tuple) else ()
+    return (
+        tuple(item for item in value if isinstance(item, Mapping))
+        if isinstance(value, list | tuple)
+        else ()
+    )
 
 
 def _count(value: Any) -> int:
@@ -450,7 +496,11 @@ def _count(value: Any) -> int:
 
 
 def _counts(value: Any) -> tuple[int, ...]:
-    return tuple(item for item in value if isinstance(item, int)) if isinstance(value, list | tuple) else ()
+    return (
+        tuple(item for item in value if isinstance(item, int))
+        if isinstance(value, list | tuple)
+        else ()
+    )
 
 
 def _optional_count(value: Any) -> int | None:

@@ -41,7 +41,9 @@ EXCEPTION = re.compile(
 )
 INTERPRETER = re.compile(r"^\S*python[\d.]*: (.+)$", re.MULTILINE)
 """What Python itself says when it finds no script or no module to run: its words, and no exception."""
-LAUNCHER_ERROR = re.compile(r"^[\w.]*(?:ChildFailedError|SignalException|Rendezvous\w*Error)\b", re.MULTILINE)
+LAUNCHER_ERROR = re.compile(
+    r"^[\w.]*(?:ChildFailedError|SignalException|Rendezvous\w*Error)\b", re.MULTILINE
+)
 TRACEBACK = "Traceback (most recent call last):\n  File "
 
 QUARTER = timedelta(minutes=15)
@@ -104,7 +106,11 @@ def read_summary(message: str) -> Summary | None:
     before, header, after = message.rpartition(ROOT_CAUSE)
     lines = after.splitlines()[:MOST_LINES]
     fields = {found[1]: found for line in lines if (found := FIELD.match(line))}
-    if not header or not RANK.fullmatch(_value(fields, "rank")) or not EXIT_CODE.fullmatch(_value(fields, "exitcode")):
+    if (
+        not header
+        or not RANK.fullmatch(_value(fields, "rank"))
+        or not EXIT_CODE.fullmatch(_value(fields, "exitcode"))
+    ):
         return None
     rank, code = int(_value(fields, "rank")), int(_value(fields, "exitcode"))
     rest = after.partition(fields["exitcode"][0])[2]
@@ -154,7 +160,9 @@ def _failure_time(before: str, summary_time: str) -> datetime | None:
         moment = datetime.strptime(summary_time, "%Y-%m-%d_%H:%M:%S").replace(tzinfo=UTC)
         lines = AGENT_LINE.findall(before)
         return (
-            datetime.strptime(f"{moment.year}{lines[0]}", "%Y%m%d %H:%M:%S.%f").replace(tzinfo=UTC) if lines else moment
+            datetime.strptime(f"{moment.year}{lines[0]}", "%Y%m%d %H:%M:%S.%f").replace(tzinfo=UTC)
+            if lines
+            else moment
         )
     except ValueError:
         return None
@@ -170,7 +178,9 @@ def judge(
     certain = [*_disruptions(pods, vanished), *_own_failures(pods)]
     if certain:
         return min(certain, key=lambda c: c[0])[1]
-    failed = sorted((p for p in pods if p.fate is Fate.FAILED), key=lambda p: (_blame(p), _end(p, now), p.index))
+    failed = sorted(
+        (p for p in pods if p.fate is Fate.FAILED), key=lambda p: (_blame(p), _end(p, now), p.index)
+    )
     if not failed:
         return None
     settled = min(_end(p, now) for p in failed) + SETTLE
@@ -186,9 +196,14 @@ BEGINNING = datetime.min.replace(tzinfo=UTC)
 def _disruptions(pods: Sequence[Pod], vanished: Sequence[int]) -> list[Ranked]:
     """Signs of disruption; one without a time outranks whatever its peers did about it."""
     signs = [(pod.index, pod, pod.disruption) for pod in pods if pod.disruption]
-    gone = [(index, None, Sign("PodDeleted", f"the pod of node {index} is gone")) for index in vanished]
+    gone = [
+        (index, None, Sign("PodDeleted", f"the pod of node {index} is gone")) for index in vanished
+    ]
     return [
-        ((sign.time or BEGINNING, 0, index), Verdict(Cause.DISRUPTION, sign.reason, sign.message, index, pod))
+        (
+            (sign.time or BEGINNING, 0, index),
+            Verdict(Cause.DISRUPTION, sign.reason, sign.message, index, pod),
+        )
         for index, pod, sign in [*signs, *gone]
     ]
 
@@ -208,14 +223,28 @@ def _own_failures(pods: Sequence[Pod]) -> list[Ranked]:
 def _failure(pod: Pod, summary: Summary | None) -> Verdict:
     if pod.exit_reason == "OOMKilled":
         text = "ran out of memory (OOMKilled); raise resources.limits.memory or use less"
-        return Verdict(Cause.FAILURE, "OOMKilled", f"node {pod.index} {text}", pod.index, pod, None, pod.exit_code)
+        return Verdict(
+            Cause.FAILURE,
+            "OOMKilled",
+            f"node {pod.index} {text}",
+            pod.index,
+            pod,
+            None,
+            pod.exit_code,
+        )
     if summary is None:
         last = _last_words(pod.message)
-        text = f"node {pod.index} ended with exit code {pod.exit_code}" + (f": {last}" if last else "")
-        return Verdict(Cause.FAILURE, pod.exit_reason or "Error", text, pod.index, pod, None, pod.exit_code)
+        text = f"node {pod.index} ended with exit code {pod.exit_code}" + (
+            f": {last}" if last else ""
+        )
+        return Verdict(
+            Cause.FAILURE, pod.exit_reason or "Error", text, pod.index, pod, None, pod.exit_code
+        )
     what = f": {summary.exception}" if summary.exception else ""
     text = f"rank {summary.rank} on node {pod.index} ended with exit code {summary.exit_code}{what}"
-    return Verdict(Cause.FAILURE, "WorkerFailed", text, pod.index, pod, summary.rank, summary.exit_code)
+    return Verdict(
+        Cause.FAILURE, "WorkerFailed", text, pod.index, pod, summary.rank, summary.exit_code
+    )
 
 
 def _uncertain(pod: Pod, pods: Sequence[Pod], unborn: Sequence[int]) -> Verdict:
@@ -223,13 +252,19 @@ def _uncertain(pod: Pod, pods: Sequence[Pod], unborn: Sequence[int]) -> Verdict:
     late = [*sorted(p.name for p in pods if not p.started), *(f"node {index}" for index in unborn)]
     if RENDEZVOUS_TIMEOUT.search(pod.message) and late:
         text = f"the rendezvous timed out while {', '.join(late)} had not started"
-        return Verdict(Cause.RENDEZVOUS, Reason.RENDEZVOUS_TIMEOUT, text, pod.index, pod, None, pod.exit_code)
+        return Verdict(
+            Cause.RENDEZVOUS, Reason.RENDEZVOUS_TIMEOUT, text, pod.index, pod, None, pod.exit_code
+        )
     return _failure(pod, read_summary(pod.message))
 
 
 def _blame(pod: Pod) -> int:
     """Followers last: one of them is named only when everybody is one."""
-    return 1 if FOLLOWER.search(_of_the_script(pod.message)) or FOLLOWER.search(_last_words(pod.message)) else 0
+    return (
+        1
+        if FOLLOWER.search(_of_the_script(pod.message)) or FOLLOWER.search(_last_words(pod.message))
+        else 0
+    )
 
 
 def _end(pod: Pod, now: datetime) -> datetime:

@@ -11,7 +11,12 @@ Dict = Mapping[str, Any]
 
 
 def set_condition(
-    conditions: Sequence[Dict], kind: Condition, true: bool, reason: str, message: str, now: datetime
+    conditions: Sequence[Dict],
+    kind: Condition,
+    true: bool,
+    reason: str,
+    message: str,
+    now: datetime,
 ) -> tuple[Dict, ...]:
     """The conditions with one set. Its transition time moves only when its status does."""
     status = "True" if true else "False"

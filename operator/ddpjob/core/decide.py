@@ -78,14 +78,20 @@ def decide(obs: Observation, now: datetime) -> Plan:
     A job that is being deleted, or of which a newer status exists, is left exactly as it is.
     """
     spec = obs.job.spec
-    plan = next(p for p in (rule(obs, spec, now) for rule in RULES) if p) if spec else _unreadable(obs, now)
+    plan = (
+        next(p for p in (rule(obs, spec, now) for rule in RULES) if p)
+        if spec
+        else _unreadable(obs, now)
+    )
     hands_off = obs.job.deleting or obs.job_is_stale
     return plan if hands_off else replace(plan, status=_stamped(plan.status, obs.job))
 
 
 def _stamped(status: Status, job: Job) -> Status:
     return replace(
-        status, observed_generation=job.generation, conditions=observed_at(status.conditions, job.generation)
+        status,
+        observed_generation=job.generation,
+        conditions=observed_at(status.conditions, job.generation),
     )
 
 
@@ -94,7 +100,11 @@ def _unreadable(obs: Observation, now: datetime) -> Plan:
     if obs.job.deleting or obs.job.status.finished:
         return Plan(obs.job.status)
     message = f"{obs.job.spec_error} The CRD and this operator are of different versions; upgrade the older one."
-    return Plan(replace(obs.job.status, phase=Phase.PENDING, reason=Reason.INVALID_SPEC, message=message[:1024]))
+    return Plan(
+        replace(
+            obs.job.status, phase=Phase.PENDING, reason=Reason.INVALID_SPEC, message=message[:1024]
+        )
+    )
 
 
 # --- the rules, in their order
@@ -128,7 +138,9 @@ def stale_attempts_pods(obs: Observation, spec: Spec, now: datetime) -> Plan | N
     more = f" and {len(left) - 1} more" if len(left) > 1 else ""
     where = f" on node {first.node}" if first.node else ""
     message = f"attempt {obs.attempt} starts when pod {first.name}{where}{more} has ended"
-    status = _counted(obs, phase=Phase.RESTARTING, reason=Reason.WAITING_FOR_OLD_PODS, message=message)
+    status = _counted(
+        obs, phase=Phase.RESTARTING, reason=Reason.WAITING_FOR_OLD_PODS, message=message
+    )
     grace = _grace(obs.job.status, obs.attempt - 1, ran=_ran_before(obs.job.status))
     return Plan(status, delete=_deletions(left, grace))
 
@@ -154,7 +166,9 @@ def all_succeeded(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
         succeeded_nodes=(),
         conditions=_ended(obs, Condition.COMPLETE, Reason.SUCCEEDED, message, now),
     )
-    return Plan(status, delete=_deletions(obs.pods, None), events=(Event("Normal", "Complete", message),))
+    return Plan(
+        status, delete=_deletions(obs.pods, None), events=(Event("Normal", "Complete", message),)
+    )
 
 
 def resized(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -190,9 +204,7 @@ def start(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if refusal and refusal.final:
         return _fail(obs, refusal.reason, refusal.message, now)
     if status.backoff.until and now < status.backoff.until:
-        message = (
-            f"attempt {obs.attempt} starts at {time_to_text(status.backoff.until)}: {status.backoff.count} died young"
-        )
+        message = f"attempt {obs.attempt} starts at {time_to_text(status.backoff.until)}: {status.backoff.count} died young"
         waiting = _counted(obs, phase=Phase.RESTARTING, reason=Reason.BACK_OFF, message=message)
         return Plan(waiting, wake_after=(status.backoff.until - now).total_seconds())
     if refusal:
@@ -246,7 +258,9 @@ def _begun(status: Status, job: Job, spec: Spec, now: datetime) -> Status:
         "rendezvous": f"{names.hostname(attempt, 0, spec.nodes)}.{job.name}:{names.RENDEZVOUS_PORT}",
     }
     nodes = Nodes(desired=spec.nodes)
-    return replace(status, attempt_time=now, nodes=nodes, resolved=resolved, succeeded_nodes=(), result={})
+    return replace(
+        status, attempt_time=now, nodes=nodes, resolved=resolved, succeeded_nodes=(), result={}
+    )
 
 
 def _counted(obs: Observation, *, phase: str, reason: str, message: str) -> Status:
@@ -259,7 +273,9 @@ def _counted(obs: Observation, *, phase: str, reason: str, message: str) -> Stat
         succeeded=len(obs.succeeded),
         failed=fates.count(Fate.FAILED),
     )
-    kept = replace(obs.job.status, succeeded_nodes=tuple(sorted(obs.succeeded)), result=_result(obs))
+    kept = replace(
+        obs.job.status, succeeded_nodes=tuple(sorted(obs.succeeded)), result=_result(obs)
+    )
     return replace(kept, phase=str(phase), reason=str(reason), message=message[:1024], nodes=nodes)
 
 
@@ -269,7 +285,9 @@ def _result(obs: Observation) -> Mapping[str, str]:
     return read_result(ended[0].message) if ended else obs.job.status.result
 
 
-def _ended(obs: Observation, kind: Condition, reason: str, message: str, now: datetime) -> Conditions:
+def _ended(
+    obs: Observation, kind: Condition, reason: str, message: str, now: datetime
+) -> Conditions:
     """The conditions of a job that is now Complete or Failed, and therefore no longer Running."""
     conditions = set_condition(obs.job.status.conditions, kind, True, reason, message, now)
     return set_condition(conditions, Condition.RUNNING, False, reason, message, now)
@@ -284,12 +302,20 @@ def _steady_status(obs: Observation, now: datetime) -> Status:
     up = len(obs.succeeded) + sum(p.fate is Fate.RUNNING for p in obs.current)
     total = obs.job.status.nodes.desired
     if up == total:
-        said: tuple[str, str, str] = Phase.RUNNING, Reason.NODES_RUNNING, f"attempt {obs.attempt} runs on {total} nodes"
+        said: tuple[str, str, str] = (
+            Phase.RUNNING,
+            Reason.NODES_RUNNING,
+            f"attempt {obs.attempt} runs on {total} nodes",
+        )
     else:
         said = _what_is_missing(obs.current, total)
     phase, reason, message = said
     status = _counted(obs, phase=phase, reason=reason, message=message)
-    return replace(status, attempt_started=_latch(obs), conditions=_running(obs, up == total, reason, message, now))
+    return replace(
+        status,
+        attempt_started=_latch(obs),
+        conditions=_running(obs, up == total, reason, message, now),
+    )
 
 
 def _latch(obs: Observation) -> int | None:
@@ -308,7 +334,11 @@ def _what_is_missing(pods: Sequence[Pod], total: int) -> tuple[Phase, str, str]:
         )
     waiting = [p for p in pods if p.fate is Fate.PENDING]
     where = waiting[0].node or "(none yet)" if waiting else ""
-    first = f"; {waiting[0].name} on node {where} is being set up (kubectl describe it for more)" if waiting else ""
+    first = (
+        f"; {waiting[0].name} on node {where} is being set up (kubectl describe it for more)"
+        if waiting
+        else ""
+    )
     return Phase.STARTING, Reason.STARTING, f"{total - len(waiting)} of {total} nodes run{first}"
 
 
@@ -317,13 +347,25 @@ def _restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: dateti
     obs = _with_status(obs, replace(status, last_failure=_last_failure(obs, verdict, now)))
     if verdict.cause is Cause.FAILURE and status.restarts >= policy.max_restarts:
         return _fail(
-            obs, Reason.MAX_RESTARTS, f"{verdict.message}; no restart is left of maxRestarts={policy.max_restarts}", now
+            obs,
+            Reason.MAX_RESTARTS,
+            f"{verdict.message}; no restart is left of maxRestarts={policy.max_restarts}",
+            now,
         )
     if verdict.cause is Cause.DISRUPTION and status.disruptions >= policy.max_disruptions:
-        message = f"{verdict.message}; no restart is left of maxDisruptions={policy.max_disruptions}"
+        message = (
+            f"{verdict.message}; no restart is left of maxDisruptions={policy.max_disruptions}"
+        )
         return _fail(obs, Reason.MAX_DISRUPTIONS, message, now)
     return _next_attempt(
-        obs, spec, REASONS[verdict.cause], verdict.message, now, _backoff(status, now), _grace_now(obs), verdict.cause
+        obs,
+        spec,
+        REASONS[verdict.cause],
+        verdict.message,
+        now,
+        _backoff(status, now),
+        _grace_now(obs),
+        verdict.cause,
     )
 
 
@@ -368,7 +410,9 @@ def _next_attempt(
     )
     kind = "Normal" if cause is None else "Warning"
     event = Event(
-        kind, "Resized" if cause is None else "Restarting", f"attempt {status.attempt} begins: {message}"[:1024]
+        kind,
+        "Resized" if cause is None else "Restarting",
+        f"attempt {status.attempt} begins: {message}"[:1024],
     )
     return Plan(status, delete=_deletions(obs.pods, grace), events=(event,), wake_after=0.0)
 
@@ -382,7 +426,9 @@ def _fail(obs: Observation, reason: str, message: str, now: datetime) -> Plan:
         conditions=_ended(obs, Condition.FAILED, reason, message[:1024], now),
     )
     return Plan(
-        status, delete=_deletions(obs.pods, BROKEN_GANG_GRACE), events=(Event("Warning", "Failed", message[:1024]),)
+        status,
+        delete=_deletions(obs.pods, BROKEN_GANG_GRACE),
+        events=(Event("Warning", "Failed", message[:1024]),),
     )
 
 
@@ -403,7 +449,10 @@ def _deletions(pods: Sequence[Pod], grace: int | None) -> tuple[Delete, ...]:
 
 def _grace(status: Status, attempt: int, *, ran: bool) -> int | None:
     """Seconds for the living pods of an attempt that is over: enough to checkpoint only where all of them still can."""
-    if status.last_failure.get("cause") == Cause.FAILURE and status.last_failure.get("attempt") == attempt:
+    if (
+        status.last_failure.get("cause") == Cause.FAILURE
+        and status.last_failure.get("attempt") == attempt
+    ):
         return BROKEN_GANG_GRACE
     return None if ran else NEVER_RAN_GRACE
 
@@ -414,7 +463,14 @@ def _grace_now(obs: Observation) -> int | None:
 
 def _ran_before(status: Status) -> bool:
     """Whether the attempt before this one ran: then the condition Running fell just when this one began."""
-    fell = next((c.get("lastTransitionTime") for c in status.conditions if c.get("type") == Condition.RUNNING), None)
+    fell = next(
+        (
+            c.get("lastTransitionTime")
+            for c in status.conditions
+            if c.get("type") == Condition.RUNNING
+        ),
+        None,
+    )
     return status.attempt_time is not None and fell == time_to_text(status.attempt_time)
 
 
@@ -426,7 +482,9 @@ def _ended_before(obs: Observation) -> tuple[Delete, ...]:
 def _outlived(obs: Observation) -> tuple[Delete, ...]:
     """Ended pods of attempts before the last: only it and the one that `lastFailure` tells of keep their logs."""
     kept = (obs.attempt - 1, obs.job.status.last_failure.get("attempt"))
-    return tuple(Delete(p.name, p.uid) for p in obs.older if p.attempt not in kept and not p.deleting)
+    return tuple(
+        Delete(p.name, p.uid) for p in obs.older if p.attempt not in kept and not p.deleting
+    )
 
 
 def is_transition(old: Status, new: Status) -> bool:
@@ -434,7 +492,9 @@ def is_transition(old: Status, new: Status) -> bool:
 
     def essence(status: Status) -> Status:
         conditions = tuple({**c, "message": ""} for c in status.conditions)
-        still = replace(status, message="", nodes=Nodes(desired=status.nodes.desired), conditions=conditions)
+        still = replace(
+            status, message="", nodes=Nodes(desired=status.nodes.desired), conditions=conditions
+        )
         return replace(still, succeeded_nodes=(), result={})
 
     return essence(old) != essence(new)

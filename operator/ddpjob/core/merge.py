@@ -26,7 +26,10 @@ RETAIN_KEYS = ("volumes",)
 def merge(base: Any, overlay: Any, field: str = "") -> Any:
     """`base` with `overlay` on top; neither is changed."""
     if isinstance(base, Mapping) and isinstance(overlay, Mapping):
-        merged = {key: merge(value, overlay[key], key) if key in overlay else value for key, value in base.items()}
+        merged = {
+            key: merge(value, overlay[key], key) if key in overlay else value
+            for key, value in base.items()
+        }
         merged.update({key: merge({}, value) for key, value in overlay.items() if key not in base})
         return {key: value for key, value in merged.items() if value is not None}
     if isinstance(base, list) and isinstance(overlay, list) and field == "env":
@@ -36,7 +39,9 @@ def merge(base: Any, overlay: Any, field: str = "") -> Any:
     return overlay
 
 
-def merge_by(key: str, base: list[Any], overlay: list[Any], *, retain_keys: bool = False) -> list[Any]:
+def merge_by(
+    key: str, base: list[Any], overlay: list[Any], *, retain_keys: bool = False
+) -> list[Any]:
     """Items of `overlay` merged into those of `base` with the same `key`; new ones at the end.
 
     With `retain_keys`, an item of `base` keeps only the fields that its overlay has too.
@@ -44,7 +49,8 @@ def merge_by(key: str, base: list[Any], overlay: list[Any], *, retain_keys: bool
     by_key = {_key(item, key): item for item in overlay}
     known = {_key(item, key) for item in base}
     merged = [
-        _together(item, by_key[_key(item, key)], retain_keys) if _key(item, key) in by_key else item for item in base
+        _together(item, by_key[_key(item, key)], retain_keys) if _key(item, key) in by_key else item
+        for item in base
     ]
     return [*merged, *(item for k, item in by_key.items() if k not in known)]
 

@@ -108,7 +108,9 @@ class Observation:
     @cached_property
     def succeeded(self) -> frozenset[int]:
         """Indices of the current attempt whose trainer ended well, also where the pod is gone since."""
-        return frozenset(self.job.status.succeeded_nodes) | {p.index for p in self.current if p.fate is Fate.SUCCEEDED}
+        return frozenset(self.job.status.succeeded_nodes) | {
+            p.index for p in self.current if p.fate is Fate.SUCCEEDED
+        }
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -133,7 +135,10 @@ def read_pod(pod: Dict) -> Pod | None:
     """A pod of ours; None where its labels say neither attempt nor index."""
     metadata, spec, status = _map(pod, "metadata"), _map(pod, "spec"), _map(pod, "status")
     labels = _map(metadata, "labels")
-    attempt, index = str(labels.get(names.LABEL_ATTEMPT, "")), str(labels.get(names.LABEL_INDEX, ""))
+    attempt, index = (
+        str(labels.get(names.LABEL_ATTEMPT, "")),
+        str(labels.get(names.LABEL_INDEX, "")),
+    )
     if not attempt.isdecimal() or not index.isdecimal():
         return None
     state = _trainer_state(status)
@@ -147,7 +152,8 @@ def read_pod(pod: Dict) -> Pod | None:
         index=int(index),
         fate=fate,
         node=str(spec.get("nodeName") or ""),
-        released=phase in ("Succeeded", "Failed") or (terminated is not None and not _others_left(status)),
+        released=phase in ("Succeeded", "Failed")
+        or (terminated is not None and not _others_left(status)),
         deleting=bool(metadata.get("deletionTimestamp")),
         started="terminated" in state or "running" in state,
         disruption=None if fate is Fate.SUCCEEDED else _disruption(metadata, status, terminated),
@@ -186,7 +192,11 @@ def _failed_init(status: Dict) -> Dict | None:
         terminated = _map(_map(container, "state"), "terminated")
         if status.get("phase") == "Failed" and terminated.get("exitCode"):
             said = str(terminated.get("message") or "")
-            return {**terminated, "reason": "InitFailed", "message": f"init container {container.get('name')}: {said}"}
+            return {
+                **terminated,
+                "reason": "InitFailed",
+                "message": f"init container {container.get('name')}: {said}",
+            }
     return None
 
 
@@ -198,7 +208,10 @@ def _trainer_state(status: Dict) -> Dict:
 def _fate(phase: Any, state: Dict) -> Fate:
     if "terminated" in state:
         return Fate.SUCCEEDED if _map(state, "terminated").get("exitCode") == 0 else Fate.FAILED
-    if phase in ("Failed", "Succeeded"):  # the trainer's own end was never reported: refused, evicted or lost
+    if phase in (
+        "Failed",
+        "Succeeded",
+    ):  # the trainer's own end was never reported: refused, evicted or lost
         return Fate.FAILED
     return Fate.RUNNING if "running" in state else Fate.PENDING
 
@@ -207,9 +220,14 @@ def _disruption(metadata: Dict, status: Dict, terminated: Dict | None) -> Sign |
     name = metadata.get("name")
     for condition in _items(status, "conditions"):
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            reason, message = str(condition.get("reason") or "Disrupted"), str(condition.get("message") or "")
+            reason, message = (
+                str(condition.get("reason") or "Disrupted"),
+                str(condition.get("message") or ""),
+            )
             return Sign(
-                reason, message or f"pod {name} was disrupted", time_from_text(condition.get("lastTransitionTime"))
+                reason,
+                message or f"pod {name} was disrupted",
+                time_from_text(condition.get("lastTransitionTime")),
             )
     if terminated is not None and terminated.get("reason") == "ContainerStatusUnknown":
         return Sign(
@@ -230,9 +248,14 @@ def _disruption(metadata: Dict, status: Dict, terminated: Dict | None) -> Sign |
 
 def _deletion_asked(metadata: Dict) -> datetime | None:
     """deletionTimestamp is the end of the grace period; what counts is when somebody asked."""
-    deadline, grace = time_from_text(metadata.get("deletionTimestamp")), metadata.get("deletionGracePeriodSeconds")
+    deadline, grace = (
+        time_from_text(metadata.get("deletionTimestamp")),
+        metadata.get("deletionGracePeriodSeconds"),
+    )
     try:
-        return deadline - timedelta(seconds=grace) if deadline and isinstance(grace, int) else deadline
+        return (
+            deadline - timedelta(seconds=grace) if deadline and isinstance(grace, int) else deadline
+        )
     except OverflowError:  # a grace period may be any 64-bit number
         return deadline
 
@@ -240,7 +263,9 @@ def _deletion_asked(metadata: Dict) -> datetime | None:
 def _blocked(status: Dict, state: Dict) -> Sign | None:
     for condition in _items(status, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return Sign(names.Reason.UNSCHEDULABLE, str(condition.get("message") or "no node fits yet"))
+            return Sign(
+                names.Reason.UNSCHEDULABLE, str(condition.get("message") or "no node fits yet")
+            )
     for container in _items(status, "initContainerStatuses"):
         if sign := _waits_for(_map(container, "state")):
             return Sign(sign.reason, f"init container {container.get('name')}: {sign.message}")
@@ -250,7 +275,13 @@ def _blocked(status: Dict, state: Dict) -> Sign | None:
 def _waits_for(state: Dict) -> Sign | None:
     waiting = _map(state, "waiting")
     reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
-    if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"):
+    if reason in (
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+    ):
         return Sign(names.Reason.IMAGE_PULL, message or reason)
     if reason and reason not in ("ContainerCreating", "PodInitializing"):
         return Sign(reason, message or reason)

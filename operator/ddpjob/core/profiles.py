@@ -75,7 +75,9 @@ def complaint(name: str, nodes: int, asked: int | None) -> str | None:
         return None
     allowed = ", ".join(str(count) for count in counts)
     where = "on one node" if nodes == 1 else "on each of several nodes"
-    return f"spec.nprocPerNode with accelerator {name} {where} must be {allowed} or auto, not {asked}."
+    return (
+        f"spec.nprocPerNode with accelerator {name} {where} must be {allowed} or auto, not {asked}."
+    )
 
 
 def devices(name: str, asked: int | None, user_resources: Dict | None) -> Mapping[str, int]:

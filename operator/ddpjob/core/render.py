@@ -19,7 +19,9 @@ from ddpjob.core.api import Job, Spec, SpecError
 from ddpjob.core.merge import merge, merge_by, replace_by
 
 Dict = Mapping[str, Any]
-Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where PyYAML has libyaml, as its wheels do
+Loader = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # ten times faster where PyYAML has libyaml, as its wheels do
 
 RENDEZVOUS_TIMEOUT = "3600"
 """Seconds. Peers may stay Pending for long (a full cluster, an autoscaler); waiting must not cost an attempt."""
@@ -31,7 +33,9 @@ GRACE_SECONDS = SHUTDOWN_SECONDS + 15
 
 RESTRICTED_ID = 1000
 
-INDEX, HOSTNAME, LOCAL_ADDRESS, IS_HOST = (f"\ue000{word}\ue000" for word in ("index", "hostname", "address", "host"))
+INDEX, HOSTNAME, LOCAL_ADDRESS, IS_HOST = (
+    f"\ue000{word}\ue000" for word in ("index", "hostname", "address", "host")
+)
 """What differs between the pods of a gang; private-use characters, so that no user's text is taken for one."""
 
 MARK = re.compile("\ue000[a-z]+\ue000")
@@ -75,8 +79,15 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
     attempt = job.status.attempt
     try:
         shape = _shape(job, job.spec, attempt, settings)
-    except (TypeError, KeyError, AttributeError, yaml.YAMLError) as error:  # of shapes that the CRD leaves open
-        raise SpecError(f"No pod can be made of this spec: {type(error).__name__}: {error}.") from error
+    except (
+        TypeError,
+        KeyError,
+        AttributeError,
+        yaml.YAMLError,
+    ) as error:  # of shapes that the CRD leaves open
+        raise SpecError(
+            f"No pod can be made of this spec: {type(error).__name__}: {error}."
+        ) from error
     for index in indices:
         words = {
             INDEX: str(index),
@@ -89,9 +100,13 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
 
 def _shape(job: Job, spec: Spec, attempt: int, settings: Settings) -> str:
     """All that the pods of a gang have in common, as JSON, with marks for what they have not."""
-    skeleton = yaml.load(_template("pod.yaml.j2").render(_pod_context(job, spec, attempt, settings)), Loader=Loader)
+    skeleton = yaml.load(
+        _template("pod.yaml.j2").render(_pod_context(job, spec, attempt, settings)), Loader=Loader
+    )
     pod = merge(skeleton, spec.pod_template)
-    if pod["spec"].get("hostNetwork"):  # else only the node's resolver is asked, which does not know the gang's names
+    if pod["spec"].get(
+        "hostNetwork"
+    ):  # else only the node's resolver is asked, which does not know the gang's names
         pod["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     return json.dumps(_hardened(pod) if settings.restricted else pod, ensure_ascii=False)
 
@@ -102,7 +117,10 @@ def _hardened(pod: dict[str, Any]) -> dict[str, Any]:
     spec = dict(pod["spec"])
     for kind in ("initContainers", "containers"):
         if kind in spec:
-            spec[kind] = [{**c, "securityContext": level | (c.get("securityContext") or {})} for c in spec[kind]]
+            spec[kind] = [
+                {**c, "securityContext": level | (c.get("securityContext") or {})}
+                for c in spec[kind]
+            ]
     return {**pod, "spec": spec}
 
 
@@ -117,7 +135,11 @@ def service(job: Job) -> dict[str, Any]:
 def _template(name: str) -> Template:
     loader = PackageLoader("ddpjob.core", "templates")
     environment = Environment(
-        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
+        loader=loader,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
     )
     environment.policies["json.dumps_function"] = _json_for_yaml
     return environment.get_template(name)
@@ -125,11 +147,17 @@ def _template(name: str) -> Template:
 
 def _json_for_yaml(value: Any, **options: Any) -> str:
     """JSON that YAML reads as well: a character that JSON escapes as two surrogates stays itself."""
-    return SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), json.dumps(value, **options))
+    return SURROGATES.sub(
+        lambda found: str(json.loads(f'"{found[0]}"')), json.dumps(value, **options)
+    )
 
 
 def _common(job: Job) -> dict[str, Any]:
-    labels = {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: job.name, names.LABEL_JOB_UID: job.uid}
+    labels = {
+        names.LABEL_MANAGED_BY: names.MANAGER,
+        names.LABEL_JOB: job.name,
+        names.LABEL_JOB_UID: job.uid,
+    }
     return {
         "job": job,
         "api_version": names.API_VERSION,
@@ -161,8 +189,12 @@ def _pod_context(job: Job, spec: Spec, attempt: int, settings: Settings) -> dict
         "affinity": _affinity(profile, fields.get("affinity") or {}),
         "tolerations": [*(fields.get("tolerations") or []), *map(dict, profile.tolerations)],
         "pod_fields": {key: fields[key] for key in POD_LEVEL_FIELDS if key in fields},
-        "container_fields": {key: fields[key] for key in ("imagePullPolicy", "envFrom") if key in fields},
-        "token": bool({**fields, **(spec.pod_template.get("spec") or {})}.get("serviceAccountName")),
+        "container_fields": {
+            key: fields[key] for key in ("imagePullPolicy", "envFrom") if key in fields
+        },
+        "token": bool(
+            {**fields, **(spec.pod_template.get("spec") or {})}.get("serviceAccountName")
+        ),
         "grace": GRACE_SECONDS,
         "restricted": settings.restricted,
         "fs_group": RESTRICTED_ID if settings.restricted or spec.checkpoint else None,
@@ -181,7 +213,11 @@ POD_LEVEL_FIELDS = (
 
 def _command(job: Job, spec: Spec, attempt: int, addresses: Addresses) -> list[str]:
     """torchrun with every choice made for it, only in flags that torch 2.5 to 2.15 know; the user's args follow."""
-    conf = {"join_timeout": RENDEZVOUS_TIMEOUT, "read_timeout": RENDEZVOUS_TIMEOUT, **spec.rdzv_conf}
+    conf = {
+        "join_timeout": RENDEZVOUS_TIMEOUT,
+        "read_timeout": RENDEZVOUS_TIMEOUT,
+        **spec.rdzv_conf,
+    }
     conf["is_host"] = IS_HOST  # never left to a guess: a Service name makes every agent a client
     return [
         *spec.command,
@@ -196,7 +232,9 @@ def _command(job: Job, spec: Spec, attempt: int, addresses: Addresses) -> list[s
     ]
 
 
-def _env(job: Job, spec: Spec, profile: profiles.Profile, attempt: int, settings: Settings) -> list[Dict]:
+def _env(
+    job: Job, spec: Spec, profile: profiles.Profile, attempt: int, settings: Settings
+) -> list[Dict]:
     """Ours, then the profile's, then the user's; a later one of the same name wins."""
     ours = {
         "DDP_JOB_NAME": job.name,
@@ -211,8 +249,12 @@ def _env(job: Job, spec: Spec, profile: profiles.Profile, attempt: int, settings
     if spec.checkpoint:
         ours["DDP_CHECKPOINT_DIR"] = f"{spec.checkpoint.mount_path}/{job.name}"
     if spec.checkpoint and profile.node_cache_variable:
-        ours[profile.node_cache_variable] = f"{spec.checkpoint.mount_path}/{job.name}/compile-cache/n{INDEX}"
-    if settings.restricted:  # an unknown uid has no home, and getpass.getuser() raises without a name
+        ours[profile.node_cache_variable] = (
+            f"{spec.checkpoint.mount_path}/{job.name}/compile-cache/n{INDEX}"
+        )
+    if (
+        settings.restricted
+    ):  # an unknown uid has no home, and getpass.getuser() raises without a name
         ours |= {"HOME": names.HOME, "USER": "ddpjob", "LOGNAME": "ddpjob"}
     node = {"name": "DDP_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     given = [{"name": name, "value": value} for name, value in {**ours, **profile.env}.items()]
@@ -222,7 +264,11 @@ def _env(job: Job, spec: Spec, profile: profiles.Profile, attempt: int, settings
 def _threads(spec: Spec) -> int:
     """Cores for each process: what the container was given, shared evenly; torch would otherwise take the whole node's."""
     resources = spec.pod_fields.get("resources") or {}
-    given = (resources.get("requests") or {}).get("cpu") or (resources.get("limits") or {}).get("cpu") or 0
+    given = (
+        (resources.get("requests") or {}).get("cpu")
+        or (resources.get("limits") or {}).get("cpu")
+        or 0
+    )
     return max(1, int(_cores(given) // spec.processes))
 
 
@@ -239,7 +285,9 @@ def _resources(spec: Spec) -> Dict:
     """The user's resources with the profile's devices, whose limits Kubernetes copies into requests."""
     user = spec.pod_fields.get("resources") or {}
     devices = profiles.devices(spec.accelerator, spec.nproc_per_node, user)
-    merged: Dict = merge({"limits": {name: str(count) for name, count in devices.items()}} if devices else {}, user)
+    merged: Dict = merge(
+        {"limits": {name: str(count) for name, count in devices.items()}} if devices else {}, user
+    )
     return merged
 
 
@@ -266,14 +314,21 @@ def _affinity(profile: profiles.Profile, user: Dict) -> Dict:
     """The user's affinity and the right instance type, where nodes say theirs; where none does, the devices decide."""
     if not profile.instance_types:
         return user
-    label, required = "node.kubernetes.io/instance-type", "requiredDuringSchedulingIgnoredDuringExecution"
+    label, required = (
+        "node.kubernetes.io/instance-type",
+        "requiredDuringSchedulingIgnoredDuringExecution",
+    )
     types = [
         {"key": label, "operator": "In", "values": list(profile.instance_types)},
         {"key": label, "operator": "DoesNotExist"},
     ]
     node = user.get("nodeAffinity") or {}
-    asked = (node.get(required) or {}).get("nodeSelectorTerms") or [{}]  # terms are alternatives: each gets the type
+    asked = (node.get(required) or {}).get("nodeSelectorTerms") or [
+        {}
+    ]  # terms are alternatives: each gets the type
     terms = [
-        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), kind]} for term in asked for kind in types
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), kind]}
+        for term in asked
+        for kind in types
     ]
     return {**user, "nodeAffinity": {**node, required: {"nodeSelectorTerms": terms}}}

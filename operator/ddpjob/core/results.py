@@ -14,7 +14,10 @@ def read_result(message: str) -> Mapping[str, str]:
         return {}
     if not isinstance(data, dict):
         return {}
-    return {str(key)[:MAX_TEXT]: _text(value)[:MAX_TEXT] for key, value in list(data.items())[:MAX_ENTRIES]}
+    return {
+        str(key)[:MAX_TEXT]: _text(value)[:MAX_TEXT]
+        for key, value in list(data.items())[:MAX_ENTRIES]
+    }
 
 
 def _text(value: object) -> str:

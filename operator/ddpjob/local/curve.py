@@ -76,13 +76,17 @@ def _training(runs: Mapping[str, Story], figure: "Figure") -> None:
         for _, at, values in ACCURACY.curves({name: story}):
             assert right is not None
             line = "-" if single else "--"
-            right.plot(at, values, line, color=_colour(1) if single else colour, marker="o", markersize=3)
+            right.plot(
+                at, values, line, color=_colour(1) if single else colour, marker="o", markersize=3
+            )
         for resumed in story.of("start")[1:]:
             axes.axvline(number(resumed.get("resumed_step")) or 0, color="grey", linestyle=":")
     axes.set(xlabel=LOSS.across, ylabel=LOSS.title, ylim=(0, None))
     _finish(axes, legend=not single)
     if right is not None:
-        right.set(ylabel=ACCURACY.title if single else f"{ACCURACY.title} (dashed)", ylim=(None, 100))
+        right.set(
+            ylabel=ACCURACY.title if single else f"{ACCURACY.title} (dashed)", ylim=(None, 100)
+        )
         right.spines["top"].set_visible(False)
         if single:
             axes.yaxis.label.set_color(_colour(0))

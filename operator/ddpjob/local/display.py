@@ -25,7 +25,9 @@ from ddpjob.local.story import Story, number, share
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 BAR_WIDTH = 28
 
-LAUNCHER = re.compile(r"(?P<level>[EW])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)")
+LAUNCHER = re.compile(
+    r"(?P<level>[EW])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)"
+)
 """A line of the agent's own. From its first error, or a signal, to its end it talks of nothing else: its traceback, its summary."""
 
 STACK_FRAME = re.compile(
@@ -77,8 +79,12 @@ class Display:
             self._reporting.clear()
         if status.phase == Phase.RUNNING:
             self._task = self._fresh_task("starting Python and torch", total=None)
-        style = {"Restarting": "yellow", "Failed": "bold red", "Complete": "bold green"}.get(status.phase, "bold")
-        self._console.print(Text.assemble((f"{status.phase:<11}", style), status.message), soft_wrap=True)
+        style = {"Restarting": "yellow", "Failed": "bold red", "Complete": "bold green"}.get(
+            status.phase, "bold"
+        )
+        self._console.print(
+            Text.assemble((f"{status.phase:<11}", style), status.message), soft_wrap=True
+        )
 
     def line(self, index: int, text: str) -> None:
         """What a node's script says. What torchrun says of a failure is in the job's reason, and whole in the logs."""
@@ -88,7 +94,9 @@ class Display:
         if said or index in self._reporting or self._ended or STACK_FRAME.match(text):
             return
         colour = NODE_COLOURS[index % len(NODE_COLOURS)]
-        self._console.print(Text.assemble((f"[n{index}] ", colour), Text(text, style="dim")), soft_wrap=True)
+        self._console.print(
+            Text.assemble((f"[n{index}] ", colour), Text(text, style="dim")), soft_wrap=True
+        )
 
     def metric(self, metric: Mapping[str, Any]) -> None:
         self._story.metrics.append(metric)
@@ -107,7 +115,9 @@ class Display:
         name = metric.get("workload", "training")
         size = _words(metric, "parameters", "{:,} parameters, ")
         data = _words(metric, "train_samples", "{:,} samples, ")
-        resumed = f", from step {_step(metric, 'resumed_step')}" if _step(metric, "resumed_step") else ""
+        resumed = (
+            f", from step {_step(metric, 'resumed_step')}" if _step(metric, "resumed_step") else ""
+        )
         text = f"{name}: {size}{data}{metric.get('world_size')} processes on {metric.get('device')} ({metric.get('backend')}){resumed}"
         self._console.print(Text.assemble((f"{'Training':<11}", "bold"), text), soft_wrap=True)
         self._task = self._fresh_task(
@@ -167,7 +177,11 @@ def _words(metric: Mapping[str, Any], key: str, template: str) -> str:
     value = metric.get(key, "")
     if value is None:
         value = math.nan
-    return template.format(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+    return (
+        template.format(value)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else ""
+    )
 
 
 def _step(metric: Mapping[str, Any], key: str = "step") -> int:

@@ -67,11 +67,15 @@ def read(path: Path) -> Manifest:
 
 def _manifest(document: Dict, config_maps: Mapping[str, Mapping[str, str]]) -> Manifest:
     if document.get("apiVersion") != names.API_VERSION:
-        raise SpecError(f"apiVersion must be {names.API_VERSION}, not {document.get('apiVersion')!r}.")
+        raise SpecError(
+            f"apiVersion must be {names.API_VERSION}, not {document.get('apiVersion')!r}."
+        )
     metadata = document.get("metadata")
     name = check_name(metadata.get("name") if isinstance(metadata, Mapping) else None)
     spec = Spec.from_dict(document.get("spec"))
-    job = Job.from_dict({**document, "metadata": {"namespace": "local", **(metadata or {}), "name": name}})
+    job = Job.from_dict(
+        {**document, "metadata": {"namespace": "local", **(metadata or {}), "name": name}}
+    )
     _check_shapes(spec)
     _refuse_secrets(spec)
     return Manifest(job, spec, config_maps, tuple(_notes(spec, document["spec"])))
@@ -92,7 +96,9 @@ def _config_data(name: str, data: Any) -> Mapping[str, str]:
         raise SpecError(f"data of the ConfigMap {name} must be an object of texts, not {data!r}.")
     for key, text in data.items():
         if not isinstance(key, str) or not isinstance(text, str):
-            raise SpecError(f"data of the ConfigMap {name} must be texts (numbers in quotes), but {key!r} is {text!r}.")
+            raise SpecError(
+                f"data of the ConfigMap {name} must be texts (numbers in quotes), but {key!r} is {text!r}."
+            )
     return data
 
 
@@ -103,19 +109,30 @@ def _check_shapes(spec: Spec) -> None:
     for where, items in (
         ("spec.podTemplate.spec.initContainers", pod.get("initContainers")),
         ("spec.podTemplate.spec.volumes", pod.get("volumes")),
-        *((f"{key} of podTemplate's trainer", trainer.get(key)) for key in ("env", "envFrom", "volumeMounts")),
+        *(
+            (f"{key} of podTemplate's trainer", trainer.get(key))
+            for key in ("env", "envFrom", "volumeMounts")
+        ),
     ):
-        if not isinstance(items, list | type(None)) or not all(isinstance(item, Mapping) for item in items or ()):
+        if not isinstance(items, list | type(None)) or not all(
+            isinstance(item, Mapping) for item in items or ()
+        ):
             raise SpecError(f"{where} must be a list of objects, not {items!r}.")
     for item in (*(spec.pod_fields.get("env") or ()), *(trainer.get("env") or ())):
         _mapping(item.get("valueFrom"), f"valueFrom of env {item.get('name')}")
     for volume in volumes(spec):
         for key, source in volume.items():
             if key != "name" and not isinstance(source, Mapping):
-                raise SpecError(f"{key} of the volume {volume.get('name')} must be an object, not {source!r}.")
+                raise SpecError(
+                    f"{key} of the volume {volume.get('name')} must be an object, not {source!r}."
+                )
         sources = (volume.get("projected") or {}).get("sources")
-        if not isinstance(sources, list | type(None)) or not all(isinstance(s, Mapping) for s in sources or ()):
-            raise SpecError(f"sources of the volume {volume.get('name')} must be a list of objects, not {sources!r}.")
+        if not isinstance(sources, list | type(None)) or not all(
+            isinstance(s, Mapping) for s in sources or ()
+        ):
+            raise SpecError(
+                f"sources of the volume {volume.get('name')} must be a list of objects, not {sources!r}."
+            )
 
 
 def _mapping(value: Any, where: str) -> Dict:
@@ -132,7 +149,11 @@ def volumes(spec: Spec) -> tuple[Dict, ...]:
 
 def check_claims(spec: Spec, given: Iterable[str]) -> None:
     """Raises SpecError for the name of a claim that the job does not mount: nothing would be found in it."""
-    used = [str(v["persistentVolumeClaim"].get("claimName")) for v in volumes(spec) if "persistentVolumeClaim" in v]
+    used = [
+        str(v["persistentVolumeClaim"].get("claimName"))
+        for v in volumes(spec)
+        if "persistentVolumeClaim" in v
+    ]
     used += [spec.checkpoint.claim] if spec.checkpoint else []
     for name in given:
         if name not in used:
@@ -172,11 +193,15 @@ def _notes(spec: Spec, fields: Dict) -> Iterator[str]:
     for key, text in NOT_HERE.items():
         if fields.get(key):
             yield f"{key}: {text.format(value=fields[key])}"
-    devices = profiles.devices(spec.accelerator, spec.nproc_per_node, spec.pod_fields.get("resources"))
+    devices = profiles.devices(
+        spec.accelerator, spec.nproc_per_node, spec.pod_fields.get("resources")
+    )
     if devices:
         yield f"accelerator: {', '.join(devices)} cannot be asked for here; processes see what this machine has"
     pod = spec.pod_template.get("spec") or {}
-    others = [str(c.get("name")) for c in pod.get("containers") or () if c.get("name") != names.TRAINER]
+    others = [
+        str(c.get("name")) for c in pod.get("containers") or () if c.get("name") != names.TRAINER
+    ]
     others += [str(c.get("name")) for c in pod.get("initContainers") or ()]
     if others:
         yield f"podTemplate: the containers {', '.join(others)} are not run"

@@ -89,7 +89,9 @@ class LocalPod:
         finally:
             self.finished.set()
 
-    async def _live(self, command: Command, log: Path, on_line: Callable[[str], None]) -> tuple[int, str]:
+    async def _live(
+        self, command: Command, log: Path, on_line: Callable[[str], None]
+    ) -> tuple[int, str]:
         """(exit code, termination message)."""
         output, sink = os.pipe()
         try:
@@ -131,7 +133,9 @@ class LocalPod:
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-            time.sleep(0.02)  # not psutil's wait, which would take the agent's exit code from asyncio
+            time.sleep(
+                0.02
+            )  # not psutil's wait, which would take the agent's exit code from asyncio
 
     def _left(self) -> list[psutil.Process]:
         self._known.update(processes_of(self.uid, self._process.pid if self._process else None))
@@ -150,7 +154,9 @@ class LocalPod:
             file.write_text(text)
         command.result.unlink(missing_ok=True)
         path = command.env.get("PATH", os.environ.get("PATH", os.defpath))
-        here = str(Path(sys.executable).parent)  # torchrun and python of the environment that runs this
+        here = str(
+            Path(sys.executable).parent
+        )  # torchrun and python of the environment that runs this
         env: Mapping[str, str] = {
             **_inherited(),
             "PYTHONUNBUFFERED": "1",
@@ -208,7 +214,10 @@ class LocalPod:
         self._set_state(state, "Failed" if code else "Succeeded")
 
     def _set_state(self, state: Mapping[str, Any], phase: str) -> None:
-        self.body["status"] = {"phase": phase, "containerStatuses": [{"name": names.TRAINER, "state": state}]}
+        self.body["status"] = {
+            "phase": phase,
+            "containerStatuses": [{"name": names.TRAINER, "state": state}],
+        }
         self._changed()
 
 
@@ -221,7 +230,9 @@ def _inherited() -> dict[str, str]:
     """This process's environment without what torchrun would take for its own flags or ranks."""
     reserved = (*names.RESERVED_VARIABLES, MARK)
     return {
-        k: v for k, v in os.environ.items() if k not in reserved and not k.startswith((names.RESERVED_PREFIX, "DDP_"))
+        k: v
+        for k, v in os.environ.items()
+        if k not in reserved and not k.startswith((names.RESERVED_PREFIX, "DDP_"))
     }
 
 

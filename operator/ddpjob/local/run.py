@@ -77,7 +77,9 @@ def _lock_first(parent: Path, job: str, held: contextlib.ExitStack) -> Path:
         except BlockingIOError:
             continue
         return folder
-    raise SpecError(f"A thousand runs of {job} are under way in {parent}; choose another folder with --runs.")
+    raise SpecError(
+        f"A thousand runs of {job} are under way in {parent}; choose another folder with --runs."
+    )
 
 
 def _clear(folder: Path) -> None:
@@ -93,7 +95,9 @@ class LocalRun:
     def __init__(self, manifest: Manifest, folders: Folders, watcher: Watcher) -> None:
         self._manifest, self._folders, self._watcher = manifest, folders, watcher
         self._settings = render.Settings(addresses=LocalAddresses(free_port))
-        self._job = replace(manifest.job, uid=str(uuid.uuid4()), generation=1, status=Status(), deleting=False)
+        self._job = replace(
+            manifest.job, uid=str(uuid.uuid4()), generation=1, status=Status(), deleting=False
+        )
         self._pods: dict[str, LocalPod] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -115,12 +119,16 @@ class LocalRun:
 
     def _keep_status(self) -> None:
         try:
-            (self._folders.run / "status.yaml").write_text(yaml.safe_dump(self._job.status.to_dict(), sort_keys=False))
+            (self._folders.run / "status.yaml").write_text(
+                yaml.safe_dump(self._job.status.to_dict(), sort_keys=False)
+            )
         except OSError as error:
             self._note_once(f"{error.filename}: {error.strerror}")
 
     def _over(self) -> bool:
-        return self._job.status.finished and all(pod.finished.is_set() for pod in self._pods.values())
+        return self._job.status.finished and all(
+            pod.finished.is_set() for pod in self._pods.values()
+        )
 
     async def _pass(self, stop: "asyncio.Future[int]") -> None:
         self._changed.clear()
@@ -147,7 +155,9 @@ class LocalRun:
         pod = LocalPod(body, str(uuid.uuid4()), self._changed.set)
         self._pods[pod.name] = pod
         index = int(body["metadata"]["labels"][names.LABEL_INDEX])
-        self._spawn(pod.run(command, self._folders.log(pod.name), lambda line: self._line(index, line)))
+        self._spawn(
+            pod.run(command, self._folders.log(pod.name), lambda line: self._line(index, line))
+        )
 
     def _delete(self, delete: Delete) -> None:
         pod = self._pods.get(delete.name)
@@ -192,10 +202,18 @@ class LocalRun:
         status = decide(observe(self._job, ()), datetime.now(UTC)).status
         trial = render.Settings(addresses=LocalAddresses(lambda: 1))
         try:
-            for body in render.pods(replace(self._job, status=status), range(self._manifest.spec.nodes), trial):
+            for body in render.pods(
+                replace(self._job, status=status), range(self._manifest.spec.nodes), trial
+            ):
                 translate(body, self._folders, self._manifest.config_maps, "")
-        except (TypeError, KeyError, AttributeError) as error:  # a shape that an API server would have refused
-            raise SpecError(f"No pod can be made of this manifest: {type(error).__name__}: {error}.") from error
+        except (
+            TypeError,
+            KeyError,
+            AttributeError,
+        ) as error:  # a shape that an API server would have refused
+            raise SpecError(
+                f"No pod can be made of this manifest: {type(error).__name__}: {error}."
+            ) from error
         except OSError as error:  # a hostPath that may not even be looked at
             raise SpecError(f"{error.filename}: {error.strerror}.") from error
 

@@ -81,7 +81,11 @@ class Story:
         if started is None or ended is None:
             return []
         told = ends[-1].get("seconds")
-        phases = {k: s for k, v in (told.items() if isinstance(told, Mapping) else ()) if (s := number(v)) is not None}
+        phases = {
+            k: s
+            for k, v in (told.items() if isinstance(told, Mapping) else ())
+            if (s := number(v)) is not None
+        }
         before = sum(phases.get(name, 0.0) for name in ("import", "rendezvous", "setup"))
         lost = self._lost(started, before)
         phases["launch"] = max(0.0, started - self.began - before - lost)
@@ -97,4 +101,6 @@ class Story:
 def share(parts: Sequence[tuple[str, float]]) -> list[tuple[str, float, float]]:
     """(stage, seconds, share of the whole); stages of less than a thousandth are left out."""
     whole = sum(seconds for _, seconds in parts) or 1.0
-    return [(stage, seconds, seconds / whole) for stage, seconds in parts if seconds / whole >= 0.001]
+    return [
+        (stage, seconds, seconds / whole) for stage, seconds in parts if seconds / whole >= 0.001
+    ]

@@ -66,7 +66,9 @@ class Command:
     cwd: Path | None = None
 
 
-def translate(pod: Dict, folders: Folders, config_maps: Mapping[str, Mapping[str, str]], hostname: str) -> Command:
+def translate(
+    pod: Dict, folders: Folders, config_maps: Mapping[str, Mapping[str, str]], hostname: str
+) -> Command:
     """The trainer's container of a rendered pod; raises SpecError for a reference that nothing here answers."""
     container = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER)
     name = pod["metadata"]["name"]
@@ -122,9 +124,14 @@ def _mounts(
     mounts: dict[str, Path] = {}
     files: dict[Path, str] = {}
     for mount in container.get("volumeMounts") or ():
-        path, volume = _text(mount, "mountPath", "A volumeMount").rstrip("/"), sources.get(str(mount.get("name")))
+        path, volume = (
+            _text(mount, "mountPath", "A volumeMount").rstrip("/"),
+            sources.get(str(mount.get("name"))),
+        )
         if volume is None:
-            raise SpecError(f"volumeMounts names the volume {mount.get('name')!r}, which volumes does not define.")
+            raise SpecError(
+                f"volumeMounts names the volume {mount.get('name')!r}, which volumes does not define."
+            )
         if path == "/dev/shm":
             continue
         if not path.startswith("/") or "subPathExpr" in mount:
@@ -133,16 +140,22 @@ def _mounts(
                 "other than /, and a folder below the volume be given as subPath, not subPathExpr."
             )
         folder = _folder(volume, folders, pod)
-        files |= {_below(folder, name): text for name, text in _config_files(volume, config_maps).items()}
+        files |= {
+            _below(folder, name): text for name, text in _config_files(volume, config_maps).items()
+        }
         mounts[path] = _below(folder, mount["subPath"]) if mount.get("subPath") else folder
         if "hostPath" in volume and not mounts[path].exists():
-            raise SpecError(f"The hostPath {mounts[path]} of the volume {mount['name']} is not on this machine.")
+            raise SpecError(
+                f"The hostPath {mounts[path]} of the volume {mount['name']} is not on this machine."
+            )
     return mounts, files
 
 
 def _folder(volume: Dict, folders: Folders, pod: str) -> Path:
     if "persistentVolumeClaim" in volume:
-        return folders.claim(_text(volume["persistentVolumeClaim"], "claimName", f"The volume {volume['name']}"))
+        return folders.claim(
+            _text(volume["persistentVolumeClaim"], "claimName", f"The volume {volume['name']}")
+        )
     if "hostPath" in volume:
         return Path(_text(volume["hostPath"], "path", f"hostPath of the volume {volume['name']}"))
     return folders.pod(pod) / "volumes" / str(volume["name"])
@@ -165,9 +178,13 @@ def _config_files(volume: Dict, config_maps: Mapping[str, Mapping[str, str]]) ->
     return files
 
 
-def _config_map(name: str, config_maps: Mapping[str, Mapping[str, str]], optional: bool) -> Mapping[str, str]:
+def _config_map(
+    name: str, config_maps: Mapping[str, Mapping[str, str]], optional: bool
+) -> Mapping[str, str]:
     if name not in config_maps and not optional:
-        raise SpecError(f"The ConfigMap {name!r} is not in the manifest; add it to the same file, behind a line `---`.")
+        raise SpecError(
+            f"The ConfigMap {name!r} is not in the manifest; add it to the same file, behind a line `---`."
+        )
     return config_maps.get(name, {})
 
 
@@ -203,7 +220,9 @@ def _env(
     for item in container.get("env") or ():
         name, value = _text(item, "name", "An env entry"), item.get("value")
         if not isinstance(value, str | None):
-            raise SpecError(f"The value of env {name} must be a text (numbers in quotes), not {value!r}.")
+            raise SpecError(
+                f"The value of env {name} must be a text (numbers in quotes), not {value!r}."
+            )
         in_pod = (names.RESULT_FILE, names.HEARTBEAT_FILE)
         if name in own and value in in_pod:
             env[name] = own[name]
@@ -211,12 +230,16 @@ def _env(
             env[name] = placed(_value_from(item, pod, config_maps, hostname))
         else:
             env[name] = _expand(placed(value or ""), env)
-    if env.get("NCCL_SOCKET_IFNAME", "").startswith("^"):  # loopback is all that these processes share
+    if env.get("NCCL_SOCKET_IFNAME", "").startswith(
+        "^"
+    ):  # loopback is all that these processes share
         env["NCCL_SOCKET_IFNAME"] = LOOPBACK
     return env
 
 
-def _value_from(item: Dict, pod: Dict, config_maps: Mapping[str, Mapping[str, str]], hostname: str) -> str:
+def _value_from(
+    item: Dict, pod: Dict, config_maps: Mapping[str, Mapping[str, str]], hostname: str
+) -> str:
     source = item["valueFrom"]
     if "configMapKeyRef" in source:
         reference = source["configMapKeyRef"]

@@ -27,7 +27,9 @@ everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
 dist.all_gather(everyone, mine)
 assert all(torch.equal(mine, other) for other in everyone), everyone
 
-Path.home().joinpath("scratch").write_text(getpass.getuser())  # both fail for a user without name or home
+Path.home().joinpath("scratch").write_text(
+    getpass.getuser()
+)  # both fail for a user without name or home
 if dist.get_rank() == 0:
     slope, offset = (round(number, 1) for number in mine.tolist())
     result = {"slope": slope, "offset": offset, "uid": os.getuid(), "world": dist.get_world_size()}

@@ -12,18 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_trainer.augmentation import shift_and_flip
-from ddp_trainer.classification import Task, train_classifier
-from ddp_trainer.data import cifar10
-from ddp_trainer.data.images import Images
-from ddp_trainer.models import resnet18
-from ddp_trainer.options import Cifar10Options
+from ddp_trainer.cli.options import Cifar10Options
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import Shard
-from ddp_trainer.schedule import constant, warm_up_then_cosine
+from ddp_trainer.workloads.datasets import cifar10
+from ddp_trainer.workloads.datasets.images import Images
+from ddp_trainer.workloads.shared.augmentation import shift_and_flip
+from ddp_trainer.workloads.shared.classification import Task, train_classifier
+from ddp_trainer.workloads.shared.models import resnet18
+from ddp_trainer.workloads.shared.schedule import constant, warm_up_then_cosine
 
-MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, by colour
+MEAN, DEVIATION = (
+    (0.4914, 0.4822, 0.4465),
+    (0.2470, 0.2435, 0.2616),
+)  # of the training images, by colour
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ def train(options: Cifar10Options, runtime: Runtime) -> None:
 
         precision = recipe.precision if options.precision == "recipe" else options.precision
         bf16 = precision == "bf16" or (precision == "auto" and runtime.hardware.computes_in_bf16())
-        model = resnet18(len(cifar10.CLASSES), options.stem, recipe.zero_init_residual).to(runtime.device)
+        model = resnet18(len(cifar10.CLASSES), options.stem, recipe.zero_init_residual).to(
+            runtime.device
+        )
         optimizer = torch.optim.SGD(
             model.parameters(),
             lr=options.learning_rate,
@@ -94,7 +99,10 @@ def train(options: Cifar10Options, runtime: Runtime) -> None:
         test_samples=len(test_set),
         image_shape=train_set.pixels.shape[1:],
         fetch=fetch,
-        fetch_test=lambda chosen: (normalised(torch.from_numpy(test_set.pixels[chosen])), labels(test_set, chosen)),
+        fetch_test=lambda chosen: (
+            normalised(torch.from_numpy(test_set.pixels[chosen])),
+            labels(test_set, chosen),
+        ),
         model=model,
         optimizer=optimizer,
         learning_rate=options.learning_rate,

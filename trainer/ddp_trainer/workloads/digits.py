@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_trainer.classification import Task, train_classifier
-from ddp_trainer.data import digits
-from ddp_trainer.data.images import Images
-from ddp_trainer.models import DigitsNet
-from ddp_trainer.options import DigitsOptions
+from ddp_trainer.cli.options import DigitsOptions
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
+from ddp_trainer.workloads.datasets import digits
+from ddp_trainer.workloads.datasets.images import Images
+from ddp_trainer.workloads.shared.classification import Task, train_classifier
+from ddp_trainer.workloads.shared.models import DigitsNet
 
 
 def train(options: DigitsOptions, runtime: Runtime) -> None:

@@ -15,16 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.checkpoint import damage_of
-from ddp_trainer.classification import Task, train_classifier
-from ddp_trainer.data import photographs
+from ddp_trainer.cli.options import HymenopteraOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.models import ResNet, resnet18
-from ddp_trainer.options import HymenopteraOptions
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import Shard
+from ddp_trainer.workloads.datasets import photographs
+from ddp_trainer.workloads.shared.classification import Task, train_classifier
+from ddp_trainer.workloads.shared.models import ResNet, resnet18
 
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, whose weights one usually begins with
+MEAN, DEVIATION = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # of ImageNet, whose weights one usually begins with
 EPOCHS_PER_RATE = 7  # after so many the learning rate is a tenth
 
 
@@ -54,7 +57,9 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
 
     def fetch(shard: Shard) -> tuple[Tensor, Tensor]:
         pixels = train_set.random_crops(shard, options.image_size, seed=options.seed)
-        return normalised(pixels), torch.from_numpy(train_set.labels[shard.indices]).to(runtime.device)
+        return normalised(pixels), torch.from_numpy(train_set.labels[shard.indices]).to(
+            runtime.device
+        )
 
     def a_tenth_every_seven_epochs(done: float) -> float:
         return 0.1 ** (int(done * options.epochs) // EPOCHS_PER_RATE)
@@ -90,7 +95,9 @@ def load_weights(model: ResNet, source: str) -> None:
     """
     try:
         file = downloaded(source) if source.startswith(("https://", "http://")) else Path(source)
-        damage = damage_of(file) if zipfile.is_zipfile(file) else None  # before PyTorch 1.6 it was no archive
+        damage = (
+            damage_of(file) if zipfile.is_zipfile(file) else None
+        )  # before PyTorch 1.6 it was no archive
         state = None if damage else torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, ValueError, HTTPException) as error:  # ValueError: no URL
         raise UserError(f"the weights {source} cannot be read: {error}") from error
@@ -99,11 +106,17 @@ def load_weights(model: ResNet, source: str) -> None:
             f"the weights in {file} cannot be read ({error}): give a state dict saved by torch.save, whole"
         ) from error
     if damage:
-        raise UserError(f"the weights in {file} are damaged ({damage}): remove the file and get it again")
+        raise UserError(
+            f"the weights in {file} are damaged ({damage}): remove the file and get it again"
+        )
     if not isinstance(state, dict):
-        raise UserError(f"{source} holds a {type(state).__name__}, no state dict: save model.state_dict()")
+        raise UserError(
+            f"{source} holds a {type(state).__name__}, no state dict: save model.state_dict()"
+        )
     if inner := [str(name) for name, value in state.items() if isinstance(value, dict)]:
-        raise UserError(f"{source} holds more than weights ({', '.join(inner)}): save model.state_dict() alone")
+        raise UserError(
+            f"{source} holds more than weights ({', '.join(inner)}): save model.state_dict() alone"
+        )
     if any(str(name).startswith("module.") for name in state):
         raise UserError(f"{source} was saved from the DDP wrapper: save ddp.module.state_dict()")
     kept = {str(name): tensor for name, tensor in state.items() if not str(name).startswith("fc.")}
@@ -111,11 +124,15 @@ def load_weights(model: ResNet, source: str) -> None:
         missing = model.load_state_dict(kept, strict=False)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
-        raise UserError(f"the weights {source} do not fit a ResNet-18 with torchvision's stem: {reason}") from error
+        raise UserError(
+            f"the weights {source} do not fit a ResNet-18 with torchvision's stem: {reason}"
+        ) from error
     lacks = [name for name in missing.missing_keys if not name.startswith("fc.")]
     if lacks or missing.unexpected_keys:
         odd = (lacks + missing.unexpected_keys)[0]
-        raise UserError(f"the weights {source} are not a ResNet-18's: {odd} is {'missing' if lacks else 'too much'}")
+        raise UserError(
+            f"the weights {source} are not a ResNet-18's: {odd} is {'missing' if lacks else 'too much'}"
+        )
 
 
 def downloaded(url: str) -> Path:

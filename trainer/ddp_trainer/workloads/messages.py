@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddp_trainer.cli.options import MessagesOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.options import MessagesOptions
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 
@@ -38,7 +38,9 @@ SMALLEST = 1024  # bytes
 def train(options: MessagesOptions, runtime: Runtime) -> None:
     """Send everything once and check it. Raises UserError alone, RuntimeError where a result is wrong."""
     if runtime.world_size < 2:
-        raise UserError("messages need at least two processes: start it with torchrun, or add --spawn 4")
+        raise UserError(
+            "messages need at least two processes: start it with torchrun, or add --spawn 4"
+        )
     if not runtime.hardware.pairs:
         raise UserError(
             "torch_xla has no message between two ranks that the others take no part in: add --device cpu, and the "
@@ -47,13 +49,19 @@ def train(options: MessagesOptions, runtime: Runtime) -> None:
     progress = Progress(runtime)
     progress.start(workload="messages", epochs=0, steps=0)
     checked = 0
-    for name, has, expected in chain(point_to_point(runtime), collectives(runtime), subgroup(runtime)):
+    for name, has, expected in chain(
+        point_to_point(runtime), collectives(runtime), subgroup(runtime)
+    ):
         right = all(runtime.gather(torch.equal(has, expected)))
         results = runtime.gather(has.tolist())
         progress.emit("message", name=name, ranks=results, right=right)
-        runtime.warn(f"{name:32} {'  '.join(_short(result) for result in results)}  {'' if right else 'WRONG'}")
+        runtime.warn(
+            f"{name:32} {'  '.join(_short(result) for result in results)}  {'' if right else 'WRONG'}"
+        )
         if not right:
-            raise RuntimeError(f"{name} gave {results}: rank {runtime.rank} should have {expected.tolist()}")
+            raise RuntimeError(
+                f"{name} gave {results}: rank {runtime.rank} should have {expected.tolist()}"
+            )
         checked += 1
     result: dict[str, float] = {"checked": checked}
     if runtime.world_size == 2:
@@ -109,7 +117,11 @@ def collectives(runtime: Runtime) -> Iterator[Check]:
         mine = _value(runtime, numbers[runtime.rank])
         dist.reduce(mine, dst=0, op=operation)
         # What the other ranks hold afterwards is not defined.
-        yield f"reduce {name}: to 0", mine, _value(runtime, expected(numbers)) if runtime.is_main else mine
+        yield (
+            f"reduce {name}: to 0",
+            mine,
+            _value(runtime, expected(numbers)) if runtime.is_main else mine,
+        )
 
     mine = _mine(runtime)
     parts = [_value(runtime, 10 * (rank + 1)) for rank in range(runtime.world_size)]
@@ -119,7 +131,11 @@ def collectives(runtime: Runtime) -> Iterator[Check]:
     all_of_them = _value(runtime, *everybody)
     gathered = [torch.zeros_like(mine) for _ in everybody]
     dist.gather(_mine(runtime), gathered if runtime.is_main else None, dst=0)
-    yield "gather: to 0", torch.cat(gathered), all_of_them if runtime.is_main else torch.zeros_like(all_of_them)
+    yield (
+        "gather: to 0",
+        torch.cat(gathered),
+        all_of_them if runtime.is_main else torch.zeros_like(all_of_them),
+    )
 
     dist.all_gather(gathered, _mine(runtime))
     yield "all_gather", torch.cat(gathered), all_of_them
@@ -150,7 +166,10 @@ def speed(options: MessagesOptions, progress: Progress) -> dict[str, float]:
         data = torch.rand(size // 4, device=runtime.device)
         message = _median(partial(_ping_pong, data, runtime), options.repeat, runtime) / 2
         reduce = _median(partial(dist.all_reduce, data), options.repeat, runtime)
-        bandwidth, bus = size / message / 1e9, size * 2 * (runtime.world_size - 1) / runtime.world_size / reduce / 1e9
+        bandwidth, bus = (
+            size / message / 1e9,
+            size * 2 * (runtime.world_size - 1) / runtime.world_size / reduce / 1e9,
+        )
         progress.emit(
             "speed",
             bytes=size,
@@ -190,7 +209,9 @@ def _median(action: Callable[[], object], repeat: int, runtime: Runtime) -> floa
         action()
         runtime.hardware.wait()
         seconds.append(time.perf_counter() - began)
-    return float(runtime.maximum(torch.tensor(statistics.median(seconds[WARM_UP:]), dtype=torch.float64)))
+    return float(
+        runtime.maximum(torch.tensor(statistics.median(seconds[WARM_UP:]), dtype=torch.float64))
+    )
 
 
 def _wait(work: dist.Work | None) -> None:

@@ -10,18 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_trainer.augmentation import shift_and_flip
-from ddp_trainer.classification import Task, train_classifier
-from ddp_trainer.data import mnist
-from ddp_trainer.data.images import Images
+from ddp_trainer.cli.options import MnistOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.models import MnistNet
-from ddp_trainer.options import MnistOptions
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import Shard
-from ddp_trainer.schedule import constant
-from ddp_trainer.throughput import compare
+from ddp_trainer.workloads.datasets import mnist
+from ddp_trainer.workloads.datasets.images import Images
+from ddp_trainer.workloads.shared.augmentation import shift_and_flip
+from ddp_trainer.workloads.shared.classification import Task, train_classifier
+from ddp_trainer.workloads.shared.models import MnistNet
+from ddp_trainer.workloads.shared.schedule import constant
+from ddp_trainer.workloads.shared.throughput import compare
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of the 60,000 training images
 RATE_PER_PROCESS = 0.01
@@ -34,7 +34,9 @@ def train(options: MnistOptions, runtime: Runtime) -> None:
         compare("mnist", MnistNet, (1, 28, 28), options, progress)
         return
     if options.data is None:
-        raise UserError("mnist needs real images (--data FOLDER) or random ones (--fake); give one of the two")
+        raise UserError(
+            "mnist needs real images (--data FOLDER) or random ones (--fake); give one of the two"
+        )
     folder = options.data
     with progress.timed("setup"):
         train_set, test_set, is_split = runtime.together(lambda: mnist.load(folder))
@@ -45,7 +47,9 @@ def train(options: MnistOptions, runtime: Runtime) -> None:
     with progress.timed("setup"):
         model = MnistNet().to(runtime.device)
         rate = options.learning_rate or RATE_PER_PROCESS * runtime.world_size
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5, fused=runtime.hardware.fused_optimizers)
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=rate, momentum=0.5, fused=runtime.hardware.fused_optimizers
+        )
 
     def normalised(pixels: Tensor) -> Tensor:
         return (pixels.to(runtime.device).float() / 255 - MEAN) / DEVIATION

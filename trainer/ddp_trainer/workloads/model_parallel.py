@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddp_trainer.cli.options import ModelParallelOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.models import ToyModel, parameter_count
-from ddp_trainer.options import ModelParallelOptions
-from ddp_trainer.pipeline import Accelerators, Devices, Pipeline, StandIns, drawing
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.workloads.shared.models import ToyModel, parameter_count
+from ddp_trainer.workloads.shared.pipeline import Accelerators, Devices, Pipeline, StandIns, drawing
 from ddp_trainer.workloads.toy import SAMPLES, regression_data
 
 DEVICES = 2  # that a process has to itself: rank r of a node has 2 r and 2 r + 1
@@ -26,7 +26,10 @@ TOLERANCE = 1e-5  # of the gradients' relative difference
 def stages() -> list[nn.Module]:
     """The toy's two layers, with equal parameters at every call under one seed."""
     toy = ToyModel()
-    return [nn.Sequential(OrderedDict(net1=toy.net1, relu=toy.relu)), nn.Sequential(OrderedDict(net2=toy.net2))]
+    return [
+        nn.Sequential(OrderedDict(net1=toy.net1, relu=toy.relu)),
+        nn.Sequential(OrderedDict(net2=toy.net2)),
+    ]
 
 
 def train(options: ModelParallelOptions, runtime: Runtime) -> None:
@@ -46,7 +49,9 @@ def train(options: ModelParallelOptions, runtime: Runtime) -> None:
         ddp = runtime.wrap(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate)
         global_batch = options.batch_size * runtime.world_size
-        sampler = GlobalBatchSampler(SAMPLES, global_batch, runtime.rank, runtime.world_size, seed=options.seed)
+        sampler = GlobalBatchSampler(
+            SAMPLES, global_batch, runtime.rank, runtime.world_size, seed=options.seed
+        )
 
     progress.start(
         workload="model_parallel",
@@ -88,19 +93,27 @@ def train(options: ModelParallelOptions, runtime: Runtime) -> None:
     progress.end(step, {"loss": float(loss), "gradient_difference": difference})
 
 
-def difference_to_unpipelined(options: ModelParallelOptions, devices: Devices, inputs: Tensor) -> float:
+def difference_to_unpipelined(
+    options: ModelParallelOptions, devices: Devices, inputs: Tensor
+) -> float:
     """‖p - q‖ / ‖q‖ of the gradients p with and q without micro-batches. Raises RuntimeError above TOLERANCE."""
     gradients = []
     for micro_batches in (options.micro_batches, 1):
-        with torch.random.fork_rng(devices=[]):  # so that both, and the model to be trained, begin with equal weights
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # so that both, and the model to be trained, begin with equal weights
             model = Pipeline(stages(), devices, micro_batches)
         with devices.watched():
             model(inputs).square().mean().backward()
-        gradients.append(torch.cat([_gradient(parameter).flatten().cpu() for parameter in model.parameters()]))
+        gradients.append(
+            torch.cat([_gradient(parameter).flatten().cpu() for parameter in model.parameters()])
+        )
     pipelined, plain = gradients
     difference = float((pipelined - plain).norm() / plain.norm())
     if difference > TOLERANCE:
-        raise RuntimeError(f"gradients of the pipelined model differ by {difference:.1e}, above {TOLERANCE:g}")
+        raise RuntimeError(
+            f"gradients of the pipelined model differ by {difference:.1e}, above {TOLERANCE:g}"
+        )
     return difference
 
 

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_trainer.cli.options import SkewedOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.models import ToyModel
-from ddp_trainer.options import SkewedOptions
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
+from ddp_trainer.workloads.shared.models import ToyModel
 
 LEARNING_RATE = 0.001
 
@@ -24,7 +24,9 @@ LEARNING_RATE = 0.001
 def train(options: SkewedOptions, runtime: Runtime) -> None:
     """Run one of the two. Raises SlowRankError where a rank is slower than the time-out allows, UserError alone."""
     if runtime.world_size < 2:
-        raise UserError("ranks of unequal speed need at least two processes: start it with torchrun, or add --spawn 2")
+        raise UserError(
+            "ranks of unequal speed need at least two processes: start it with torchrun, or add --spawn 2"
+        )
     (uneven_inputs if options.uneven else unequal_speeds)(options, runtime)
 
 
@@ -38,7 +40,9 @@ def unequal_speeds(options: SkewedOptions, runtime: Runtime) -> None:
     runtime.warm_up(ddp, torch.zeros(2, 10, device=runtime.device))
     sleeps = options.skew * runtime.rank / (runtime.world_size - 1)
     global_batch = options.batch_size * runtime.world_size
-    progress.start(workload="skewed", epochs=1, steps=options.steps, batch_size=global_batch, skew=options.skew)
+    progress.start(
+        workload="skewed", epochs=1, steps=options.steps, batch_size=global_batch, skew=options.skew
+    )
     waited = 0.0
     for step in range(1, options.steps + 1):
         time.sleep(sleeps)
@@ -65,7 +69,9 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
     every batch over the ranks, as our other workloads do, nothing is uneven in the first place.)
     """
     if not runtime.hardware.pairs:
-        raise UserError("on XLA all ranks have to take the same steps, so --uneven cannot work: add --device cpu")
+        raise UserError(
+            "on XLA all ranks have to take the same steps, so --uneven cannot work: add --device cpu"
+        )
     progress = Progress(runtime, options.log_every)
     model = ToyModel().to(runtime.device)
     ddp = runtime.wrap(model)
@@ -90,10 +96,14 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
     if not same:
         raise RuntimeError("the ranks' parameters differ after Join")
     losses = runtime.gather(float(loss))
-    progress.end(max(batches), {"batches": batches, "last_losses": losses, "parameters_equal": same})
+    progress.end(
+        max(batches), {"batches": batches, "last_losses": losses, "parameters_equal": same}
+    )
 
 
-def _batch(options: SkewedOptions, runtime: Runtime, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(
+    options: SkewedOptions, runtime: Runtime, step: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Random inputs of shape (batch, 10) and targets of shape (batch, 5), fixed by seed, rank and step."""
     generator = torch.Generator().manual_seed(hash((options.seed, runtime.rank, step)))
     numbers = torch.randn(options.batch_size, 15, generator=generator).to(runtime.device)

@@ -11,17 +11,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.cli.options import ToyOptions
 from ddp_trainer.hardware import keep_freed_memory
 from ddp_trainer.interrupt import StopVote, leave
-from ddp_trainer.models import ToyModel, parameter_count
-from ddp_trainer.options import ToyOptions
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.workloads.shared.models import ToyModel, parameter_count
 
 SAMPLES = 1000
 HIDDEN = {"small": 10, "wide": 1_000_000}
-LEARNING_RATE = {"small": 1e-3, "wide": 1e-6}  # the sum over a million hidden values multiplies the slope of the loss
+LEARNING_RATE = {
+    "small": 1e-3,
+    "wide": 1e-6,
+}  # the sum over a million hidden values multiplies the slope of the loss
 
 
 def regression_data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,7 +32,12 @@ def regression_data() -> tuple[torch.Tensor, torch.Tensor]:
 
     Each sample is drawn from its own global index, so it is the same whichever rank holds it.
     """
-    inputs = np.stack([np.random.default_rng([1, index]).standard_normal(10, np.float32) for index in range(SAMPLES)])
+    inputs = np.stack(
+        [
+            np.random.default_rng([1, index]).standard_normal(10, np.float32)
+            for index in range(SAMPLES)
+        ]
+    )
     targets = inputs @ np.random.default_rng(2).standard_normal((10, 5), np.float32)
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
@@ -61,7 +69,9 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
         )
         step = checkpoints.restore()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate  # of this command line, not of the one that the checkpoint is from
+            group["lr"] = (
+                learning_rate  # of this command line, not of the one that the checkpoint is from
+            )
         progress.beat(step)
 
     batches = -(-SAMPLES // global_batch)
@@ -76,11 +86,15 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
         resumed_step=step,
     )
     if step >= options.steps:
-        runtime.warn(f"training was complete at step {step} already; measuring once more (more --steps go on from it)")
+        runtime.warn(
+            f"training was complete at step {step} already; measuring once more (more --steps go on from it)"
+        )
 
     def losses(module: nn.Module, shard: Shard) -> torch.Tensor:
         """The squared error of each sample, shape (k,); 0 for the repeats that are there for equal shapes alone."""
-        chosen, real = (torch.from_numpy(array).to(runtime.device) for array in (shard.indices, shard.real))
+        chosen, real = (
+            torch.from_numpy(array).to(runtime.device) for array in (shard.indices, shard.real)
+        )
         return F.mse_loss(module(inputs[chosen]), targets[chosen], reduction="none").mean(1) * real
 
     vote = StopVote(runtime)
@@ -98,8 +112,16 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
                 runtime.step(optimizer, set_to_none=False)
             step += 1
             if not runtime.identical(model.parameters()):
-                raise RuntimeError(f"the ranks' parameters differ after step {step}: DDP has not kept them equal")
-            progress.step(step, epoch, loss_sum=loss_sum, samples=shard.batch_size, learning_rate=learning_rate)
+                raise RuntimeError(
+                    f"the ranks' parameters differ after step {step}: DDP has not kept them equal"
+                )
+            progress.step(
+                step,
+                epoch,
+                loss_sum=loss_sum,
+                samples=shard.batch_size,
+                learning_rate=learning_rate,
+            )
             if number := vote.at_step_boundary():
                 leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
             if step % options.checkpoint_every == 0:

@@ -13,4 +13,6 @@ def global_ordinal():
 
 def world_size():
     # As torch_xla's plugin for Neuron: torchrun's variables count only where torchrun is seen.
-    return int(os.environ["WORLD_SIZE"]) if replicated and "TORCHELASTIC_RUN_ID" in os.environ else 1
+    return (
+        int(os.environ["WORLD_SIZE"]) if replicated and "TORCHELASTIC_RUN_ID" in os.environ else 1
+    )

@@ -29,10 +29,14 @@ class EventFile:
         self._file = EventsWriter(str(folder / "events"), f".{os.getpid()}")
         if resumed_step is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._file.write_event(self._event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
+            self._file.write_event(
+                self._event(wall_time=time.time(), step=resumed_step + 1, session_log=start)
+            )
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Write down what each of these was after that step. Raises OSError."""
-        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=x) for tag, x in values.items()])
+        summary = self._summary(
+            value=[self._summary.Value(tag=tag, simple_value=x) for tag, x in values.items()]
+        )
         self._file.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
         self._file.flush()

@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ddp_trainer.arms import ARMS
 from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
 from ddp_trainer.checkpoint import Checkpoints, check_writable, write_atomically
+from ddp_trainer.cli.options import ClassifierOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate, without_repeats
 from ddp_trainer.interrupt import StopVote, leave
-from ddp_trainer.models import has_batch_norm, parameter_count
-from ddp_trainer.options import ClassifierOptions
 from ddp_trainer.progress import Progress
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
-from ddp_trainer.schedule import warm_up_then_cosine
+from ddp_trainer.workloads.shared.gradient_arms import ARMS
+from ddp_trainer.workloads.shared.models import has_batch_norm, parameter_count
+from ddp_trainer.workloads.shared.schedule import warm_up_then_cosine
 
 STEADY_SHARE = 8  # images whose statistics BatchNorm can go by
 
@@ -62,7 +62,9 @@ class Scores:
     evaluated: int = 0  # the last epoch that was
     best_epoch: int = 0
     best_accuracy: float = -1.0
-    best_weights: dict[str, Tensor] = field(default_factory=dict)  # of that epoch, with `keep_best`; on the CPU
+    best_weights: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # of that epoch, with `keep_best`; on the CPU
 
     def state_dict(self) -> dict[str, Any]:
         """The fields by their names."""
@@ -111,13 +113,23 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             options.checkpoint_dir or options.model_dir,
             runtime,
             parts={"model": model, "optimizer": optimizer, "sampler": sampler, "scores": scores},
-            identity={"workload": task.name, **task.identity, "sync_batch_norm": options.sync_batch_norm},
+            identity={
+                "workload": task.name,
+                **task.identity,
+                "sync_batch_norm": options.sync_batch_norm,
+            },
         )
-        runtime.together(lambda: check_writable(model_dir) if model_dir and runtime.is_main else None)
+        runtime.together(
+            lambda: check_writable(model_dir) if model_dir and runtime.is_main else None
+        )
         step = checkpoints.restore()
         progress.beat(step)
         if options.resume and not step:
-            lacks = f"and there is none in {checkpoints.folder}" if checkpoints.folder else "so a --checkpoint-dir too"
+            lacks = (
+                f"and there is none in {checkpoints.folder}"
+                if checkpoints.folder
+                else "so a --checkpoint-dir too"
+            )
             raise UserError(f"--resume needs a checkpoint, {lacks}; leave it out to begin anew")
 
     progress.start(
@@ -137,7 +149,9 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
         )
 
     model_file = model_dir / options.model_filename if model_dir else None
-    if model_file and scores.best_weights:  # the folder may be another machine's now, and no further epoch better
+    if (
+        model_file and scores.best_weights
+    ):  # the folder may be another machine's now, and no further epoch better
         write_model(scores.best_weights, model_file, progress)
 
     vote = StopVote(runtime)
@@ -166,7 +180,9 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
         if better:
             scores.best_epoch, scores.best_accuracy = epoch, found["accuracy"]
         if better and task.keep_best:
-            scores.best_weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+            scores.best_weights = {
+                name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()
+            }
         if model_file and (better or not task.keep_best):
             with progress.timed("checkpoint"):
                 write_model(model.state_dict(), model_file, progress)
@@ -199,7 +215,9 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             with progress.timed("optimizer"):
                 runtime.step(optimizer)
             step += 1
-            progress.step(step, epoch, loss_sum=loss_sum, samples=shard.batch_size, learning_rate=rate)
+            progress.step(
+                step, epoch, loss_sum=loss_sum, samples=shard.batch_size, learning_rate=rate
+            )
             if number := vote.at_step_boundary():
                 leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
             if step % options.checkpoint_every == 0 and sampler.offset < task.samples:
@@ -216,5 +234,7 @@ def write_model(weights: Mapping[str, Tensor], path: Path, progress: Progress) -
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, weights)
         except OSError as error:
-            raise UserError(f"cannot write the model to {path}: {error.strerror or error}") from error
+            raise UserError(
+                f"cannot write the model to {path}: {error.strerror or error}"
+            ) from error
         progress.emit("model", path=str(path))

@@ -75,7 +75,11 @@ class StandIns(TorchFunctionMode):
         return self
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Called in place of every function of torch that is given a tensor."""
         found = {
@@ -84,7 +88,9 @@ class StandIns(TorchFunctionMode):
             if tensor.dim()
         }
         if len(found) > 1:
-            names = " and ".join(sorted("the host" if index is None else f"stand-in {index}" for index in found))
+            names = " and ".join(
+                sorted("the host" if index is None else f"stand-in {index}" for index in found)
+            )
             raise RuntimeError(
                 f"{getattr(func, '__name__', func)} was given tensors on {names}: move one of them to the other's device"
             )
@@ -120,7 +126,10 @@ def drawing(micro_batches: int, stages: int) -> list[str]:
     for tick, running in enumerate(schedule(micro_batches, stages)):
         for stage, micro_batch in running:
             rows[stage][tick] = str(micro_batch)
-    return [f"device {stage}: {' '.join(f'{cell:>2}' for cell in row)}" for stage, row in enumerate(rows)]
+    return [
+        f"device {stage}: {' '.join(f'{cell:>2}' for cell in row)}"
+        for stage, row in enumerate(rows)
+    ]
 
 
 class Pipeline(nn.Module):

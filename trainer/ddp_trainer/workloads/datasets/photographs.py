@@ -8,9 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_trainer.data.images import SEARCH_DEPTH, Labels, class_folders, image_files, open_image, the_one_below
 from ddp_trainer.errors import UserError
 from ddp_trainer.sampler import Shard
+from ddp_trainer.workloads.datasets.images import (
+    SEARCH_DEPTH,
+    Labels,
+    class_folders,
+    image_files,
+    open_image,
+    the_one_below,
+)
 
 HELP = (
     "get hymenoptera_data.zip from https://download.pytorch.org/tutorial/hymenoptera_data.zip, unpack it, and give the "
@@ -39,7 +46,9 @@ class Photographs:
         for index in indices:
             _, height, width = self.pixels[index].shape
             side = min(height, width) * 224 / 256
-            cut.append(_cut(self.pixels[index], (height - side) / 2, (width - side) / 2, side, side, size))
+            cut.append(
+                _cut(self.pixels[index], (height - side) / 2, (width - side) / 2, side, side, size)
+            )
         return torch.stack(cut) if cut else torch.empty(0, 3, size, size)
 
     def random_crops(self, shard: Shard, size: int, *, seed: int) -> Tensor:
@@ -65,7 +74,9 @@ def load(folder: Path) -> tuple[Photographs, Photographs]:
         raise UserError(f"there is no folder {folder}: {HELP}")
     place = the_one_below(folder, _has_both_parts)
     if place is None:
-        raise UserError(f"no train/<class>/ and val/<class>/ in {folder} or up to {SEARCH_DEPTH} folders below: {HELP}")
+        raise UserError(
+            f"no train/<class>/ and val/<class>/ in {folder} or up to {SEARCH_DEPTH} folders below: {HELP}"
+        )
     classes = tuple(path.name for path in class_folders(place / "train"))
     train, val = (_read(place / part, classes) for part in PARTS)
     return train, val
@@ -79,7 +90,9 @@ def _read(part: Path, classes: tuple[str, ...]) -> Photographs:
     pixels, labels = [], []
     for class_folder in class_folders(part):
         if class_folder.name not in classes:
-            raise UserError(f"{class_folder} is a class that train/ does not have ({', '.join(classes)}): remove it")
+            raise UserError(
+                f"{class_folder} is a class that train/ does not have ({', '.join(classes)}): remove it"
+            )
         for path in image_files(class_folder):
             image = open_image(path, STORED_PIXELS)
             scale = STORED_PIXELS / min(image.size)
@@ -90,7 +103,9 @@ def _read(part: Path, classes: tuple[str, ...]) -> Photographs:
     return Photographs(pixels, np.asarray(labels, np.int64), classes)
 
 
-def _random_box(height: int, width: int, random: np.random.Generator) -> tuple[float, float, float, float]:
+def _random_box(
+    height: int, width: int, random: np.random.Generator
+) -> tuple[float, float, float, float]:
     """(top, left, height, width) of a random crop; the whole photograph where no try fits into it."""
     for _ in range(TRIES):
         area = height * width * random.uniform(*AREA)
@@ -111,4 +126,6 @@ def _cut(pixels: Tensor, top: float, left: float, height: float, width: float, s
     rows = _whole_pixels(top, height, pixels.shape[-2])
     columns = _whole_pixels(left, width, pixels.shape[-1])
     piece = pixels[None, :, rows, columns].float()
-    return F.interpolate(piece, (size, size), mode="bilinear", antialias=True, align_corners=False)[0]
+    return F.interpolate(piece, (size, size), mode="bilinear", antialias=True, align_corners=False)[
+        0
+    ]

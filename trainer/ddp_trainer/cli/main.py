@@ -8,26 +8,36 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ddp_trainer import launch
-from ddp_trainer import options as command_line
+from ddp_trainer.cli import launch
+from ddp_trainer.cli import options as command_line
 from ddp_trainer.errors import Interrupted, UserError
 
 
 def main() -> int:
     """Run one workload. Exit codes: 0 success, 2 wrong use, 128 + signal after a signal, 1 anything else."""
-    if sys.argv[1:2] == ["launch"]:  # everything else on its command line belongs to somebody's script
+    if sys.argv[1:2] == [
+        "launch"
+    ]:  # everything else on its command line belongs to somebody's script
         return launch.main(sys.argv[2:])
     command = command_line.parse()
     options = command.options
-    if options.spawn is None and options.processes_alone > 1 and not ({"RANK", "WORLD_SIZE"} & set(os.environ)):
-        _say(f"started alone; {command.workload} needs several processes and spawns {options.processes_alone}")
+    if (
+        options.spawn is None
+        and options.processes_alone > 1
+        and not ({"RANK", "WORLD_SIZE"} & set(os.environ))
+    ):
+        _say(
+            f"started alone; {command.workload} needs several processes and spawns {options.processes_alone}"
+        )
         command = replace(command, options=replace(options, spawn=options.processes_alone))
     return run(command)
 
 
 def run(command: command_line.Command) -> int:
     """Run the command; see `main` for the exit code."""
-    began = time.perf_counter()  # after the command line: torch is imported below, so that --help need not wait for it
+    began = (
+        time.perf_counter()
+    )  # after the command line: torch is imported below, so that --help need not wait for it
 
     # torchrun writes what is recorded here into its failure summary, which is how a launcher learns the reason.
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
@@ -38,7 +48,7 @@ def run(command: command_line.Command) -> int:
         if command.options.spawn is None:
             _train(command, began)
             return 0
-        from ddp_trainer.spawn import spawn
+        from ddp_trainer.cli.spawn import spawn
 
         return spawn(run, command)
     except UserError as error:
@@ -48,7 +58,9 @@ def run(command: command_line.Command) -> int:
     except Interrupted as interruption:
         error_handler.record_exception(interruption)
         return interruption.exit_code
-    except KeyboardInterrupt:  # before the training began; from then on it is agreed among the ranks
+    except (
+        KeyboardInterrupt
+    ):  # before the training began; from then on it is agreed among the ranks
         return 130
     except Exception as error:
         error_handler.record_exception(error)

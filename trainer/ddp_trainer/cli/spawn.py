@@ -8,11 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+from torch.multiprocessing.spawn import (
+    ProcessExitedException,
+    ProcessRaisedException,
+    start_processes,
+)
 
+from ddp_trainer.cli.options import Command
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import GRACE, SIGNALS
-from ddp_trainer.options import Command
 
 Run = Callable[[Command], int]
 
@@ -32,10 +36,16 @@ def spawn(run: Run, command: Command) -> int:
         )
     processes = command.options.spawn
     assert processes is not None
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: N processes with all threads each would fight
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # as torchrun does: N processes with all threads each would fight
     alone = replace(command, options=replace(command.options, spawn=None))
     context = start_processes(  # type: ignore[no-untyped-call]
-        _child, args=(run, alone, processes, _free_port()), nprocs=processes, join=False, start_method="spawn"
+        _child,
+        args=(run, alone, processes, _free_port()),
+        nprocs=processes,
+        join=False,
+        start_method="spawn",
     )
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -63,8 +73,15 @@ def spawn(run: Run, command: Command) -> int:
 
 
 def _child(rank: int, run: Run, command: Command, processes: int, port: int) -> None:
-    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    os.environ.update({name: str(value) for name, value in here.items()}, RANK=str(rank), LOCAL_RANK=str(rank))
+    here = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": processes,
+        "LOCAL_WORLD_SIZE": processes,
+    }
+    os.environ.update(
+        {name: str(value) for name, value in here.items()}, RANK=str(rank), LOCAL_RANK=str(rank)
+    )
     # By this variable torch_xla sees that the others describe the processes, and takes its core from them.
     os.environ["TORCHELASTIC_RUN_ID"] = "spawn"
     raise SystemExit(run(command))

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_trainer.data.images import SEARCH_DEPTH, Images, the_one_below
 from ddp_trainer.errors import UserError
+from ddp_trainer.workloads.datasets.images import SEARCH_DEPTH, Images, the_one_below
 
 HELP = "get the four files from https://yann.lecun.com/exdb/mnist or a mirror, and give their folder with --data"
 SHAPE = (28, 28)
@@ -42,16 +42,26 @@ def _names(part: str) -> tuple[str, str]:
 
 def _files(folder: Path, part: str) -> list[Path]:
     """Images and labels of that part, as far as they are there, each packed or not."""
-    found = (next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None) for name in _names(part))
+    found = (
+        next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+        for name in _names(part)
+    )
     return [path for path in found if path]
 
 
 def _part(folder: Path, part: str) -> Images:
     paths, names = _files(folder, part), _names(part)
     if len(paths) != len(names):
-        raise UserError(f"{folder} has {' and '.join(path.name for path in paths)}, not {' and '.join(names)}: {HELP}")
+        raise UserError(
+            f"{folder} has {' and '.join(path.name for path in paths)}, not {' and '.join(names)}: {HELP}"
+        )
     pixels, labels = map(_read, paths)
-    if not len(labels) or pixels.shape[1:] != SHAPE or labels.shape != pixels.shape[:1] or labels.max(initial=0) > 9:
+    if (
+        not len(labels)
+        or pixels.shape[1:] != SHAPE
+        or labels.shape != pixels.shape[:1]
+        or labels.max(initial=0) > 9
+    ):
         raise UserError(f"images and labels of {part} in {folder} do not belong together: {HELP}")
     return Images(pixels[:, None], labels.astype(np.int64))
 

@@ -55,7 +55,9 @@ def the_one_below(folder: Path, is_it: Callable[[Path], object]) -> Path | None:
         if found := [candidate for candidate in level if is_it(candidate)]:
             if len(found) > 1:
                 names = ", ".join(str(candidate) for candidate in found)
-                raise UserError(f"{folder} holds {len(found)} data sets of that form: give one of {names} with --data")
+                raise UserError(
+                    f"{folder} holds {len(found)} data sets of that form: give one of {names} with --data"
+                )
             return found[0]
     return None
 
@@ -64,7 +66,9 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
     """Visible entries of a folder by name; none where it may not be read."""
     try:
         with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+            return sorted(
+                (e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name
+            )
     except PermissionError:
         return []
 
@@ -75,9 +79,15 @@ def class_folders(part: Path) -> list[Path]:
 
 def image_files(folder: Path) -> list[Path]:
     """JPEG and PNG files of a folder by name. Raises UserError where there are none."""
-    found = [Path(entry.path) for entry in _scan(folder) if entry.name.lower().endswith((".jpg", ".jpeg", ".png"))]
+    found = [
+        Path(entry.path)
+        for entry in _scan(folder)
+        if entry.name.lower().endswith((".jpg", ".jpeg", ".png"))
+    ]
     if not found:
-        raise UserError(f"{folder} shows no JPEG and no PNG file: put the images of this class there, or remove it")
+        raise UserError(
+            f"{folder} shows no JPEG and no PNG file: put the images of this class there, or remove it"
+        )
     return found
 
 
@@ -88,11 +98,21 @@ def open_image(path: Path, enough: int | None = None) -> Image.Image:
             if enough:
                 image.draft("RGB", (enough, enough))
             return image.convert("RGB")
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path} cannot be read as an image ({error}): replace it or remove it") from error
+    except (
+        OSError,
+        UnidentifiedImageError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombError,
+    ) as error:
+        raise UserError(
+            f"{path} cannot be read as an image ({error}): replace it or remove it"
+        ) from error
 
 
-def cached(folder: Path, paths: list[Path], shape: tuple[int, ...], decode: Callable[[], Bytes]) -> Bytes:
+def cached(
+    folder: Path, paths: list[Path], shape: tuple[int, ...], decode: Callable[[], Bytes]
+) -> Bytes:
     """What `decode` makes of the images, an array of (N, *shape), from a cache file where there is one: the next start takes no time.
 
     The file lies in `folder` (on a shared volume one node's work then serves all), or in the user's cache folder where
@@ -119,8 +139,12 @@ def _fingerprint(folder: Path, paths: list[Path]) -> str:
         try:
             status = path.stat()
         except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror}): replace it or remove it") from error
-        digest.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+            raise UserError(
+                f"{path} cannot be read ({error.strerror}): replace it or remove it"
+            ) from error
+        digest.update(
+            f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode()
+        )
     return digest.hexdigest()[:16]
 
 

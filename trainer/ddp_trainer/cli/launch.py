@@ -47,7 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         script, rest = take_out_script(arguments)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            os.execv(sys.executable, [sys.executable, "-u", *_python(script), *rest])  # unbuffered, as torchrun does
+            os.execv(
+                sys.executable, [sys.executable, "-u", *_python(script), *rest]
+            )  # unbuffered, as torchrun does
         return _torchrun([*torchrun_arguments(cluster(os.environ)), *_script(script)], rest)
     except UserError as error:
         print(f"ddp-trainer: {error}", file=sys.stderr)
@@ -65,7 +67,9 @@ def take_out_script(arguments: Sequence[str]) -> tuple[str, list[str]]:
         else:
             rest.append(word)
     if len(script) != 1 or not script[0]:
-        raise UserError(f"launch needs {OPTION} with a file or a module, once; it is there {len(script)} times")
+        raise UserError(
+            f"launch needs {OPTION} with a file or a module, once; it is there {len(script)} times"
+        )
     return script[0], rest
 
 
@@ -92,21 +96,29 @@ def _sagemaker(environment: Mapping[str, str]) -> Cluster:
     try:
         hosts = tuple(sorted(json.loads(environment["SM_HOSTS"]), key=_natural))
     except (ValueError, TypeError) as error:
-        raise UserError(f"SM_HOSTS is {environment['SM_HOSTS']!r}, no JSON list of names") from error
+        raise UserError(
+            f"SM_HOSTS is {environment['SM_HOSTS']!r}, no JSON list of names"
+        ) from error
     current = environment.get("SM_CURRENT_HOST", "")
     if current not in hosts:
-        raise UserError(f"SM_CURRENT_HOST is {current!r}, which is none of SM_HOSTS ({', '.join(hosts)})")
+        raise UserError(
+            f"SM_CURRENT_HOST is {current!r}, which is none of SM_HOSTS ({', '.join(hosts)})"
+        )
     return Cluster(
         hosts,
         hosts.index(current),
         _processes(environment, "SM_NUM_GPUS", "SM_NUM_NEURONS"),
-        environment.get("SAGEMAKER_JOB_NAME") or environment.get("TRAINING_JOB_NAME") or "sagemaker",
+        environment.get("SAGEMAKER_JOB_NAME")
+        or environment.get("TRAINING_JOB_NAME")
+        or "sagemaker",
         _number(environment, "RDZV_PORT", PORT),
     )
 
 
 def _slurm(environment: Mapping[str, str]) -> Cluster:
-    nodes = expand(environment["SLURM_STEP_NODELIST"])  # of the step, as SLURM_NODEID; a job may have more
+    nodes = expand(
+        environment["SLURM_STEP_NODELIST"]
+    )  # of the step, as SLURM_NODEID; a job may have more
     if len(nodes) > 1 and not environment.get("SLURM_NODEID"):
         raise UserError(
             "SLURM_STEP_NODELIST has several nodes and SLURM_NODEID is not set, so each would take itself for the first: pass "
@@ -145,7 +157,11 @@ def expand(nodes: str) -> tuple[str, ...]:
     names: list[str] = []
     for part in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodes):
         names += _expand_one(part)
-    if not names or nodes.count("[") != nodes.count("]") or len(re.findall(r"\[[^\[\]]*\]", nodes)) != nodes.count("["):
+    if (
+        not names
+        or nodes.count("[") != nodes.count("]")
+        or len(re.findall(r"\[[^\[\]]*\]", nodes)) != nodes.count("[")
+    ):
         raise UserError(f"Slurm's node list is {nodes!r}, which is none")
     return tuple(names)
 
@@ -160,7 +176,9 @@ def _expand_one(part: str) -> list[str]:
         first, _, last = item.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal():
             raise UserError(f"Slurm's node list has [{found[1]}], which are no numbers")
-        middles += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+        middles += [
+            str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)
+        ]
     return (
         [before + middle + end for middle in middles for end in _expand_one(after)]
         if after
@@ -201,7 +219,10 @@ def _torchrun(arguments: list[str], rest: list[str]) -> int:
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.run import parse_args, run
 
-    if not any(word.startswith("--nproc") for word in arguments) and "PET_NPROC_PER_NODE" not in os.environ:
+    if (
+        not any(word.startswith("--nproc") for word in arguments)
+        and "PET_NPROC_PER_NODE" not in os.environ
+    ):
         arguments.insert(0, f"--nproc-per-node={max(1, torch.cuda.device_count())}")
     parsed = parse_args(arguments)  # type: ignore[no-untyped-call]
     parsed.training_script_args = rest  # past its parser, which would take a leading `--` away
@@ -233,7 +254,9 @@ def _script(script: str) -> list[str]:
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, "")
     if text and (not text.isdecimal() or (name == "RDZV_PORT" and int(text) > 65535)):
-        raise UserError(f"{name} is {text!r}, which is no number{' of a port' if name == 'RDZV_PORT' else ''}")
+        raise UserError(
+            f"{name} is {text!r}, which is no number{' of a port' if name == 'RDZV_PORT' else ''}"
+        )
     return int(text or default)
 
 

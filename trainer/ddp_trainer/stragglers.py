@@ -66,7 +66,9 @@ class Ledger:
         self._entry = Entry(0, True, time.time(), _node())
         self._pause = max(SHORTEST_PAUSE, world_size / WRITES_PER_SECOND)
         self._silence = max(SILENCE, 3 * self._pause)
-        self._looks: deque[tuple[float, dict[int, Entry]]] = deque(maxlen=1 + math.ceil(self._silence / BEAT))
+        self._looks: deque[tuple[float, dict[int, Entry]]] = deque(
+            maxlen=1 + math.ceil(self._silence / BEAT)
+        )
         self._closed = threading.Event()
         self._writer = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._writer.start()
@@ -103,8 +105,12 @@ class Ledger:
             if further or now - last >= BEAT:
                 beats, last = beats + 1, now
                 try:
-                    self._store.set(str(self._rank), json.dumps(asdict(replace(entry, beats=beats))))
-                except RuntimeError:  # the store's host is gone, and with it whoever could read this
+                    self._store.set(
+                        str(self._rank), json.dumps(asdict(replace(entry, beats=beats)))
+                    )
+                except (
+                    RuntimeError
+                ):  # the store's host is gone, and with it whoever could read this
                     return
                 written = entry
                 if not further and now - since >= self._timeout - 2 * self._silence:
@@ -134,13 +140,18 @@ class Ledger:
         except (RuntimeError, ValueError):  # the store's host is gone
             return None
         now = time.monotonic()
-        old_enough = [(now - at, earlier) for at, earlier in list(self._looks) if now - at >= self._silence]
+        old_enough = [
+            (now - at, earlier) for at, earlier in list(self._looks) if now - at >= self._silence
+        ]
         who = frozen(old_enough[-1][1], entries, old_enough[-1][0]) if old_enough else None
         return who or slowest(entries, time.time(), self._timeout)
 
     def _read(self) -> dict[int, Entry]:
         self._store.wait(self._keys, READ_TIMEOUT)
-        return {rank: Entry(**json.loads(found)) for rank, found in enumerate(self._store.multi_get(self._keys))}
+        return {
+            rank: Entry(**json.loads(found))
+            for rank, found in enumerate(self._store.multi_get(self._keys))
+        }
 
 
 def slowest(entries: Mapping[int, Entry], now: float, timeout: float) -> str | None:
@@ -153,7 +164,9 @@ def slowest(entries: Mapping[int, Entry], now: float, timeout: float) -> str | N
     slow, fast = entries[last], entries[first]
     if slow.position == fast.position:
         return None
-    others = [rank for rank, entry in entries.items() if entry.position == slow.position and rank != last]
+    others = [
+        rank for rank, entry in entries.items() if entry.position == slow.position and rank != last
+    ]
     return (
         f"rank {last} on {slow.node} is slow or stuck: it was last seen {_where(slow)}, {now - slow.time:.1f} s ago; rank "
         f"{first} on {fast.node} has waited for it in step {fast.step} for {now - fast.time:.1f} s, longer than the "

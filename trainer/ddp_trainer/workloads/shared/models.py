@@ -36,7 +36,9 @@ class DigitsNet(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
-        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, classes))
+        self.classifier = nn.Sequential(
+            nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, classes)
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, 1, 8, 8) → (N, classes), unnormalised log-probabilities."""
@@ -68,7 +70,9 @@ def _downsample(channels_in: int, channels: int, stride: int) -> nn.Module | Non
     """What fits a block's input to its output for the shortcut; None where it fits already."""
     if stride == 1 and channels_in == channels:
         return None
-    return nn.Sequential(nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
+    )
 
 
 class BasicBlock(nn.Module):
@@ -136,7 +140,9 @@ class Bottleneck(nn.Module):
 Block = BasicBlock | Bottleneck
 
 
-def _layer(block: type[Block], channels_in: int, channels: int, depth: int, stride: int) -> nn.Sequential:
+def _layer(
+    block: type[Block], channels_in: int, channels: int, depth: int, stride: int
+) -> nn.Sequential:
     later = [block(channels * block.expansion, channels, 1) for _ in range(depth - 1)]
     return nn.Sequential(block(channels_in, channels, stride), *later)
 
@@ -162,7 +168,12 @@ class ResNet(nn.Module):
         super().__init__()
         small = stem == "3x3"
         self.conv1 = nn.Conv2d(
-            3, 64, 3 if small else 7, stride=1 if small else 2, padding=1 if small else 3, bias=False
+            3,
+            64,
+            3 if small else 7,
+            stride=1 if small else 2,
+            padding=1 if small else 3,
+            bias=False,
         )
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
@@ -187,7 +198,9 @@ class ResNet(nn.Module):
         return result
 
 
-def resnet18(classes: int = 10, stem: Stem = "torchvision", zero_init_residual: bool = False) -> ResNet:
+def resnet18(
+    classes: int = 10, stem: Stem = "torchvision", zero_init_residual: bool = False
+) -> ResNet:
     """ResNet-18: 11,689,512 parameters with 1,000 classes and torchvision's stem."""
     return ResNet(BasicBlock, (2, 2, 2, 2), classes, stem, zero_init_residual)
 

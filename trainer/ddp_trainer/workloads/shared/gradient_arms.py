@@ -46,7 +46,9 @@ class Native:
 def _spread(flat: Tensor, gradients: list[Tensor]) -> None:
     """Copy the parts of `flat` into the gradients that it was made of."""
     parts = torch.split_with_sizes(flat, [gradient.numel() for gradient in gradients])
-    torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
+    torch._foreach_copy_(
+        gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)]
+    )
 
 
 ARMS: dict[str, type[Ddp] | type[Native]] = {"ddp": Ddp, "native": Native}

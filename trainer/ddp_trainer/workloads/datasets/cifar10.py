@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ddp_trainer.data.images import (
+from ddp_trainer.errors import UserError
+from ddp_trainer.workloads.datasets.images import (
     SEARCH_DEPTH,
     Bytes,
     Images,
@@ -19,7 +20,6 @@ from ddp_trainer.data.images import (
     image_files,
     open_image,
 )
-from ddp_trainer.errors import UserError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHAPE = (3, 32, 32)
@@ -61,7 +61,9 @@ def _read_binary(folder: Path) -> tuple[Images, Images]:
         for path in paths:
             raw = np.frombuffer(_read(path), np.uint8)
             if not len(raw) or len(raw) % 3073:
-                raise UserError(f"{path} has {len(raw)} bytes, no multiple of 3,073: unpack the archive once more")
+                raise UserError(
+                    f"{path} has {len(raw)} bytes, no multiple of 3,073: unpack the archive once more"
+                )
             parts.append(raw.reshape(-1, 3073))
         records = np.concatenate(parts)
         return _checked(records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64), folder)
@@ -117,7 +119,9 @@ def _unpickle(path: Path) -> dict[bytes, Any]:
     try:
         with path.open("rb") as file:
             batch = _ArraysOnly(file, encoding="bytes").load()
-        return {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
+        return {
+            key.encode() if isinstance(key, str) else key: value for key, value in batch.items()
+        }
     except Exception as error:  # what pickle raises on damaged bytes is not documented
         raise UserError(f"{path} cannot be read ({error}): unpack the archive once more") from error
 
@@ -126,7 +130,9 @@ def _unpickle(path: Path) -> dict[bytes, Any]:
 
 
 def _has_image_folders(folder: Path) -> bool:
-    return all((folder / part).is_dir() and class_folders(folder / part) for part in ("train", "test"))
+    return all(
+        (folder / part).is_dir() and class_folders(folder / part) for part in ("train", "test")
+    )
 
 
 def _read_image_folders(folder: Path) -> tuple[Images, Images]:
@@ -137,7 +143,9 @@ def _read_image_folders(folder: Path) -> tuple[Images, Images]:
     for part in ("train", "test"):
         for class_folder in class_folders(folder / part):
             if class_folder.name not in CLASSES:
-                raise UserError(f"{class_folder} is no class of CIFAR-10 ({', '.join(CLASSES)}): remove it")
+                raise UserError(
+                    f"{class_folder} is no class of CIFAR-10 ({', '.join(CLASSES)}): remove it"
+                )
             images = image_files(class_folder)
             paths += images
             labels += [CLASSES.index(class_folder.name)] * len(images)
@@ -153,7 +161,9 @@ def _decode(paths: list[Path]) -> Bytes:
     for row, path in enumerate(paths):
         decoded = np.asarray(open_image(path))
         if decoded.shape != (32, 32, 3):
-            raise UserError(f"{path} has {decoded.shape[1]} x {decoded.shape[0]} pixels, CIFAR-10 has 32 x 32")
+            raise UserError(
+                f"{path} has {decoded.shape[1]} x {decoded.shape[0]} pixels, CIFAR-10 has 32 x 32"
+            )
         pixels[row] = decoded.transpose(2, 0, 1)
     return pixels
 
@@ -169,10 +179,19 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): unpack the archive once more") from error
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): unpack the archive once more"
+        ) from error
 
 
 def _checked(pixels: Bytes, labels: Labels, folder: Path) -> Images:
-    if len(pixels) != len(labels) or not len(labels) or labels.min() < 0 or labels.max() >= len(CLASSES):
-        raise UserError(f"the labels in {folder} are not those of CIFAR-10: unpack the archive once more")
+    if (
+        len(pixels) != len(labels)
+        or not len(labels)
+        or labels.min() < 0
+        or labels.max() >= len(CLASSES)
+    ):
+        raise UserError(
+            f"the labels in {folder} are not those of CIFAR-10: unpack the archive once more"
+        )
     return Images(np.ascontiguousarray(pixels), labels)

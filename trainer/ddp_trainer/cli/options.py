@@ -124,15 +124,21 @@ def _steps(default: int) -> Any:
 class Common:
     """What every workload takes: how its processes are started and what they share."""
 
-    seed: int = flag(0, "of weights, order and augmentation", "N", read=whole(0), also=("--random-seed",))
-    threads: int | None = flag(None, "CPU threads per process (default $OMP_NUM_THREADS or torch's)", "N")
+    seed: int = flag(
+        0, "of weights, order and augmentation", "N", read=whole(0), also=("--random-seed",)
+    )
+    threads: int | None = flag(
+        None, "CPU threads per process (default $OMP_NUM_THREADS or torch's)", "N"
+    )
     timeout: float | None = flag(
         None,
         "seconds that the processes wait for each other, in a step or while one loads data (default torch's: 1,800)",
         "X",
     )
     spawn: int | None = flag(
-        None, "start N processes on this machine by torch.multiprocessing, where no torchrun does", "N"
+        None,
+        "start N processes on this machine by torch.multiprocessing, where no torchrun does",
+        "N",
     )
     local_rank: int | None = flag(
         None,
@@ -187,7 +193,9 @@ class Options(Common):
         environment="DDP_CHECKPOINT_DIR",
     )
     checkpoint_every: int = flag(
-        100, "steps between two checkpoints; also after each epoch, at a signal and at the end", "STEPS"
+        100,
+        "steps between two checkpoints; also after each epoch, at a signal and at the end",
+        "STEPS",
     )
 
 
@@ -202,11 +210,14 @@ class ToyOptions(Options):
         "small", "small: Linear 10-10-5; wide: Linear 10-1,000,000-5, whose gradients take 64 MB"
     )
     no_bucket_view: bool = flag(
-        False, "let DDP copy every gradient into its buckets instead of keeping it there; costs the gradients' memory"
+        False,
+        "let DDP copy every gradient into its buckets instead of keeping it there; costs the gradients' memory",
     )
     steps: int = _steps(100)
     batch_size: int = _batch_size(20)
-    learning_rate: float | None = flag(None, "learning rate of SGD (default 0.001; for the wide model 0.000001)", "X")
+    learning_rate: float | None = flag(
+        None, "learning rate of SGD (default 0.001; for the wide model 0.000001)", "X"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +231,9 @@ class SkewedOptions(Common):
 
     steps: int = _steps(20)
     batch_size: int = _batch_size(20)
-    skew: float = flag(0.1, "seconds that the last rank sleeps in each step", "X", read=not_negative_number)
+    skew: float = flag(
+        0.1, "seconds that the last rank sleeps in each step", "X", read=not_negative_number
+    )
     uneven: bool = flag(False, "the last rank has three times the inputs of rank 0")
     log_every: int = _log_every(5)
 
@@ -273,7 +286,8 @@ class ClassifierOptions(Options):
 
     epochs: int = _epochs(20)
     sync_batch_norm: bool = flag(
-        False, "BatchNorm's statistics over the whole batch instead of each process's part; slower, also on CPUs"
+        False,
+        "BatchNorm's statistics over the whole batch instead of each process's part; slower, also on CPUs",
     )
     model_dir: Path | None = flag(
         None,
@@ -285,7 +299,8 @@ class ClassifierOptions(Options):
     )
     model_filename: str = flag("model.pth", "name of that file", "NAME", read=str)
     resume: bool = flag(
-        False, "insist on a checkpoint to go on from; without this a run goes on where there is one and else begins"
+        False,
+        "insist on a checkpoint to go on from; without this a run goes on where there is one and else begins",
     )
 
 
@@ -328,7 +343,9 @@ class Cifar10Options(ClassifierOptions):
         "what convolutions compute in: auto is bf16 where the hardware computes in it, else fp32; recipe is fp32 with the "
         "tutorial recipe and auto with the fast one; weights and sums are fp32 in any case",
     )
-    epochs: int = flag(0, "passes over the data (default the recipe's)", "N", also=("--num-epochs",))
+    epochs: int = flag(
+        0, "passes over the data (default the recipe's)", "N", also=("--num-epochs",)
+    )
     batch_size: int = flag(0, "samples per step and process (default the recipe's)", "N")
     learning_rate: float | None = flag(None, "highest learning rate (default the recipe's)", "X")
     log_every: int = _log_every(20)
@@ -398,7 +415,9 @@ class MnistOptions(ThroughputOptions, ClassifierOptions):
     arm: Literal["ddp", "native"] = flag("ddp", "how real data are trained on")
     epochs: int = _epochs(30)
     batch_size: int = _batch_size(128)
-    learning_rate: float | None = flag(None, "learning rate of SGD (default 0.01 times the number of processes)", "X")
+    learning_rate: float | None = flag(
+        None, "learning rate of SGD (default 0.01 times the number of processes)", "X"
+    )
 
     @property
     def processes_alone(self) -> int:
@@ -412,7 +431,8 @@ class MnistOptions(ThroughputOptions, ClassifierOptions):
             return InVain(("rounds", "steps"), "without --fake")
         used = {"fake"} | {option.name for option in fields(ThroughputOptions)}
         return InVain(
-            [option.name for option in fields(self) if option.name not in used], "with --fake, which keeps nothing"
+            [option.name for option in fields(self) if option.name not in used],
+            "with --fake, which keeps nothing",
         )
 
 
@@ -454,7 +474,10 @@ class Command:
 def parse(arguments: Sequence[str] | None = None) -> Command:
     """Read the command line; exits with code 2 and a sentence (on rank 0 only) when it is wrong."""
     parser = _Parser(
-        prog="ddp-trainer", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="ddp-trainer",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     workloads = parser.add_subparsers(dest="workload", metavar="WORKLOAD", required=True)
     for name, kind in WORKLOADS.items():
@@ -474,7 +497,9 @@ def parse(arguments: Sequence[str] | None = None) -> Command:
     kind = WORKLOADS[workload]
     options = kind(**{option.name: parsed[option.name] for option in fields(kind)})
     if flags := _given_in_vain(options):
-        workloads.choices[workload].error(f"leave out {', '.join(flags)}: no effect {options.in_vain.because}")
+        workloads.choices[workload].error(
+            f"leave out {', '.join(flags)}: no effect {options.in_vain.because}"
+        )
     return Command(workload, options)
 
 
@@ -483,7 +508,8 @@ def _given_in_vain(options: Common) -> list[str]:
     return [
         _flag(option.name)
         for option in fields(options)
-        if option.name in options.in_vain.names and getattr(options, option.name) != _default(option)
+        if option.name in options.in_vain.names
+        and getattr(options, option.name) != _default(option)
     ]
 
 
@@ -539,7 +565,13 @@ def _add(parser: argparse.ArgumentParser, option: "Field[Any]") -> None:
     if option.type is bool:
         # Alone, as people write it, or with a value: SageMaker passes every hyperparameter as a name and a value.
         parser.add_argument(
-            *names, nargs="?", const=True, default=False, type=_truth, metavar="true|false", help=meaning
+            *names,
+            nargs="?",
+            const=True,
+            default=False,
+            type=_truth,
+            metavar="true|false",
+            help=meaning,
         )
         return
     settings: dict[str, Any] = {"dest": option.name}

@@ -1,0 +1,1 @@
+"""The command line: flags, options, the entry point, and the two launchers."""

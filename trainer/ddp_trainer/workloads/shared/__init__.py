@@ -1,0 +1,1 @@
+"""Code that several workloads share and the library does not need."""
