@@ -41,7 +41,8 @@ from fake_cluster import (
 )
 
 from ddpjob.core import names, render
-from ddpjob.core.api import Job
+from ddpjob.core.job import Job
+from ddpjob.core.pod_context import Settings
 
 NAMESPACE = "bench"
 CONNECTIONS = 8
@@ -360,7 +361,7 @@ def rendered_pods(name: str, nodes: int) -> list[Object]:
     job = manifest(name, nodes)
     job["metadata"]["uid"] = "00000000-0000-4000-8000-000000000000"
     job["status"] = {"attempt": 0, "nodes": {"desired": nodes}}
-    pods = list(render.pods(Job.from_dict(job), range(nodes), render.Settings()))
+    pods = list(render.pods(Job.from_dict(job), range(nodes), Settings()))
     for pod in pods:
         del pod["metadata"]["ownerReferences"]
         labels = pod["metadata"]["labels"]

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from envtest import APPLY, CRD, MERGE, Answer, ApiServer
 
-from ddpjob.core.api import Spec, SpecError
+from ddpjob.core.readers import SpecError
+from ddpjob.core.spec import Spec
 
 FINAL = "cannot change once the job exists; delete the job and create it again"
 RESERVED = "remove them from env"

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from ddpjob.local.display import Display
-from ddpjob.local.story import Story
+from ddpjob.local.run_metrics import Story
 
 
 def shown(*metrics: dict, terminal: bool = False) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.core.api import SpecError
+from ddpjob.core.readers import SpecError
 from ddpjob.local.manifest import check_claims, read
 
 HEAD = "apiVersion: ddpjob.dev/v1alpha1\nkind: DDPJob\nmetadata: {name: j}\n"

@@ -14,12 +14,12 @@ import psutil
 import pytest
 import yaml
 
-from ddpjob.core.api import SpecError
+from ddpjob.core.readers import SpecError
 from ddpjob.local import processes
 from ddpjob.local.manifest import read
 from ddpjob.local.processes import MARK, LocalPod
 from ddpjob.local.run import LocalRun, run_folder
-from ddpjob.local.story import metric
+from ddpjob.local.run_metrics import metric
 from ddpjob.local.translate import Command, Folders
 
 SUMMARY = """[rank{rank}]: ValueError: bad data

@@ -1,6 +1,6 @@
 """What a run's metrics tell in the end."""
 
-from ddpjob.local.story import Story, share
+from ddpjob.local.run_metrics import Story, share
 
 START = {"event": "start", "time": 105.0}
 END = {

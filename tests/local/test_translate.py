@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from ddpjob.core import render
-from ddpjob.core.api import Job, Nodes, SpecError, Status
+from ddpjob.core.job import Job
+from ddpjob.core.pod_context import Settings
+from ddpjob.core.readers import SpecError
+from ddpjob.core.status import PodCounts, Status
 from ddpjob.local.translate import LOOPBACK, Command, Folders, LocalAddresses, translate
 
 CLAIM = {"claimName": "c", "mountPath": "/checkpoints"}
@@ -17,11 +20,11 @@ def job(**spec) -> Job:
     fields = {"image": "i", "args": ["train.py"], "nodes": 2, **spec}
     made = Job.from_dict({"metadata": {"name": "j", "namespace": "n", "uid": "u"}, "spec": fields})
     assert not made.spec_error
-    return replace(made, status=Status(attempt=0, nodes=Nodes(desired=fields["nodes"])))
+    return replace(made, status=Status(attempt=0, pods=PodCounts(desired=fields["nodes"])))
 
 
 def command(tmp_path: Path, config_maps=None, index: int = 0, claims=None, **spec) -> Command:
-    settings = render.Settings(addresses=LocalAddresses(lambda: 5555))
+    settings = Settings(addresses=LocalAddresses(lambda: 5555))
     (pod,) = render.pods(job(**spec), [index], settings)
     return translate(pod, Folders(tmp_path, claims or {}), config_maps or {}, "laptop")
 

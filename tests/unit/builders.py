@@ -8,10 +8,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ddpjob.core import names
-from ddpjob.core.api import Job, Nodes, Status, time_to_text
-from ddpjob.core.conditions import set_condition
-from ddpjob.core.decide import Plan, decide
-from ddpjob.core.observe import Observation, Pod, Refusal, observe, read_pod
+from ddpjob.core.decide import decide
+from ddpjob.core.job import Job
+from ddpjob.core.observe import Observation, Pod, Refusal, observe
+from ddpjob.core.plan import Plan
+from ddpjob.core.pods import read_pod
+from ddpjob.core.status import PodCounts, Status, set_condition
+from ddpjob.core.times import format_time
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 JOB_UID = "0b4c6f3e-9d52-4c43-b4f0-2f4c0f6f1d11"
@@ -38,7 +41,7 @@ def a_spec(**fields):
 def a_manifest(*, name="digits", status=None, generation=1, deleting=False, **spec):
     metadata = {"name": name, "namespace": "ml", "uid": JOB_UID, "generation": generation}
     if deleting:
-        metadata["deletionTimestamp"] = time_to_text(NOW)
+        metadata["deletionTimestamp"] = format_time(NOW)
     return {"metadata": metadata, "spec": a_spec(**spec), "status": status or {}}
 
 
@@ -57,7 +60,7 @@ def a_status(*, attempt=0, nodes=2, latched=True, ran=True, **fields) -> Status:
     )
     return Status(
         attempt=attempt,
-        nodes=Nodes(desired=nodes),
+        pods=PodCounts(desired=nodes),
         **{
             "attempt_started": attempt if latched else (attempt - 1 if attempt else None),
             "attempt_time": NOW,
@@ -110,7 +113,7 @@ def a_pod(
         "ownerReferences": [{"kind": names.KIND, "name": job, "uid": JOB_UID, "controller": True}],
     }
     if deleted_at is not None:
-        metadata["deletionTimestamp"] = time_to_text(deleted_at + timedelta(seconds=grace))
+        metadata["deletionTimestamp"] = format_time(deleted_at + timedelta(seconds=grace))
         metadata["deletionGracePeriodSeconds"] = grace
     placed = node or ("" if status is None or status.get("unplaced") else f"node-{index}")
     shown = {
@@ -138,7 +141,7 @@ def unschedulable(message="0/3 nodes are available: 3 Insufficient cpu."):
 
 
 def running():
-    return {"phase": "Running", **trainer({"running": {"startedAt": time_to_text(NOW)}})}
+    return {"phase": "Running", **trainer({"running": {"startedAt": format_time(NOW)}})}
 
 
 def ended(code, message="", *, reason=None, when=NOW, phase=None, conditions=()):
@@ -147,7 +150,7 @@ def ended(code, message="", *, reason=None, when=NOW, phase=None, conditions=())
         "exitCode": code,
         "reason": reason or ("Error" if code else "Completed"),
         "message": message,
-        "finishedAt": time_to_text(when),
+        "finishedAt": format_time(when),
     }
     return {
         "phase": phase or ("Failed" if code else "Succeeded"),
@@ -179,7 +182,7 @@ def oom_killed(**more):
 
 
 def disruption_target(reason="EvictionByEvictionAPI", message="Eviction API: evicting", when=NOW):
-    told = {"reason": reason, "message": message, "lastTransitionTime": time_to_text(when)}
+    told = {"reason": reason, "message": message, "lastTransitionTime": format_time(when)}
     return {"type": "DisruptionTarget", "status": "True", **told}
 
 

@@ -6,22 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.core import names
-from ddpjob.core.api import (
-    OWNED_POD_FIELDS,
-    OWNED_TRAINER_FIELDS,
-    POD_FIELDS,
-    Backoff,
-    Checkpoint,
-    FailurePolicy,
-    Job,
-    Nodes,
-    Spec,
-    SpecError,
-    Status,
-    time_from_text,
-    time_to_text,
-)
-from ddpjob.core.conditions import observed_at, set_condition
+from ddpjob.core.job import Job
+from ddpjob.core.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, POD_FIELDS
+from ddpjob.core.readers import SpecError
+from ddpjob.core.spec import Checkpoint, FailurePolicy, Spec
+from ddpjob.core.status import Backoff, PodCounts, Status, set_condition, stamp_conditions
+from ddpjob.core.times import format_time, parse_time
 
 
 def trainer(**fields):
@@ -321,13 +311,13 @@ def test_a_whole_status_survives_its_way_over_the_api_server():
         reason="NodesRunning",
         message="m",
         observed_generation=3,
-        conditions=observed_at(conditions, 3),
+        conditions=stamp_conditions(conditions, 3),
         attempt=2,
         attempt_started=1,
         attempt_time=NOW,
         restarts=1,
         disruptions=1,
-        nodes=Nodes(desired=4, active=3, ready=2, succeeded=1, failed=0),
+        pods=PodCounts(desired=4, active=3, ready=2, succeeded=1, failed=0),
         resolved={"worldSize": 4},
         backoff=Backoff(2, at(10)),
         succeeded_nodes=(0, 3),
@@ -378,8 +368,8 @@ def test_a_conditions_transition_time_moves_only_with_its_status():
     first = set_condition((), names.Condition.RUNNING, False, "A", "a", at(0))
     same = set_condition(first, names.Condition.RUNNING, False, "B", "b", at(5))
     other = set_condition(same, names.Condition.RUNNING, True, "C", "c", at(9))
-    assert (same[0]["lastTransitionTime"], same[0]["reason"]) == (time_to_text(at(0)), "B")
-    assert other[0]["lastTransitionTime"] == time_to_text(at(9))
+    assert (same[0]["lastTransitionTime"], same[0]["reason"]) == (format_time(at(0)), "B")
+    assert other[0]["lastTransitionTime"] == format_time(at(9))
 
 
 def test_conditions_keep_their_place_and_foreign_ones_stay():
@@ -417,13 +407,13 @@ def test_a_job_with_a_bad_spec_keeps_the_sentence():
 @given(st.datetimes(min_value=NOW.replace(year=1990, tzinfo=None)))
 def test_times_survive_to_the_second(moment):
     moment = moment.replace(tzinfo=NOW.tzinfo)
-    assert time_from_text(time_to_text(moment)) == moment.replace(microsecond=0)
+    assert parse_time(format_time(moment)) == moment.replace(microsecond=0)
 
 
 @pytest.mark.parametrize("text", [None, "", "yesterday", 5, "0001-01-01T00:00:00+14:00"])
 def test_a_time_that_cannot_be_read_is_none(text):
-    assert time_from_text(text) is None
+    assert parse_time(text) is None
 
 
 def test_microseconds_and_zones_are_read():
-    assert time_from_text("2026-11-21T13:00:00.5+01:00") == NOW.replace(microsecond=500000)
+    assert parse_time("2026-11-21T13:00:00.5+01:00") == NOW.replace(microsecond=500000)

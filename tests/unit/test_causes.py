@@ -26,8 +26,9 @@ from builders import (
     waiting,
 )
 
-from ddpjob.core.causes import Undecided, Verdict, judge, read_summary
+from ddpjob.core.causes import Undecided, Verdict, judge
 from ddpjob.core.names import Cause
+from ddpjob.core.torchrun_log import parse_summary
 
 OWN = a_summary(rank=1)
 
@@ -58,13 +59,13 @@ def verdict_on(*pods, vanished=(), now=NOW, **more):
     ],
 )
 def test_the_summary_names_rank_exit_code_and_exception(tail, rank, code, exception):
-    summary = read_summary(torchrun_tail(tail))
+    summary = parse_summary(torchrun_tail(tail))
     assert (summary.rank, summary.exit_code, summary.exception) == (rank, code, exception)
     assert not summary.follower
 
 
 def test_a_time_out_that_names_the_slow_rank_is_a_cause_and_not_a_follower():
-    summary = read_summary(torchrun_tail("slow-rank"))
+    summary = parse_summary(torchrun_tail("slow-rank"))
     assert (
         "SlowRankError: rank 1 on node 0 (a0-n1) is slow or stuck: it was last seen before its"
         in summary.exception
@@ -74,7 +75,7 @@ def test_a_time_out_that_names_the_slow_rank_is_a_cause_and_not_a_follower():
 
 
 def test_a_module_that_python_does_not_find_is_named_and_nobody_else_blamed():
-    summary = read_summary(torchrun_tail("no-module"))
+    summary = parse_summary(torchrun_tail("no-module"))
     assert "http.server.nope" in summary.exception
     assert summary.certain
 
@@ -83,24 +84,24 @@ def test_a_module_that_python_does_not_find_is_named_and_nobody_else_blamed():
     "tail", ["raise-follower", "exit-follower", "kill-follower", "terminated-follower"]
 )
 def test_who_lost_its_peer_is_a_follower(tail):
-    summary = read_summary(torchrun_tail(tail))
+    summary = parse_summary(torchrun_tail(tail))
     assert summary.follower
     assert summary.rank == 0
 
 
 @pytest.mark.parametrize("tail", ["terminated", "rendezvous-timeout", "rendezvous-no-host"])
 def test_an_agent_that_ended_without_its_workers_failing_leaves_no_summary(tail):
-    assert read_summary(torchrun_tail(tail)) is None
+    assert parse_summary(torchrun_tail(tail)) is None
 
 
 def test_the_time_of_a_failure_has_microseconds_from_the_agents_own_line():
-    assert read_summary(torchrun_tail("raise")).time == NOW.replace(
+    assert parse_summary(torchrun_tail("raise")).time == NOW.replace(
         hour=15, minute=53, second=36, microsecond=540000
     )
 
 
 def test_where_that_line_was_cut_off_whole_seconds_are_left():
-    summary = read_summary(torchrun_tail("eight-processes-follower"))
+    summary = parse_summary(torchrun_tail("eight-processes-follower"))
     assert summary.time == NOW.replace(hour=16, minute=6, second=36)
 
 
@@ -111,22 +112,22 @@ def siblings_with(words):
 
 def test_a_rank_that_failed_by_itself_is_none_though_its_sibling_is_a_follower():
     log = siblings_with(f"epoch 1\n[rank1]: ValueError: boom\n[rank0]: {FOLLOWER_WORDS}\n")
-    assert not read_summary(log).follower
-    assert read_summary(log).exception == "ValueError: boom"
+    assert not parse_summary(log).follower
+    assert parse_summary(log).exception == "ValueError: boom"
 
 
 def test_wherever_the_log_was_cut_a_culprit_is_no_follower():
     log = siblings_with(f"[rank0]: {FOLLOWER_WORDS}\n")
     for length in range(300):
         cut = log.replace("W1121", "x" * length + "\nW1121", 1)[-2048:]
-        assert not read_summary(cut).follower, cut[:100]
+        assert not parse_summary(cut).follower, cut[:100]
 
 
 @pytest.mark.parametrize("tail", sorted(path.stem for path in TAILS.glob("*.txt")))
 def test_wherever_the_log_was_cut_the_launcher_is_no_exception_of_the_script(tail):
     text = torchrun_tail(tail)
     for start in range(0, len(text), 50):
-        summary = read_summary(text[start:])
+        summary = parse_summary(text[start:])
         assert summary is None or "ChildFailedError" not in summary.exception
 
 
@@ -141,12 +142,12 @@ def test_wherever_the_log_was_cut_the_launcher_is_no_exception_of_the_script(tai
     ],
 )
 def test_other_last_words_hold_no_summary(text):
-    assert read_summary(text) is None
+    assert parse_summary(text) is None
 
 
 def test_a_summary_with_an_impossible_time_still_counts():
     text = OWN.replace("2026-11-21_", "2026-99-99_")
-    assert read_summary(text).time is None
+    assert parse_summary(text).time is None
     assert verdict_on(a_pod(1, failed(text))).rank == 1
 
 
@@ -193,11 +194,11 @@ def test_a_message_made_to_be_slow_to_read_is_not():
     )[:4096]
     began = process_time()
     for number in range(50):
-        read_summary(f"{nasty}{number}")
+        parse_summary(f"{nasty}{number}")
     once = (process_time() - began) / 50
     plain = process_time()
     for number in range(50):
-        read_summary(f"{torchrun_tail('raise')}{number}")
+        parse_summary(f"{torchrun_tail('raise')}{number}")
     assert once < 20 * max((process_time() - plain) / 50, 1e-4)
 
 

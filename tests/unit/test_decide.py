@@ -33,18 +33,12 @@ from builders import (
     with_sidecar,
 )
 
-from ddpjob.core.api import Backoff, Status, time_to_text
-from ddpjob.core.conditions import set_condition
-from ddpjob.core.decide import (
-    BROKEN_GANG_GRACE,
-    NEVER_RAN_GRACE,
-    RULES,
-    Delete,
-    decide,
-    is_transition,
-)
+from ddpjob.core.decide import BROKEN_GANG_GRACE, NEVER_RAN_GRACE, RULES, decide
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Refusal
+from ddpjob.core.plan import Delete
+from ddpjob.core.status import Backoff, Status, is_transition, set_condition
+from ddpjob.core.times import format_time
 
 OWN = a_summary(rank=1)
 FOLLOWER = a_follower(rank=0)
@@ -216,7 +210,7 @@ def test_a_failed_job_has_neither_a_result_nor_nodes_that_are_done():
     )
     status = look(job, a_pod(0, succeeded('{"accuracy": 0.9}')), a_pod(1, failed(OWN))).status
     assert status.has(Condition.FAILED)
-    assert (status.succeeded_nodes, status.result, status.nodes.succeeded) == ((), {}, 1)
+    assert (status.succeeded_nodes, status.result, status.pods.succeeded) == ((), {}, 1)
 
 
 def test_only_a_vanished_pod_has_to_be_confirmed():
@@ -374,7 +368,7 @@ def test_a_node_that_is_done_before_the_others_still_counts_as_up():
     status = look(a_running_job(), a_pod(0, running()), a_pod(1, succeeded())).status
     assert status.phase == Phase.RUNNING
     assert status.to_dict()["nodesReady"] == "2/2"
-    assert (status.nodes.active, status.nodes.ready, status.nodes.succeeded) == (1, 1, 1)
+    assert (status.pods.active, status.pods.ready, status.pods.succeeded) == (1, 1, 1)
 
 
 def test_a_steady_job_waits_for_something_to_happen():
@@ -407,7 +401,7 @@ def test_the_result_and_the_end_outlive_the_pods():
     job = then(job, look(job, a_pod(0, succeeded('{"accuracy": 0.91}')), a_pod(1, running())))
     status = look(job, a_pod(1, succeeded())).status
     assert status.has(Condition.COMPLETE)
-    assert (dict(status.result), status.nodes.succeeded, status.succeeded_nodes) == (
+    assert (dict(status.result), status.pods.succeeded, status.succeeded_nodes) == (
         {"accuracy": "0.91"},
         2,
         (),
@@ -519,14 +513,14 @@ def test_a_restart_is_told_by_one_event_and_its_root_cause():
         "exitCode": 1,
         "reason": "WorkerFailed",
         "message": "rank 1 on node 1 ended with exit code 1: ValueError: boom",
-        "time": time_to_text(NOW),
+        "time": format_time(NOW),
     }
 
 
 def test_a_restart_ends_the_condition_running():
     status = look(a_running_job(), a_pod(0, running()), a_pod(1, failed(OWN)), now=at(60)).status
     assert condition(status, "Running")["status"] == "False"
-    assert condition(status, "Running")["lastTransitionTime"] == time_to_text(at(60))
+    assert condition(status, "Running")["lastTransitionTime"] == format_time(at(60))
 
 
 def test_a_restart_wants_another_look_at_once():
@@ -537,7 +531,7 @@ def test_an_uncertain_end_waits_for_something_better_to_be_known():
     job = a_running_job()
     plan = look(job, a_pod(0, failed(FOLLOWER, when=at(0))), a_pod(1, running()), now=at(4))
     assert plan.status.attempt == 0
-    assert (plan.status.phase, plan.status.nodes.failed) == (Phase.RUNNING, 1)
+    assert (plan.status.phase, plan.status.pods.failed) == (Phase.RUNNING, 1)
     assert plan.wake_after == 6
     assert plan.events == ()
 
@@ -659,7 +653,7 @@ def test_another_number_of_nodes_is_a_new_attempt_that_costs_nothing():
         a_running_job(spec={"nodes": 4, "generation": 2}), a_pod(0, running()), a_pod(1, running())
     )
     assert (plan.status.attempt, *counters(plan)) == (1, 0, 0)
-    assert plan.status.nodes.desired == 4
+    assert plan.status.pods.desired == 4
     assert plan.status.resolved["worldSize"] == 4
     assert deleted(plan) == ["digits-0-0", "digits-0-1"]
     assert [(event.kind, event.reason) for event in plan.events] == [("Normal", "Resized")]
@@ -678,7 +672,7 @@ def test_another_number_of_nodes_does_not_wait():
 def test_another_number_of_nodes_before_any_pod_was_made_is_simply_that_number():
     job = a_job(nodes=2)
     plan = look(then(a_job(nodes=3), look(job)))
-    assert plan.status.nodes.desired == 3
+    assert plan.status.pods.desired == 3
     assert look(then(a_job(nodes=3), plan)).create == (0, 1, 2)
 
 

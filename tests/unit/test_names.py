@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.core import names
-from ddpjob.core.api import SpecError, check_name
+from ddpjob.core.job import require_job_name
+from ddpjob.core.readers import SpecError
 
 sizes = st.integers(1, 1000)
 attempts = st.integers(0, 9999)
@@ -47,7 +48,7 @@ def test_no_two_jobs_share_a_pods_name(one, other):
 
 @pytest.mark.parametrize("name", ["a", "a1", "digits", "my-job-2", "a" * 52])
 def test_a_good_name_is_accepted(name):
-    assert check_name(name) == name
+    assert require_job_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -55,4 +56,4 @@ def test_a_good_name_is_accepted(name):
 )
 def test_a_name_that_no_service_can_carry_is_refused(name):
     with pytest.raises(SpecError, match="at most 52 lower-case letters"):
-        check_name(name)
+        require_job_name(name)

@@ -22,8 +22,9 @@ from builders import (
 )
 
 from ddpjob.core import names
-from ddpjob.core.api import time_to_text
-from ddpjob.core.observe import Fate, owner_uid, read_pod
+from ddpjob.core.observe import TrainerState
+from ddpjob.core.pods import owner_uid, read_pod
+from ddpjob.core.times import format_time
 
 RUNNING_STATE = {"running": {}}
 SIDECAR = {"name": "mesh", "state": {"running": {}}}
@@ -32,30 +33,30 @@ SIDECAR = {"name": "mesh", "state": {"running": {}}}
 @pytest.mark.parametrize(
     ("status", "fate"),
     [
-        ({}, Fate.PENDING),
-        ({"phase": "Pending"}, Fate.PENDING),
-        (waiting(), Fate.PENDING),
-        (unschedulable(), Fate.PENDING),
-        ({"phase": "Unknown"}, Fate.PENDING),
-        ({"phase": "Hibernating"}, Fate.PENDING),
-        ({"phase": "Running"}, Fate.PENDING),
-        ({"phase": "Running", "containerStatuses": [SIDECAR]}, Fate.PENDING),
-        (running(), Fate.RUNNING),
-        ({"phase": "Unknown", **trainer(RUNNING_STATE)}, Fate.RUNNING),
-        ({"phase": "Pending", **trainer(RUNNING_STATE, SIDECAR)}, Fate.RUNNING),
-        (succeeded(), Fate.SUCCEEDED),
-        (succeeded(phase="Running"), Fate.SUCCEEDED),
-        (succeeded(phase="Failed"), Fate.SUCCEEDED),
-        (failed(), Fate.FAILED),
-        (failed(phase="Running"), Fate.FAILED),
-        (evicted(), Fate.FAILED),
-        (refused_by_kubelet(), Fate.FAILED),
-        ({"phase": "Failed", **trainer(RUNNING_STATE)}, Fate.FAILED),
-        ({"phase": "Succeeded"}, Fate.FAILED),
+        ({}, TrainerState.PENDING),
+        ({"phase": "Pending"}, TrainerState.PENDING),
+        (waiting(), TrainerState.PENDING),
+        (unschedulable(), TrainerState.PENDING),
+        ({"phase": "Unknown"}, TrainerState.PENDING),
+        ({"phase": "Hibernating"}, TrainerState.PENDING),
+        ({"phase": "Running"}, TrainerState.PENDING),
+        ({"phase": "Running", "containerStatuses": [SIDECAR]}, TrainerState.PENDING),
+        (running(), TrainerState.RUNNING),
+        ({"phase": "Unknown", **trainer(RUNNING_STATE)}, TrainerState.RUNNING),
+        ({"phase": "Pending", **trainer(RUNNING_STATE, SIDECAR)}, TrainerState.RUNNING),
+        (succeeded(), TrainerState.SUCCEEDED),
+        (succeeded(phase="Running"), TrainerState.SUCCEEDED),
+        (succeeded(phase="Failed"), TrainerState.SUCCEEDED),
+        (failed(), TrainerState.FAILED),
+        (failed(phase="Running"), TrainerState.FAILED),
+        (evicted(), TrainerState.FAILED),
+        (refused_by_kubelet(), TrainerState.FAILED),
+        ({"phase": "Failed", **trainer(RUNNING_STATE)}, TrainerState.FAILED),
+        ({"phase": "Succeeded"}, TrainerState.FAILED),
     ],
 )
 def test_a_pods_fate_is_its_trainers(status, fate):
-    assert read_pod(a_pod(0, status)).fate is fate
+    assert read_pod(a_pod(0, status)).state is fate
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_an_object_without_metadata_is_none_of_ours(pod):
 def test_a_pod_without_spec_and_status_is_pending_nowhere():
     pod = a_pod(3, attempt=2)
     pod = read_pod({"metadata": pod["metadata"]})
-    assert (pod.attempt, pod.index, pod.fate, pod.node) == (2, 3, Fate.PENDING, "")
+    assert (pod.attempt, pod.index, pod.state, pod.node) == (2, 3, TrainerState.PENDING, "")
     assert not pod.ended
     assert not pod.released
 
@@ -238,7 +239,7 @@ def test_an_attempt_is_latched_by_its_own_number():
 
 def test_times_are_read_as_kubernetes_writes_them():
     assert read_pod(a_pod(0, failed(when=NOW))).finished == NOW
-    assert time_to_text(NOW) == "2026-11-21T12:00:00Z"
+    assert format_time(NOW) == "2026-11-21T12:00:00Z"
 
 
 def an_init(state, name="prepare"):
@@ -248,7 +249,7 @@ def an_init(state, name="prepare"):
 def test_an_init_container_that_failed_is_the_jobs_own_failure():
     status = {"phase": "Failed", **an_init({"terminated": {"exitCode": 3, "message": "no data"}})}
     pod = read_pod(a_pod(0, status))
-    assert (pod.fate, pod.exit_code, pod.disruption) == (Fate.FAILED, 3, None)
+    assert (pod.state, pod.exit_code, pod.disruption) == (TrainerState.FAILED, 3, None)
     assert pod.message == "init container prepare: no data"
     assert not pod.started
 

@@ -7,8 +7,9 @@ import yaml
 from builders import NOW, a_spec
 
 from ddpjob.core import names, profiles
-from ddpjob.core.api import POD_FIELDS, SPEC_FIELDS, Backoff, Nodes, Spec, Status
-from ddpjob.core.conditions import set_condition
+from ddpjob.core.pod_fields import POD_FIELDS
+from ddpjob.core.spec import KNOWN_FIELDS, Spec
+from ddpjob.core.status import Backoff, PodCounts, Status, set_condition
 
 CRD = Path(__file__).parents[2] / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
 
@@ -93,7 +94,7 @@ def test_the_crd_offers_the_catalog(schema):
 
 
 def test_the_crd_has_the_fields_of_the_spec_and_no_others(schema):
-    assert set(schema["spec"]["properties"]) == set(SPEC_FIELDS)
+    assert set(schema["spec"]["properties"]) == set(KNOWN_FIELDS)
     assert set(POD_FIELDS) <= set(schema["spec"]["properties"])
 
 
@@ -120,7 +121,7 @@ A_FULL_STATUS = Status(
     attempt_time=NOW,
     restarts=1,
     disruptions=1,
-    nodes=Nodes(2, 1, 1, 0, 1),
+    pods=PodCounts(2, 1, 1, 0, 1),
     resolved={"nprocPerNode": 1, "worldSize": 2, "accelerator": "cpu", "rendezvous": "x"},
     backoff=Backoff(1, NOW),
     last_failure=dict.fromkeys(

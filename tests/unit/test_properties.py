@@ -19,12 +19,13 @@ from world import (
     operator_looks,
 )
 
-from ddpjob.core.api import Job, Status
 from ddpjob.core.causes import judge
-from ddpjob.core.conditions import observed_at
 from ddpjob.core.decide import decide
+from ddpjob.core.job import Job
 from ddpjob.core.names import Condition, Phase
-from ddpjob.core.observe import Fate, Observation, observe, owner_uid, read_pod
+from ddpjob.core.observe import Observation, TrainerState, observe
+from ddpjob.core.pods import owner_uid, read_pod
+from ddpjob.core.status import Status, stamp_conditions
 
 steps = st.tuples(
     st.one_of(st.sampled_from(ORDINARY), st.sampled_from(ACCIDENTS + LAST)), st.integers(0, 11)
@@ -51,9 +52,12 @@ def statuses(world: World) -> list[Status]:
 
 def the_end(status: Status) -> Status:
     """What may not change any more: all but the generation that was seen and the count of what still runs."""
-    nodes = replace(status.nodes, active=0, ready=0)
+    nodes = replace(status.pods, active=0, ready=0)
     return replace(
-        status, observed_generation=0, conditions=observed_at(status.conditions, 0), nodes=nodes
+        status,
+        observed_generation=0,
+        conditions=stamp_conditions(status.conditions, 0),
+        nodes=nodes,
     )
 
 
@@ -96,16 +100,23 @@ def an_attempt_never_has_more_pods_than_nodes_nor_two_of_one_index(world):
         pods = [(p.attempt, p.index) for p in look.seen.pods]
         assert len(pods) == len(set(pods))
         assert all(
-            index < look.seen.job.status.nodes.desired
+            index < look.seen.job.status.pods.desired
             for index in (p.index for p in look.seen.current)
         )
-        assert all(0 <= index < look.plan.status.nodes.desired for index in look.plan.create)
+        assert all(0 <= index < look.plan.status.pods.desired for index in look.plan.create)
 
 
 def two_attempts_never_live_at_the_same_time(world):
     for look in world.looks:
         assert (
-            len({p.attempt for p in look.seen.pods if p.fate in (Fate.PENDING, Fate.RUNNING)}) <= 1
+            len(
+                {
+                    p.attempt
+                    for p in look.seen.pods
+                    if p.state in (TrainerState.PENDING, TrainerState.RUNNING)
+                }
+            )
+            <= 1
         )
         assert all(p.released for p in look.seen.older) or not look.plan.create
 

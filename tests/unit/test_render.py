@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddpjob.core import names, profiles
-from ddpjob.core.api import SpecError
-from ddpjob.core.render import Settings, pods, service
+from ddpjob.core.pod_context import Settings
+from ddpjob.core.readers import SpecError
+from ddpjob.core.render import pods, service
 
 GOLDEN = Path(__file__).parent / "golden"
 RESTRICTED = Settings(restricted=True)

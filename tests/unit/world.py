@@ -24,10 +24,14 @@ from builders import (
     waiting,
 )
 
-from ddpjob.core.api import Job, Status, time_to_text
-from ddpjob.core.decide import Plan, decide
+from ddpjob.core.decide import decide
+from ddpjob.core.job import Job
 from ddpjob.core.names import Reason, pod_name
-from ddpjob.core.observe import Fate, Observation, Pod, Refusal, observe, read_pod
+from ddpjob.core.observe import Observation, Pod, Refusal, TrainerState, observe
+from ddpjob.core.plan import Plan
+from ddpjob.core.pods import read_pod
+from ddpjob.core.status import Status
+from ddpjob.core.times import format_time
 
 
 @dataclass
@@ -114,7 +118,7 @@ class World:
             del self.pods[name]
             return
         seconds = 45 if grace is None else grace
-        pod["metadata"]["deletionTimestamp"] = time_to_text(self.now + timedelta(seconds=seconds))
+        pod["metadata"]["deletionTimestamp"] = format_time(self.now + timedelta(seconds=seconds))
         pod["metadata"]["deletionGracePeriodSeconds"] = seconds
 
     def read(self, name: str) -> Pod:
@@ -191,7 +195,7 @@ def user_deletes_a_pod_by_force(world: World, name: str) -> None:
 
 @on_a_pod
 def starts(world: World, name: str) -> None:
-    if world.read(name).fate is Fate.PENDING:
+    if world.read(name).state is TrainerState.PENDING:
         world.happens(name, running())
 
 
@@ -213,7 +217,7 @@ def user_resizes(world: World, choice: int) -> None:
 
 
 def user_deletes_the_job(world: World, choice: int) -> None:
-    world.manifest["metadata"]["deletionTimestamp"] = time_to_text(world.now)
+    world.manifest["metadata"]["deletionTimestamp"] = format_time(world.now)
 
 
 def time_passes(world: World, choice: int) -> None:
@@ -234,7 +238,7 @@ def operator_dies_after_the_deletes(world: World, choice: int) -> None:
 
 def everybody_starts(world: World, choice: int) -> None:
     for name in sorted(world.pods):
-        if world.read(name).fate is Fate.PENDING:
+        if world.read(name).state is TrainerState.PENDING:
             world.happens(name, running())
 
 
@@ -246,7 +250,7 @@ def every_old_pod_ends(world: World, choice: int) -> None:
 
 def everybody_succeeds(world: World, choice: int) -> None:
     for name in world.current():
-        if world.read(name).fate is Fate.RUNNING:
+        if world.read(name).state is TrainerState.RUNNING:
             world.happens(name, succeeded('{"loss": 1}', when=world.now))
 
 
@@ -310,6 +314,6 @@ def _gang_makes_progress(world: World) -> None:
     gang = [world.read(name) for name in world.current()]
     # The pod of a node that has succeeded may be gone.
     present = {pod.index for pod in gang} | set(world.status.succeeded_nodes)
-    if len(present) == world.status.nodes.desired and all(pod.started for pod in gang):
+    if len(present) == world.status.pods.desired and all(pod.started for pod in gang):
         everybody_succeeds(world, 0)
     everybody_starts(world, 0)

@@ -14,10 +14,10 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.lease import DEADLINE, DURATION, Lease, LeaseLost
 from ddpjob.controller.main import CannotRun, operate
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.serve import Probes
-from ddpjob.core import render
+from ddpjob.controller.probes import Probes
 from ddpjob.core.decide import decide
 from ddpjob.core.observe import observe
+from ddpjob.core.pod_context import Settings
 
 LEASE = ".*/leases/op"
 
@@ -219,7 +219,7 @@ async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):
     await lease.acquire()
     cache.see_job(fake.create("ddpjobs", a_job()))
     seen = cache.job(("ml", "digits"))
-    actor = Actor(api, cache, lease, render.Settings(), "first", clock, Metrics(cache, ()))
+    actor = Actor(api, cache, lease, Settings(), "first", clock, Metrics(cache, ()))
     plan = decide(observe(seen.job, ()), datetime.now(UTC))
     clock.now = DEADLINE
     with pytest.raises(LeaseLost):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpjob.controller.wake import LONGEST_RETRY, Wakeups
+from ddpjob.controller.workqueue import LONGEST_RETRY, Wakeups
 
 
 class Clock:

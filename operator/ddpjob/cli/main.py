@@ -49,6 +49,7 @@ def init(
     """Print the manifest of a workload of ours: `ddpjob init digits > job.yaml`."""
     from ddpjob.cli.init import IMAGES, manifest, workloads
     from ddpjob.core import profiles
+    from ddpjob.core.readers import SpecError
 
     if workload is None:
         for name, row in workloads().items():
@@ -59,8 +60,10 @@ def init(
     _one_of("--accelerator", accelerator, tuple(IMAGES))
     if nodes is None:
         nodes = 2 if profiles.catalog()[accelerator].multi_node else 1
-    if complaint := profiles.complaint(accelerator, nodes, None):
-        raise typer.BadParameter(complaint, param_hint="--nodes")
+    try:
+        profiles.check_size(accelerator, nodes, None)
+    except SpecError as error:
+        raise typer.BadParameter(str(error), param_hint="--nodes") from error
     each = workloads()[workload]["gpusPerProcess"]
     if gpus is not None and (accelerator != "gpu" or gpus % each):
         wanted = (

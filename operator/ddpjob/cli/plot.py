@@ -5,8 +5,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from ddpjob.local.curve import draw, terminal
-from ddpjob.local.story import Metric, Story, metric
+from ddpjob.local.curves import draw, terminal
+from ddpjob.local.run_metrics import Metric, Story, metric
 
 NARROWEST, WIDEST = 40, 120  # columns
 

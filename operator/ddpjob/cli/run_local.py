@@ -12,12 +12,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ddpjob.core.api import SpecError
-from ddpjob.local.curve import draw
+from ddpjob.core.readers import SpecError
+from ddpjob.local.curves import draw
 from ddpjob.local.display import Display
 from ddpjob.local.manifest import Manifest, check_claims, read
 from ddpjob.local.run import LocalRun, Stopped, exit_code, run_folder
-from ddpjob.local.story import Story
+from ddpjob.local.run_metrics import Story
 from ddpjob.local.translate import Folders
 
 REFUSED = 2
@@ -55,7 +55,7 @@ def _run(manifest: Manifest, folders: Folders, console: Console) -> int:
     story = Story(began=time.time())
     display = Display(console, story)
     job = LocalRun(manifest, folders, display)
-    size = f"{manifest.spec.nodes} nodes x {manifest.spec.processes} processes"
+    size = f"{manifest.spec.nodes} nodes x {manifest.spec.nproc_per_node} processes"
     console.print(
         Text.assemble((manifest.job.name, "bold"), f": {size}, in {folders.run}"), soft_wrap=True
     )

@@ -14,10 +14,15 @@ from ddpjob.controller.client import Api, ApiError, Unreachable, core_path, job_
 from ddpjob.controller.lease import Lease, LeaseLost
 from ddpjob.controller.metrics import Metrics
 from ddpjob.core import names, render
-from ddpjob.core.api import Job, SpecError, Status, time_to_text
-from ddpjob.core.decide import Delete, Event, Plan, is_transition
+from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
-from ddpjob.core.observe import Refusal, owner_uid
+from ddpjob.core.observe import Refusal
+from ddpjob.core.plan import Delete, Event, Plan
+from ddpjob.core.pod_context import Settings
+from ddpjob.core.pods import owner_uid
+from ddpjob.core.readers import SpecError
+from ddpjob.core.status import Status, is_transition
+from ddpjob.core.times import format_time
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +62,7 @@ class Actor:
     api: Api
     cache: Cache
     lease: Lease
-    settings: render.Settings
+    settings: Settings
     identity: str
     clock: Callable[[], float]
     metrics: Metrics
@@ -249,7 +254,7 @@ class Actor:
         """Raises nothing but LeaseLost."""
         words = f"{job.namespace}/{job.name}: {event.reason}: {event.message}"
         log.info(words, extra={"job": f"{job.namespace}/{job.name}", "reason": event.reason})
-        now = time_to_text(datetime.now(UTC))
+        now = format_time(datetime.now(UTC))
         body = {
             "apiVersion": "v1",
             "kind": "Event",

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpjob.core import names
-from ddpjob.core.api import Job
-from ddpjob.core.observe import Pod, owner_uid, read_pod
+from ddpjob.core.job import Job
+from ddpjob.core.observe import Pod
+from ddpjob.core.pods import owner_uid, read_pod
 
 Dict = Mapping[str, Any]
 Key = tuple[str, str]

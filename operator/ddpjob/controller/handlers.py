@@ -13,9 +13,9 @@ from kubernetes.aio.client.configuration import Configuration
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key, key_of_job, key_of_pod
 from ddpjob.controller.client import OUR_PODS, PAGE
-from ddpjob.controller.wake import Wakeups
+from ddpjob.controller.workqueue import Wakeups
 from ddpjob.core import names
-from ddpjob.core.observe import owner_uid
+from ddpjob.core.pods import owner_uid
 
 GATHER_SECONDS = 0.05
 """Pods of a gang change together: one look at the job for many of their events."""

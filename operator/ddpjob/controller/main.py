@@ -25,10 +25,11 @@ from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.client import JOBS, Api, ApiError, Unreachable, configuration
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.probes import Probes, serve
 from ddpjob.controller.reconcile import WORKERS, Reconciler
-from ddpjob.controller.serve import Probes, serve
-from ddpjob.controller.wake import Wakeups
-from ddpjob.core import names, render
+from ddpjob.controller.workqueue import Wakeups
+from ddpjob.core import names
+from ddpjob.core.pod_context import Settings
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ async def operate(options: Options) -> None:
     cache, queue = Cache(), Wakeups[Key](time.monotonic)
     lease = Lease(api, options.lease_namespace, options.lease_name, identity, time.monotonic)
     metrics = Metrics(cache, queue)
-    rendering = render.Settings(restricted=options.restricted)
+    rendering = Settings(restricted=options.restricted)
     actor = Actor(api, cache, lease, rendering, identity, time.monotonic, metrics)
     reconciler = Reconciler(api, cache, actor, queue, metrics, options.namespaces)
     probes = Probes(reconciler, lease, metrics)

@@ -8,8 +8,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache
-from ddpjob.core.api import Status
 from ddpjob.core.names import Cause, Phase, Reason
+from ddpjob.core.status import Status
 
 
 class JobsByPhase(Collector):

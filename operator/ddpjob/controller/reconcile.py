@@ -13,7 +13,7 @@ from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.client import JOBS, OUR_PODS, Api, ApiError, Unreachable
 from ddpjob.controller.lease import LeaseLost
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.wake import Wakeups
+from ddpjob.controller.workqueue import Wakeups
 from ddpjob.core import names
 from ddpjob.core.decide import decide
 from ddpjob.core.observe import observe

@@ -1,8 +1,13 @@
-"""Kubernetes' strategic merge of a pod overlay: objects by field, lists by their merge key, null removes."""
+"""Kubernetes' strategic merge of an overlay into a pod.
 
-from collections.abc import Mapping
+Objects are merged by field, lists by their merge key, and null removes a field.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+# `patchMergeKey` of the pod types in core/v1. Every other list is replaced as a whole, as kubectl
+# does.
 MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -16,55 +21,63 @@ MERGE_KEYS = {
     "topologySpreadConstraints": "topologyKey",
     "resourceClaims": "name",
 }
-"""patchMergeKey of core/v1's pod types; every other list is replaced whole, as kubectl does."""
 
-
+# Lists whose items have one source out of many (`patchStrategy: retainKeys`). A new source removes
+# the old one.
 RETAIN_KEYS = ("volumes",)
-"""Lists whose items have one source out of many (patchStrategy retainKeys): a new source drops the old one."""
 
 
 def merge(base: Any, overlay: Any, field: str = "") -> Any:
-    """`base` with `overlay` on top; neither is changed."""
+    """Return `base` with `overlay` on top. Neither is changed. `field` is their own key."""
     if isinstance(base, Mapping) and isinstance(overlay, Mapping):
-        merged = {
-            key: merge(value, overlay[key], key) if key in overlay else value
-            for key, value in base.items()
-        }
-        merged.update({key: merge({}, value) for key, value in overlay.items() if key not in base})
-        return {key: value for key, value in merged.items() if value is not None}
-    if isinstance(base, list) and isinstance(overlay, list) and field == "env":
-        return replace_by("name", base, overlay)
-    if isinstance(base, list) and isinstance(overlay, list) and field in MERGE_KEYS:
-        return merge_by(MERGE_KEYS[field], base, overlay, retain_keys=field in RETAIN_KEYS)
+        return _merge_objects(base, overlay)
+    if isinstance(base, list) and isinstance(overlay, list):
+        if field == "env":
+            return replace_by("name", base, overlay)
+        if field in MERGE_KEYS:
+            return merge_by(MERGE_KEYS[field], base, overlay, retain_keys=field in RETAIN_KEYS)
     return overlay
 
 
-def merge_by(
-    key: str, base: list[Any], overlay: list[Any], *, retain_keys: bool = False
-) -> list[Any]:
-    """Items of `overlay` merged into those of `base` with the same `key`; new ones at the end.
+def _merge_objects(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in overlay.items():
+        # Merging into an empty object removes nulls below a new key too.
+        merged[key] = merge(base.get(key, {}), value, key if key in base else "")
+    return {key: value for key, value in merged.items() if value is not None}
 
-    With `retain_keys`, an item of `base` keeps only the fields that its overlay has too.
+
+def merge_by(
+    key: str, base: Sequence[Any], overlay: Sequence[Any], *, retain_keys: bool = False
+) -> list[Any]:
+    """Merge each item of `overlay` into the item of `base` with the same `key`.
+
+    New items come last. With `retain_keys`, an item of `base` keeps only the fields that its
+    overlay has too.
     """
     by_key = {_key(item, key): item for item in overlay}
+    merged = []
+    for item in base:
+        if _key(item, key) in by_key:
+            item = _merge_item(item, by_key[_key(item, key)], retain_keys)
+        merged.append(item)
     known = {_key(item, key) for item in base}
-    merged = [
-        _together(item, by_key[_key(item, key)], retain_keys) if _key(item, key) in by_key else item
-        for item in base
-    ]
-    return [*merged, *(item for k, item in by_key.items() if k not in known)]
+    added = [item for value, item in by_key.items() if value not in known]
+    return [*merged, *added]
 
 
-def replace_by(key: str, base: list[Any], overlay: list[Any]) -> list[Any]:
-    """Items of `base` that `overlay` has no namesake for, then those of `overlay`, whole.
+def replace_by(key: str, base: Sequence[Any], overlay: Sequence[Any]) -> list[Any]:
+    """Return the items of `base` whose `key` is not in `overlay`, then those of `overlay`.
 
-    For variables: a `value` and a `valueFrom`, or two sources in one `valueFrom`, would make the pod invalid.
+    Variables are replaced as a whole: a `value` beside a `valueFrom`, or two sources in one
+    `valueFrom`, would make the pod invalid.
     """
-    theirs = {_key(item, key) for item in overlay}
-    return [*(item for item in base if _key(item, key) not in theirs), *overlay]
+    replaced = {_key(item, key) for item in overlay}
+    kept = [item for item in base if _key(item, key) not in replaced]
+    return [*kept, *overlay]
 
 
-def _together(old: Any, new: Any, retain_keys: bool) -> Any:
+def _merge_item(old: Any, new: Any, retain_keys: bool) -> Any:
     if retain_keys and isinstance(old, Mapping) and isinstance(new, Mapping):
         old = {field: value for field, value in old.items() if field in new}
     return merge(old, new)

@@ -1,4 +1,7 @@
-"""Every name that Kubernetes or a user sees, in one place: group, labels, object names, phases, reasons, variables."""
+"""Every name that Kubernetes or a user sees.
+
+Group, labels, object names, phases, conditions, causes, reasons and variables.
+"""
 
 from enum import StrEnum
 
@@ -15,28 +18,29 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INDEX = f"{GROUP}/index"
 
+# The container that trains. Its end is the end of the pod, whatever the sidecars do.
 TRAINER = "trainer"
-"""The container whose end is the pod's fate."""
 
 RENDEZVOUS_PORT = 29400
 RESULT_FILE = "/dev/termination-log"
 HEARTBEAT_FILE = "/dev/shm/ddpjob-heartbeat"
 HOME = "/home/ddpjob"
 
+# Neuron's collectives accept at most 63 characters of an address `a<attempt>-n<index>.<job>`.
 MAX_JOB_NAME = 52
-"""A local address `a<attempt>-n<index>.<job>` has to stay within the 63 characters that Neuron's collectives accept."""
 
+# torchrun sets these for each process, and torch_xla derives the last from MASTER_ADDR. A value for
+# the whole pod would be wrong for all processes but one.
 RESERVED_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NEURON_RT_ROOT_COMM_ID"}
 )
-"""torchrun (and torch_xla from MASTER_ADDR) gives these to each process; a pod-wide value would be wrong for all but one."""
 
+# Every flag of torchrun can also be given as a variable with this prefix.
 RESERVED_PREFIX = "PET_"
-"""Every torchrun flag has an environment twin of this prefix, which would silently change the launch."""
 
 
 class Phase(StrEnum):
-    """A summary for people; no decision is taken from it."""
+    """A summary for people. No decision reads it."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -47,7 +51,7 @@ class Phase(StrEnum):
 
 
 class Condition(StrEnum):
-    """Condition types; batch/v1 Job's names, plus Running for 'every node of this attempt runs'."""
+    """Condition types: those of a batch/v1 Job, and Running if every node of the attempt runs."""
 
     RUNNING = "Running"
     COMPLETE = "Complete"
@@ -63,7 +67,7 @@ class Cause(StrEnum):
 
 
 class Reason(StrEnum):
-    """One word for why a job is as it is: the column REASON."""
+    """Why a job is in its phase, in one word: the column REASON."""
 
     CREATING_PODS = "CreatingPods"
     STARTING = "ContainersStarting"
@@ -89,16 +93,26 @@ class Reason(StrEnum):
 
 
 def pod_name(job: str, attempt: int, index: int | str) -> str:
-    """Unique over jobs too: the last two dashes always part attempt and index from the job's name."""
+    """Return the name of a pod.
+
+    It is unique over all jobs: the last two dashes separate the attempt and the index.
+    """
     return f"{job}-{attempt}-{index}"
 
 
 def hostname(attempt: int, index: int, nodes: int) -> str:
-    """Zero-padded, because c10d gives ranks by a plain string sort of the agents' addresses."""
+    """Return the host name of a pod, with a zero-padded index.
+
+    c10d sorts the agents' addresses as strings to assign ranks.
+    """
     width = len(str(max(nodes - 1, 0)))
     return f"a{attempt}-n{index:0{width}d}"
 
 
 def rendezvous_id(uid: str, attempt: int) -> str:
-    """New for every attempt: a closed rendezvous is dead for good, and no straggler of an older attempt may join."""
+    """Return the id of an attempt's rendezvous.
+
+    Each attempt has its own: a rendezvous that was closed cannot be opened again, and a process of
+    an older attempt must not join.
+    """
     return f"{uid}-{attempt}"

@@ -1,4 +1,7 @@
-"""Accelerator profiles: what a node of a kind has and what its processes need. Rows of data in `profiles/*.yaml`."""
+"""Accelerator profiles: what a node of a kind has and what its processes need.
+
+The profiles are rows of data in `profiles/*.yaml`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,15 +11,16 @@ from typing import Any
 
 import yaml
 
-Dict = Mapping[str, Any]
+from ddpjob.core.readers import Dict, SpecError, child
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of node. `devices`: extended resources a pod requests, by name.
+    """One kind of node. `devices` are the extended resources that a pod requests, by name.
 
-    Processes a node are either fixed (`processes`) or one for each device of the kind `process_per`. Where only some
-    numbers of them can work together, `process_counts` lists those of a single node; of several nodes each has `processes`.
+    The number of processes per node is fixed (`processes`), or it is the number of devices of the
+    kind `process_per`. If only some numbers of processes can work together, `process_counts` lists
+    those of a single node; with several nodes each node then has `processes`.
     """
 
     name: str
@@ -34,18 +38,21 @@ class Profile:
 
 @cache
 def catalog() -> Mapping[str, Profile]:
-    """All profiles by name."""
+    """Return all profiles by name."""
     folder = resources.files(__package__) / "profiles"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    rows = [row for file in files for row in yaml.safe_load(file.read_text()).items()]
-    return {name: _profile(name, row) for name, row in rows}
+    found = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".yaml"):
+            for name, row in yaml.safe_load(file.read_text()).items():
+                found[name] = _read_profile(name, row)
+    return found
 
 
-def _profile(name: str, row: Dict) -> Profile:
+def _read_profile(name: str, row: Dict) -> Profile:
     return Profile(
         name=name,
         description=row["description"],
-        processes=row.get("processes", 1),
+        processes=row.get("processes", Profile.processes),
         process_per=row.get("processPer", ""),
         process_counts=tuple(row.get("processCounts", ())),
         multi_node=row.get("multiNode", True),
@@ -57,41 +64,61 @@ def _profile(name: str, row: Dict) -> Profile:
     )
 
 
-def processes(name: str, asked: int | None, user_resources: Dict | None) -> int:
-    """Processes a node: what was asked for, else what the profile's devices give."""
-    profile = catalog()[name]
-    if asked is not None:
-        return asked
-    return _limit(user_resources, profile.process_per) or profile.processes
+def check_size(name: str, nodes: int, requested: int | None) -> None:
+    """Raise SpecError if so many processes on so many nodes cannot work together.
 
-
-def complaint(name: str, nodes: int, asked: int | None) -> str | None:
-    """Why that many processes cannot work together on that many nodes of the kind, in a sentence; None where they can."""
+    `requested` is the number of processes per node, or None for the profile's own.
+    """
     profile = catalog()[name]
     if nodes > 1 and not profile.multi_node:
-        return f"spec.nodes must be 1 with accelerator {name}: such a node has no EFA to reach another one."
-    counts = (profile.processes,) if nodes > 1 else profile.process_counts
-    if not profile.process_counts or asked is None or asked in counts:
-        return None
-    allowed = ", ".join(str(count) for count in counts)
-    where = "on one node" if nodes == 1 else "on each of several nodes"
-    return (
-        f"spec.nprocPerNode with accelerator {name} {where} must be {allowed} or auto, not {asked}."
-    )
+        raise SpecError(
+            f"spec.nodes: must be 1 with accelerator {name}, which has no EFA to reach another "
+            f"node, got {nodes}"
+        )
+    if not profile.process_counts or requested is None:
+        return
+    allowed = profile.process_counts
+    where = "on one node"
+    if nodes > 1:
+        allowed = (profile.processes,)
+        where = "on each of several nodes"
+    if requested not in allowed:
+        numbers = ", ".join(str(count) for count in allowed)
+        raise SpecError(
+            f"spec.nprocPerNode: must be {numbers} or auto with accelerator {name} {where}, "
+            f"got {requested}"
+        )
 
 
-def devices(name: str, asked: int | None, user_resources: Dict | None) -> Mapping[str, int]:
-    """Extended resources to request; where the profile counts processes by a device, as many as there are processes."""
+def resolve_processes(name: str, requested: int | None, user_resources: Dict) -> int:
+    """Return the processes per node: those requested, else what the node's devices give."""
+    profile = catalog()[name]
+    if requested is not None:
+        return requested
+    return _requested_devices(user_resources, profile.process_per) or profile.processes
+
+
+def resolve_devices(name: str, requested: int | None, user_resources: Dict) -> Mapping[str, int]:
+    """Return the extended resources of a pod, by name.
+
+    If the profile has one process per device, a pod gets as many devices as processes.
+    """
     profile = catalog()[name]
     if not profile.process_per:
         return profile.devices
-    count = _limit(user_resources, profile.process_per) or processes(name, asked, user_resources)
+    count = _requested_devices(user_resources, profile.process_per)
+    if count is None:
+        count = resolve_processes(name, requested, user_resources)
     return {**profile.devices, profile.process_per: count}
 
 
-def _limit(user_resources: Dict | None, device: str) -> int | None:
+def _requested_devices(user_resources: Dict, device: str) -> int | None:
+    """Return how many devices of a kind the user's resources name, or None."""
+    if not device:
+        return None
     for kind in ("limits", "requests"):
-        value = str(((user_resources or {}).get(kind) or {}).get(device, ""))
-        if device and value.isascii() and value.isdecimal() and int(value):
-            return int(value)
+        quantity: Any = child(user_resources, kind).get(device, "")
+        text = str(quantity)
+        if text.isascii() and text.isdecimal() and int(text):
+            return int(text)
     return None

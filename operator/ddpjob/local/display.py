@@ -18,9 +18,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from ddpjob.core.api import Status
 from ddpjob.core.names import Phase
-from ddpjob.local.story import Story, number, share
+from ddpjob.core.status import Status
+from ddpjob.local.run_metrics import Story, number, share
 
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 BAR_WIDTH = 28

@@ -7,8 +7,10 @@ from typing import Any
 
 import yaml
 
-from ddpjob.core import names, profiles
-from ddpjob.core.api import Job, Spec, SpecError, check_name
+from ddpjob.core import names
+from ddpjob.core.job import Job, require_job_name
+from ddpjob.core.readers import SpecError
+from ddpjob.core.spec import Spec
 
 Dict = Mapping[str, Any]
 
@@ -71,7 +73,7 @@ def _manifest(document: Dict, config_maps: Mapping[str, Mapping[str, str]]) -> M
             f"apiVersion must be {names.API_VERSION}, not {document.get('apiVersion')!r}."
         )
     metadata = document.get("metadata")
-    name = check_name(metadata.get("name") if isinstance(metadata, Mapping) else None)
+    name = require_job_name(metadata.get("name") if isinstance(metadata, Mapping) else None)
     spec = Spec.from_dict(document.get("spec"))
     job = Job.from_dict(
         {**document, "metadata": {"namespace": "local", **(metadata or {}), "name": name}}
@@ -193,9 +195,7 @@ def _notes(spec: Spec, fields: Dict) -> Iterator[str]:
     for key, text in NOT_HERE.items():
         if fields.get(key):
             yield f"{key}: {text.format(value=fields[key])}"
-    devices = profiles.devices(
-        spec.accelerator, spec.nproc_per_node, spec.pod_fields.get("resources")
-    )
+    devices = spec.devices
     if devices:
         yield f"accelerator: {', '.join(devices)} cannot be asked for here; processes see what this machine has"
     pod = spec.pod_template.get("spec") or {}

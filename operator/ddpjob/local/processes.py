@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from ddpjob.core import names
-from ddpjob.core.api import time_to_text
+from ddpjob.core.times import format_time
 from ddpjob.local.translate import Command
 
 MARK = "DDPJOB_POD_UID"
@@ -244,4 +244,4 @@ def _sentence(error: Exception, program: str) -> str:
 
 
 def _now() -> str:
-    return time_to_text(datetime.now(UTC))
+    return format_time(datetime.now(UTC))

@@ -16,11 +16,15 @@ from typing import Any, Protocol
 import yaml
 
 from ddpjob.core import names, render
-from ddpjob.core.api import SpecError, Status
-from ddpjob.core.decide import Delete, Plan, decide
+from ddpjob.core.decide import decide
 from ddpjob.core.names import Condition
-from ddpjob.core.observe import observe, read_pod
-from ddpjob.local import story
+from ddpjob.core.observe import observe
+from ddpjob.core.plan import Delete, Plan
+from ddpjob.core.pod_context import GRACE_SECONDS, Settings
+from ddpjob.core.pods import read_pod
+from ddpjob.core.readers import SpecError
+from ddpjob.core.status import Status
+from ddpjob.local import run_metrics
 from ddpjob.local.manifest import Manifest
 from ddpjob.local.processes import LocalPod, free_port
 from ddpjob.local.translate import Folders, LocalAddresses, translate
@@ -94,7 +98,7 @@ class LocalRun:
 
     def __init__(self, manifest: Manifest, folders: Folders, watcher: Watcher) -> None:
         self._manifest, self._folders, self._watcher = manifest, folders, watcher
-        self._settings = render.Settings(addresses=LocalAddresses(free_port))
+        self._settings = Settings(addresses=LocalAddresses(free_port))
         self._job = replace(
             manifest.job, uid=str(uuid.uuid4()), generation=1, status=Status(), deleting=False
         )
@@ -162,7 +166,7 @@ class LocalRun:
     def _delete(self, delete: Delete) -> None:
         pod = self._pods.get(delete.name)
         if pod and pod.uid == delete.uid:
-            pod.terminate(delete.grace if delete.grace is not None else render.GRACE_SECONDS)
+            pod.terminate(delete.grace if delete.grace is not None else GRACE_SECONDS)
             self._spawn(self._remove(pod))
 
     async def _remove(self, pod: LocalPod) -> None:
@@ -189,7 +193,7 @@ class LocalRun:
             self._watcher.note(text)
 
     def _show(self, index: int, text: str) -> None:
-        metric = story.metric(text) if index == 0 else None
+        metric = run_metrics.metric(text) if index == 0 else None
         if metric is None:
             self._watcher.line(index, text)
             return
@@ -200,7 +204,7 @@ class LocalRun:
     def _check(self) -> None:
         """Renders and translates every node once, so that what cannot work is said before anything starts."""
         status = decide(observe(self._job, ()), datetime.now(UTC)).status
-        trial = render.Settings(addresses=LocalAddresses(lambda: 1))
+        trial = Settings(addresses=LocalAddresses(lambda: 1))
         try:
             for body in render.pods(
                 replace(self._job, status=status), range(self._manifest.spec.nodes), trial
@@ -237,7 +241,7 @@ class LocalRun:
         """Every process gets SIGTERM and time for a last checkpoint, then SIGKILL; returns when none is left."""
         running = [pod for pod in self._pods.values() if not pod.finished.is_set()]
         for pod in running:
-            pod.terminate(render.GRACE_SECONDS)
+            pod.terminate(GRACE_SECONDS)
         await asyncio.gather(*(pod.finished.wait() for pod in running))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 

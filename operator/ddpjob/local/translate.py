@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob.core import names
-from ddpjob.core.api import Job, SpecError
+from ddpjob.core.job import Job
 from ddpjob.core.names import TRAINER
+from ddpjob.core.readers import SpecError
 
 Dict = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpjob.local.story import Story, number
+from ddpjob.local.run_metrics import Story, number
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import
     from matplotlib.axes import Axes

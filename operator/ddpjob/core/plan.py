@@ -1,0 +1,60 @@
+"""A plan: the status that a job should have, and what to create and delete once it is written."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ddpjob.core.observe import Pod
+from ddpjob.core.status import Status
+
+# Longest message in a status, a condition or an event, in characters. The API server limits those
+# of conditions and events.
+MAX_MESSAGE = 1024
+
+
+@dataclass(frozen=True)
+class Delete:
+    """A pod to delete, by UID. `grace` in seconds; None takes the pod's own grace period."""
+
+    name: str
+    uid: str
+    grace: int | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes event. `kind` is Normal or Warning."""
+
+    kind: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do about a job.
+
+    - `status`: the status to write before anything else.
+    - `create`: indices of the pods to create, of the attempt `status.attempt`.
+    - `delete`: the pods to delete.
+    - `events`: the events to post.
+    - `confirm`: names of pods that must be gone, or the plan does not hold.
+    - `wake_after`: seconds until the passing of time may change the plan.
+    """
+
+    status: Status
+    create: tuple[int, ...] = ()
+    delete: tuple[Delete, ...] = ()
+    events: tuple[Event, ...] = ()
+    confirm: tuple[str, ...] = ()
+    wake_after: float | None = None
+
+
+def delete_unfinished(pods: Iterable[Pod], grace: int | None) -> tuple[Delete, ...]:
+    """Delete the pods in which a container still runs and that are not being deleted yet."""
+    unfinished = (pod for pod in pods if not pod.released and not pod.deleting)
+    return tuple(Delete(pod.name, pod.uid, grace) for pod in unfinished)
+
+
+def delete_all(pods: Iterable[Pod]) -> tuple[Delete, ...]:
+    """Delete the pods that are not being deleted yet, also those that have ended."""
+    return tuple(Delete(pod.name, pod.uid) for pod in pods if not pod.deleting)

@@ -1,0 +1,177 @@
+"""A pod as the API server shows it, read into a Pod. Every possible state is readable."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from ddpjob.core import names
+from ddpjob.core.observe import Finding, Pod, TrainerState
+from ddpjob.core.readers import Dict, child, children, integer_or_none
+from ddpjob.core.times import parse_time
+
+# Reasons of a waiting container that mean that its image cannot be had.
+IMAGE_REASONS = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+)
+
+# Reasons of a waiting container that mean that all is well so far.
+NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
+
+
+def owner_uid(obj: Dict) -> str:
+    """Return the UID of the DDPJob that controls a pod or Service, or an empty string."""
+    for owner in children(child(obj, "metadata"), "ownerReferences"):
+        if owner.get("controller") and owner.get("kind") == names.KIND:
+            return str(owner.get("uid", ""))
+    return ""
+
+
+def read_pod(body: Dict) -> Pod | None:
+    """Read a pod of a job. Return None if its labels name no attempt or no index."""
+    metadata = child(body, "metadata")
+    status = child(body, "status")
+    labels = child(metadata, "labels")
+    attempt = str(labels.get(names.LABEL_ATTEMPT, ""))
+    index = str(labels.get(names.LABEL_INDEX, ""))
+    if not attempt.isdecimal() or not index.isdecimal():
+        return None
+    container = _trainer_container(status)
+    end = child(container, "terminated") if "terminated" in container else None
+    state = _trainer_state(status.get("phase"), container)
+    if end is None:
+        end = _failed_init(status)
+        if end is not None:
+            state = TrainerState.FAILED
+    return Pod(
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        attempt=int(attempt),
+        index=int(index),
+        state=state,
+        node_name=str(child(body, "spec").get("nodeName") or ""),
+        released=_is_released(status, end),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        started="terminated" in container or "running" in container,
+        disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
+        blocked=_blocked(status, container) if state is TrainerState.PENDING else None,
+        exit_code=integer_or_none((end or {}).get("exitCode")),
+        exit_reason=str((end or {}).get("reason") or ""),
+        message=str((end or {}).get("message") or ""),
+        finished=parse_time((end or {}).get("finishedAt")),
+    )
+
+
+def _trainer_container(status: Dict) -> Dict:
+    """Return the `state` of the container `trainer`."""
+    for container in children(status, "containerStatuses"):
+        if container.get("name") == names.TRAINER:
+            return child(container, "state")
+    return {}
+
+
+def _trainer_state(phase: Any, container: Dict) -> TrainerState:
+    if "terminated" in container:
+        succeeded = child(container, "terminated").get("exitCode") == 0
+        return TrainerState.SUCCEEDED if succeeded else TrainerState.FAILED
+    if phase in ("Failed", "Succeeded"):
+        # The end of the trainer was never reported: the pod was refused, evicted or lost.
+        return TrainerState.FAILED
+    return TrainerState.RUNNING if "running" in container else TrainerState.PENDING
+
+
+def _failed_init(status: Dict) -> Dict | None:
+    """Return the end of an init container that failed, after which the trainer never starts."""
+    if status.get("phase") != "Failed":
+        return None
+    for container in children(status, "initContainerStatuses"):
+        end = child(child(container, "state"), "terminated")
+        if end.get("exitCode"):
+            words = str(end.get("message") or "")
+            message = f"init container {container.get('name')}: {words}"
+            return {**end, "reason": "InitFailed", "message": message}
+    return None
+
+
+def _is_released(status: Dict, end: Dict | None) -> bool:
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return True
+    return end is not None and not _sidecars_run(status)
+
+
+def _sidecars_run(status: Dict) -> bool:
+    """Return True if a container beside the trainer has not ended.
+
+    Sidecars among the init containers do not count: the kubelet ends those itself.
+    """
+    for container in children(status, "containerStatuses"):
+        is_sidecar = container.get("name") != names.TRAINER
+        if is_sidecar and "terminated" not in child(container, "state"):
+            return True
+    return False
+
+
+def _disruption(body: Dict, end: Dict | None) -> Finding | None:
+    """Return why a pod was taken away, or None if it was not."""
+    metadata = child(body, "metadata")
+    status = child(body, "status")
+    name = metadata.get("name")
+    for condition in children(status, "conditions"):
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            reason = str(condition.get("reason") or "Disrupted")
+            message = str(condition.get("message") or f"pod {name} was disrupted")
+            return Finding(reason, message, parse_time(condition.get("lastTransitionTime")))
+    if end is not None and end.get("reason") == "ContainerStatusUnknown":
+        message = f"the kubelet lost the container of pod {name}"
+        return Finding("NodeRestarted", message, parse_time(end.get("finishedAt")))
+    if metadata.get("deletionTimestamp"):
+        return Finding("PodDeleted", f"pod {name} was deleted", _deletion_time(metadata))
+    # A kubelet that refuses or evicts a pod gives the reason on the pod. The reason of a
+    # container's own failure stands on the container.
+    if status.get("phase") == "Failed" and (status.get("reason") or end is None):
+        reason = str(status.get("reason") or "PodLost")
+        message = str(status.get("message") or f"pod {name} ended without its trainer")
+        return Finding(reason, message)
+    return None
+
+
+def _deletion_time(metadata: Dict) -> datetime | None:
+    """Return when the deletion was requested.
+
+    `deletionTimestamp` is the end of the grace period.
+    """
+    deadline = parse_time(metadata.get("deletionTimestamp"))
+    grace = metadata.get("deletionGracePeriodSeconds")
+    if deadline is None or not isinstance(grace, int):
+        return deadline
+    try:
+        return deadline - timedelta(seconds=grace)
+    except OverflowError:
+        # The API server accepts any 64-bit number.
+        return deadline
+
+
+def _blocked(status: Dict, container: Dict) -> Finding | None:
+    """Return what keeps a pending pod from starting, or None."""
+    for condition in children(status, "conditions"):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            message = str(condition.get("message") or "no node fits yet")
+            return Finding(names.Reason.UNSCHEDULABLE, message)
+    for init in children(status, "initContainerStatuses"):
+        finding = _waiting(child(init, "state"))
+        if finding:
+            return Finding(finding.reason, f"init container {init.get('name')}: {finding.message}")
+    return _waiting(container)
+
+
+def _waiting(container: Dict) -> Finding | None:
+    waiting = child(container, "waiting")
+    reason = str(waiting.get("reason") or "")
+    message = str(waiting.get("message") or reason)
+    if reason in NORMAL_REASONS:
+        return None
+    if reason in IMAGE_REASONS:
+        return Finding(names.Reason.IMAGE_PULL, message)
+    return Finding(reason, message)

@@ -1,0 +1,120 @@
+"""Readers for values of unknown shape, as they come out of YAML and JSON.
+
+A `require_…` reader raises SpecError and names the field. An `…_or_empty` reader never raises: what
+it cannot read counts as absent. A specification is read by the first kind, a status by the second.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+# An object of a manifest: a JSON object that is only read.
+Dict = Mapping[str, Any]
+
+# Longest quotation of a user's value in a message, in characters.
+MAX_QUOTED = 120
+
+
+class SpecError(ValueError):
+    """A manifest that cannot become a job. The message says what is wrong and what to do."""
+
+
+def quoted(value: Any) -> str:
+    """Return a user's value as JSON, shortened if it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) <= MAX_QUOTED:
+        return text
+    return f"{text[:MAX_QUOTED]}…"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)` for the known name closest to `name`, or an empty string."""
+    close = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def refuse(where: str, what: str, value: Any) -> SpecError:
+    """Return the error for a field `where` that must be `what` and is `value`."""
+    if value is None:
+        return SpecError(f"{where}: is required; it must be {what}")
+    return SpecError(f"{where}: must be {what}, got {quoted(value)}")
+
+
+def require_object(value: Any, where: str) -> Dict:
+    """Return an object; an absent one is empty."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise refuse(where, "an object", value)
+    return value
+
+
+def require_objects(value: Any, where: str) -> Sequence[Dict]:
+    """Return a list of objects; an absent one is empty."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise refuse(where, "a list of objects", value)
+    for item in value:
+        if not isinstance(item, Mapping):
+            raise refuse(where, "a list of objects", value)
+    return value
+
+
+def require_integer(value: Any, where: str, low: int, high: int) -> int:
+    # In Python, True is an integer too.
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or not low <= value <= high:
+        raise refuse(where, f"an integer from {low} to {high}", value)
+    return int(value)
+
+
+def require_string(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise refuse(where, "a string that is not empty", value)
+    return value
+
+
+def require_strings(value: Any, where: str) -> tuple[str, ...]:
+    wanted = "a list of at least one string (put numbers in quotes)"
+    if not isinstance(value, list) or not value:
+        raise refuse(where, wanted, value)
+    for item in value:
+        if not isinstance(item, str):
+            raise refuse(where, wanted, value)
+    return tuple(value)
+
+
+def mapping_or_empty(value: Any) -> Dict:
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings_or_empty(value: Any) -> tuple[Dict, ...]:
+    if not isinstance(value, list | tuple):
+        return ()
+    return tuple(item for item in value if isinstance(item, Mapping))
+
+
+def integer_or_none(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def integer_or_zero(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def integers_or_empty(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        return ()
+    return tuple(item for item in value if isinstance(item, int))
+
+
+def child(data: Any, key: str) -> Dict:
+    """Return the object at `key` of an object, or an empty one."""
+    return mapping_or_empty(mapping_or_empty(data).get(key))
+
+
+def children(data: Any, key: str) -> tuple[Dict, ...]:
+    """Return the objects in the list at `key` of an object."""
+    return mappings_or_empty(mapping_or_empty(data).get(key))

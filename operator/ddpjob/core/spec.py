@@ -1,0 +1,247 @@
+"""The spec of a DDPJob as frozen dataclasses, read from the dict of its manifest.
+
+In a cluster the CRD has checked a spec before the operator reads it. On one machine only
+`Spec.from_dict` checks it. Both refuse the same specs, which tests/apiserver compares.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpjob.core import profiles
+from ddpjob.core.pod_fields import POD_FIELDS, read_pod_fields, read_pod_template
+from ddpjob.core.readers import (
+    Dict,
+    SpecError,
+    child,
+    did_you_mean,
+    quoted,
+    refuse,
+    require_integer,
+    require_object,
+    require_string,
+    require_strings,
+)
+
+MAX_NODES = 1000
+MAX_PROCESSES = 256
+MAX_BUDGET = 2**31 - 1
+
+MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
+RDZV_NAME = re.compile(r"[a-z_]+")
+RDZV_VALUE = re.compile(r"[^,=\s]+")
+
+# Flags of torchrun that the operator sets. torchrun takes the last one given, and also accepts any
+# unambiguous abbreviation, so each flag stands here as its shortest one.
+LAUNCHER_FLAGS = (
+    "--nn",  # --nnodes
+    "--np",  # --nproc-per-node
+    "--nod",  # --node-rank; --no-python is another flag
+    "--rd",  # --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf
+    "--stan",  # --standalone; --start-method is another flag
+    "--max",  # --max-restarts
+    "--mas",  # --master-addr, --master-port
+    "--local-a",  # --local-addr; --local-ranks-filter is another flag
+    "--local_a",
+)
+
+# The fields that this operator knows, by the path of their object.
+KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "spec": (
+        "nodes",
+        "nprocPerNode",
+        "accelerator",
+        "image",
+        "args",
+        "podTemplate",
+        "torchrun",
+        "checkpoint",
+        "failurePolicy",
+        *POD_FIELDS,
+    ),
+    "spec.torchrun": ("command", "rdzvConf"),
+    "spec.checkpoint": ("claimName", "mountPath"),
+    "spec.failurePolicy": ("maxRestarts", "maxDisruptions"),
+    "spec.podTemplate": ("metadata", "spec"),
+    "spec.podTemplate.metadata": ("labels", "annotations"),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A PersistentVolumeClaim that every node mounts."""
+
+    claim: str
+    mount_path: str = "/checkpoints"
+
+    @classmethod
+    def from_dict(cls, data: Any) -> "Checkpoint | None":
+        if data is None:
+            return None
+        fields = require_object(data, "spec.checkpoint")
+        claim = require_string(fields.get("claimName"), "spec.checkpoint.claimName")
+        path = require_string(fields.get("mountPath", cls.mount_path), "spec.checkpoint.mountPath")
+        if not MOUNT_PATH.fullmatch(path):
+            wanted = "an absolute path other than '/' and without ':'"
+            raise refuse("spec.checkpoint.mountPath", wanted, path)
+        return cls(claim, path.removesuffix("/"))
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """Budgets of a job in restarts of the whole gang.
+
+    `max_restarts` limits the restarts after failures of the job itself, `max_disruptions` those
+    after lost pods.
+    """
+
+    max_restarts: int = 3
+    max_disruptions: int = 20
+
+    @classmethod
+    def from_dict(cls, data: Any) -> "FailurePolicy":
+        where = "spec.failurePolicy"
+        fields = require_object(data, where)
+        restarts = fields.get("maxRestarts", cls.max_restarts)
+        disruptions = fields.get("maxDisruptions", cls.max_disruptions)
+        return cls(
+            max_restarts=require_integer(restarts, f"{where}.maxRestarts", 0, MAX_BUDGET),
+            max_disruptions=require_integer(disruptions, f"{where}.maxDisruptions", 0, MAX_BUDGET),
+        )
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A user's request, with the defaults filled in.
+
+    `nodes` is the size of the gang. `nproc_per_node` and `devices` (extended resources of a pod, by
+    name) are resolved: `auto` has become what the accelerator's profile gives. `unknown_fields` are
+    the paths of fields that this version ignores.
+    """
+
+    image: str
+    args: tuple[str, ...]
+    nodes: int = 1
+    nproc_per_node: int = 1
+    accelerator: str = "cpu"
+    devices: Mapping[str, int] = field(default_factory=dict)
+    command: tuple[str, ...] = ("torchrun",)
+    rdzv_conf: Mapping[str, str] = field(default_factory=dict)
+    checkpoint: Checkpoint | None = None
+    failure_policy: FailurePolicy = FailurePolicy()
+    pod_fields: Dict = field(default_factory=dict)
+    pod_template: Dict = field(default_factory=dict)
+    unknown_fields: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, data: Any) -> "Spec":
+        """Read a spec. Raises SpecError for the first field that is wrong."""
+        fields = require_object(data, "spec")
+        torchrun = require_object(fields.get("torchrun"), "spec.torchrun")
+        command = torchrun.get("command", list(cls.command))
+        pod_fields = read_pod_fields(fields)
+        checkpoint = Checkpoint.from_dict(fields.get("checkpoint"))
+        _refuse_mount_at_checkpoint(checkpoint, pod_fields)
+        accelerator = _read_accelerator(fields.get("accelerator", cls.accelerator))
+        nodes = require_integer(fields.get("nodes", cls.nodes), "spec.nodes", 1, MAX_NODES)
+        requested = _read_requested_processes(fields.get("nprocPerNode"))
+        profiles.check_size(accelerator, nodes, requested)
+        resources = pod_fields.get("resources", {})
+        return cls(
+            image=require_string(fields.get("image"), "spec.image"),
+            args=_read_args(fields.get("args")),
+            nodes=nodes,
+            nproc_per_node=profiles.resolve_processes(accelerator, requested, resources),
+            accelerator=accelerator,
+            devices=profiles.resolve_devices(accelerator, requested, resources),
+            command=require_strings(command, "spec.torchrun.command"),
+            rdzv_conf=_read_rdzv_conf(torchrun.get("rdzvConf")),
+            checkpoint=checkpoint,
+            failure_policy=FailurePolicy.from_dict(fields.get("failurePolicy")),
+            pod_fields=pod_fields,
+            pod_template=read_pod_template(fields.get("podTemplate")),
+            unknown_fields=find_unknown_fields(fields),
+        )
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.nproc_per_node
+
+
+def find_unknown_fields(fields: Dict) -> tuple[str, ...]:
+    """Return the paths of the fields of a spec that are not in KNOWN_FIELDS, sorted."""
+    found = []
+    for path, known in KNOWN_FIELDS.items():
+        data: Dict = fields
+        for key in path.split(".")[1:]:
+            data = child(data, key)
+        found += [f"{path}.{key}" for key in data if key not in known]
+    return tuple(sorted(found))
+
+
+def refuse_unknown_fields(spec: Spec) -> None:
+    """Raise SpecError for a field that the operator would ignore."""
+    for path in spec.unknown_fields:
+        parent, _, key = path.rpartition(".")
+        known = KNOWN_FIELDS[parent]
+        hint = did_you_mean(key, known) or f"; {parent} has {', '.join(sorted(known))}"
+        raise SpecError(f"{path}: unknown field{hint}")
+
+
+def _read_accelerator(value: Any) -> str:
+    name = require_string(value, "spec.accelerator")
+    known = profiles.catalog()
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise SpecError(
+            f"spec.accelerator: unknown profile {quoted(name)}{hint}; "
+            f"the profiles are {', '.join(known)}"
+        )
+    return name
+
+
+def _read_requested_processes(value: Any) -> int | None:
+    """Return the number of processes per node that was asked for, or None for `auto`."""
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, str):
+        wanted = f"'auto' or an integer from 1 to {MAX_PROCESSES}"
+        raise refuse("spec.nprocPerNode", wanted, value)
+    return require_integer(value, "spec.nprocPerNode", 1, MAX_PROCESSES)
+
+
+def _read_args(value: Any) -> tuple[str, ...]:
+    args = require_strings(value, "spec.args")
+    if args[0].startswith(LAUNCHER_FLAGS):
+        raise SpecError(
+            f"spec.args: {args[0]} is a flag of torchrun that the operator sets; begin with the "
+            "script or -m, and use nodes, nprocPerNode, torchrun.rdzvConf and failurePolicy"
+        )
+    return args
+
+
+def _read_rdzv_conf(value: Any) -> Mapping[str, str]:
+    where = "spec.torchrun.rdzvConf"
+    conf = require_object(value, where)
+    if "is_host" in conf:
+        raise SpecError(f"{where}.is_host: is set by the operator, node 0 is the host; remove it")
+    for key, setting in conf.items():
+        if not RDZV_NAME.fullmatch(str(key)):
+            raise refuse(where, "names of a-z and '_', such as join_timeout", key)
+        if not RDZV_VALUE.fullmatch(str(setting)):
+            wanted = "a number or a string without comma, '=' and space"
+            raise refuse(f"{where}.{key}", wanted, setting)
+    return {str(key): str(setting) for key, setting in conf.items()}
+
+
+def _refuse_mount_at_checkpoint(checkpoint: Checkpoint | None, pod_fields: Dict) -> None:
+    if checkpoint is None:
+        return
+    for mount in pod_fields.get("volumeMounts", ()):
+        path = mount["mountPath"]
+        if path.removesuffix("/") == checkpoint.mount_path:
+            raise SpecError(
+                f"spec.volumeMounts: {path} is the mount path of spec.checkpoint; remove the mount "
+                "or choose another path"
+            )

@@ -1,0 +1,193 @@
+"""torchrun's failure summary, parsed from the tail of its log.
+
+The agent of torchrun always exits with 1. Which rank failed first, with which exit code and with
+which exception, stands in its failure summary at the end of its log. The kubelet keeps that end as
+the pod's termination message (2048 bytes). The agent's own log lines have microseconds, the summary
+has whole seconds.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+
+# What gloo, NCCL and the rendezvous say in a process that lost its peer. Such a process is a
+# follower: its failure blames no rank.
+FOLLOWER = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
+    r"|remote process exited or there was a network error|NCCL communicator was aborted"
+    r"|ncclRemoteError|RendezvousConnectionError|RendezvousClosedError|RendezvousStateError"
+    r"|recvValue failed|sendBytes failed|Socket Timeout"
+    r"|Timed out waiting \d+ms for (send|recv) operation|Application timeout caused pair closure"
+)
+
+RENDEZVOUS_TIMEOUT = re.compile(r"RendezvousTimeoutError|RendezvousConnectionError")
+
+# Exit codes after SIGTERM, or of a script that handled SIGTERM. The pod was taken away, and what
+# the API server shows of that is still to come.
+INTERRUPTED = (143, -15)
+
+# Exit codes of an uncaught exception and of an abort by a watchdog. Without the exception's text
+# they do not tell a cause from a follower. Eight processes fill the whole message with their
+# summary, so on such nodes the text is usually missing.
+AMBIGUOUS = (1, -6)
+
+# A termination message of this many bytes is the tail of a log. Its first line may be incomplete.
+CUT_LENGTH = 2040
+
+# Limits that keep parsing fast, whatever a process writes.
+MAX_LINES = 400
+MAX_EXCEPTION = 500
+MAX_LAST_LINE = 300
+
+ROOT_CAUSE = "Root Cause (first observed failure):"
+FIELD = re.compile(r"[ \t]*(time|rank|exitcode)[ \t]+: (\S+)(.*)")
+RANK = re.compile(r"[0-9]{1,9}")
+EXIT_CODE = re.compile(r"-?[0-9]{1,9}")
+PID = re.compile(r"\(pid: \d+\)")
+AGENT_LINE = re.compile(r"^E(\d{4} \d\d:\d\d:\d\d\.\d+) .*failed \(exitcode: -?\d+\)", re.MULTILINE)
+
+# The last line of a traceback, which torch may prefix with the rank.
+EXCEPTION = re.compile(
+    r"^[ \t]*(?:\[rank\d+\]:\s?)?(?P<text>(?:[A-Za-z_]\w*\.)*"
+    r"[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::.*)?)$",
+    re.MULTILINE,
+)
+
+# Python's own message if it does not find the script or the module. There is no exception then.
+INTERPRETER = re.compile(r"^\S*python[\d.]*: (.+)$", re.MULTILINE)
+
+LAUNCHER_ERROR = re.compile(
+    r"^[\w.]*(?:ChildFailedError|SignalException|Rendezvous\w*Error)\b", re.MULTILINE
+)
+TRACEBACK = "Traceback (most recent call last):\n  File "
+
+
+@dataclass(frozen=True)
+class Summary:
+    """torchrun's report of the first failure on one node.
+
+    - `time`: in the container's local time zone, read as UTC.
+    - `exception`: the last line of the traceback, or the name of the signal.
+    - `follower`: the process lost its peer or was told to stop.
+    - `ambiguous`: it cannot be known whether the process is a follower.
+    """
+
+    rank: int
+    exit_code: int
+    time: datetime | None
+    exception: str
+    follower: bool
+    ambiguous: bool
+
+    @property
+    def certain(self) -> bool:
+        """True if this rank failed by itself, whatever the other nodes report."""
+        return not self.follower and not self.ambiguous
+
+
+# Each message is parsed once, although every look at a job reads it again.
+@lru_cache(maxsize=4096)
+def parse_summary(message: str) -> Summary | None:
+    """Return torchrun's failure summary in a termination message, or None without one.
+
+    The time is linear in the length of the message. A process that writes its own message cannot
+    make the operator slow.
+    """
+    before, header, after = message.rpartition(ROOT_CAUSE)
+    fields = _parse_fields(after)
+    rank = _field(fields, "rank")
+    exit_code = _field(fields, "exitcode")
+    if not header or not RANK.fullmatch(rank) or not EXIT_CODE.fullmatch(exit_code):
+        return None
+    # A traceback may stand in the summary itself, behind the exit code, or in the log above it.
+    code_line = fields["exitcode"]
+    words = after.partition(code_line[0])[2]
+    if not EXCEPTION.search(words):
+        words = _lines_of_rank(rank, script_output(_complete_lines(message, before)))
+    exception = _last_exception(words)
+    signal = PID.sub("", code_line[3]).strip(" ()")
+    code = int(exit_code)
+    return Summary(
+        rank=int(rank),
+        exit_code=code,
+        time=_failure_time(before, _field(fields, "time")),
+        exception=exception or signal,
+        follower=code in INTERRUPTED or bool(FOLLOWER.search(words)),
+        ambiguous=code in AMBIGUOUS and not exception,
+    )
+
+
+def _parse_fields(text: str) -> Mapping[str, re.Match[str]]:
+    fields = {}
+    for line in text.splitlines()[:MAX_LINES]:
+        found = FIELD.match(line)
+        if found:
+            fields[found[1]] = found
+    return fields
+
+
+def _field(fields: Mapping[str, re.Match[str]], name: str) -> str:
+    return fields[name][2] if name in fields else ""
+
+
+def _complete_lines(message: str, text: str) -> str:
+    """Return `text`, the beginning of `message`, without a first line that may have been cut."""
+    if len(message.encode(errors="replace")) < CUT_LENGTH:
+        return text
+    return text.partition("\n")[2]
+
+
+def script_output(text: str) -> str:
+    """Return what the user's processes wrote: everything above the launcher's own traceback."""
+    error = LAUNCHER_ERROR.search(text)
+    if not error:
+        return text
+    return text[: max(0, text.rfind(TRACEBACK, 0, error.start()))]
+
+
+def _lines_of_rank(rank: str, text: str) -> str:
+    """Return the lines of one rank, which torch marks if the exception was not caught.
+
+    Without marked lines, return those that no rank has marked.
+    """
+    lines = text.splitlines()
+    marked = [line for line in lines if line.startswith(f"[rank{int(rank)}]:")]
+    if marked:
+        return "\n".join(marked)
+    return "\n".join(line for line in lines if not line.startswith("[rank"))
+
+
+def _last_exception(text: str) -> str:
+    found = EXCEPTION.findall(text) or INTERPRETER.findall(text)
+    return str(found[-1]).strip()[:MAX_EXCEPTION] if found else ""
+
+
+def _failure_time(before: str, summary_time: str) -> datetime | None:
+    """Return the time of the agent's log line, or of the summary if that line was cut off.
+
+    The log line (MMDD and microseconds) has no year, so it takes the summary's.
+    """
+    try:
+        moment = datetime.strptime(summary_time, "%Y-%m-%d_%H:%M:%S").replace(tzinfo=UTC)
+        line = AGENT_LINE.search(before)
+        if not line:
+            return moment
+        text = f"{moment.year}{line[1]}"
+        return datetime.strptime(text, "%Y%m%d %H:%M:%S.%f").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def last_line(message: str) -> str:
+    """Return the last line with words. torchrun ends its summary with a rule of `=`."""
+    for line in reversed(message.splitlines()):
+        if line.strip(" =-"):
+            return line.strip()[:MAX_LAST_LINE]
+    return ""
+
+
+def is_follower(message: str) -> bool:
+    """Return True if a message says that the process lost its peer."""
+    return bool(FOLLOWER.search(script_output(message)) or FOLLOWER.search(last_line(message)))
