@@ -32,18 +32,20 @@ MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
 RDZV_NAME = re.compile(r"[a-z_]+")
 RDZV_VALUE = re.compile(r"[^,=\s]+")
 
-# Flags of torchrun that the operator sets. torchrun takes the last one given, and also accepts any
-# unambiguous abbreviation, so each flag stands here as its shortest one.
+# Flags of torchrun that the operator sets. torchrun would take the last one given.
 LAUNCHER_FLAGS = (
-    "--nn",  # --nnodes
-    "--np",  # --nproc-per-node
-    "--nod",  # --node-rank; --no-python is another flag
-    "--rd",  # --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf
-    "--stan",  # --standalone; --start-method is another flag
-    "--max",  # --max-restarts
-    "--mas",  # --master-addr, --master-port
-    "--local-a",  # --local-addr; --local-ranks-filter is another flag
-    "--local_a",
+    "--nnodes",
+    "--nproc-per-node",
+    "--node-rank",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--rdzv-conf",
+    "--standalone",
+    "--max-restarts",
+    "--master-addr",
+    "--master-port",
+    "--local-addr",
 )
 
 # The fields that this operator knows, by the path of their object.
@@ -213,12 +215,19 @@ def _read_requested_processes(value: Any) -> int | None:
 
 def _read_args(value: Any) -> tuple[str, ...]:
     args = require_strings(value, "spec.args")
-    if args[0].startswith(LAUNCHER_FLAGS):
+    if _is_launcher_flag(args[0]):
         raise SpecError(
             f"spec.args: {args[0]} is a flag of torchrun that the operator sets; begin with the "
             "script or -m, and use nodes, nprocPerNode, torchrun.rdzvConf and failurePolicy"
         )
     return args
+
+
+def _is_launcher_flag(arg: str) -> bool:
+    """Return True for one of LAUNCHER_FLAGS, also abbreviated or with `_`, as torchrun takes it."""
+    name = arg.partition("=")[0].replace("_", "-")
+    # "-" and "--" are prefixes of every flag.
+    return len(name) > 2 and any(flag.startswith(name) for flag in LAUNCHER_FLAGS)
 
 
 def _read_rdzv_conf(value: Any) -> Mapping[str, str]:
