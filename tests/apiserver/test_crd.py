@@ -716,6 +716,8 @@ def test_the_whole_status_is_kept(jobs: Jobs) -> None:
         "conditions": [{**condition, "observedGeneration": 1}],
         "attempt": 1,
         "attemptTime": "2026-11-21T10:00:00Z",
+            "previousAttemptRan": True,
+            "ignoredFields": ["spec.new"],
         "attemptStarted": -1,
         "restarts": 1,
         "disruptions": 0,
