@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer.checkpoint import Checkpoints, write_atomically
+from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler

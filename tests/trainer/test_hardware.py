@@ -102,8 +102,8 @@ def test_ranks_meet_by_a_file_too(tmp_path):
 
 def test_where_the_ranks_are_is_not_written_into_a_file_that_would_keep_all_of_it(tmp_path):
     script = (
-        "import sys; from ddp_trainer.runtime import process_group\n"
-        "with process_group(init_method=sys.argv[1]) as runtime: assert runtime.ledger is None"
+        "import sys; from ddp_trainer.process_group import process_group\n"
+        "with process_group(init_method=sys.argv[1]) as runtime: assert runtime.stragglers is None"
     )
     run = alone("-c", script, f"file://{tmp_path}/meet", RANK=0, WORLD_SIZE=1)
     assert run.finish() == 0, run.stderr
@@ -123,7 +123,7 @@ def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
 def test_a_script_may_join_one_group_after_another(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from ddp_trainer.runtime import process_group\n"
+        "from ddp_trainer.process_group import process_group\n"
         "for number in range(2):\n"
         "    with process_group() as runtime: assert runtime.gather(runtime.rank) == [0, 1]\n"
     )

@@ -1,7 +1,8 @@
 """Plays the kubelet: one process group for each pod, its output, its end, and nothing left behind.
 
-torchrun puts each worker into a session of its own, and a killed agent orphans its workers; so the processes of a pod
-are found by a variable in their environment, as a container's are by their cgroup.
+torchrun puts each worker into a session of its own, and a killed agent orphans its workers; so the
+processes of a pod are found by a variable in their environment, as a container's are by their
+cgroup.
 """
 
 import asyncio
@@ -43,7 +44,8 @@ def free_port() -> int:
 def processes_of(uid: str, session: int | None = None) -> list[psutil.Process]:
     """Every living process that was started in the pod `uid`, whoever its parent is by now.
 
-    A process that was given a clean environment is found below one that was not, or in the agent's `session`.
+    A process that was given a clean environment is found below one that was not, or in the agent's
+    `session`.
     """
     found = []
     for process in psutil.process_iter():

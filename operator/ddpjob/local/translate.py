@@ -21,8 +21,9 @@ REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 class LocalAddresses:
     """Every agent is at 127.0.0.1, spelt so that the spellings sort by index: c10d gives ranks by that order.
 
-    `127.0.0.1 < 127.0.00.1 < 127.0.000.1` as texts, and all are the same address to getaddrinfo on Linux and macOS,
-    which (unlike 127.0.0.2) needs no second loopback address. Node 0, whose spelling becomes MASTER_ADDR, has the plain one.
+    `127.0.0.1 < 127.0.00.1 < 127.0.000.1` as texts, and all are the same address to getaddrinfo on
+    Linux and macOS, which (unlike 127.0.0.2) needs no second loopback address. Node 0, whose
+    spelling becomes MASTER_ADDR, has the plain one.
     """
 
     def __init__(self, free_port: Callable[[], int]) -> None:
