@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer import hardware, interrupt
+from ddp_trainer import cpu, hardware, interrupt
 from ddp_trainer.cli.options import DigitsOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import StopVote
@@ -318,7 +318,7 @@ def test_a_policy_that_somebody_has_chosen_is_kept():
     def look():
         if on_linux:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        hardware.schedule_as_batch()
+        cpu.schedule_as_batch()
         found.append(os.sched_getscheduler(0) if on_linux else None)
 
     thread = threading.Thread(target=look)  # the policy is that of a thread
@@ -369,9 +369,9 @@ def test_malloc_is_told_to_keep_memory_unless_somebody_has_set_it(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(hardware.platform, "libc_ver", lambda: (libc, ""))
-    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=mallopt))
-    hardware.keep_freed_memory()
+    monkeypatch.setattr(cpu.platform, "libc_ver", lambda: (libc, ""))
+    monkeypatch.setattr(cpu.ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=mallopt))
+    cpu.keep_freed_memory()
     assert told == expected
 
 
@@ -392,4 +392,4 @@ def test_malloc_is_told_to_keep_memory_unless_somebody_has_set_it(
 def test_auto_takes_what_is_there(modules, pjrt, found, monkeypatch):
     monkeypatch.setattr(hardware, "find_spec", lambda name: name in modules)
     monkeypatch.setenv("PJRT_DEVICE", pjrt)
-    assert hardware._found() == found
+    assert hardware._find() == found
