@@ -41,7 +41,7 @@ def test_a_misspelt_choice_is_refused_with_the_name_that_is_closest(words, messa
     [
         ("job.yaml", "--local: is required to run a job on this machine"),
         ("job.yaml --local --claim ckpt", '--claim: must be NAME=FOLDER, got "ckpt"'),
-        ("job.yaml --local --claim ckpt=no", '--claim: ckpt=no: folder "no" does not exist'),
+        ("job.yaml --local --claim ckpt=no", "--claim: ckpt=no: folder no does not exist"),
         (
             "job.yaml --local --claim cpkt=.",
             "--claim: the job has no claim \"cpkt\" (did you mean 'ckpt'?); its claims are ckpt",

@@ -91,7 +91,7 @@ def test_secrets_are_refused(tmp_path, spec):
     [
         ("", "must contain one DDPJob, got 0"),
         (f"{HEAD}spec: {{}}\n---\n{HEAD}spec: {{}}\n", "must contain one DDPJob, got 2"),
-        ("a: [", "is not YAML"),
+        ("a: [", "is not YAML at line 1, column 5: "),
         (
             HEAD.replace("v1alpha1", "v9") + "spec: {}",
             'apiVersion: must be ddpjob.dev/v1alpha1, got "ddpjob.dev/v9"',

@@ -35,7 +35,9 @@ def main(
 def init(
     workload: Annotated[
         str | None,
-        typer.Argument(help="Name of the workload. Without it, list all workloads."),
+        typer.Argument(
+            metavar="WORKLOAD", help="Name of the workload. Without it, list all workloads."
+        ),
     ] = None,
     nodes: Annotated[
         int | None,
@@ -86,7 +88,8 @@ def _resolve_nodes(accelerator: str, nodes: int | None) -> int:
     try:
         profiles.check_size(accelerator, nodes, None)
     except SpecError as error:
-        raise typer.BadParameter(str(error), param_hint="--nodes") from error
+        message = str(error).removeprefix("spec.nodes: ")
+        raise typer.BadParameter(message, param_hint="--nodes") from error
     return nodes
 
 
@@ -106,11 +109,13 @@ def _resolve_gpus(accelerator: str, gpus: int | None, gpus_per_process: int) -> 
 @app.command(short_help="Run a job on this machine.")
 def run(
     manifest: Annotated[
-        Path, typer.Argument(help="File with one DDPJob and its ConfigMaps.", show_default=False)
+        Path, typer.Argument(metavar="FILE", help="Manifest with one DDPJob and its ConfigMaps.")
     ],
     local: Annotated[
         bool,
-        typer.Option("--local", help="Run on this machine. Required: kubectl submits jobs."),
+        typer.Option(
+            "--local", help="Run on this machine. Required, since kubectl runs jobs in a cluster."
+        ),
     ] = False,
     runs: Annotated[
         Path, typer.Option(help="Folder of all runs. Each job gets a folder of its own in it.")
@@ -130,8 +135,11 @@ def run(
 ) -> None:
     """Run a job on this machine, without a cluster. Each node is one group of processes.
 
-    Exit code: 0 if the job is Complete, 1 if it Failed, 2 if the manifest or an option is refused,
-    and 128 + N if signal N ended the run.
+    Exit codes:
+    0: the job is Complete
+    1: the job Failed
+    2: the manifest or an option was refused
+    128 + N: signal N ended the run
     """
     if not local:
         raise typer.BadParameter(
@@ -154,7 +162,7 @@ def _read_claims(options: Iterable[str]) -> dict[str, Path]:
             )
         if not Path(folder).is_dir():
             raise typer.BadParameter(
-                f"{option}: folder {quoted(folder)} does not exist", param_hint="--claim"
+                f"{option}: folder {folder} does not exist", param_hint="--claim"
             )
         claims[name] = Path(folder).resolve()
     return claims
@@ -164,7 +172,10 @@ def _read_claims(options: Iterable[str]) -> dict[str, Path]:
 def plot(
     files: Annotated[
         list[str],
-        typer.Argument(help="metrics.jsonl of local runs, logs of node 0 of jobs, or - for stdin."),
+        typer.Argument(
+            metavar="FILE",
+            help="metrics.jsonl of local runs, logs of node 0 of jobs, or - for stdin.",
+        ),
     ],
     out: Annotated[
         Path | None,

@@ -54,10 +54,17 @@ def _read_documents(path: Path) -> list[Dict]:
         documents: list[Any] = list(yaml.safe_load_all(text))
     except OSError as error:
         raise SpecError(f"cannot read the file: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        raise SpecError(f"is not YAML{_position(error)}: {error.problem}") from error
     # A date that does not exist, such as 2026-13-45, is a plain ValueError.
     except (yaml.YAMLError, ValueError) as error:
         raise SpecError(f"is not YAML: {error}") from error
     return [document for document in documents if isinstance(document, Mapping)]
+
+
+def _position(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark
+    return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 
 
 def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:

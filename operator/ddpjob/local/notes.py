@@ -55,10 +55,10 @@ def find_notes(fields: Dict, spec: Spec, pod: UserPod) -> tuple[str, ...]:
         )
     if pod.other_containers:
         containers = ", ".join(pod.other_containers)
-        notes.append(f"{TEMPLATE}: the containers {containers} are not run")
+        notes.append(f"{TEMPLATE}: containers that are not run on this machine: {containers}")
     ignored = sorted(set(pod.template) - set(LOCAL_TEMPLATE_FIELDS))
     if ignored:
-        notes.append(f"{TEMPLATE}: ignored on this machine: {', '.join(ignored)}")
+        notes.append(f"{TEMPLATE}: fields that are ignored on this machine: {', '.join(ignored)}")
     return (*notes, *_trainer_notes(pod.trainer), *_volume_notes(pod.volumes))
 
 
