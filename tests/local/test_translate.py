@@ -173,7 +173,7 @@ def test_a_mount_without_its_volume_is_refused(tmp_path):
 
 def test_a_host_path_that_does_not_exist_is_refused_and_not_created(tmp_path):
     missing = mount_of({"hostPath": {"path": str(tmp_path / "nowhere")}}, mountPath="/h")
-    with pytest.raises(SpecError, match="does not exist on this machine"):
+    with pytest.raises(SpecError, match=": does not exist on this machine"):
         command(tmp_path, **missing)
     assert not (tmp_path / "nowhere").exists()
 
@@ -222,6 +222,18 @@ def test_references_between_variables_are_expanded(tmp_path):
 def test_a_number_in_the_overlays_env_is_refused(tmp_path):
     with pytest.raises(SpecError, match="env SEED: must be a string"):
         command(tmp_path, **overlay(env=[{"name": "SEED", "value": 0}]))
+
+
+def test_an_overlay_may_remove_all_variables(tmp_path):
+    found = command(tmp_path, **overlay(env=None))
+    assert "DDP_ATTEMPT" not in found.env
+    assert found.result == tmp_path / "pods/j-0-0/result.json"
+
+
+def test_an_overlay_must_not_remove_the_trainer(tmp_path):
+    message = "spec.podTemplate.spec.containers: removes the container trainer"
+    with pytest.raises(SpecError, match=message):
+        command(tmp_path, podTemplate={"spec": {"containers": None}})
 
 
 # Addresses

@@ -60,6 +60,7 @@ def manifest(workload: str, *, nodes: int, accelerator: str, gpus: int) -> str:
         "trainium": is_trainium,
         "processes": _processes(row, accelerator, gpus),
     }
+    # StrictUndefined: a field that the template misspells must not become an empty string.
     environment = Environment(
         loader=PackageLoader("ddpjob.cli"),
         undefined=StrictUndefined,
@@ -82,6 +83,7 @@ def _processes(row: Dict, accelerator: str, gpus: int) -> Any:
     """Return nprocPerNode, or None if the default for the accelerator is right."""
     if accelerator == "cpu":
         return row["processes"]
+    # By default a node has one process for each GPU.
     if accelerator == "gpu" and row["gpusPerProcess"] > 1:
         return gpus // row["gpusPerProcess"]
     return None

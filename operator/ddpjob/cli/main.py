@@ -83,6 +83,7 @@ def _resolve_nodes(accelerator: str, nodes: int | None) -> int:
     from ddpjob.core import profiles
     from ddpjob.core.readers import SpecError
 
+    # A job of several nodes is the purpose of DDP, so two is the default.
     if nodes is None:
         return 2 if profiles.catalog()[accelerator].multi_node else 1
     try:
@@ -156,7 +157,7 @@ def _read_claims(options: Iterable[str]) -> dict[str, Path]:
     claims = {}
     for option in options:
         name, equals, folder = option.partition("=")
-        if not name or not equals:
+        if not (name and equals):
             raise typer.BadParameter(
                 f"must be NAME=FOLDER, got {quoted(option)}", param_hint="--claim"
             )
@@ -164,6 +165,7 @@ def _read_claims(options: Iterable[str]) -> dict[str, Path]:
             raise typer.BadParameter(
                 f"{option}: folder {folder} does not exist", param_hint="--claim"
             )
+        # The processes of a pod may have another working folder.
         claims[name] = Path(folder).resolve()
     return claims
 
@@ -234,6 +236,7 @@ def operator(  # noqa: PLR0913
     _require_choice("--pod-security", pod_security, ("none", "restricted"))
     _require_choice("--log-format", log_format, ("json", "plain"))
     _require_choice("--log-level", log_level, ("debug", "info", "warning", "error"))
+    # The dependencies of the controller are an extra, which other commands do not need.
     from ddpjob.controller.main import Options, run, set_up_logging
 
     set_up_logging(log_format, log_level)

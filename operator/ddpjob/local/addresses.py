@@ -17,6 +17,7 @@ class LocalAddresses:
 
     def __init__(self, free_port: Callable[[], int]) -> None:
         self._free_port = free_port
+        # By attempt. A closed port may stay busy for a minute, so an attempt gets a new one.
         self._ports: dict[int, int] = {}
 
     def endpoint(self, job: Job, attempt: int) -> str:
@@ -25,6 +26,7 @@ class LocalAddresses:
         return f"127.0.0.1:{self._ports[attempt]}"
 
     def local(self, job: Job, attempt: int, index: int) -> str:
+        # One more zero for each index, since "." sorts before "0".
         zeros = "0" * (index + 1)
         return f"127.0.{zeros}.1"
 
@@ -32,5 +34,6 @@ class LocalAddresses:
 def free_port() -> int:
     """Return a port of 127.0.0.1 on which no process listens now."""
     with socket.socket() as probe:
+        # Port 0 lets the kernel choose one.
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

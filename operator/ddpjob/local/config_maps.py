@@ -61,6 +61,7 @@ def volume_files(volume: Dict, config_maps: ConfigMaps) -> dict[str, str]:
     sources = [volume, *children(child(volume, "projected"), "sources")]
     files: dict[str, str] = {}
     for source in sources:
+        # A projected volume may also have sources of other kinds. They have a note.
         if source.get("configMap"):
             where = f"volume {volume.get('name')}: configMap"
             reference = require_object(source["configMap"], where)
@@ -71,12 +72,14 @@ def volume_files(volume: Dict, config_maps: ConfigMaps) -> dict[str, str]:
 def _projected_files(reference: Dict, config_maps: ConfigMaps, where: str) -> dict[str, str]:
     data = find_config_map(reference, config_maps, where)
     items = require_objects(reference.get("items"), f"{where}.items")
+    # Without items, each key is a file.
     if not items:
         return dict(data)
     files = {}
     for item in items:
         key = require_string(item.get("key"), f"{where}.items[].key")
         path = require_string(item.get("path"), f"{where}.items[].path")
+        # A key that is absent is allowed if the ConfigMap is optional.
         if key in data:
             files[path] = data[key]
     return files

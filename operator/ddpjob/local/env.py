@@ -30,7 +30,7 @@ def read_env(pod: Dict, container: Dict, mounts: Mounts, files: RunFiles) -> dic
     A reference expands to the value of a variable above it. Raises SpecError for a value that this
     machine does not have.
     """
-    # All processes of a run share only the loopback interface.
+    # gloo and NCCL would choose an interface by the host name, which may not resolve.
     env = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
     for source in require_objects(container.get("envFrom"), "envFrom"):
         env |= _read_source(source, mounts, files)
@@ -44,7 +44,7 @@ def read_env(pod: Dict, container: Dict, mounts: Mounts, files: RunFiles) -> dic
             env[name] = mounts.place(_read_value_from(item, pod, files))
         else:
             env[name] = expand(mounts.place(value or ""), env)
-    # The profile gpu excludes interfaces, the loopback interface among them.
+    # The profile gpu excludes the loopback interface, the only one that the processes share.
     if env["NCCL_SOCKET_IFNAME"].startswith("^"):
         env["NCCL_SOCKET_IFNAME"] = LOOPBACK
     return env
@@ -75,18 +75,19 @@ def _read_value_from(item: Dict, pod: Dict, files: RunFiles) -> str:
         reference = require_object(source["configMapKeyRef"], f"{where}: configMapKeyRef")
         data = find_config_map(reference, files.config_maps, where)
         return data.get(str(reference.get("key")), "")
-    path = child(source, "fieldRef").get("fieldPath")
+    path = str(child(source, "fieldRef").get("fieldPath", ""))
     fields = _pod_fields(pod)
     if path not in fields:
         what = f"field {quoted(path)}" if path else f"source {', '.join(source)}"
         raise SpecError(f"{where}: {what} is not available on this machine; set a value instead")
-    return fields[str(path)]
+    return fields[path]
 
 
 def _pod_fields(pod: Dict) -> dict[str, str]:
     """Return what fieldRef can read of a pod here, by path."""
     fields = {f"metadata.{key}": str(value) for key, value in pod["metadata"].items()}
     fields["spec.nodeName"] = str(child(pod, "spec").get("nodeName", ""))
+    # Pods of this machine have no address of their own.
     fields["status.podIP"] = "127.0.0.1"
     fields["status.hostIP"] = "127.0.0.1"
     return fields

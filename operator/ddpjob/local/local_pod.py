@@ -128,7 +128,7 @@ class LocalPod:
             await asyncio.to_thread(self.kill)
             raise
 
-    # Its end
+    # End
 
     def terminate(self, grace: float) -> None:
         """Delete the pod: send SIGTERM now, and SIGKILL to all its processes after `grace` seconds.
@@ -169,7 +169,7 @@ class LocalPod:
         self._known.update(processes.find_processes(self.uid, session))
         return processes.living(self._known)
 
-    # Its status
+    # Status
 
     def _set_ended(self, code: int, message: str) -> None:
         state = {"terminated": {"exitCode": code, "message": message, "finishedAt": _now()}}

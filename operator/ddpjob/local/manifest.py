@@ -42,6 +42,7 @@ class Manifest:
 def read(path: Path) -> Manifest:
     """Read the one DDPJob in a file. Raises SpecError for what cannot run on this machine."""
     documents = _read_documents(path)
+    # Other kinds, such as the claims that a cluster needs, may stand in the same file.
     jobs = [document for document in documents if document.get("kind") == names.KIND]
     if len(jobs) != 1:
         raise SpecError(f"must contain one {names.KIND}, got {len(jobs)}")
@@ -74,8 +75,9 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
     metadata = require_object(document.get("metadata"), "metadata")
     name = require_job_name(metadata.get("name"))
     spec = Spec.from_dict(document.get("spec"))
-    # A cluster's API server refuses unknown fields. Here only this check does.
+    # kubectl and the API server refuse unknown fields. Here only this check does.
     refuse_unknown_fields(spec)
+    # The API server checks the shapes of pod fields. Here UserPod does.
     pod = UserPod.from_spec(spec)
     _refuse_secrets(pod)
     return Manifest(

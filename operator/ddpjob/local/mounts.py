@@ -56,7 +56,7 @@ def read_mounts(pod: Dict, container: Dict, files: RunFiles) -> Mounts:
     """Return the mounts of a rendered pod. Raises SpecError for one that cannot work here."""
     pod_folder = files.pod(pod["metadata"]["name"])
     volumes = _read_volumes(pod)
-    # The kubelet provides the termination log, and shared memory the heartbeat file.
+    # Every pod has these two files: a kubelet provides the one, and shared memory the other.
     paths = {
         names.RESULT_FILE: pod_folder / "result.json",
         names.HEARTBEAT_FILE: pod_folder / "heartbeat.json",
@@ -71,12 +71,13 @@ def read_mounts(pod: Dict, container: Dict, files: RunFiles) -> Mounts:
         if path == SHARED_MEMORY:
             # Processes of this machine use its own shared memory.
             continue
+        # Fill the volume, then mount it or a path below it.
         folder = _volume_folder(volume, pod_folder, files)
         for name, content in volume_files(volume, files.config_maps).items():
             contents[_below(folder, name, "configMap.items[].path")] = content
         paths[path] = _below(folder, mount.get("subPath") or "", "volumeMounts[].subPath")
         if "hostPath" in volume:
-            _require_host_path(paths[path], mount)
+            _require_host_path(paths[path], volume)
     return Mounts(paths, contents)
 
 
@@ -92,6 +93,7 @@ def _read_mount_path(mount: Dict) -> str:
     where = "volumeMounts[].mountPath"
     given = require_string(mount.get("mountPath"), where)
     path = given.rstrip("/")
+    # A mount at / would rewrite every path.
     if not path.startswith("/"):
         raise refuse(where, "an absolute path other than '/'", given)
     if "subPathExpr" in mount:
@@ -109,6 +111,7 @@ def _volume_folder(volume: Dict, pod_folder: Path, files: RunFiles) -> Path:
     if "hostPath" in volume:
         host_path = require_object(volume["hostPath"], where)
         return Path(require_string(host_path.get("path"), f"{where}: hostPath.path"))
+    # An emptyDir, a volume of ConfigMaps, or a kind that only a cluster has: it has a note.
     return pod_folder / "volumes" / str(volume["name"])
 
 
@@ -119,13 +122,11 @@ def _below(folder: Path, relative: Any, where: str) -> Path:
     return folder / parts
 
 
-def _require_host_path(path: Path, mount: Dict) -> None:
+def _require_host_path(path: Path, volume: Dict) -> None:
+    where = f"volume {volume['name']}: hostPath {path}"
     try:
         exists = path.exists()
     except OSError as error:
-        raise SpecError(f"volume {mount['name']}: hostPath {path}: {error.strerror}") from error
+        raise SpecError(f"{where}: {error.strerror}") from error
     if not exists:
-        raise SpecError(
-            f"volume {mount['name']}: hostPath {path} does not exist on this machine; create it or "
-            "use another path"
-        )
+        raise SpecError(f"{where}: does not exist on this machine; create it or use another path")

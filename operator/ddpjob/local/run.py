@@ -177,7 +177,7 @@ class LocalRun:
             self._notes.add(text)
             self._watcher.note(text)
 
-    # The end
+    # End
 
     def _listen_for_signals(self) -> "asyncio.Future[int]":
         """Return a future for the first signal. A second signal kills all pods at once."""

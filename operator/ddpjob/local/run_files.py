@@ -60,8 +60,9 @@ class RunFiles:
 def run_folder(parent: Path, job: str) -> Iterator[Path]:
     """Lock and clear the folder of a run, and yield it.
 
-    It is `parent/job`. If another run of the same job holds that one, it is `parent/job.2`, and so
-    on: the name of a job has no dot. Raises RunFolderError if the folder cannot be written.
+    It is `parent/job`, or `parent/job.2` and so on if other runs of the job hold the folders before
+    it. The name of a job has no dot, so no two jobs share a folder. Raises RunFolderError if the
+    folder cannot be written.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -80,6 +81,7 @@ def _lock_free_folder(parent: Path, job: str, held: contextlib.ExitStack) -> Pat
     for number in itertools.count(1):
         folder = parent / (job if number == 1 else f"{job}.{number}")
         folder.mkdir(parents=True, exist_ok=True)
+        # The kernel releases the lock when this process ends, however it ends.
         lock = held.enter_context((folder / ".lock").open("w"))
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob.core import names
-from ddpjob.core.readers import Dict, children, require_string
+from ddpjob.core.readers import Dict, SpecError, children, require_string
 from ddpjob.local.env import expand, read_env
 from ddpjob.local.mounts import Mounts, read_mounts
 from ddpjob.local.run_files import RunFiles
@@ -36,14 +36,17 @@ def translate(pod: Dict, files: RunFiles) -> Command:
     Raises SpecError for a mount or a variable that this machine cannot provide.
     """
     container = _trainer(pod)
+    # Paths first: the values of variables may have paths in them.
     mounts = read_mounts(pod, container, files)
     env = read_env(pod, container, mounts, files)
+    # The command may have paths and references to variables.
     words = [*container["command"], *container["args"]]
     cwd = _working_folder(container.get("workingDir"), mounts)
     return Command(
         argv=tuple(expand(mounts.place(word), env) for word in words),
         env=env,
-        result=Path(env["DDP_RESULT_FILE"]),
+        # A kubelet too reads this file, even if the user's env names another one.
+        result=mounts.paths[names.RESULT_FILE],
         folders=_folders(pod, mounts, cwd, files),
         files=mounts.files,
         cwd=cwd,
@@ -54,7 +57,10 @@ def _trainer(pod: Dict) -> Dict:
     for container in children(pod["spec"], "containers"):
         if container.get("name") == names.TRAINER:
             return container
-    raise AssertionError("every rendered pod has a container trainer")
+    raise SpecError(
+        f"spec.podTemplate.spec.containers: removes the container {names.TRAINER}; leave it out or "
+        "give a list"
+    )
 
 
 def _working_folder(value: Any, mounts: Mounts) -> Path | None:

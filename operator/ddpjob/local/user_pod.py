@@ -39,39 +39,45 @@ class UserPod:
     @classmethod
     def from_spec(cls, spec: Spec) -> "UserPod":
         """Read the user's part of a pod. Raises SpecError for a list or object of another shape."""
+        # The spec has checked its own lists, and podTemplate only as far as rendering needs it.
         template = child(spec.pod_template, "spec")
-        containers = children(template, "containers")
-        init_containers = require_objects(
-            template.get("initContainers"), f"{TEMPLATE}.initContainers"
-        )
-        trainer: Dict = {}
-        others = [str(container.get("name")) for container in init_containers]
-        for container in containers:
-            if container.get("name") == names.TRAINER:
-                trainer = container
-            else:
-                others.append(str(container.get("name")))
-        # podTemplate may use any list. The spec has checked the same lists of its own.
+        trainer, others = _split_containers(template)
         for key in ("env", "envFrom", "volumeMounts"):
             require_objects(trainer.get(key), f"{TRAINER}.{key}")
+        # Join the lists of both.
         env = (*children(spec.pod_fields, "env"), *children(trainer, "env"))
+        env_from = (*children(spec.pod_fields, "envFrom"), *children(trainer, "envFrom"))
         volumes = (*children(spec.pod_fields, "volumes"), *children(template, "volumes"))
         for item in env:
             require_object(item.get("valueFrom"), f"env {item.get('name')}: valueFrom")
         for volume in volumes:
             _check_volume(volume)
+        # Several volumes may have the same claim.
         claims = list(_volume_claims(volumes))
         if spec.checkpoint:
             claims.append(spec.checkpoint.claim)
         return cls(
             env=env,
-            env_from=(*children(spec.pod_fields, "envFrom"), *children(trainer, "envFrom")),
+            env_from=env_from,
             volumes=volumes,
             claims=tuple(dict.fromkeys(claims)),
             template=template,
             trainer=trainer,
-            other_containers=tuple(others),
+            other_containers=others,
         )
+
+
+def _split_containers(template: Dict) -> tuple[Dict, tuple[str, ...]]:
+    """Return the container `trainer` of a pod spec, and the names of all others."""
+    init_containers = require_objects(template.get("initContainers"), f"{TEMPLATE}.initContainers")
+    trainer: Dict = {}
+    others = [*init_containers]
+    for container in children(template, "containers"):
+        if container.get("name") == names.TRAINER:
+            trainer = container
+        else:
+            others.append(container)
+    return trainer, tuple(str(container.get("name")) for container in others)
 
 
 def projected_sources(volume: Dict) -> tuple[Dict, ...]:
