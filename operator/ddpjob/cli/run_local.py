@@ -66,7 +66,9 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
     metrics = RunMetrics(start_time=time.time())
     display = Display(console, metrics)
     # Print what runs, where, and which fields have no effect.
-    header = Text.assemble((manifest.job.name, "bold"), f": {_size(manifest)}, in {files.folder}")
+    spec = manifest.spec
+    size = f"nodes={spec.nodes}, nprocPerNode={spec.nproc_per_node}"
+    header = Text.assemble((manifest.job.name, "bold"), f": {size}, in {files.folder}")
     console.print(header, soft_wrap=True)
     for note in manifest.notes:
         display.note(note)
@@ -89,15 +91,3 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
         display.note(f"cannot write {error.filename}: {error.strerror}")
     display.summary(status, paths)
     return exit_code(status)
-
-
-def _size(manifest: Manifest) -> str:
-    nodes = _count(manifest.spec.nodes, "node")
-    processes = _count(manifest.spec.nproc_per_node, "process", "processes")
-    return f"{nodes} with {processes} each"
-
-
-def _count(number: int, singular: str, plural: str = "") -> str:
-    if number == 1:
-        return f"1 {singular}"
-    return f"{number} {plural or singular + 's'}"
