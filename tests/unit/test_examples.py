@@ -64,11 +64,11 @@ def test_a_process_with_two_gpus_is_started_half_as_often():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("nothing", "'nothing' is not one of toy,"),
-        ("digits --accelerator tpu", "'tpu' is not one of cpu, gpu, "),
-        ("digits --accelerator trn1.2xlarge --nodes 2", "spec.nodes must be 1"),
-        ("digits --gpus 4", "needs --accelerator gpu"),
-        ("model-parallel --accelerator gpu --gpus 3", "needs a multiple of 2"),
+        ("nothing", "must be one of toy,"),
+        ("digits --accelerator tpu", "must be one of cpu, gpu, "),
+        ("digits --accelerator trn1.2xlarge --nodes 2", "must be 1 with accelerator trn1.2xlarge"),
+        ("digits --gpus 4", "requires --accelerator gpu"),
+        ("model-parallel --accelerator gpu --gpus 3", "must be a multiple of 2"),
         ("digits --nodes 0", "greater than or equal to 1"),
     ],
 )
