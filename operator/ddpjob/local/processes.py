@@ -1,13 +1,7 @@
 """The processes of a pod on this machine: how they are found and killed.
 
-<<<<<<< HEAD
-torchrun puts each worker into a session of its own, and a killed agent orphans its workers; so the
-processes of a pod are found by a variable in their environment, as a container's are by their
-cgroup.
-=======
 torchrun starts each worker in a session of its own, and the workers of a killed agent become
 orphans. So the processes of a pod are found by a variable in their environment.
->>>>>>> w-local
 """
 
 import contextlib
@@ -25,17 +19,8 @@ POD_UID = "DDPJOB_POD_UID"
 def find_processes(uid: str, session: int | None = None) -> list[psutil.Process]:
     """Return the living processes of the pod `uid`, and those below them.
 
-<<<<<<< HEAD
-
-def processes_of(uid: str, session: int | None = None) -> list[psutil.Process]:
-    """Every living process that was started in the pod `uid`, whoever its parent is by now.
-
-    A process that was given a clean environment is found below one that was not, or in the agent's
-    `session`.
-=======
     A process with an environment of its own is found as a child of another one, or in `session`,
     the session of the pod's agent.
->>>>>>> w-local
     """
     found = []
     for process in psutil.process_iter():
