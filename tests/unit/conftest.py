@@ -1,4 +1,4 @@
-"""How hard Hypothesis tries here: enough for every day, and the same worlds each time where CI runs."""
+"""Settings of Hypothesis for these tests: few examples, and always the same ones in CI."""
 
 import os
 

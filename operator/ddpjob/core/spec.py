@@ -32,18 +32,21 @@ MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
 RDZV_NAME = re.compile(r"[a-z_]+")
 RDZV_VALUE = re.compile(r"[^,=\s]+")
 
-# Flags of torchrun that the operator sets. torchrun takes the last one given, and also accepts any
-# unambiguous abbreviation, so each flag stands here as its shortest one.
+# Flags of torchrun that the operator sets, each with its shortest unambiguous abbreviation. torchrun
+# takes the last one given. It accepts abbreviations, and '_' for '-'.
 LAUNCHER_FLAGS = (
-    "--nn",  # --nnodes
-    "--np",  # --nproc-per-node
-    "--nod",  # --node-rank; --no-python is another flag
-    "--rd",  # --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf
-    "--stan",  # --standalone; --start-method is another flag
-    "--max",  # --max-restarts
-    "--mas",  # --master-addr, --master-port
-    "--local-a",  # --local-addr; --local-ranks-filter is another flag
-    "--local_a",
+    ("--nn", "--nnodes"),
+    ("--np", "--nproc-per-node"),
+    ("--nod", "--node-rank"),  # --no-python is another flag
+    ("--rd", "--rdzv-backend"),
+    ("--rd", "--rdzv-endpoint"),
+    ("--rd", "--rdzv-id"),
+    ("--rd", "--rdzv-conf"),
+    ("--stan", "--standalone"),  # --start-method is another flag
+    ("--max", "--max-restarts"),
+    ("--mas", "--master-addr"),
+    ("--mas", "--master-port"),
+    ("--local-a", "--local-addr"),  # --local-ranks-filter is another flag
 )
 
 # The fields that this operator knows, by the path of their object.
@@ -183,7 +186,9 @@ def find_unknown_fields(fields: Dict) -> tuple[str, ...]:
 def refuse_unknown_fields(spec: Spec) -> None:
     """Raise SpecError for a field that the operator would ignore."""
     for path in spec.unknown_fields:
-        parent, _, key = path.rpartition(".")
+        # A user's key may have dots itself, as labels have.
+        parent = max((p for p in KNOWN_FIELDS if path.startswith(f"{p}.")), key=len)
+        key = path.removeprefix(f"{parent}.")
         known = KNOWN_FIELDS[parent]
         hint = did_you_mean(key, known) or f"; {parent} has {', '.join(sorted(known))}"
         raise SpecError(f"{path}: unknown field{hint}")
@@ -213,12 +218,20 @@ def _read_requested_processes(value: Any) -> int | None:
 
 def _read_args(value: Any) -> tuple[str, ...]:
     args = require_strings(value, "spec.args")
-    if args[0].startswith(LAUNCHER_FLAGS):
+    if _is_launcher_flag(args[0]):
         raise SpecError(
             f"spec.args: {args[0]} is a flag of torchrun that the operator sets; begin with the "
             "script or -m, and use nodes, nprocPerNode, torchrun.rdzvConf and failurePolicy"
         )
     return args
+
+
+def _is_launcher_flag(argument: str) -> bool:
+    name = argument.partition("=")[0].replace("_", "-")
+    for shortest, flag in LAUNCHER_FLAGS:
+        if name.startswith(shortest) and flag.startswith(name):
+            return True
+    return False
 
 
 def _read_rdzv_conf(value: Any) -> Mapping[str, str]:
