@@ -16,6 +16,7 @@ from ddpjob.core.observe import Observation, Pod, Refusal, observe
 from ddpjob.core.plan import Plan
 from ddpjob.core.pods import read_pod
 from ddpjob.core.status import (
+    Backoff,
     Conditions,
     PodCounts,
     Status,
@@ -113,6 +114,41 @@ def a_finished_job(kind=Condition.COMPLETE, *, ignored_fields=(), **fields) -> J
         ignored_fields=ignored_fields,
     )
     return a_job(status=status, **fields)
+
+
+# A status in which every field has a value, and every object every key.
+FULL_STATUS = Status(
+    phase="Failed",
+    reason="MaxRestartsExceeded",
+    message="message",
+    observed_generation=3,
+    conditions=a_condition(Condition.FAILED),
+    attempt=2,
+    attempt_started=1,
+    attempt_time=NOW,
+    previous_attempt_ran=True,
+    restarts=1,
+    disruptions=1,
+    pods=PodCounts(desired=4, active=3, ready=2, succeeded=1, failed=1),
+    succeeded_nodes=(0, 3),
+    resolved={"nprocPerNode": 1, "worldSize": 4, "accelerator": "cpu", "rendezvous": "x"},
+    backoff=Backoff(2, at(10)),
+    last_failure={
+        "attempt": 1,
+        "cause": "Failure",
+        "node": "node-1",
+        "pod": "digits-1-1",
+        "rank": 1,
+        "exitCode": 1,
+        "reason": "WorkerFailed",
+        "message": "message",
+        "time": "2026-11-21T12:00:00Z",
+    },
+    ignored_fields=("spec.suspend",),
+    start_time=NOW,
+    completion_time=at(60),
+    result={"accuracy": "0.9"},
+)
 
 
 # Pods

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from builders import (
+    FULL_STATUS,
     NOW,
     a_condition,
     a_job,
@@ -20,8 +21,6 @@ from builders import (
 
 from ddpjob.core.names import Condition
 from ddpjob.core.status import (
-    Backoff,
-    PodCounts,
     Status,
     is_transition,
     read_result,
@@ -31,29 +30,6 @@ from ddpjob.core.status import (
 from ddpjob.core.times import format_time
 
 # The form in the manifest
-
-FULL_STATUS = Status(
-    phase="Running",
-    reason="NodesRunning",
-    message="m",
-    observed_generation=3,
-    conditions=a_condition(Condition.RUNNING),
-    attempt=2,
-    attempt_started=1,
-    attempt_time=NOW,
-    previous_attempt_ran=True,
-    restarts=1,
-    disruptions=1,
-    pods=PodCounts(desired=4, active=3, ready=2, succeeded=1, failed=0),
-    resolved={"worldSize": 4},
-    backoff=Backoff(2, at(10)),
-    succeeded_nodes=(0, 3),
-    last_failure={"attempt": 1, "cause": "Failure"},
-    ignored_fields=("spec.suspend",),
-    start_time=NOW,
-    completion_time=at(60),
-    result={"accuracy": "0.9"},
-)
 
 
 def test_a_full_status_is_the_same_after_it_was_written_and_read():
