@@ -154,38 +154,24 @@ FULL_STATUS = Status(
 # Pods
 
 
-def a_pod(
-    index=0,
-    status=None,
-    *,
-    attempt=0,
-    job="digits",
-    node_name="",
-    deleted_at=None,
-    grace=45,
-    labels=None,
-):
+def a_pod(index=0, status=None, *, attempt=0, deleted_at=None, grace=45):
     """Return the pod of one node as the API server shows it.
 
     Without a `status` it is Pending and not scheduled.
     """
-    name = names.pod_name(job, attempt, index)
-    if labels is None:
-        labels = {names.LABEL_ATTEMPT: str(attempt), names.LABEL_INDEX: str(index)}
-    owner = {"kind": names.KIND, "name": job, "uid": JOB_UID, "controller": True}
+    name = names.pod_name("digits", attempt, index)
+    owner = {"kind": names.KIND, "name": "digits", "uid": JOB_UID, "controller": True}
     metadata = {
         "name": name,
         "namespace": "ml",
         "uid": f"uid-of-{name}",
-        "labels": labels,
+        "labels": {names.LABEL_ATTEMPT: str(attempt), names.LABEL_INDEX: str(index)},
         "ownerReferences": [owner],
     }
     if deleted_at is not None:
         metadata["deletionTimestamp"] = format_time(deleted_at + timedelta(seconds=grace))
         metadata["deletionGracePeriodSeconds"] = grace
-    spec = {}
-    if node_name or is_scheduled(status):
-        spec["nodeName"] = node_name or f"node-{index}"
+    spec = {"nodeName": f"node-{index}"} if is_scheduled(status) else {}
     return {"metadata": metadata, "spec": spec, "status": status or {"phase": "Pending"}}
 
 
@@ -222,10 +208,11 @@ def running():
     return {"phase": "Running", **trainer_status({"running": {"startedAt": format_time(NOW)}})}
 
 
-def ended(code, message="", *, reason=None, when=NOW, phase=None, conditions=()):
+def ended(code, message="", *, reason=None, when=NOW, **status):
     """Return the status of a pod whose trainer has ended.
 
-    `phase` is that of the pod, if something else in it still runs.
+    Other fields of the pod's status can be given by name, such as its `phase` if something else in
+    it still runs.
     """
     state = {
         "exitCode": code,
@@ -233,11 +220,8 @@ def ended(code, message="", *, reason=None, when=NOW, phase=None, conditions=())
         "message": message,
         "finishedAt": format_time(when),
     }
-    return {
-        "phase": phase or ("Failed" if code else "Succeeded"),
-        "conditions": list(conditions),
-        **trainer_status({"terminated": state}),
-    }
+    phase = "Failed" if code else "Succeeded"
+    return {"phase": phase, **trainer_status({"terminated": state}), **status}
 
 
 def succeeded(message="", **fields):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from builders import (
     NOW,
-    a_condition,
     a_finished_job,
     a_job,
     a_pod,
@@ -31,7 +30,6 @@ from builders import (
     torchrun_tail,
     trainer_status,
     unschedulable,
-    waiting,
     with_sidecar,
     written,
 )
@@ -494,9 +492,7 @@ def test_a_new_attempt_waits_for_the_older_pods_and_names_one_with_its_node():
     status = plan.status
     assert plan.create == ()
     assert (status.phase, status.reason) == (Phase.RESTARTING, Reason.WAITING_FOR_OLD_PODS)
-    assert status.message == (
-        "attempt 1 waits for pod digits-0-0 on node node-0 and 1 more to end"
-    )
+    assert status.message == ("attempt 1 waits for pod digits-0-0 on node node-0 and 1 more to end")
     assert plan.delete == ()
 
 

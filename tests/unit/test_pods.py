@@ -67,11 +67,11 @@ def test_a_pod_without_spec_and_status_is_pending_without_a_node():
 
 
 def test_every_field_of_an_ended_trainer_is_read():
-    pod = read_pod(a_pod(1, ended(17, "last line", when=at(3)), node_name="worker-7"))
+    pod = read_pod(a_pod(1, ended(17, "last line", when=at(3))))
     assert (pod.exit_code, pod.exit_reason) == (17, "Error")
     assert (pod.message, pod.finished) == ("last line", at(3))
     assert (pod.name, pod.uid) == ("digits-0-1", "uid-of-digits-0-1")
-    assert pod.node_name == "worker-7"
+    assert pod.node_name == "node-1"
     assert pod.started
     assert pod.ended
     assert pod.released
@@ -223,7 +223,9 @@ def test_a_blocked_init_container_is_named():
     ],
 )
 def test_a_pod_without_the_labels_of_attempt_and_index_is_not_read(labels):
-    assert read_pod(a_pod(0, labels=labels)) is None
+    pod = a_pod(0)
+    pod["metadata"]["labels"] = labels
+    assert read_pod(pod) is None
 
 
 @pytest.mark.parametrize(

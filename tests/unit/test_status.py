@@ -1,4 +1,4 @@
-"""The status of a job: its form in the manifest, its conditions, and what counts as a transition."""
+"""The status of a job: its form in the manifest, its conditions, and its transitions."""
 
 from dataclasses import replace
 

@@ -47,9 +47,7 @@ def test_an_unschedulable_pod_is_reported_while_it_lasts():
     pods = a_pod(0, running()), a_pod(1, unschedulable("0/3 nodes are available"))
     plan = plan_for(job, *pods)
     assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.UNSCHEDULABLE)
-    assert plan.status.message == (
-        "1 of 2 pods cannot start; digits-0-1: 0/3 nodes are available"
-    )
+    assert plan.status.message == ("1 of 2 pods cannot start; digits-0-1: 0/3 nodes are available")
     later = plan_for(written(job, plan), *ALL_RUNNING)
     assert later.status.reason == Reason.NODES_RUNNING
 
