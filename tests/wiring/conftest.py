@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_api import FakeApi
 
-from ddpjob.controller.client import Api, configuration
+from ddpjob.controller.client import ApiClient, configuration
 from ddpjob.controller.main import Options, operate
 
 
@@ -32,9 +32,9 @@ def kubeconfig(fake: FakeApi, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def api(kubeconfig: Path) -> AsyncIterator[Api]:
+async def api(kubeconfig: Path) -> AsyncIterator[ApiClient]:
     """The operator's own client of the fake."""
-    client = Api(await configuration(kubeconfig))
+    client = ApiClient(await configuration(kubeconfig))
     yield client
     await client.close()
 

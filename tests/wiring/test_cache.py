@@ -72,8 +72,8 @@ def show_list(cache, history, version):
     """What a LIST does whose answer is as old as `version`."""
     state = state_at(history, version)
     for kind, see, keep in (
-        ("job", cache.see_job, cache.keep_jobs),
-        ("pod", cache.see_pod, cache.keep_pods),
+        ("job", cache.see_job, cache.drop_unlisted_jobs),
+        ("pod", cache.see_pod, cache.drop_unlisted_pods),
     ):
         for obj in state[kind]:
             see(obj)
@@ -135,16 +135,16 @@ def test_what_looks_the_same_is_no_news():
 def test_a_list_of_one_namespace_says_nothing_about_another():
     cache = Cache()
     cache.see_job(a_job("u", 1, "one"))
-    cache.keep_jobs(set(), 5, "elsewhere")
+    cache.drop_unlisted_jobs(set(), 5, "elsewhere")
     assert content(cache) == {("u", 1)}
-    cache.keep_jobs(set(), 5, "ml")
+    cache.drop_unlisted_jobs(set(), 5, "ml")
     assert content(cache) == set()
 
 
 def test_a_removal_is_remembered_until_a_list_after_it_is_an_old_one_itself():
     cache = Cache()
     cache.see_pod(a_pod("u", 3, "one"))
-    cache.keep_pods(set(), 5, None)
+    cache.drop_unlisted_pods(set(), 5, None)
     cache.prune(4)
     assert not cache.see_pod(a_pod("u", 3, "one"))
     cache.prune(5)
@@ -155,18 +155,18 @@ def test_a_pod_that_was_taken_for_gone_can_be_found_again():
     cache = Cache()
     pod = a_pod("u", 3, "one")
     cache.drop_pod("owner-of-one", "u")
-    assert cache.find_pod(pod)
+    assert cache.restore_pod(pod)
     assert content(cache) == {("u", 3)}
     nobodys = {**pod, "metadata": {**pod["metadata"], "uid": "v", "labels": {}}}
-    assert not cache.find_pod(nobodys)
+    assert not cache.restore_pod(nobodys)
 
 
 def test_a_pod_that_lost_its_owner_is_nobodys():
     """`kubectl delete --cascade=orphan` leaves it; a new job of that name need not wait for it."""
     cache, pod = Cache(), a_pod("pod", 1, "one")
     cache.see_pod(pod)
-    assert cache.left_by_another(("ml", "one"), "new") is not None
+    assert cache.pod_of_another_job(("ml", "one"), "new") is not None
     pod["metadata"] |= {"ownerReferences": [], "resourceVersion": "2"}
     cache.see_pod(pod)
-    assert cache.left_by_another(("ml", "one"), "new") is None
+    assert cache.pod_of_another_job(("ml", "one"), "new") is None
     assert cache.pods_of("owner-of-one") == []

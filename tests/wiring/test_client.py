@@ -9,8 +9,9 @@ from fake_api import refusal
 from gang import a_job
 
 from ddpjob.controller import client
-from ddpjob.controller.act import Refused, refused_or_error
-from ddpjob.controller.client import JOBS, Api, ApiError, Unreachable, configuration
+from ddpjob.controller.client import JOBS, ApiClient, configuration
+from ddpjob.controller.errors import ApiError, Refused, Unreachable
+from ddpjob.controller.refusals import refused_or_error
 from ddpjob.core.names import Reason
 
 
@@ -30,7 +31,7 @@ async def test_an_api_server_that_answers_too_late_counts_as_unreachable(fake, a
 async def test_an_api_server_that_is_not_there_counts_as_unreachable(kubeconfig, fake):
     settings = await configuration(kubeconfig)
     settings.host = "http://127.0.0.1:1"
-    api = Api(settings)
+    api = ApiClient(settings)
     with pytest.raises(Unreachable):
         await api.call("GET", JOBS)
     await api.close()
@@ -47,7 +48,7 @@ async def test_a_success_that_is_no_object_counts_as_no_answer(fake, api, text):
 
 
 async def test_a_long_list_comes_page_by_page(fake, api, monkeypatch):
-    monkeypatch.setattr(client, "PAGE", 2)
+    monkeypatch.setattr(client, "PAGE_SIZE", 2)
     for number in range(5):
         fake.create("ddpjobs", a_job(f"job-{number}"))
     pages = [objects async for objects, _ in api.pages(f"{JOBS}/ddpjobs")]
@@ -56,12 +57,12 @@ async def test_a_long_list_comes_page_by_page(fake, api, monkeypatch):
 
 
 async def test_calm_is_what_the_api_server_asked_for(fake, api):
-    await asyncio.wait_for(api.calm(), 1)
+    await asyncio.wait_for(api.wait_until_allowed(), 1)
     fake.fault("GET", ".*", refusal(429, "TooManyRequests", **{"Retry-After": "1"}))
     with pytest.raises(ApiError):
         await api.call("GET", JOBS)
     asked = time.monotonic()
-    await api.calm()
+    await api.wait_until_allowed()
     assert time.monotonic() - asked > 0.9
 
 

@@ -11,9 +11,11 @@ import pytest
 from fake_api import refusal, unanswered
 from gang import a_job, fails, is_running, pods, runs, status, succeeds, until
 
-from ddpjob.controller import act, reconcile, wake
+from ddpjob.controller import act, lister, workqueue
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.main import CannotRun, operate
+from ddpjob.controller.errors import CannotRun
+from ddpjob.controller.main import operate
+from ddpjob.controller.lister import Lister
 from ddpjob.controller.reconcile import Reconciler
 
 POD_PATH = "/api/v1/namespaces/ml/pods/digits-0-1"
@@ -21,8 +23,8 @@ POD_PATH = "/api/v1/namespaces/ml/pods/digits-0-1"
 
 @pytest.fixture
 def quick_resync(monkeypatch):
-    monkeypatch.setattr(reconcile, "RESYNC_SECONDS", 0.2)
-    monkeypatch.setattr(reconcile, "EARLY_RESYNCS", (), raising=False)
+    monkeypatch.setattr(lister, "INTERVAL", 0.2)
+    monkeypatch.setattr(lister, "EARLY_INTERVALS", ())
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def discovery_held(fake):
 
 @pytest.fixture
 def quick_retries(monkeypatch):
-    monkeypatch.setattr(wake, "FIRST_RETRY", 0.05)
+    monkeypatch.setattr(workqueue, "FIRST_RETRY", 0.05)
     monkeypatch.setattr(act, "FIRST_RETRY", 0.2)
 
 
@@ -120,7 +122,7 @@ async def test_a_failure_restarts_the_gang_once_its_last_pod_has_ended(fake, ope
 async def test_progress_is_written_at_intervals_and_the_last_of_it_always(
     fake, operator, monkeypatch
 ):
-    monkeypatch.setattr(act, "PROGRESS_EVERY", 0.5)
+    monkeypatch.setattr(act, "PROGRESS_INTERVAL", 0.5)
     fake.create("ddpjobs", a_job(nodes=12))
     names = [f"digits-0-{index}" for index in range(11)]  # one never runs: all of it is progress
     await until(lambda: status(fake).get("reason") == "ContainersStarting")
@@ -393,7 +395,7 @@ async def test_a_namespace_that_cannot_be_read_keeps_no_other_waiting(
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     assert not [asked for asked in fake.log if asked.method == "WATCH" and "/team-b/" in asked.path]
-    assert "take the namespace out of watchNamespaces" in caplog.text
+    assert "remove the namespace from watchNamespaces" in caplog.text
 
 
 @pytest.mark.parametrize("namespaces", [("ml", "team-b")])
@@ -459,7 +461,7 @@ async def test_a_later_attempt_of_an_earlier_job_is_waited_for_though_its_pods_h
         fake.change("pods", name, metadata={"deletionTimestamp": "2026-11-21T12:00:30Z"})
     fake.create("ddpjobs", a_job())
     await until(lambda: status(fake).get("reason") == "NameInUse")
-    assert "of an earlier job of this name has not ended yet" in status(fake)["message"]
+    assert "of an earlier job with this name has not ended yet" in status(fake)["message"]
     assert pods(fake) == ["digits-1-0", "digits-1-1"]
     for name in pods(fake):
         fake.remove("pods", name)
@@ -473,7 +475,7 @@ async def test_a_spec_of_which_no_pod_can_be_made_fails_the_job(fake, operator):
     fake.create("ddpjobs", a_job(accelerator="trn1.32xlarge", affinity={"nodeAffinity": node}))
     await until(lambda: status(fake).get("phase") == "Failed")
     assert status(fake)["reason"] == "InvalidPod"
-    assert "No pod can be made of this spec" in status(fake)["message"]
+    assert "spec: no pod can be made of it" in status(fake)["message"]
 
 
 async def test_old_pods_that_may_not_be_deleted_keep_no_attempt_waiting(fake, operator):
@@ -537,5 +539,8 @@ async def test_no_job_is_looked_at_before_the_pods_were_listed():
             },
         }
     )
-    nobody_acts = Reconciler(api=None, cache=cache, actor=None, queue=None, metrics=None)
-    await nobody_acts.look_at(("ml", a_job()["metadata"]["name"]))
+    lister = Lister(api=None, cache=cache, queue=None, after_list=None)
+    reconciler = Reconciler(
+        api=None, cache=cache, lister=lister, actor=None, queue=None, metrics=None
+    )
+    await reconciler.look_at(("ml", a_job()["metadata"]["name"]))

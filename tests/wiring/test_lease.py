@@ -11,10 +11,12 @@ from gang import a_job, until
 from ddpjob.controller import lease as module
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.lease import DEADLINE, DURATION, Lease, LeaseLost
-from ddpjob.controller.main import CannotRun, operate
+from ddpjob.controller.errors import CannotRun, LeaseLost
+from ddpjob.controller.lease import DEADLINE, DURATION, Lease
+from ddpjob.controller.main import operate
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.probes import Probes
+from ddpjob.controller.writer import Writer
 from ddpjob.core.decide import decide
 from ddpjob.core.observe import observe
 from ddpjob.core.pod_context import Settings
@@ -219,7 +221,7 @@ async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):
     await lease.acquire()
     cache.see_job(fake.create("ddpjobs", a_job()))
     seen = cache.job(("ml", "digits"))
-    actor = Actor(api, cache, lease, Settings(), "first", clock, Metrics(cache, ()))
+    actor = Actor(Writer(api, lease), cache, Settings(), "first", clock, Metrics(cache, ()))
     plan = decide(observe(seen.job, ()), datetime.now(UTC))
     clock.now = DEADLINE
     with pytest.raises(LeaseLost):
@@ -255,7 +257,7 @@ async def test_who_cannot_read_the_lease_is_not_ready(fake, api, a_lease, backgr
     fake.fault("GET", LEASE, refusal(403, "Forbidden", "no role"), times=2)
     acquiring = background(lease.acquire())
     await until(lambda: any(asked.method == "GET" for asked in fake.log))
-    assert probes.ready() == "cannot read the Lease yet"
+    assert probes.ready() == "the Lease cannot be read yet"
     await acquiring
     assert probes.ready() is None
     probes.leading = True

@@ -1,7 +1,7 @@
-"""`helm test`: is the operator ready, and does the API server take a good DDPJob and refuse a bad one?
+"""Run `helm test`: the operator is ready, a good DDPJob is accepted, and a bad one is refused.
 
-Runs in a pod with the operator's image and needs the standard library alone. Arguments: the URL of the operator's /readyz
-and the namespace to ask for. Nothing is created: both jobs are sent as a dry run.
+It runs in a pod with the operator's image and needs only the standard library. Arguments: the URL of
+the operator's /readyz, and the namespace of the jobs. Nothing is created: both jobs are dry runs.
 """
 
 import json
@@ -14,11 +14,12 @@ from pathlib import Path
 
 API = "https://kubernetes.default.svc"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-PATIENCE = 60  # seconds until Endpoints and roles, both made a moment ago, are known everywhere
+# Seconds until new Endpoints and roles are known everywhere.
+PATIENCE = 60
 
 
 def post_job(namespace: str, name: str) -> tuple[int, str]:
-    """HTTP status and message of the API server to a DDPJob of that name, sent as a dry run."""
+    """Return the API server's HTTP status and message for a DDPJob of that name, as a dry run."""
     job = {
         "apiVersion": "ddpjob.dev/v1alpha1",
         "kind": "DDPJob",
@@ -42,7 +43,7 @@ def post_job(namespace: str, name: str) -> tuple[int, str]:
 
 
 def readiness(url: str) -> tuple[int, str]:
-    """HTTP status and text of the operator's /readyz."""
+    """Return the HTTP status and text of the operator's /readyz."""
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return answer.status, answer.read().decode()
@@ -51,11 +52,11 @@ def readiness(url: str) -> tuple[int, str]:
 
 
 def main(readyz: str, namespace: str) -> None:
-    """Ask until every answer is the expected one, and exit with a sentence when one never is."""
+    """Repeat each check until it succeeds. Exit with a message if one does not."""
     checks = {
         "the operator is ready": (lambda: readiness(readyz), 200),
         "a good job is accepted": (lambda: post_job(namespace, "helm-test"), 201),
-        "a job whose name no Service can have is refused": (
+        "a job with a bad name is refused": (
             lambda: post_job(namespace, "9-helm-test"),
             422,
         ),

@@ -41,7 +41,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
-{{/* What Pod Security's level restricted asks of a pod and of a container. */}}
+{{/* Security contexts of a pod and a container that pass the Pod Security level restricted. */}}
 {{- define "ddpjob.podSecurityContext" -}}
 runAsNonRoot: true
 seccompProfile:
@@ -55,7 +55,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* Every right that the operator uses where jobs live; the Lease is apart. */}}
+{{/* The operator's rights in the namespaces of the jobs. Those on the Lease are separate. */}}
 {{- define "ddpjob.rules" -}}
 - apiGroups: [ddpjob.dev]
   resources: [ddpjobs]
@@ -74,7 +74,7 @@ capabilities:
   verbs: [create]
 {{- end }}
 
-{{/* Cluster-wide names carry the namespace, so that releases of the same name in two namespaces do not collide. */}}
+{{/* Cluster-wide names contain the namespace, because two namespaces may have releases of one name. */}}
 {{- define "ddpjob.clusterName" -}}
 {{- printf "%s-%s" (include "ddpjob.fullname" .) .Release.Namespace }}
 {{- end }}

@@ -1,5 +1,6 @@
-"""The operator: the only room that knows kopf and the Kubernetes client.
+"""The operator: the only package that knows kopf and the Kubernetes client.
 
-The way of the data: `handlers` (kopf's watches) and a periodic LIST fill the `cache` and put a job's key into `wake`;
-`reconcile` takes a key, observes the cache, decides, and `act` carries the plan out, as the only writer.
+`handlers` (kopf's watches) and `lister` (a periodic LIST) fill the `cache` and add a job's key to
+the `workqueue`. `reconcile` takes a key, observes the cache and decides. `act` carries out the plan
+through `writer`, the only way to write to the API server.
 """

@@ -1,19 +1,22 @@
-"""Carries plans out: the only writer. Status first, under the version it was computed from; then deletes, creates, events."""
+"""Carries out plans: the status first, under the version it was computed from, then the pods."""
 
 import asyncio
 import logging
 import sys
-import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ddpjob.controller.cache import Cache, SeenJob
-from ddpjob.controller.client import Api, ApiError, Unreachable, core_path, job_path
-from ddpjob.controller.lease import Lease, LeaseLost
+from ddpjob.controller.client import core_path, job_path
+from ddpjob.controller.errors import ApiError, CallFailed, Refused
+from ddpjob.controller.events import event_body
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.refusals import refused_or_error
+from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core import names, render
+from ddpjob.core.backoff import exponential_delay
 from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
 from ddpjob.core.observe import Refusal
@@ -22,33 +25,33 @@ from ddpjob.core.pod_context import Settings
 from ddpjob.core.pods import owner_uid
 from ddpjob.core.readers import SpecError
 from ddpjob.core.status import Status, is_transition
-from ddpjob.core.times import format_time
 
 log = logging.getLogger(__name__)
 
-IN_FLIGHT = 16
-"""Writes under way at once: where one API server's throughput levels off."""
+# Seconds between two status writes of a job that report mere progress.
+PROGRESS_INTERVAL = 2.0
 
-PROGRESS_EVERY = 2.0
-"""Seconds between status writes of one job that tell of mere progress."""
+# Seconds before a refused object is tried again.
+FIRST_RETRY = 1.0
+LONGEST_RETRY = 60.0
 
+# The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
 STRICT = {"fieldValidation": "Strict"}
-"""A misspelt field of a pod is refused by its name, where the API server's default would drop it."""
-
-FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
-"""Seconds before something that the API server refused is tried again; doubled for each refusal in a row."""
 
 
 @dataclass
 class Outcome:
-    """When to look again, in seconds; None: when something changes."""
+    """When to look at the job again, in seconds; None: when something changes."""
 
     wake_after: float | None = None
 
 
+AGAIN = Outcome(wake_after=0.0)
+
+
 @dataclass
 class Memory:
-    """What is known of one job's writes and need not survive this process."""
+    """What is known of a job's writes. It is of no importance after a restart of the process."""
 
     last_write: float = float("-inf")
     refusal: Refusal | None = None
@@ -57,133 +60,136 @@ class Memory:
 
 @dataclass
 class Actor:
-    """Writes to one API server while the Lease is held. Times: `clock` monotonic seconds, `now` the wall clock."""
+    """Carries out plans. `clock` gives monotonic seconds. `identity` names this operator."""
 
-    api: Api
+    writer: Writer
     cache: Cache
-    lease: Lease
     settings: Settings
     identity: str
     clock: Callable[[], float]
     metrics: Metrics
     memories: dict[str, Memory] = field(default_factory=dict)
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT))
 
     def refusal_of(self, uid: str) -> Refusal | None:
         memory = self.memories.get(uid)
         return memory.refusal if memory else None
 
-    def forget(self, uid: str) -> None:
-        self.memories.pop(uid, None)
+    def forget_removed_jobs(self) -> None:
+        existing = {seen.job.uid for seen in self.cache.jobs.values()}
+        self.memories = {uid: m for uid, m in self.memories.items() if uid in existing}
 
     def retry_now(self, uid: str) -> None:
-        """What stood in the way may just have gone."""
+        """Try a refused object again at once, because what prevented it may be gone."""
         memory = self.memories.get(uid)
         if memory and memory.refusal and not memory.refusal.final:
-            memory.refusal = Refusal(
-                memory.refusal.reason, memory.refusal.message, datetime.now(UTC)
-            )
+            memory.refusal = replace(memory.refusal, retry_at=datetime.now(UTC))
 
     async def apply(self, seen: SeenJob, plan: Plan) -> Outcome:
-        """Raises ApiError and Unreachable for what is worth another try, LeaseLost when writing is over."""
-        if await self._somebody_is_there(seen.job, plan.confirm):
-            return Outcome(wake_after=0.0)
+        """Carry out a plan for a job as it was seen. Raises CallFailed or LeaseLost."""
+        # A pod that vanished from the cache costs a restart only if the API server confirms it.
+        if await self._any_exists(seen.job, plan.confirm):
+            return AGAIN
+
+        # Mere progress is written now and then.
         memory = self.memories.setdefault(seen.job.uid, Memory())
         changed = plan.status.to_dict() != seen.job.status.to_dict()
-        wait = PROGRESS_EVERY - (self.clock() - memory.last_write)
-        if (
-            changed
-            and wait > 0
-            and not (plan.create or plan.delete or is_transition(seen.job.status, plan.status))
-        ):
-            return Outcome(
-                wake_after=min(wait, plan.wake_after if plan.wake_after is not None else wait)
-            )
+        wait = memory.last_write + PROGRESS_INTERVAL - self.clock()
+        if changed and wait > 0 and _is_progress(seen.job.status, plan):
+            if plan.wake_after is None:
+                return Outcome(wait)
+            return Outcome(min(wait, plan.wake_after))
+
+        # The status is written first, under the version that it was computed from. So neither two
+        # operators nor a stale cache can begin the same attempt twice.
         if changed and not await self._write_status(seen, plan.status, memory):
-            return Outcome(wake_after=0.0)
+            return AGAIN
+
+        # Without a write, only a fresh read shows that the job is still the newest one.
         if plan.create and not changed and not await self.is_current(seen):
-            return Outcome(wake_after=0.0)
+            return AGAIN
+
+        # Events come last. They are lost if they fail: the status has the same information.
         try:
             return await self._change_pods(seen.job, plan, memory)
-        finally:  # last, and best effort: the status has said it already
+        finally:
             if not isinstance(sys.exception(), asyncio.CancelledError):
-                await asyncio.gather(*(self._post_event(seen.job, event) for event in plan.events))
+                posts = [self._post_event(seen.job, event) for event in plan.events]
+                await asyncio.gather(*posts)
 
     async def _change_pods(self, job: Job, plan: Plan, memory: Memory) -> Outcome:
         try:
-            await every(self._delete_pod(job, delete) for delete in plan.delete)
+            await run_all(self._delete_pod(job, delete) for delete in plan.delete)
         except ApiError as error:
             if not plan.create:
                 raise
-            # With pods to create these are only ended ones, kept for their logs: nothing waits for them.
-            log.warning("%s/%s: pods that have ended stay: %s", job.namespace, job.name, error)
+            # A plan that creates pods deletes only ended ones, so nothing waits for the deletion.
+            log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, error)
         if not plan.create:
-            return Outcome(wake_after=plan.wake_after)
+            return Outcome(plan.wake_after)
         written = self.cache.job((job.namespace, job.name))
         if written is None or written.job.uid != job.uid:
             return Outcome()
         await self._create(written.job, plan.create, memory)
-        return Outcome(wake_after=0.0)
+        return AGAIN
 
-    # --- status
+    # Status
 
     async def _write_status(self, seen: SeenJob, status: Status, memory: Memory) -> bool:
-        """Whether it was written; if not, the cache knows a newer job by now, or that it is gone."""
+        """Write the status. Return False if the job has changed or is gone."""
         job = seen.job
-        metadata = {
-            "name": job.name,
-            "namespace": job.namespace,
-            "uid": job.uid,
-            "resourceVersion": str(seen.version),
-        }
         body = {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
-            "metadata": metadata,
+            "metadata": {
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+                "resourceVersion": str(seen.version),
+            },
             "status": status.to_dict(),
         }
+        path = job_path(job.namespace, job.name, "status")
         try:
-            self.cache.see_job(
-                await self._write("PUT", job_path(job.namespace, job.name, "status"), body)
-            )
+            written = await self.writer.write("PUT", path, body)
         except ApiError as error:
-            if error.status not in (404, 409) or await self.is_current(seen):
+            if not is_gone(error) or await self.is_current(seen):
                 raise
             return False
+        self.cache.see_job(written)
         memory.last_write = self.clock()
         self.metrics.count_restarts(job.status, status)
         return True
 
     async def is_current(self, seen: SeenJob) -> bool:
-        """Whether a job is the newest there is. Read again: pods are created only from a job known to be that."""
+        """Read the job again, and return True if it is still the one that was seen."""
         key = (seen.job.namespace, seen.job.name)
-        found = await self._get(job_path(*key))
+        found = await self.writer.get(job_path(*key))
         if found:
             self.cache.see_job(found)
         else:
             self.cache.drop_job(key, seen.job.uid)
         return self.cache.job(key) is seen
 
-    # --- pods
+    # Pods
 
-    async def _somebody_is_there(self, job: Job, pods: tuple[str, ...]) -> bool:
-        """A pod that vanished from the cache costs a restart only once the API server has confirmed it."""
-        found = await asyncio.gather(
-            *(self._get(core_path(job.namespace, "pods", name)) for name in pods)
-        )
-        there = [self.cache.find_pod(pod) for pod in found if pod and owner_uid(pod) == job.uid]
-        return any(there)
+    async def _any_exists(self, job: Job, pod_names: tuple[str, ...]) -> bool:
+        """Return True if one of the job's pods exists, which then enters the cache."""
+        paths = [core_path(job.namespace, "pods", name) for name in pod_names]
+        found = await asyncio.gather(*(self.writer.get(path) for path in paths))
+        restored = [
+            self.cache.restore_pod(pod) for pod in found if pod and owner_uid(pod) == job.uid
+        ]
+        return any(restored)
 
     async def _delete_pod(self, job: Job, delete: Delete) -> None:
         body: dict[str, Any] = {"preconditions": {"uid": delete.uid}}
         if delete.grace is not None:
             body["gracePeriodSeconds"] = delete.grace
+        path = core_path(job.namespace, "pods", delete.name)
         try:
-            answer = await self._write(
-                "DELETE", core_path(job.namespace, "pods", delete.name), body
-            )
+            answer = await self.writer.write("DELETE", path, body)
         except ApiError as error:
-            if error.status not in (404, 409):  # gone, or another pod has its name by now
+            if not is_gone(error):
                 raise
             self.cache.drop_pod(job.uid, delete.uid)
             return
@@ -191,182 +197,96 @@ class Actor:
             self.cache.see_pod(answer)
 
     async def _create(self, job: Job, indices: tuple[int, ...], memory: Memory) -> None:
-        """The Service and the pods, all at once; after a refusal one pod alone first, to see whether it still holds."""
-        was_refused, memory.refusal = memory.refusal is not None, None
+        """Create the Service and the pods of a gang, and remember a refusal."""
+        was_refused = memory.refusal is not None
+        memory.refusal = None
         try:
-            if left := self.cache.left_by_another((job.namespace, job.name), job.uid):
-                # Under another attempt's name than ours, and with the same folder for checkpoints.
-                raise Refused(
-                    Reason.NAME_IN_USE,
-                    f"pod {left.name} of an earlier job of this name has not ended yet",
-                )
-            await self._create_one(job, "services", render.service(job))
-            pods = render.pods(job, indices, self.settings)
-            if was_refused:
-                await self._create_one(job, "pods", next(pods))
-            await every(self._create_one(job, "pods", pod) for pod in pods)
+            await self._create_gang(job, indices, one_first=was_refused)
         except SpecError as error:
             log.exception("%s/%s: no pod can be made", job.namespace, job.name)
             memory.refusal = Refusal(Reason.INVALID_POD, str(error), datetime.now(UTC), final=True)
         except Refused as refused:
             memory.refusals += 1
-            delay = min(FIRST_RETRY * 2.0 ** min(memory.refusals - 1, 10), LONGEST_RETRY)
-            when = datetime.now(UTC) + timedelta(seconds=delay)
-            memory.refusal = Refusal(refused.reason, refused.message, when, refused.final)
+            delay = exponential_delay(memory.refusals, FIRST_RETRY, LONGEST_RETRY)
+            memory.refusal = Refusal(
+                refused.reason,
+                refused.message,
+                datetime.now(UTC) + timedelta(seconds=delay),
+                refused.final,
+                refused.counts_ended_pods,
+            )
         else:
             memory.refusals = 0
 
-    async def _create_one(self, job: Job, plural: str, body: Mapping[str, Any]) -> None:
+    async def _create_gang(self, job: Job, indices: tuple[int, ...], *, one_first: bool) -> None:
+        """Create the Service, then all pods at once. Raises Refused or SpecError.
+
+        With `one_first`, one pod alone shows whether an earlier refusal still holds.
+        """
+        # An earlier job of this name may still write to the same checkpoint folder.
+        left = self.cache.pod_of_another_job((job.namespace, job.name), job.uid)
+        if left:
+            message = f"pod {left.name} of an earlier job with this name has not ended yet"
+            raise Refused(Reason.NAME_IN_USE, message)
+        await self._create_object(job, "services", render.service(job))
+        pods = render.pods(job, indices, self.settings)
+        if one_first:
+            await self._create_object(job, "pods", next(pods))
+        await run_all(self._create_object(job, "pods", pod) for pod in pods)
+
+    async def _create_object(self, job: Job, plural: str, body: Mapping[str, Any]) -> None:
         path = core_path(job.namespace, plural)
         try:
-            created = await self._write("POST", path, body, STRICT)
+            created = await self.writer.write("POST", path, body, STRICT)
         except ApiError as error:
-            if error.status == 409 and error.reason == "AlreadyExists":
-                created = await self._existing(job, f"{path}/{body['metadata']['name']}")
-            else:
+            if error.status != 409 or error.reason != "AlreadyExists":
                 raise refused_or_error(error, restricted=self.settings.restricted) from error
+            created = await self._require_own(job, plural, str(body["metadata"]["name"]))
         if plural == "pods":
             self.cache.see_pod(created)
 
-    async def _existing(self, job: Job, path: str) -> dict[str, Any]:
-        """What has our name already: ours from a pass whose answer got lost, or somebody else's."""
-        found = await self._get(path)
-        what = path.rsplit("/", 2)[1].removesuffix("s") + " " + path.rsplit("/", 1)[1]
-        if found is None or found["metadata"].get("deletionTimestamp"):
-            raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still going away")
-        if owner_uid(found) == job.uid:
-            return found
-        if found["metadata"].get("labels", {}).get(names.LABEL_JOB) == job.name and owner_uid(
-            found
-        ):
-            raise Refused(
-                Reason.NAME_IN_USE,
-                f"{what} of an earlier job of this name is still there; it is being collected",
-            )
-        raise Refused(
-            Reason.NAME_IN_USE,
-            f"a {what} that is not this job's exists; delete it or give the job another name",
-        )
+    async def _require_own(self, job: Job, plural: str, name: str) -> dict[str, Any]:
+        """Return the object that has the name already. Raises Refused if it is not the job's.
 
-    # --- events and transport
+        It is the job's own if an earlier request succeeded and its answer was lost.
+        """
+        what = f"{plural.removesuffix('s')} {name}"
+        found = await self.writer.get(core_path(job.namespace, plural, name))
+        if found is None or found["metadata"].get("deletionTimestamp"):
+            raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still being deleted")
+        owner = owner_uid(found)
+        if owner == job.uid:
+            return found
+        labels = found["metadata"].get("labels", {})
+        if owner and labels.get(names.LABEL_JOB) == job.name:
+            message = f"{what} of an earlier job with this name is still being deleted"
+            raise Refused(Reason.NAME_IN_USE, message)
+        message = (
+            f"{what} exists and does not belong to this job; delete it or give the job another name"
+        )
+        raise Refused(Reason.NAME_IN_USE, message)
+
+    # Events
 
     async def _post_event(self, job: Job, event: Event) -> None:
-        """Raises nothing but LeaseLost."""
-        words = f"{job.namespace}/{job.name}: {event.reason}: {event.message}"
-        log.info(words, extra={"job": f"{job.namespace}/{job.name}", "reason": event.reason})
-        now = format_time(datetime.now(UTC))
-        body = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{job.name}.{uuid.uuid4().hex[:16]}", "namespace": job.namespace},
-            "involvedObject": {
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
-                "name": job.name,
-                "namespace": job.namespace,
-                "uid": job.uid,
-            },
-            "type": event.kind,
-            "reason": event.reason,
-            "message": event.message,
-            "source": {"component": names.MANAGER},
-            "reportingComponent": f"{names.GROUP}/operator",
-            "reportingInstance": self.identity,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
-        try:
-            await self._write("POST", core_path(job.namespace, "events"), body)
-        except (ApiError, Unreachable) as error:
-            log.warning(
-                "event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error
-            )
-
-    async def _write(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any],
-        query: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        async with self._slots:
-            await self.api.calm()
-            self.lease.check()
-            return await self.api.call(
-                method, path, body, query, min(10.0, 5.0 + self.lease.remaining / 2)
-            )
-
-    async def _get(self, path: str) -> dict[str, Any] | None:
-        try:
-            return await self.api.call("GET", path)
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
-
-
-class Refused(Exception):
-    """The API server will not create this now (or ever, if `final`); `message` says why."""
-
-    def __init__(self, reason: str, message: str, final: bool = False) -> None:
-        super().__init__(message)
-        self.reason, self.message, self.final = reason, message, final
-
-
-async def every(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Every call is tried; then the first that failed is raised, a refusal before what is merely worth another try.
-
-    A call is taken from `calls` only when there is room for it: a thousand pods are not all rendered at once.
-    The loss of the Lease ends it: what is left is the next leader's.
-    """
-    waiting, failed = iter(calls), list[BaseException]()
-
-    async def work() -> None:
-        for call in waiting:
-            try:
-                await call
-            except LeaseLost:
-                raise
-            except Exception as error:
-                failed.append(error)
-
-    ends = await asyncio.gather(*(work() for _ in range(IN_FLIGHT)), return_exceptions=True)
-    failed = [*(end for end in ends if end), *failed]
-    if failed:
-        raise next(
-            (error for kind in (LeaseLost, Refused) for error in failed if isinstance(error, kind)),
-            failed[0],
+        """Log an event and post it. Raises nothing but LeaseLost."""
+        key = f"{job.namespace}/{job.name}"
+        log.info(
+            "%s: %s: %s",
+            key,
+            event.reason,
+            event.message,
+            extra={"job": key, "reason": event.reason},
         )
+        body = event_body(job, event, self.identity)
+        try:
+            await self.writer.write("POST", core_path(job.namespace, "events"), body)
+        except CallFailed as error:
+            log.warning("%s: event %s was not posted: %s", key, event.reason, error)
 
 
-ADMISSION = ("admission webhook", "calling webhook", "ValidatingAdmissionPolicy")
-"""In the words of a refusal: somebody's policy, which may change, or its server is down."""
-
-
-def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
-    """What the API server's answer to a create means for the job; what is none of its doing stays an error."""
-    text = error.message
-    if any(policy in text for policy in ADMISSION):
-        return Refused(Reason.FORBIDDEN, text)
-    if error.status in (400, 422):
-        return Refused(Reason.INVALID_POD, text, final=True)
-    if error.status == 404:
-        return Refused(Reason.NAMESPACE_ENDING, text)
-    if error.status != 403:
-        return error
-    if "failed quota" in text:  # it counts what the pod does not name
-        advice = "create the job again with spec.resources that name these, or have a LimitRange give defaults"
-        return Refused(Reason.QUOTA, f"{text}. What to do: {advice}.")
-    if "exceeded quota" in text:
-        return Refused(Reason.QUOTA, text)
-    if "violates PodSecurity" in text:
-        advice = (
-            "podTemplate or volumes ask for more"
-            if restricted
-            else "install the operator with podSecurity=restricted"
-        )
-        return Refused(Reason.POD_SECURITY, f"{text}. What to do: {advice}.")
-    if "being terminated" in text:
-        return Refused(Reason.NAMESPACE_ENDING, text)
-    return Refused(Reason.FORBIDDEN, text)
+def _is_progress(status: Status, plan: Plan) -> bool:
+    """Return True if a plan only reports progress, so that its status may wait."""
+    if plan.create or plan.delete:
+        return False
+    return not is_transition(status, plan.status)

@@ -1,39 +1,48 @@
-"""What the watches have shown, corrected by a periodic LIST. It never goes back: a stale answer changes nothing.
+"""What the watches have shown, corrected by a periodic LIST.
 
-kopf does not report deletions that it missed while its stream was down, so a LIST removes what it does not contain,
-unless that is newer than the LIST itself. Our own writes' responses enter too: a pass after a write sees the write.
+The cache never goes back in time: an answer that is older than what it holds changes nothing. kopf
+does not report deletions that it missed while its stream was down. So a LIST removes what it does
+not contain, unless that is newer than the LIST. The responses to the operator's own writes enter
+the cache too, so a look at a job after a write sees the write.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import Any
 
 from ddpjob.core import names
 from ddpjob.core.job import Job
 from ddpjob.core.observe import Pod
 from ddpjob.core.pods import owner_uid, read_pod
+from ddpjob.core.readers import Dict
 
-Dict = Mapping[str, Any]
+# (namespace, name) of a DDPJob.
 Key = tuple[str, str]
-"""(namespace, name) of a DDPJob."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenJob:
+    """A job and the resourceVersion at which it was seen."""
+
     job: Job
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class SeenPod:
+    """A pod, the key of its job, and the resourceVersion at which it was seen."""
+
     pod: Pod
     key: Key
     version: int
 
 
-def version_of(obj: Dict) -> int:
-    """resourceVersions of one API server compare as numbers."""
-    return int(obj["metadata"]["resourceVersion"])
+def version_of(body: Dict) -> int:
+    """Return a resourceVersion, which compares as a number within one API server."""
+    return int(body["metadata"]["resourceVersion"])
+
+
+def uid_of(body: Dict) -> str:
+    return str(body["metadata"]["uid"])
 
 
 def key_of_job(job: Dict) -> Key:
@@ -42,41 +51,83 @@ def key_of_job(job: Dict) -> Key:
 
 def key_of_pod(pod: Dict) -> Key:
     metadata = pod["metadata"]
-    return metadata["namespace"], (metadata.get("labels") or {}).get(names.LABEL_JOB, "")
+    labels = metadata.get("labels") or {}
+    return metadata["namespace"], labels.get(names.LABEL_JOB, "")
 
 
 @dataclass
 class Cache:
-    """Jobs by key, pods by their owner's UID and own UID; `gone` remembers removed UIDs and the version they went at."""
+    """Jobs by key, and pods by the UID of their owner and their own UID.
+
+    `gone` has the UIDs of removed objects, with the version at which each was removed.
+    """
 
     jobs: dict[Key, SeenJob] = field(default_factory=dict)
     pods: dict[str, dict[str, SeenPod]] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
 
+    # Jobs
+
+    def job(self, key: Key) -> SeenJob | None:
+        return self.jobs.get(key)
+
     def see_job(self, body: Dict) -> bool:
-        """Whether that was news."""
-        key, version, uid = key_of_job(body), version_of(body), body["metadata"]["uid"]
+        """Take in a job. Return True if it is newer than what was known."""
+        key = key_of_job(body)
+        version = version_of(body)
         old = self.jobs.get(key)
-        if uid in self.gone or (old and old.version >= version):
+        if uid_of(body) in self.gone or (old and old.version >= version):
             return False
         self.jobs[key] = SeenJob(Job.from_dict(body), version)
         return True
 
     def forget_job(self, body: Dict) -> bool:
-        """A job's DELETED event."""
-        return self.drop_job(key_of_job(body), body["metadata"]["uid"], version_of(body))
+        """Remove a job after its DELETED event. Return True if it was known."""
+        return self.drop_job(key_of_job(body), uid_of(body), version_of(body))
 
     def drop_job(self, key: Key, uid: str, version: int = 0) -> bool:
-        """A job that is known to be gone: of its DELETED event, or since the API server does not find it."""
+        """Remove a job that does not exist any more. Return True if it was known."""
         seen = self.jobs.get(key)
-        ours = seen is not None and seen.job.uid == uid
-        self.gone[uid] = max(version, seen.version if seen and ours else 0)
-        if ours:
-            del self.jobs[key]
-        return ours
+        if seen is None or seen.job.uid != uid:
+            self.gone[uid] = version
+            return False
+        self.gone[uid] = max(version, seen.version)
+        del self.jobs[key]
+        return True
+
+    def drop_unlisted_jobs(self, listed: Set[str], version: int, namespace: str | None) -> None:
+        """Remove the jobs that a complete LIST at `version` does not contain.
+
+        `listed` are the UIDs in the LIST. `namespace` is None for a LIST of all namespaces.
+        """
+        for key, seen in list(self.jobs.items()):
+            is_older = seen.version <= version
+            if is_older and seen.job.uid not in listed and _is_in(key, namespace):
+                self.drop_job(key, seen.job.uid, version)
+
+    # Pods
+
+    def pods_of(self, uid: str) -> list[Pod]:
+        """Return the pods of the job with this UID."""
+        return [seen.pod for seen in self.pods.get(uid, {}).values()]
+
+    def pod_of_another_job(self, key: Key, uid: str) -> Pod | None:
+        """Return a pod that still runs and belongs to an earlier job of the same name."""
+        for owner, owned in self.pods.items():
+            # All pods of an owner have the same key.
+            first = next(iter(owned.values()))
+            if owner == uid or first.key != key:
+                continue
+            for seen in owned.values():
+                if not seen.pod.released:
+                    return seen.pod
+        return None
 
     def see_pod(self, body: Dict) -> bool:
-        owner, uid, version = owner_uid(body), body["metadata"]["uid"], version_of(body)
+        """Take in a pod. Return True if that changes what is known of it."""
+        owner = owner_uid(body)
+        uid = uid_of(body)
+        version = version_of(body)
         if not owner:
             return self._drop_orphan(uid, version)
         old = self.pods.get(owner, {}).get(uid)
@@ -88,70 +139,51 @@ class Cache:
         self.pods.setdefault(owner, {})[uid] = SeenPod(pod, key_of_pod(body), version)
         return old is None or old.pod != pod
 
-    def forget_pod(self, body: Dict) -> bool:
-        """A pod's DELETED event."""
-        return self.drop_pod(owner_uid(body), body["metadata"]["uid"], version_of(body))
-
-    def drop_pod(self, owner: str, uid: str, version: int = 0) -> bool:
-        """A pod that is known to be gone: of its DELETED event, or since the API server does not find it."""
-        known = self.pods.get(owner, {})
-        seen = known.pop(uid, None)
-        self.gone[uid] = max(version, seen.version if seen else 0)
-        if not known:
-            self.pods.pop(owner, None)
-        return seen is not None
-
-    def _drop_orphan(self, uid: str, version: int) -> bool:
-        """A pod that lost its job (`kubectl delete --cascade=orphan`) is nobody's any more."""
-        owner = next((owner for owner, known in self.pods.items() if uid in known), None)
-        return owner is not None and self.drop_pod(owner, uid, version)
-
-    def find_pod(self, body: Dict) -> bool:
-        """A pod that was taken for gone, but the API server shows it; whether it is one of ours still."""
-        uid = body["metadata"]["uid"]
+    def restore_pod(self, body: Dict) -> bool:
+        """Take in a pod that was thought to be gone. Return True if it belongs to a job."""
+        uid = uid_of(body)
         self.gone.pop(uid, None)
         self.see_pod(body)
         return uid in self.pods.get(owner_uid(body), {})
 
-    def keep_jobs(self, there: Set[str], version: int, namespace: str | None) -> None:
-        """Drops the jobs that a complete LIST showed to be gone; `there` are the UIDs that it contained."""
-        for key, seen in list(self.jobs.items()):
-            if seen.version <= version and seen.job.uid not in there and _in(key, namespace):
-                self.drop_job(key, seen.job.uid, version)
+    def forget_pod(self, body: Dict) -> bool:
+        """Remove a pod after its DELETED event. Return True if it was known."""
+        return self.drop_pod(owner_uid(body), uid_of(body), version_of(body))
 
-    def keep_pods(self, there: Set[str], version: int, namespace: str | None) -> None:
-        """Drops the pods that a complete LIST showed to be gone; `there` are the UIDs that it contained."""
-        every = [(owner, seen) for owner, known in self.pods.items() for seen in known.values()]
-        for owner, seen in every:
-            if seen.version <= version and seen.pod.uid not in there and _in(seen.key, namespace):
-                self.drop_pod(owner, seen.pod.uid, version)
+    def drop_pod(self, owner: str, uid: str, version: int = 0) -> bool:
+        """Remove a pod that does not exist any more. Return True if it was known."""
+        owned = self.pods.get(owner, {})
+        seen = owned.pop(uid, None)
+        self.gone[uid] = max(version, seen.version if seen else 0)
+        if not owned:
+            self.pods.pop(owner, None)
+        return seen is not None
+
+    def drop_unlisted_pods(self, listed: Set[str], version: int, namespace: str | None) -> None:
+        """Remove the pods that a complete LIST at `version` does not contain."""
+        unlisted = []
+        for owner, owned in self.pods.items():
+            for uid, seen in owned.items():
+                is_older = seen.version <= version
+                if is_older and uid not in listed and _is_in(seen.key, namespace):
+                    unlisted.append((owner, uid))
+        for owner, uid in unlisted:
+            self.drop_pod(owner, uid, version)
+
+    def _drop_orphan(self, uid: str, version: int) -> bool:
+        """Remove a pod that lost its owner, as by `kubectl delete --cascade=orphan`."""
+        for owner, owned in self.pods.items():
+            if uid in owned:
+                return self.drop_pod(owner, uid, version)
+        return False
 
     def prune(self, version: int) -> None:
-        """Forgets removals up to the version of the LIST before the last: no answer that old is still under way."""
+        """Forget removals up to the version of the LIST before the last.
+
+        No answer that old is still on its way.
+        """
         self.gone = {uid: at for uid, at in self.gone.items() if at > version}
 
-    def job(self, key: Key) -> SeenJob | None:
-        return self.jobs.get(key)
 
-    def pods_of(self, uid: str) -> list[Pod]:
-        return [seen.pod for seen in self.pods.get(uid, {}).values()]
-
-    def left_by_another(self, key: Key, uid: str) -> Pod | None:
-        """A pod of an earlier job of this name that may still train."""
-        others = (known for owner, known in self.pods.items() if owner != uid)
-        of_this_name = (
-            known for known in others if next(iter(known.values())).key == key
-        )  # all of an owner have one
-        return next(
-            (
-                seen.pod
-                for known in of_this_name
-                for seen in known.values()
-                if not seen.pod.released
-            ),
-            None,
-        )
-
-
-def _in(key: Key, namespace: str | None) -> bool:
+def _is_in(key: Key, namespace: str | None) -> bool:
     return namespace is None or key[0] == namespace

@@ -1,7 +1,9 @@
-"""One leader: a coordination.k8s.io Lease, held by compare-and-swap, judged by this process's monotonic clock.
+"""Leader election: one operator works, the others wait for its Lease.
 
-Times follow client-go's leader election: a candidate takes over when the Lease has not moved for DURATION as it saw it;
-the holder itself stops writing DEADLINE after the start of its last renewal that succeeded, which is sooner.
+A coordination.k8s.io Lease is held by compare-and-swap. The times follow client-go's leader
+election. A candidate takes over if it has not seen the Lease change for DURATION. The holder itself
+stops writing when DEADLINE has passed since its last successful renewal began, which is sooner.
+Only the monotonic clock of each process counts.
 """
 
 import asyncio
@@ -10,46 +12,56 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from ddpjob.controller.client import Api, ApiError, Unreachable
+from ddpjob.controller.client import ApiClient
+from ddpjob.controller.errors import ApiError, CallFailed, LeaseLost
 
 log = logging.getLogger(__name__)
 
-DURATION, DEADLINE, RETRY, TIMEOUT = 15.0, 10.0, 2.0, 5.0
-"""Seconds."""
-
-
-class LeaseLost(Exception):
-    """Another operator may lead by now: nothing may be written any more."""
+# Seconds.
+DURATION = 15.0
+DEADLINE = 10.0
+RETRY = 2.0
+TIMEOUT = 5.0
 
 
 class Lease:
-    """The Lease `namespace`/`name` in the hands of `identity`."""
+    """The Lease `namespace`/`name`, held by `identity`. `clock` gives monotonic seconds."""
 
     def __init__(
-        self, api: Api, namespace: str, name: str, identity: str, clock: Callable[[], float]
+        self,
+        api: ApiClient,
+        namespace: str,
+        name: str,
+        identity: str,
+        clock: Callable[[], float],
     ) -> None:
-        self._api, self._identity, self._clock = api, identity, clock
+        self._api = api
+        self._identity = identity
+        self._clock = clock
         self._folder = f"apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._namespace, self._name = namespace, name
+        self._namespace = namespace
+        self._name = name
         self._version: str | None = None
         self._transitions = 0
         self._acquired = ""
         self._deadline = float("-inf")
-        self.readable = False  # whether it was read once, or found not to be there yet
+        # True once the Lease was read, or found not to exist yet.
+        self.readable = False
 
     @property
     def remaining(self) -> float:
-        """Seconds in which this process may still write; not positive when it may not."""
+        """Seconds in which this process may still write; not positive if it may not."""
         return self._deadline - self._clock()
 
     def check(self) -> None:
-        """Raises LeaseLost when writing is over."""
+        """Raise LeaseLost if this process may not write any more."""
         if self.remaining <= 0:
-            raise LeaseLost("the Lease could not be renewed in time; another operator may lead")
+            raise LeaseLost("the Lease was not renewed in time; another operator may lead")
 
     async def acquire(self) -> None:
-        """Returns as its holder; waits while somebody else is."""
-        seen, since = "", self._clock()
+        """Wait until this process holds the Lease."""
+        seen = ""
+        since = self._clock()
         while True:
             started = self._clock()
             try:
@@ -57,32 +69,38 @@ class Lease:
                 self.readable = True
                 version = lease["metadata"]["resourceVersion"] if lease else ""
                 if version != seen:
-                    seen, since = version, started
+                    seen = version
+                    since = started
                 if self._is_free(lease, started - since) and await self._take(lease, started):
                     return
-            except (ApiError, Unreachable) as error:
-                log.warning("cannot read the Lease %s yet: %s", self._name, error)
+            except CallFailed as error:
+                log.warning("cannot read the Lease %s: %s", self._name, error)
             await asyncio.sleep(RETRY)
 
     async def keep(self) -> None:
-        """Renews until it cannot; raises LeaseLost then."""
+        """Renew the Lease for ever. Raises LeaseLost if that fails for too long."""
         while True:
             await asyncio.sleep(RETRY)
             try:
                 await self._renew()
-            except (ApiError, Unreachable) as error:
-                log.warning("cannot renew the Lease: %s", error)
+            except CallFailed as error:
+                log.warning("cannot renew the Lease %s: %s", self._name, error)
             self.check()
 
     async def release(self) -> None:
-        """Gives the Lease back at once, so that a successor need not wait."""
+        """Give the Lease back, so that the next leader need not wait."""
         if self.remaining <= 0:
             return
         self._deadline = float("-inf")
         try:
             await self._swap("")
-        except (ApiError, Unreachable) as error:
-            log.warning("cannot release the Lease; a successor waits %.0f s: %s", DURATION, error)
+        except CallFailed as error:
+            log.warning(
+                "cannot release the Lease %s, so the next leader waits %.0f s: %s",
+                self._name,
+                DURATION,
+                error,
+            )
 
     async def _renew(self) -> None:
         started = self._clock()
@@ -93,12 +111,13 @@ class Lease:
             self._remember(lease, started)
 
     async def _swap(self, holder: str) -> dict[str, Any] | None:
-        """Puts our Lease into the hands of `holder`; None where it is not ours any more, or gone.
+        """Write the Lease with `holder`. Return None if it is gone or belongs to another process.
 
-        After a conflict it is tried once more: our own last write may have arrived though its answer got lost.
+        After a conflict it is tried once more: the last write may have arrived although its answer
+        was lost.
         """
         try:
-            return await self._put(self._body(holder))
+            return await self._put(holder)
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
@@ -106,61 +125,61 @@ class Lease:
         if lease is None or lease["spec"].get("holderIdentity") != self._identity:
             return None
         self._version = lease["metadata"]["resourceVersion"]
-        return await self._put(self._body(holder))
+        return await self._put(holder)
 
     def _is_free(self, lease: Mapping[str, Any] | None, unchanged: float) -> bool:
-        holder = ((lease or {}).get("spec") or {}).get("holderIdentity")
+        spec = (lease or {}).get("spec") or {}
+        holder = spec.get("holderIdentity")
         return not holder or holder == self._identity or unchanged > DURATION
 
     async def _take(self, lease: Mapping[str, Any] | None, started: float) -> bool:
+        """Write the Lease in this process's name. Return False if another one was faster."""
         self._acquired = _now()
-        self._version = lease["metadata"]["resourceVersion"] if lease else None
+        self._version = None
         try:
             if lease is None:
                 taken = await self._api.call("POST", self._folder, self._body(self._identity))
             else:
-                self._transitions = int((lease.get("spec") or {}).get("leaseTransitions") or 0) + 1
-                taken = await self._put(self._body(self._identity))
+                spec = lease.get("spec") or {}
+                self._version = lease["metadata"]["resourceVersion"]
+                self._transitions = int(spec.get("leaseTransitions") or 0) + 1
+                taken = await self._put(self._identity)
         except ApiError as error:
-            if error.status == 409:  # somebody was faster
+            if error.status == 409:
                 return False
             raise
         self._remember(taken, started)
         return True
 
     def _remember(self, lease: Mapping[str, Any], started: float) -> None:
-        self._version, self._deadline = lease["metadata"]["resourceVersion"], started + DEADLINE
+        self._version = lease["metadata"]["resourceVersion"]
+        self._deadline = started + DEADLINE
 
     def _body(self, holder: str) -> dict[str, Any]:
         metadata = {"name": self._name, "namespace": self._namespace}
         if self._version:
             metadata["resourceVersion"] = self._version
-        spec = {
-            "holderIdentity": holder,
-            "leaseDurationSeconds": int(DURATION),
-            "acquireTime": self._acquired,
-            "renewTime": _now(),
-            "leaseTransitions": self._transitions,
-        }
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": metadata,
-            "spec": spec,
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": int(DURATION),
+                "acquireTime": self._acquired,
+                "renewTime": _now(),
+                "leaseTransitions": self._transitions,
+            },
         }
 
     async def _get(self) -> dict[str, Any] | None:
-        try:
-            return await self._api.call("GET", f"{self._folder}/{self._name}", timeout=TIMEOUT)
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
+        return await self._api.get(f"{self._folder}/{self._name}", timeout=TIMEOUT)
 
-    async def _put(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._api.call("PUT", f"{self._folder}/{self._name}", body, timeout=TIMEOUT)
+    async def _put(self, holder: str) -> dict[str, Any]:
+        path = f"{self._folder}/{self._name}"
+        return await self._api.call("PUT", path, self._body(holder), timeout=TIMEOUT)
 
 
 def _now() -> str:
-    """MicroTime, for people: no decision depends on a wall clock."""
+    """Return the wall clock as a MicroTime, for people. No decision depends on it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

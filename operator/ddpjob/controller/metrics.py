@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator; their names and meanings in one place."""
+"""Prometheus metrics of the operator."""
 
 from collections import Counter as Tally
 from collections.abc import Iterator, Sized
@@ -13,7 +13,7 @@ from ddpjob.core.status import Status
 
 
 class JobsByPhase(Collector):
-    """Counted from the cache when asked, so that it cannot drift."""
+    """Counts the jobs in the cache at each scrape, so that the numbers cannot drift."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -27,39 +27,43 @@ class JobsByPhase(Collector):
 
 
 class Metrics:
-    """All metrics of one operator, in a registry of their own."""
+    """The metrics of one operator, in a registry of their own."""
 
     def __init__(self, cache: Cache, queue: Sized) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(JobsByPhase(cache))
+        registry = CollectorRegistry()
+        registry.register(JobsByPhase(cache))
+        self._registry = registry
         self.reconciles = Counter(
             "ddpjob_reconciles",
             "Looks at a job, by result (ok or error)",
             ["result"],
-            registry=self._registry,
+            registry=registry,
         )
         self.latency = Histogram(
             "ddpjob_reconcile_seconds",
-            "Seconds one look at a job took, its writes included",
-            registry=self._registry,
+            "Duration of one look at a job in seconds, with its writes",
+            registry=registry,
         )
-        depth = Gauge("ddpjob_queue_depth", "Jobs that are due for a look", registry=self._registry)
+        depth = Gauge("ddpjob_queue_depth", "Jobs that are due for a look", registry=registry)
         depth.set_function(lambda: len(queue))
         self.restarts = Counter(
-            "ddpjob_restarts", "Whole-gang restarts by cause", ["cause"], registry=self._registry
+            "ddpjob_restarts", "Restarts of a gang, by cause", ["cause"], registry=registry
         )
+        # A counter that begins at 0 lets `increase()` see the first restart.
         for cause in Cause:
-            self.restarts.labels(str(cause))  # there from the beginning, as 0
+            self.restarts.labels(str(cause))
         self.leading = Gauge(
-            "ddpjob_leader", "1 while this process holds the Lease", registry=self._registry
+            "ddpjob_leader", "1 while this process holds the Lease", registry=registry
         )
 
     def count_restarts(self, old: Status, new: Status) -> None:
-        """The attempt that a status has begun which was just written; also those that cost the job's budgets nothing."""
-        if old.attempt is not None and new.attempt != old.attempt:
-            failed = new.last_failure.get("attempt") == old.attempt
-            self.restarts.labels(str(new.last_failure["cause"] if failed else Reason.RESIZED)).inc()
+        """Count the attempt that a status has begun, if it has, also one that costs no budget."""
+        if old.attempt is None or new.attempt == old.attempt:
+            return
+        failed = new.last_failure.get("attempt") == old.attempt
+        cause = new.last_failure["cause"] if failed else Reason.RESIZED
+        self.restarts.labels(str(cause)).inc()
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """Return the metrics in the exposition format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""Probes and metrics over HTTP, up before the Lease is won."""
+"""Probes and metrics over HTTP. They are served before the Lease is held."""
 
 import time
 from dataclasses import dataclass
@@ -6,40 +6,47 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from ddpjob.controller.lease import Lease
+from ddpjob.controller.lister import INTERVAL, Lister
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.reconcile import RESYNC_SECONDS, Reconciler
 
-STALLED_SECONDS = 5 * RESYNC_SECONDS
-"""Without a turn of the resync loop for so long, the process is stuck; an API server that is down is no reason."""
+# If no LIST has begun for so many seconds, the process hangs. An API server that does not answer
+# is no reason to restart the operator: then LISTs begin and fail.
+STALLED_SECONDS = 5 * INTERVAL
 
 
 @dataclass
 class Probes:
-    """What the probes answer from: the loop's turns, and whether this process leads or waits."""
+    """The answers to the probes."""
 
-    reconciler: Reconciler
+    lister: Lister
     lease: Lease
     metrics: Metrics
     leading: bool = False
 
     def alive(self) -> str | None:
-        """None, or what is wrong."""
-        age = time.monotonic() - self.reconciler.turned
+        """Return None if the process works, else what is wrong."""
+        age = time.monotonic() - self.lister.last_turn
         if self.leading and age > STALLED_SECONDS:
-            return f"the resync loop made no turn for {age:.0f} s"
+            return f"no LIST has begun for {age:.0f} s"
         return None
 
     def ready(self) -> str | None:
-        """None, or what is missing: a leader has listed once; a standby, which can read the Lease, is ready to take over."""
+        """Return None if the process is ready, else what is missing.
+
+        A leader is ready after its first LIST, a standby once it can read the Lease.
+        """
+        if self.leading and not self.lister.synced:
+            return "jobs and pods are not listed yet"
         if not self.leading and not self.lease.readable:
-            return "cannot read the Lease yet"
-        if self.leading and not self.reconciler.synced:
-            return "has not listed jobs and pods yet"
+            return "the Lease cannot be read yet"
         return None
 
 
 async def serve(probes: Probes, port: int) -> web.AppRunner:
-    """Serves /healthz, /readyz and /metrics until the runner is cleaned up. Raises OSError where the port is taken."""
+    """Serve /healthz, /readyz and /metrics until the runner is cleaned up.
+
+    Raises OSError if the port is in use.
+    """
 
     async def healthz(_: web.Request) -> web.Response:
         return _answer(probes.alive())
@@ -48,15 +55,19 @@ async def serve(probes: Probes, port: int) -> web.AppRunner:
         return _answer(probes.ready())
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(
-            body=probes.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"}
-        )
+        headers = {"Content-Type": "text/plain; version=0.0.4"}
+        return web.Response(body=probes.metrics.text(), headers=headers)
 
     app = web.Application()
     app.add_routes(
-        [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)]
+        [
+            web.get("/healthz", healthz),
+            web.get("/readyz", readyz),
+            web.get("/metrics", metrics),
+        ]
     )
-    # At exit kopf waits for every younger task of its loop, and a connection that is kept alive is one.
+    # At its end kopf waits for every task that is younger than itself. A connection that is kept
+    # alive has such a task.
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=0)
     await runner.setup()
     try:
@@ -67,5 +78,5 @@ async def serve(probes: Probes, port: int) -> web.AppRunner:
     return runner
 
 
-def _answer(trouble: str | None) -> web.Response:
-    return web.Response(text=f"{trouble or 'ok'}\n", status=500 if trouble else 200)
+def _answer(problem: str | None) -> web.Response:
+    return web.Response(text=f"{problem or 'ok'}\n", status=500 if problem else 200)

@@ -1,4 +1,7 @@
-"""The queue of jobs to look at: each key at most once, never by two workers at a time, now or later."""
+"""The queue of jobs to look at.
+
+Each key is in it at most once, and no two workers hold the same key. A key is due now or later.
+"""
 
 import asyncio
 import heapq
@@ -6,18 +9,26 @@ import itertools
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from ddpjob.core.backoff import exponential_delay
+
 Key = TypeVar("Key", bound=Hashable)
 
-FIRST_RETRY, LONGEST_RETRY = 0.5, 60.0
-"""Seconds before a failed key is tried again; doubled for each failure in a row."""
+# Seconds before a failed key is tried again.
+FIRST_RETRY = 0.5
+LONGEST_RETRY = 60.0
 
 
-class Wakeups(Generic[Key]):
-    """Keys and when each is due. The earliest wish for a key wins; a later look computes its next wish anew."""
+class WorkQueue(Generic[Key]):
+    """Keys and the times at which they are due, in seconds of `clock`.
+
+    Of several times for one key the earliest counts. The later ones are forgotten: a look at a key
+    computes the next time anew.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._due: dict[Key, float] = {}
+        # Entries whose time is no longer that in `_due` are outdated.
         self._heap: list[tuple[float, int, Key]] = []
         self._order = itertools.count()
         self._busy: set[Key] = set()
@@ -25,12 +36,12 @@ class Wakeups(Generic[Key]):
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
-        """Keys that are due already."""
+        """Return the number of keys that are due."""
         now = self._clock()
         return sum(due <= now for due in self._due.values())
 
     def add(self, key: Key, after: float = 0.0) -> None:
-        """Wake `key` in `after` seconds, or earlier if that was asked for already."""
+        """Make `key` due in `after` seconds, unless it is due earlier already."""
         due = self._clock() + after
         if due >= self._due.get(key, float("inf")):
             return
@@ -39,9 +50,9 @@ class Wakeups(Generic[Key]):
         self._changed.set()
 
     async def get(self) -> Key:
-        """The next key that is due and in nobody's hands; `done` gives it back."""
+        """Wait for a key that is due and that no worker holds. `done` gives it back."""
         while True:
-            key, wait = self._next()
+            key, wait = self._take()
             if key is not None:
                 return key
             self._changed.clear()
@@ -52,35 +63,40 @@ class Wakeups(Generic[Key]):
                 pass
 
     def done(self, key: Key, failed: bool = False) -> None:
-        """The look at `key` is over; a failed one is repeated, later each time."""
+        """Give `key` back. A failed key is tried again, each time later."""
         self._busy.discard(key)
         if failed:
-            count = self._failures[key] = self._failures.get(key, 0) + 1
-            self.add(key, min(FIRST_RETRY * 2.0 ** min(count - 1, 10), LONGEST_RETRY))
+            failures = self._failures.get(key, 0) + 1
+            self._failures[key] = failures
+            self.add(key, exponential_delay(failures, FIRST_RETRY, LONGEST_RETRY))
         else:
             self._failures.pop(key, None)
         self._changed.set()
 
-    def _next(self) -> tuple[Key | None, float | None]:
-        """A key that can be worked on now, else how many seconds until one may be."""
-        now, held = self._clock(), []
-        found: Key | None = None
-        wait: float | None = None
-        while self._heap and found is None:
-            due, order, key = self._heap[0]
-            if self._due.get(key) != due:  # an earlier wish for this key was served or came later
+    def _take(self) -> tuple[Key | None, float | None]:
+        """Return the first key that is due and not busy.
+
+        Without one, return the seconds until the next key is due, or None if there is none.
+        """
+        now = self._clock()
+        busy = []
+        found = None
+        wait = None
+        while self._heap and found is None and wait is None:
+            due, _, key = self._heap[0]
+            if self._due.get(key) != due:
                 heapq.heappop(self._heap)
             elif due > now:
                 wait = due - now
-                break
+            elif key in self._busy:
+                busy.append(heapq.heappop(self._heap))
             else:
                 heapq.heappop(self._heap)
-                if key in self._busy:
-                    held.append((due, order, key))
-                else:
-                    found = key
-                    del self._due[key]
-                    self._busy.add(key)
-        for entry in held:
+                found = key
+        # A busy key stays in the queue: it is due when its worker is done.
+        for entry in busy:
             heapq.heappush(self._heap, entry)
+        if found is not None:
+            del self._due[found]
+            self._busy.add(found)
         return found, wait

@@ -32,21 +32,20 @@ MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
 RDZV_NAME = re.compile(r"[a-z_]+")
 RDZV_VALUE = re.compile(r"[^,=\s]+")
 
-# Flags of torchrun that the operator sets, each with its shortest unambiguous abbreviation. torchrun
-# takes the last one given. It accepts abbreviations, and '_' for '-'.
+# Flags of torchrun that the operator sets. torchrun would take the last one given.
 LAUNCHER_FLAGS = (
-    ("--nn", "--nnodes"),
-    ("--np", "--nproc-per-node"),
-    ("--nod", "--node-rank"),  # --no-python is another flag
-    ("--rd", "--rdzv-backend"),
-    ("--rd", "--rdzv-endpoint"),
-    ("--rd", "--rdzv-id"),
-    ("--rd", "--rdzv-conf"),
-    ("--stan", "--standalone"),  # --start-method is another flag
-    ("--max", "--max-restarts"),
-    ("--mas", "--master-addr"),
-    ("--mas", "--master-port"),
-    ("--local-a", "--local-addr"),  # --local-ranks-filter is another flag
+    "--nnodes",
+    "--nproc-per-node",
+    "--node-rank",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--rdzv-conf",
+    "--standalone",
+    "--max-restarts",
+    "--master-addr",
+    "--master-port",
+    "--local-addr",
 )
 
 # The fields that this operator knows, by the path of their object.
@@ -226,12 +225,11 @@ def _read_args(value: Any) -> tuple[str, ...]:
     return args
 
 
-def _is_launcher_flag(argument: str) -> bool:
-    name = argument.partition("=")[0].replace("_", "-")
-    for shortest, flag in LAUNCHER_FLAGS:
-        if name.startswith(shortest) and flag.startswith(name):
-            return True
-    return False
+def _is_launcher_flag(arg: str) -> bool:
+    """Return True for one of LAUNCHER_FLAGS, also abbreviated or with `_`, as torchrun takes it."""
+    name = arg.partition("=")[0].replace("_", "-")
+    # "-" and "--" are prefixes of every flag.
+    return len(name) > 2 and any(flag.startswith(name) for flag in LAUNCHER_FLAGS)
 
 
 def _read_rdzv_conf(value: Any) -> Mapping[str, str]:

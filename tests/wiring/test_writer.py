@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from ddpjob.controller.act import IN_FLIGHT, Refused, every
-from ddpjob.controller.client import Unreachable
-from ddpjob.controller.lease import LeaseLost
+from ddpjob.controller.errors import LeaseLost, Refused, Unreachable
+from ddpjob.controller.writer import MAX_WRITES, run_all
 
 REFUSED, UNREACHABLE, LOST = (
     Refused("QuotaExceeded", "no room"),
@@ -45,9 +44,9 @@ class Calls:
 
 
 async def test_calls_are_made_as_there_is_room_for_them():
-    calls = Calls(5 * IN_FLIGHT, together=asyncio.Barrier(IN_FLIGHT))
-    await every(calls)
-    assert (calls.done, calls.most) == (5 * IN_FLIGHT, IN_FLIGHT)
+    calls = Calls(5 * MAX_WRITES, together=asyncio.Barrier(MAX_WRITES))
+    await run_all(calls)
+    assert (calls.done, calls.most) == (5 * MAX_WRITES, MAX_WRITES)
 
 
 @pytest.mark.parametrize(
@@ -59,17 +58,17 @@ async def test_calls_are_made_as_there_is_room_for_them():
     ],
 )
 async def test_all_are_tried_and_a_refusal_outranks_what_is_worth_another_try(failing, raised):
-    calls = Calls(3 * IN_FLIGHT, failing, asyncio.Barrier(IN_FLIGHT))
+    calls = Calls(3 * MAX_WRITES, failing, asyncio.Barrier(MAX_WRITES))
     with pytest.raises(type(raised)) as caught:
-        await every(calls)
-    assert (caught.value, calls.done) == (raised, 3 * IN_FLIGHT)
+        await run_all(calls)
+    assert (caught.value, calls.done) == (raised, 3 * MAX_WRITES)
 
 
 async def test_the_loss_of_the_lease_ends_it_and_outranks_everything():
-    calls = Calls(100 * IN_FLIGHT, {0: REFUSED} | dict.fromkeys(range(1, 100 * IN_FLIGHT), LOST))
+    calls = Calls(100 * MAX_WRITES, {0: REFUSED} | dict.fromkeys(range(1, 100 * MAX_WRITES), LOST))
     with pytest.raises(LeaseLost):
-        await every(calls)
-    assert calls.done <= IN_FLIGHT + 1
+        await run_all(calls)
+    assert calls.done <= MAX_WRITES + 1
 
 
 async def test_a_pod_that_cannot_be_rendered_leaves_no_call_behind():
@@ -85,5 +84,5 @@ async def test_a_pod_that_cannot_be_rendered_leaves_no_call_behind():
         raise ValueError("cannot render the third")
 
     with pytest.raises(ValueError, match="the third"):
-        await every(calls())
+        await run_all(calls())
     assert sorted(done) == [0, 1]

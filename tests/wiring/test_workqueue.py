@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpjob.controller.workqueue import LONGEST_RETRY, Wakeups
+from ddpjob.controller.workqueue import LONGEST_RETRY, WorkQueue
 
 
 class Clock:
@@ -25,7 +25,7 @@ def clock():
 
 @pytest.fixture
 def queue(clock):
-    return Wakeups[str](clock)
+    return WorkQueue[str](clock)
 
 
 async def taken(queue):
@@ -141,10 +141,10 @@ def test_whatever_happens_no_key_is_lost_and_none_is_in_two_hands(steps):
 
 async def _play(steps):
     clock = Clock()
-    queue, hands, wanted = Wakeups[str](clock), set(), set()
+    queue, hands, wanted = WorkQueue[str](clock), set(), set()
 
     def take():
-        key, _ = queue._next()
+        key, _ = queue._take()
         if key is not None:
             assert key not in hands
             hands.add(key)

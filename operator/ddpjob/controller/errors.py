@@ -1,0 +1,65 @@
+"""All exceptions of the controller.
+
+Exception
+├── CallFailed             a request failed and is worth another try
+│   ├── ApiError           the API server answered with an error
+│   └── Unreachable        the API server did not answer
+├── Refused                the API server does not accept an object now, or never will
+└── MustStop               this process must end; the next start continues
+    ├── LeaseLost          another operator may lead
+    ├── NamespaceAppeared  a namespace that is not watched can be read now
+    └── CannotRun          something that the operator needs is missing
+"""
+
+
+class CallFailed(Exception):
+    """A request failed and is worth another try."""
+
+
+class ApiError(CallFailed):
+    """An error of the API server: its HTTP status, its reason and its message."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class Unreachable(CallFailed):
+    """No answer of the API server: connection refused, reset, or timed out.
+
+    The request may have been carried out or not.
+    """
+
+
+class Refused(Exception):
+    """The API server does not accept an object now, or never will if `final`.
+
+    `counts_ended_pods` is True for a quota that counts pods which have ended too.
+    """
+
+    def __init__(
+        self, reason: str, message: str, *, final: bool = False, counts_ended_pods: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.final = final
+        self.counts_ended_pods = counts_ended_pods
+
+
+class MustStop(Exception):
+    """This process must end. The next start continues from the cluster's state."""
+
+
+class LeaseLost(MustStop):
+    """Another operator may lead by now, so nothing may be written any more."""
+
+
+class NamespaceAppeared(MustStop):
+    """A namespace can be read now that could not be read when the watches began."""
+
+
+class CannotRun(MustStop):
+    """Something that the operator needs is missing. The message says what to do."""

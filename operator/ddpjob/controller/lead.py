@@ -1,0 +1,147 @@
+"""The work of the leader: the Lease, the LISTs, the workers and kopf's watches, side by side."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import kopf
+from kubernetes.aio.client.configuration import Configuration
+
+from ddpjob.controller import handlers
+from ddpjob.controller.client import JOBS, ApiClient
+from ddpjob.controller.errors import ApiError, CannotRun, Unreachable
+from ddpjob.controller.lease import Lease
+from ddpjob.controller.lister import Lister
+from ddpjob.controller.probes import Probes
+from ddpjob.controller.reconcile import WORKERS, Reconciler
+from ddpjob.core import names
+
+log = logging.getLogger(__name__)
+
+# Seconds between two checks for the CRD, and for a LIST that has succeeded.
+CRD_INTERVAL = 2.0
+LIST_INTERVAL = 0.1
+
+NO_CRD = (
+    f"the API server does not serve {names.PLURAL}.{names.GROUP}/{names.VERSION}. Install the CRD: "
+    "run `helm upgrade` with crds.enabled=true, or `kubectl apply --server-side -f "
+    "charts/ddpjob-operator/files/crd.yaml`."
+)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The parts of one operator that run side by side."""
+
+    api: ApiClient
+    configuration: Configuration
+    lease: Lease
+    lister: Lister
+    reconciler: Reconciler
+
+
+async def lead(operator: Operator, probes: Probes) -> None:
+    """Wait for the Lease, then work until kopf ends. Raises CannotRun if a part fails."""
+    lister = operator.lister
+    await operator.lease.acquire()
+    lister.last_turn = time.monotonic()
+    probes.leading = True
+    probes.metrics.leading.set(1)
+    log.info("leading; watching %s", ", ".join(lister.namespaces) or "all namespaces")
+    workers = [operator.reconciler.work() for _ in range(WORKERS)]
+    async with _background(operator.lease.keep(), lister.run(), *workers) as failed:
+        watches = asyncio.create_task(_watch(operator))
+        try:
+            await asyncio.wait([watches, failed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watches.cancel()
+            await asyncio.wait([watches])
+        if failed.done():
+            raise CannotRun(f"stopping: {failed.exception()}")
+        watches.result()
+    log.info("stopped")
+
+
+@contextlib.asynccontextmanager
+async def _background(*work: Coroutine[Any, Any, None]) -> AsyncIterator["asyncio.Future[None]"]:
+    """Run coroutines that must never end. The future gets the error of the first that does."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        if not failed.done() and not task.cancelled():
+            failed.set_exception(task.exception() or RuntimeError("a task of the operator ended"))
+
+    for task in tasks:
+        task.add_done_callback(on_end)
+    try:
+        yield failed
+    finally:
+        failed.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _watch(operator: Operator) -> None:
+    """Run kopf until a signal stops it. Raises CannotRun if it cannot watch."""
+    await _require_crd(operator.api)
+    lister = operator.lister
+    namespaces = await _readable_namespaces(lister)
+    reconciler = operator.reconciler
+    registry = handlers.registry(
+        reconciler.cache, reconciler.queue, reconciler.actor, operator.configuration
+    )
+    try:
+        await kopf.operator(
+            registry=registry,
+            settings=handlers.settings(),
+            clusterwide=not lister.namespaces,
+            namespaces=namespaces,
+            standalone=True,
+        )
+    except Exception as error:
+        message = f"a watch failed: {error}. The next start continues from the cluster's state."
+        raise CannotRun(message) from error
+
+
+async def _readable_namespaces(lister: Lister) -> list[str]:
+    """Return the namespaces that kopf can watch; none if it watches all.
+
+    kopf ends if it is not allowed to read one of its namespaces. So it gets only those that the
+    first LIST could read.
+    """
+    if not lister.namespaces:
+        return []
+    while not lister.synced or not lister.readable:
+        await asyncio.sleep(LIST_INTERVAL)
+    lister.unwatched = lister.unreadable
+    return lister.readable
+
+
+async def _require_crd(api: ApiClient) -> None:
+    """Wait until the API server answers, and raise CannotRun if it does not know DDPJobs.
+
+    kopf would only warn, and then never watch.
+    """
+    while True:
+        try:
+            found = await api.get(JOBS) or {}
+        except Unreachable as error:
+            log.warning("the API server does not answer yet: %s", error)
+        except ApiError as error:
+            if error.status in (401, 403):
+                raise CannotRun(
+                    f"cannot read which kinds the API server serves: {error}"
+                ) from error
+            log.warning("the API server is not ready yet: %s", error)
+        else:
+            kinds = [kind.get("name") for kind in found.get("resources", ())]
+            if names.PLURAL not in kinds:
+                raise CannotRun(NO_CRD)
+            return
+        await asyncio.sleep(CRD_INTERVAL)

@@ -1,0 +1,53 @@
+"""What the API server's answer to a create means for the job."""
+
+from ddpjob.controller.errors import ApiError, Refused
+from ddpjob.core.names import Reason
+
+# Words in the message of an admission policy or webhook. The policy may change, or its server may
+# be down, so another try may succeed.
+ADMISSION_WORDS = ("admission webhook", "calling webhook", "ValidatingAdmissionPolicy")
+
+# The resource of a quota that counts pods in any phase.
+POD_COUNT = "count/pods"
+
+NO_REQUESTS = (
+    "create the job again with spec.resources that name these resources, or give the namespace a "
+    "LimitRange with defaults"
+)
+NOT_RESTRICTED = "install the operator with podSecurity=restricted"
+TOO_MUCH_FOR_RESTRICTED = "remove from spec.podTemplate and spec.volumes what this level forbids"
+
+
+def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
+    """Return a Refused if the answer concerns the job, else the error itself.
+
+    `restricted` says whether the generated pods already follow the Pod Security level restricted.
+    """
+    message = error.message
+    if any(words in message for words in ADMISSION_WORDS):
+        return Refused(Reason.FORBIDDEN, message)
+    if error.status in (400, 422):
+        return Refused(Reason.INVALID_POD, message, final=True)
+    if error.status == 404:
+        return Refused(Reason.NAMESPACE_ENDING, message)
+    if error.status != 403:
+        return error
+    return _forbidden(message, restricted)
+
+
+def _forbidden(message: str, restricted: bool) -> Refused:
+    if "failed quota" in message:
+        # The quota limits a resource that the pod does not name.
+        return Refused(Reason.QUOTA, _with_advice(message, NO_REQUESTS))
+    if "exceeded quota" in message:
+        return Refused(Reason.QUOTA, message, counts_ended_pods=POD_COUNT in message)
+    if "violates PodSecurity" in message:
+        advice = TOO_MUCH_FOR_RESTRICTED if restricted else NOT_RESTRICTED
+        return Refused(Reason.POD_SECURITY, _with_advice(message, advice))
+    if "being terminated" in message:
+        return Refused(Reason.NAMESPACE_ENDING, message)
+    return Refused(Reason.FORBIDDEN, message)
+
+
+def _with_advice(message: str, advice: str) -> str:
+    return f"{message}. To solve this, {advice}."
