@@ -1,25 +1,36 @@
-"""Small builders for the objects that the core reads: manifests, statuses and pods as Kubernetes shows them.
+"""Builders for the objects that the core reads: manifests, statuses, and pods from an API server.
 
-A pod is built from its place and what happened to it, `a_pod(1, failed(a_summary(rank=1)))`; `look` is one look at a
-job and its pods, as the operator takes it. Times are NOW and seconds after it.
+A pod is built from its index and its status: `a_pod(1, failed(torchrun_summary(rank=1)))`.
+`plan_for` decides on a job and its pods. Times are NOW and seconds after it.
 """
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ddpjob.core import names
 from ddpjob.core.decide import decide
 from ddpjob.core.job import Job
+from ddpjob.core.names import Condition
 from ddpjob.core.observe import Observation, Pod, Refusal, observe
 from ddpjob.core.plan import Plan
 from ddpjob.core.pods import read_pod
-from ddpjob.core.status import PodCounts, Status, set_condition
+from ddpjob.core.status import (
+    Backoff,
+    Conditions,
+    PodCounts,
+    Status,
+    find_condition,
+    set_condition,
+    stamp_conditions,
+)
 from ddpjob.core.times import format_time
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 JOB_UID = "0b4c6f3e-9d52-4c43-b4f0-2f4c0f6f1d11"
+
+# The last 2048 bytes of the logs of torchrun 2.13, which is what a kubelet keeps of a log.
 TAILS = Path(__file__).parent / "data" / "torchrun"
-"""The last 2048 bytes of what torchrun 2.13 really wrote, which is what a kubelet keeps of a log."""
 
 
 def at(seconds: float) -> datetime:
@@ -27,11 +38,11 @@ def at(seconds: float) -> datetime:
 
 
 def torchrun_tail(name: str) -> str:
-    """As the API server shows it: what the cut left of a character is replaced."""
+    """Return a log as the API server shows it, with a character that was cut in two replaced."""
     return (TAILS / f"{name}.txt").read_text(encoding="utf-8", errors="replace")
 
 
-# --- jobs
+# Jobs
 
 
 def a_spec(**fields):
@@ -45,209 +56,273 @@ def a_manifest(*, name="digits", status=None, generation=1, deleting=False, **sp
     return {"metadata": metadata, "spec": a_spec(**spec), "status": status or {}}
 
 
-def a_job(*, status=None, **fields) -> Job:
-    """A DDPJob of two nodes that nobody has worked on yet, unless `status` (a Status) says otherwise."""
+def a_job(*, status: Status | None = None, **fields) -> Job:
+    """Return a job of two nodes. Without a `status` the operator has not seen it yet."""
     return Job.from_dict(a_manifest(status=status.to_dict() if status else None, **fields))
 
 
+def a_condition(kind: Condition, holds: bool = True, *, now=NOW) -> Conditions:
+    """Return the conditions of a job that has only this one."""
+    return stamp_conditions(set_condition((), kind, holds, "Reason", "message"), 1, now)
+
+
 def a_status(*, attempt=0, nodes=2, latched=True, ran=True, **fields) -> Status:
-    """A job in the middle of an attempt whose pods were all seen (`latched`) and all ran (`ran`)."""
-    conditions = set_condition((), names.Condition.RUNNING, ran, "NodesRunning", "", NOW)
-    told = (
-        {"phase": "Running", "reason": "NodesRunning"}
-        if ran
-        else {"phase": "Starting", "reason": "CreatingPods"}
-    )
-    return Status(
+    """Return the status of a job in the middle of an attempt.
+
+    `latched`: every pod of the attempt was seen. `ran`: all its nodes were running at once.
+    """
+    previous = attempt - 1 if attempt else None
+    status = Status(
+        phase="Running" if ran else "Starting",
+        reason="NodesRunning" if ran else "CreatingPods",
+        observed_generation=1,
+        conditions=a_condition(Condition.RUNNING, ran),
         attempt=attempt,
+        attempt_started=attempt if latched else previous,
+        attempt_time=NOW,
         pods=PodCounts(desired=nodes),
-        **{
-            "attempt_started": attempt if latched else (attempt - 1 if attempt else None),
-            "attempt_time": NOW,
-        }
-        | {"start_time": NOW, "conditions": conditions, "observed_generation": 1}
-        | told
-        | fields,
+        start_time=NOW,
     )
+    return replace(status, **fields)
 
 
-def a_starting_job(*, attempt=0, nodes=2, **fields) -> Job:
-    """Before the latch: the status is written, not every pod was seen."""
+def a_starting_job(*, attempt=0, nodes=2) -> Job:
+    """Return a job before the latch: not every pod of its attempt was seen."""
+    status = a_status(attempt=attempt, nodes=nodes, latched=False, ran=False)
+    return a_job(status=status, nodes=nodes)
+
+
+def a_running_job(
+    *, attempt=0, nodes=2, spec=None, generation=1, deleting=False, **status_fields
+) -> Job:
+    """Return a job after the latch whose nodes all ran.
+
+    `spec` are fields of its spec. Fields of its status can be given by name.
+    """
     return a_job(
-        status=a_status(attempt=attempt, nodes=nodes, latched=False, ran=False),
-        nodes=nodes,
-        **fields,
+        status=a_status(attempt=attempt, nodes=nodes, **status_fields),
+        generation=generation,
+        deleting=deleting,
+        **{"nodes": nodes, **(spec or {})},
     )
 
 
-def a_running_job(*, attempt=0, nodes=2, spec=None, **status) -> Job:
-    """After the latch, every pod running."""
-    return a_job(
-        status=a_status(attempt=attempt, nodes=nodes, **status), **{"nodes": nodes, **(spec or {})}
+def a_finished_job(kind=Condition.COMPLETE, *, ignored_fields=(), **fields) -> Job:
+    status = a_status(
+        conditions=a_condition(kind),
+        phase=str(kind),
+        ignored_fields=ignored_fields,
     )
+    return a_job(status=status, **fields)
 
 
-# --- pods
+# A status in which every field has a value, and every object every key.
+FULL_STATUS = Status(
+    phase="Failed",
+    reason="MaxRestartsExceeded",
+    message="message",
+    observed_generation=3,
+    conditions=a_condition(Condition.FAILED),
+    attempt=2,
+    attempt_started=1,
+    attempt_time=NOW,
+    previous_attempt_ran=True,
+    restarts=1,
+    disruptions=1,
+    pods=PodCounts(desired=4, active=3, ready=2, succeeded=1, failed=1),
+    succeeded_nodes=(0, 3),
+    resolved={"nprocPerNode": 1, "worldSize": 4, "accelerator": "cpu", "rendezvous": "x"},
+    backoff=Backoff(2, at(10)),
+    last_failure={
+        "attempt": 1,
+        "cause": "Failure",
+        "node": "node-1",
+        "pod": "digits-1-1",
+        "rank": 1,
+        "exitCode": 1,
+        "reason": "WorkerFailed",
+        "message": "message",
+        "time": "2026-11-21T12:00:00Z",
+    },
+    ignored_fields=("spec.suspend",),
+    start_time=NOW,
+    completion_time=at(60),
+    result={"accuracy": "0.9"},
+)
 
 
-def a_pod(
-    index=0,
-    status=None,
-    *,
-    attempt=0,
-    job="digits",
-    node=None,
-    deleted_at=None,
-    grace=45,
-    labels=None,
-):
-    """Node `index` of an attempt as the API server shows it; Pending without a node unless `status` says more."""
-    name = names.pod_name(job, attempt, index)
+# Pods
+
+
+def a_pod(index=0, status=None, *, attempt=0, deleted_at=None, grace=45):
+    """Return the pod of one node as the API server shows it.
+
+    Without a `status` it is Pending and not scheduled.
+    """
+    name = names.pod_name("digits", attempt, index)
+    owner = {"kind": names.KIND, "name": "digits", "uid": JOB_UID, "controller": True}
     metadata = {
         "name": name,
         "namespace": "ml",
         "uid": f"uid-of-{name}",
-        "labels": {names.LABEL_ATTEMPT: str(attempt), names.LABEL_INDEX: str(index)}
-        if labels is None
-        else labels,
-        "ownerReferences": [{"kind": names.KIND, "name": job, "uid": JOB_UID, "controller": True}],
+        "labels": {names.LABEL_ATTEMPT: str(attempt), names.LABEL_INDEX: str(index)},
+        "ownerReferences": [owner],
     }
     if deleted_at is not None:
         metadata["deletionTimestamp"] = format_time(deleted_at + timedelta(seconds=grace))
         metadata["deletionGracePeriodSeconds"] = grace
-    placed = node or ("" if status is None or status.get("unplaced") else f"node-{index}")
-    shown = {
-        key: value for key, value in (status or {"phase": "Pending"}).items() if key != "unplaced"
-    }
-    return {"metadata": metadata, "spec": {"nodeName": placed} if placed else {}, "status": shown}
+    spec = {"nodeName": f"node-{index}"} if is_scheduled(status) else {}
+    return {"metadata": metadata, "spec": spec, "status": status or {"phase": "Pending"}}
 
 
-def trainer(state, *others):
-    return {"containerStatuses": [*others, {"name": names.TRAINER, "state": state}]}
+def is_scheduled(status) -> bool:
+    """Return True if a pod with this status has a Kubernetes node."""
+    if status is None:
+        return False
+    for entry in status.get("conditions", ()):
+        if entry["type"] == "PodScheduled" and entry["status"] == "False":
+            return False
+    return True
+
+
+def trainer_status(state, *other_containers):
+    return {"containerStatuses": [*other_containers, {"name": names.TRAINER, "state": state}]}
 
 
 def waiting(reason="ContainerCreating", message=""):
-    return {"phase": "Pending", **trainer({"waiting": {"reason": reason, "message": message}})}
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"phase": "Pending", **trainer_status(state)}
 
 
 def unschedulable(message="0/3 nodes are available: 3 Insufficient cpu."):
-    condition = {
+    entry = {
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
         "message": message,
     }
-    return {"phase": "Pending", "conditions": [condition], "unplaced": True}
+    return {"phase": "Pending", "conditions": [entry]}
 
 
 def running():
-    return {"phase": "Running", **trainer({"running": {"startedAt": format_time(NOW)}})}
+    return {"phase": "Running", **trainer_status({"running": {"startedAt": format_time(NOW)}})}
 
 
-def ended(code, message="", *, reason=None, when=NOW, phase=None, conditions=()):
-    """The trainer has ended; the pod's phase follows unless something else in it still runs (`phase`)."""
+def ended(code, message="", *, reason=None, when=NOW, **status):
+    """Return the status of a pod whose trainer has ended.
+
+    Other fields of the pod's status can be given by name, such as its `phase` if something else in
+    it still runs.
+    """
     state = {
         "exitCode": code,
         "reason": reason or ("Error" if code else "Completed"),
         "message": message,
         "finishedAt": format_time(when),
     }
-    return {
-        "phase": phase or ("Failed" if code else "Succeeded"),
-        "conditions": list(conditions),
-        **trainer({"terminated": state}),
-    }
+    phase = "Failed" if code else "Succeeded"
+    return {"phase": phase, **trainer_status({"terminated": state}), **status}
 
 
-def succeeded(message="", **more):
-    return ended(0, message, **more)
+def succeeded(message="", **fields):
+    return ended(0, message, **fields)
 
 
-def failed(message="", **more):
-    return ended(1, message, **more)
+def failed(message="", **fields):
+    return ended(1, message, **fields)
+
+
+def oom_killed(**fields):
+    return ended(137, reason="OOMKilled", **fields)
 
 
 def with_sidecar(status, state=None):
-    """The same end of a trainer, with a second container that runs on."""
+    """Add a container that still runs, or is in another `state`, to a trainer that has ended."""
     sidecar = {"name": "proxy", "state": {"running": {}} if state is None else state}
-    return {
-        **status,
-        "phase": "Running",
-        "containerStatuses": [*status["containerStatuses"], sidecar],
-    }
-
-
-def oom_killed(**more):
-    return ended(137, reason="OOMKilled", **more)
+    containers = [*status["containerStatuses"], sidecar]
+    return {**status, "phase": "Running", "containerStatuses": containers}
 
 
 def disruption_target(reason="EvictionByEvictionAPI", message="Eviction API: evicting", when=NOW):
-    told = {"reason": reason, "message": message, "lastTransitionTime": format_time(when)}
-    return {"type": "DisruptionTarget", "status": "True", **told}
-
-
-def evicted(**more):
-    """By the kubelet: the pod says so, the container was killed."""
     return {
-        **ended(137, **more),
-        "phase": "Failed",
-        "reason": "Evicted",
-        "message": "The node was low on memory.",
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": format_time(when),
     }
 
 
-def refused_by_kubelet(reason="UnexpectedAdmissionError"):
-    """No container was ever started."""
+def evicted(**fields):
+    """Return the status after an eviction by the kubelet, which gives the reason on the pod."""
+    message = "The node was low on memory."
+    return {**ended(137, **fields), "phase": "Failed", "reason": "Evicted", "message": message}
+
+
+def rejected_by_kubelet(reason="UnexpectedAdmissionError"):
+    """Return the status of a pod that the kubelet did not admit: no container was started."""
     return {"phase": "Failed", "reason": reason, "message": "Allocate failed: no devices left"}
 
 
-# --- what torchrun says
+# torchrun's failure summary
 
-FOLLOWER_WORDS = "RuntimeError: [pair.cc:553] Connection closed by peer [10.244.1.3]:48525."
+FOLLOWER_ERROR = "RuntimeError: [pair.cc:553] Connection closed by peer [10.244.1.3]:48525."
 
 
-def a_summary(rank=1, code=1, words="ValueError: boom", when=NOW):
-    """torchrun's last words about `rank`, in the shape of the real ones under data/torchrun."""
+def torchrun_summary(rank=1, code=1, error="ValueError: boom", when=NOW):
+    """Return torchrun's failure summary in the form of the files under data/torchrun."""
     return (
-        f"[rank{rank}]: {words}\n"
-        f"E{when:%m%d %H:%M:%S.%f} 7 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) "
-        "local_rank: 0 (pid: 42) of binary: /usr/local/bin/python\n"
-        'Traceback (most recent call last):\n  File "/usr/local/bin/torchrun", line 6, in <module>\n'
+        f"[rank{rank}]: {error}\n"
+        f"E{when:%m%d %H:%M:%S.%f} 7 torch/distributed/elastic/multiprocessing/api.py:1002] "
+        f"failed (exitcode: {code}) local_rank: 0 (pid: 42) of binary: /usr/local/bin/python\n"
+        "Traceback (most recent call last):\n"
+        '  File "/usr/local/bin/torchrun", line 6, in <module>\n'
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
-        f"Root Cause (first observed failure):\n[0]:\n  time      : {when:%Y-%m-%d_%H:%M:%S}\n  host      : localhost\n"
-        f"  rank      : {rank} (local_rank: 0)\n  exitcode  : {code} (pid: 42) \n  error_file: <N/A>\n"
-        "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html\n"
+        "Root Cause (first observed failure):\n"
+        "[0]:\n"
+        f"  time      : {when:%Y-%m-%d_%H:%M:%S}\n"
+        "  host      : localhost\n"
+        f"  rank      : {rank} (local_rank: 0)\n"
+        f"  exitcode  : {code} (pid: 42) \n"
+        "  error_file: <N/A>\n"
+        "  traceback : To enable traceback see: "
+        "https://pytorch.org/docs/stable/elastic/errors.html\n"
     )
 
 
-def a_follower(rank=0, when=NOW):
-    return a_summary(rank, 1, FOLLOWER_WORDS, when)
+def follower_summary(rank=0, when=NOW):
+    """Return the summary of a rank that lost its peer."""
+    return torchrun_summary(rank, 1, FOLLOWER_ERROR, when)
 
 
-# --- looking
+# Decisions
 
 
-def read(*pods) -> tuple[Pod, ...]:
-    return tuple(pod for pod in map(read_pod, pods) if pod)
+def read_pods(*bodies) -> tuple[Pod, ...]:
+    return tuple(pod for pod in map(read_pod, bodies) if pod)
 
 
-def seen(job: Job, *pods, refusal: Refusal | None = None) -> Observation:
-    return observe(job, read(*pods), refusal)
+def observation(job: Job, *pods, refusal: Refusal | None = None) -> Observation:
+    return observe(job, read_pods(*pods), refusal)
 
 
-def look(job: Job, *pods, now=NOW, refusal: Refusal | None = None) -> Plan:
-    """One look at a job and its pods."""
-    return decide(seen(job, *pods, refusal=refusal), now)
+def plan_for(job: Job, *pods, now=NOW, refusal: Refusal | None = None) -> Plan:
+    return decide(observation(job, *pods, refusal=refusal), now)
 
 
-def then(job: Job, plan: Plan) -> Job:
-    """The job once the plan's status is written, as the API server gives it back."""
-    return Job(**{**vars(job), "status": Status.from_dict(plan.status.to_dict())})
+def written(job: Job, plan: Plan) -> Job:
+    """Return the job as the API server gives it back after the plan's status was written."""
+    return replace(job, status=Status.from_dict(plan.status.to_dict()))
 
 
-def deleted(plan: Plan) -> list[str]:
+def deleted_pods(plan: Plan) -> list[str]:
     return [delete.name for delete in plan.delete]
 
 
-def condition(status: Status, kind) -> dict:
-    return next((dict(c) for c in status.conditions if c["type"] == kind), {})
+def budgets_used(plan: Plan) -> tuple[int, int]:
+    """Return (restarts, disruptions)."""
+    return plan.status.restarts, plan.status.disruptions
+
+
+def condition(status: Status, kind: Condition) -> dict:
+    return dict(find_condition(status.conditions, kind) or {})

@@ -1,4 +1,4 @@
-"""How hard Hypothesis tries here: enough for every day, and the same worlds each time where CI runs."""
+"""Settings of Hypothesis for these tests: few examples, and always the same ones in CI."""
 
 import os
 
@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "unit",
-    max_examples=40,
+    max_examples=1000,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     derandomize=bool(os.environ.get("CI")),

@@ -1,4 +1,7 @@
-"""What the chart renders: rights, switches, security and the refusal of typos. Needs helm, and no cluster."""
+"""The rendered chart: rights, values, security, and the refusal of wrong values.
+
+These tests need helm, and no cluster.
+"""
 
 import json
 import re
@@ -20,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 Manifest = dict[str, Any]
+Right = tuple[str, str, str]
 
 # Every right that the operator uses, as (group, resource, verbs).
 RIGHTS = {
@@ -40,33 +44,51 @@ def helm(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([HELM, *args], capture_output=True, text=True, timeout=60)
 
 
-@cache
-def rendered(*settings: str, release: str = "ddpjob-operator") -> list[Manifest]:
-    """Every object that `helm template --set SETTING…` renders into the namespace `system`."""
-    flags = [flag for setting in settings for flag in ("--set", setting)]
-    done = helm("template", release, str(CHART), "--namespace", "system", *flags)
+def template(
+    *args: str, release: str = "ddpjob-operator", namespace: str = "system"
+) -> list[Manifest]:
+    """Return the objects that `helm template` renders with further arguments."""
+    done = helm("template", release, str(CHART), "--namespace", namespace, *args)
     assert done.returncode == 0, done.stderr
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
 
 
+@cache
+def rendered(*settings: str, release: str = "ddpjob-operator") -> list[Manifest]:
+    """Return the objects that `helm template --set SETTING…` renders."""
+    return template(*(f"--set={setting}" for setting in settings), release=release)
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    """Return the objects of a kind without those of `helm test`."""
+    found = []
+    for manifest in manifests:
+        is_hook = "helm.sh/hook" in manifest["metadata"].get("annotations", {})
+        if manifest["kind"] == kind and not is_hook:
+            found.append(manifest)
+    return found
+
+
 def only(manifests: list[Manifest], kind: str) -> Manifest:
-    """The one object of that kind that is no part of `helm test`."""
+    """Return the one object of a kind that does not belong to `helm test`."""
     (found,) = of_kind(manifests, kind)
     return found
 
 
-def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
-    hooks = [m for m in manifests if "helm.sh/hook" in m["metadata"].get("annotations", {})]
-    return [m for m in manifests if m["kind"] == kind and m not in hooks]
+def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
+    """Return the object of a kind and a name, also one of `helm test`."""
+    (found,) = (m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == name)
+    return found
 
 
-def rights(role: Manifest) -> set[tuple[str, str, str]]:
-    return {
-        (group, resource, " ".join(sorted(rule["verbs"])))
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
+def rights(role: Manifest) -> set[Right]:
+    found = set()
+    for rule in role["rules"]:
+        verbs = " ".join(sorted(rule["verbs"]))
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                found.add((group, resource, verbs))
+    return found
 
 
 def pod_spec(manifests: list[Manifest]) -> Manifest:
@@ -74,169 +96,176 @@ def pod_spec(manifests: list[Manifest]) -> Manifest:
     return spec
 
 
+def helm_test_spec(manifests: list[Manifest]) -> Manifest:
+    spec: Manifest = named(manifests, "Pod", "ddpjob-operator-test")["spec"]
+    return spec
+
+
 def arguments(manifests: list[Manifest]) -> list[str]:
     return list(pod_spec(manifests)["containers"][0]["args"])
 
 
-def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    (found,) = (m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == name)
-    return found
+# Rights
 
 
-# -- rights ----------------------------------------------------------------------------------------------------------
-def test_the_operator_gets_exactly_the_rights_it_uses() -> None:
+def test_the_operator_has_exactly_the_rights_that_it_uses() -> None:
     manifests = rendered("rbac.aggregateRoles=false")
     assert rights(only(manifests, "ClusterRole")) == RIGHTS
     assert rights(only(manifests, "Role")) == LEASE_RIGHTS
 
 
-def test_the_lease_is_the_only_one_it_can_read_or_change() -> None:
+def test_the_operator_can_read_and_change_only_its_own_lease() -> None:
     manifests = rendered(release="one")
-    lease = next(
-        arg.removeprefix("--lease-name=")
-        for arg in arguments(manifests)
-        if arg.startswith("--lease-name=")
-    )
+    flag = "--lease-name="
+    (lease,) = (arg for arg in arguments(manifests) if arg.startswith(flag))
     bound = [rule.get("resourceNames") for rule in only(manifests, "Role")["rules"]]
-    assert bound == [None, [lease]]
+    assert bound == [None, [lease.removeprefix(flag)]]
 
 
-def test_with_watched_namespaces_it_has_roles_there_and_no_cluster_wide_right() -> None:
+def test_with_watched_namespaces_the_operator_has_no_cluster_wide_right() -> None:
     manifests = rendered("watchNamespaces={a,b}", "rbac.aggregateRoles=false", "crds.enabled=false")
     assert not [m for m in manifests if m["kind"].startswith("Cluster")]
-    roles = {m["metadata"]["namespace"]: rights(m) for m in of_kind(manifests, "Role")}
+    roles = {role["metadata"]["namespace"]: rights(role) for role in of_kind(manifests, "Role")}
     assert roles == {"a": RIGHTS, "b": RIGHTS, "system": LEASE_RIGHTS}
-    assert [arg for arg in arguments(manifests) if arg.startswith("--namespace")] == [
-        "--namespace=a",
-        "--namespace=b",
-    ]
+    watched = [arg for arg in arguments(manifests) if arg.startswith("--namespace")]
+    assert watched == ["--namespace=a", "--namespace=b"]
 
 
-def test_every_binding_is_for_the_operator_and_names_a_role_that_is_there() -> None:
+def test_every_binding_binds_the_operator_to_a_rendered_role() -> None:
     manifests = rendered("watchNamespaces={a}") + rendered()
+    roles = set()
+    for manifest in manifests:
+        metadata = manifest["metadata"]
+        roles.add((manifest["kind"], metadata["name"], metadata.get("namespace")))
     for binding in of_kind(manifests, "RoleBinding") + of_kind(manifests, "ClusterRoleBinding"):
-        role, where = binding["roleRef"], binding["metadata"].get("namespace")
-        assert any(
-            m["kind"] == role["kind"]
-            and m["metadata"]["name"] == role["name"]
-            and m["metadata"].get("namespace") == where
-            for m in manifests
-        )
+        role = binding["roleRef"]
+        assert (role["kind"], role["name"], binding["metadata"].get("namespace")) in roles
         (subject,) = binding["subjects"]
         assert (subject["name"], subject["namespace"]) == ("ddpjob-operator", "system")
 
 
-def test_view_and_edit_are_added_to_kubernetes_own_roles() -> None:
+def aggregation_labels(role: Manifest) -> set[str]:
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    labels = [label for label in role["metadata"]["labels"] if label.startswith(prefix)]
+    return {label.removeprefix(prefix) for label in labels}
+
+
+def test_view_and_edit_are_aggregated_into_the_roles_of_kubernetes() -> None:
     manifests = rendered()
     view = named(manifests, "ClusterRole", "ddpjob-operator-system-view")
     edit = named(manifests, "ClusterRole", "ddpjob-operator-system-edit")
-    aggregate = "rbac.authorization.k8s.io/aggregate-to-"
-    assert {k for k in view["metadata"]["labels"] if k.startswith(aggregate)} == {
-        f"{aggregate}view"
-    }
-    assert {k for k in edit["metadata"]["labels"] if k.startswith(aggregate)} == {
-        f"{aggregate}edit",
-        f"{aggregate}admin",
-    }
+    assert aggregation_labels(view) == {"view"}
+    assert aggregation_labels(edit) == {"edit", "admin"}
     assert {verbs for _, _, verbs in rights(view)} == {"get list watch"}
     assert {resource for _, resource, _ in rights(edit)} == {"ddpjobs", "ddpjobs/scale"}
 
 
-def test_two_releases_share_no_cluster_wide_name() -> None:
-    def names(release: str) -> set[tuple[str, str]]:
-        manifests = rendered("crds.enabled=false", release=release)
-        return {
-            (m["kind"], m["metadata"]["name"])
-            for m in manifests
-            if "namespace" not in m["metadata"]
-        }
-
-    assert names("one") & names("two") == set()
+def cluster_wide_names(release: str) -> set[tuple[str, str]]:
+    found = set()
+    for manifest in rendered("crds.enabled=false", release=release):
+        if "namespace" not in manifest["metadata"]:
+            found.add((manifest["kind"], manifest["metadata"]["name"]))
+    return found
 
 
-# -- switches --------------------------------------------------------------------------------------------------------
+def test_two_releases_have_different_cluster_wide_names() -> None:
+    assert cluster_wide_names("one") & cluster_wide_names("two") == set()
+
+
+# Values
+
+
 @pytest.mark.parametrize("level", ["none", "restricted"])
-def test_the_pod_security_of_jobs_is_passed_on(level: str) -> None:
+def test_the_pod_security_level_is_an_argument_of_the_operator(level: str) -> None:
     assert f"--pod-security={level}" in arguments(rendered(f"podSecurity={level}"))
 
 
-def test_the_crd_is_the_file_and_stays_by_default() -> None:
+def test_the_crd_is_the_file_and_is_kept_by_default() -> None:
     crd = only(rendered(), "CustomResourceDefinition")
     assert crd["spec"] == yaml.safe_load((CHART / "files" / "crd.yaml").read_text())["spec"]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_the_crd_can_go_with_the_release_or_be_left_out() -> None:
-    assert (
-        "annotations"
-        not in only(rendered("crds.keep=false"), "CustomResourceDefinition")["metadata"]
-    )
+def test_the_crd_can_be_deleted_with_the_release_or_left_out() -> None:
+    crd = only(rendered("crds.keep=false"), "CustomResourceDefinition")
+    assert "annotations" not in crd["metadata"]
     assert of_kind(rendered("crds.enabled=false"), "CustomResourceDefinition") == []
 
 
-def test_a_disruption_budget_needs_a_second_operator() -> None:
+def test_a_disruption_budget_is_rendered_only_with_several_replicas() -> None:
     assert of_kind(rendered(), "PodDisruptionBudget") == []
     assert only(rendered("replicaCount=2"), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
-def test_a_service_monitor_comes_on_request_and_finds_the_service() -> None:
+def test_a_service_monitor_is_rendered_if_enabled_and_selects_the_service() -> None:
     assert of_kind(rendered(), "ServiceMonitor") == []
     manifests = rendered(
         "metrics.serviceMonitor.enabled=true", "metrics.serviceMonitor.labels.release=prometheus"
     )
-    monitor, service = only(manifests, "ServiceMonitor"), only(manifests, "Service")
+    monitor = only(manifests, "ServiceMonitor")
+    service = only(manifests, "Service")
+    selector = monitor["spec"]["selector"]["matchLabels"].items()
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert (
-        monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    )
+    assert selector <= service["metadata"]["labels"].items()
     assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
 
 
-def test_the_service_finds_the_operator_alone() -> None:
+def test_the_service_selects_only_the_operator() -> None:
     manifests = rendered("podLabels.team=a")
     selector = only(manifests, "Service")["spec"]["selector"].items()
-    assert (
-        selector <= only(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
-    )
-    assert (
-        not selector
-        <= named(manifests, "Pod", "ddpjob-operator-test")["metadata"]["labels"].items()
-    )
+    operator = only(manifests, "Deployment")["spec"]["template"]
+    tested = named(manifests, "Pod", "ddpjob-operator-test")
+    assert selector <= operator["metadata"]["labels"].items()
+    assert not selector <= tested["metadata"]["labels"].items()
 
 
-def test_the_image_is_the_charts_own_version_unless_told() -> None:
-    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    digest = "sha256:" + "0" * 64
-    for settings, image in {
-        (): f"ddpjob-operator:{version}",
-        ("image.repository=r.example/x", "image.tag=v7"): "r.example/x:v7",
-        ("image.tag=v7", f"image.digest={digest}"): f"ddpjob-operator@{digest}",
-    }.items():
-        manifests = rendered(*settings)
-        tested = named(manifests, "Pod", "ddpjob-operator-test")["spec"]
-        assert [spec["containers"][0]["image"] for spec in (pod_spec(manifests), tested)] == [
-            image,
-            image,
-        ]
+VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+DIGEST = "sha256:" + "0" * 64
 
 
-def test_a_namespace_may_look_like_a_number() -> None:
-    done = helm(
-        "template", "x", str(CHART), "--namespace", "12", "--set-string", "watchNamespaces={34}"
-    )
-    namespaces = {m["metadata"].get("namespace", "") for m in yaml.safe_load_all(done.stdout) if m}
+@pytest.mark.parametrize(
+    ("settings", "image"),
+    [
+        ((), f"ddpjob-operator:{VERSION}"),
+        (("image.repository=r.example/x", "image.tag=v7"), "r.example/x:v7"),
+        (("image.tag=v7", f"image.digest={DIGEST}"), f"ddpjob-operator@{DIGEST}"),
+    ],
+    ids=["default", "tag", "digest"],
+)
+def test_the_image_comes_from_the_chart_or_from_the_values(
+    settings: tuple[str, ...], image: str
+) -> None:
+    manifests = rendered(*settings)
+    for spec in (pod_spec(manifests), helm_test_spec(manifests)):
+        assert spec["containers"][0]["image"] == image
+
+
+def test_a_namespace_may_consist_of_digits() -> None:
+    # YAML would read it as a number without quotes.
+    manifests = template("--set-string=watchNamespaces={34}", release="x", namespace="12")
+    namespaces = {manifest["metadata"].get("namespace", "") for manifest in manifests}
     assert namespaces == {"", "12", "34"}
 
 
-# -- the pods' own security ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("which", ["operator", "helm test"])
-def test_the_charts_own_pods_pass_the_level_restricted(which: str) -> None:
-    manifests = rendered()
-    spec = (
-        pod_spec(manifests)
-        if which == "operator"
-        else named(manifests, "Pod", "ddpjob-operator-test")["spec"]
-    )
+def test_values_for_placement_are_set_in_the_operators_pod() -> None:
+    values = {
+        "nodeSelector": {"a": "b"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "high",
+        "imagePullSecrets": [{"name": "s"}],
+    }
+    settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
+    spec = pod_spec(template(*settings))
+    assert {key: spec[key] for key in values} == values
+
+
+# The chart's own pods
+
+
+@pytest.mark.parametrize("spec_of", [pod_spec, helm_test_spec], ids=["operator", "helm test"])
+def test_the_charts_own_pods_pass_the_level_restricted(spec_of: Any) -> None:
+    spec = spec_of(rendered())
     assert spec["securityContext"] == {
         "runAsNonRoot": True,
         "seccompProfile": {"type": "RuntimeDefault"},
@@ -251,7 +280,7 @@ def test_the_charts_own_pods_pass_the_level_restricted(which: str) -> None:
     assert all(volume.keys() == {"name", "emptyDir"} for volume in spec.get("volumes", []))
 
 
-def test_the_operator_is_probed_and_bounded() -> None:
+def test_the_operator_has_probes_and_resources() -> None:
     (container,) = pod_spec(rendered())["containers"]
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
@@ -262,25 +291,9 @@ def test_the_operator_is_probed_and_bounded() -> None:
     assert {variable["name"] for variable in container["env"]} == {"POD_NAME", "POD_NAMESPACE"}
 
 
-def test_placement_values_reach_the_operator() -> None:
-    values = {
-        "nodeSelector": {"a": "b"},
-        "tolerations": [{"operator": "Exists"}],
-        "affinity": {"nodeAffinity": {}},
-        "priorityClassName": "high",
-        "imagePullSecrets": [{"name": "s"}],
-    }
-    done = helm(
-        "template",
-        "x",
-        str(CHART),
-        *(f"--set-json={key}={json.dumps(value)}" for key, value in values.items()),
-    )
-    spec = pod_spec([manifest for manifest in yaml.safe_load_all(done.stdout) if manifest])
-    assert {key: spec[key] for key in values} == values
+# The schema of the values
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
 def test_the_chart_passes_helms_strict_lint() -> None:
     done = helm("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
@@ -301,25 +314,25 @@ def test_the_chart_passes_helms_strict_lint() -> None:
         "rbac.aggregateRoles=1",
     ],
 )
-def test_a_typo_in_a_value_is_refused(setting: str) -> None:
+def test_a_wrong_value_is_refused(setting: str) -> None:
     done = helm("template", "x", str(CHART), "--set", setting)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all values. `resources` counts as one."""
     for key, value in values.items():
-        if isinstance(value, dict) and value and key not in ("resources",):
+        if isinstance(value, dict) and value and key != "resources":
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
 
 
-def test_every_value_is_explained_in_its_file_and_in_the_readme() -> None:
+def test_every_value_is_documented_in_its_file_and_in_the_readme() -> None:
     text = (CHART / "values.yaml").read_text()
-    documented = set(
-        re.findall(r"^\| `([^`]+)` \|", (CHART / "README.md").read_text(), re.MULTILINE)
-    )
+    readme = (CHART / "README.md").read_text()
+    documented = set(re.findall(r"^\| `([^`]+)` \|", readme, re.MULTILINE))
     values = set(leaves(yaml.safe_load(text)))
     assert documented == values
     assert text.count("# -- ") == len(values)

@@ -1,4 +1,4 @@
-"""`ddpjob init` and the manifests in examples/: the same text, jobs that can run, flags that the trainer has."""
+"""`ddpjob init` and the manifests in examples/: equal, valid, with flags that the trainer has."""
 
 from pathlib import Path
 
@@ -13,32 +13,38 @@ from ddpjob.local.manifest import read
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
+# Processes of a node, as the profiles of Trainium resolve `auto`.
+TRAINIUM_PROCESSES = {"trn1.32xlarge": 32, "trn1.2xlarge": 2}
 
-def test_every_workload_of_the_trainer_has_a_manifest_and_every_manifest_a_workload():
+
+def init(*words):
+    return CliRunner().invoke(app, ["init", *words])
+
+
+def test_every_workload_of_the_trainer_has_a_manifest():
     assert {row["args"][0] for row in workloads().values()} == set(options.WORKLOADS)
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(workloads())
 
 
 @pytest.mark.parametrize("name", workloads())
-def test_an_example_is_what_init_prints(name):
-    printed = CliRunner().invoke(app, ["init", name])
+def test_an_example_is_the_output_of_init(name):
+    printed = init(name)
+    example = (EXAMPLES / f"{name}.yaml").read_text()
     assert printed.exit_code == 0
-    assert printed.stdout == (EXAMPLES / f"{name}.yaml").read_text(), (
-        f"ddpjob init {name} > examples/{name}.yaml"
-    )
+    assert printed.stdout == example, f"run ddpjob init {name} > examples/{name}.yaml"
 
 
 @pytest.mark.parametrize("name", workloads())
 @pytest.mark.parametrize(
     ("accelerator", "nodes"), [("cpu", 3), ("gpu", 3), ("trn1.32xlarge", 3), ("trn1.2xlarge", 1)]
 )
-def test_a_manifest_is_a_job_and_the_trainer_knows_its_flags(name, accelerator, nodes, tmp_path):
+def test_a_manifest_is_a_valid_job_whose_flags_the_trainer_has(name, accelerator, nodes, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(manifest(name, nodes=nodes, accelerator=accelerator, gpus=8))
     spec = read(file).spec
     assert (spec.nodes, spec.accelerator) == (nodes, accelerator)
-    if accelerator.startswith("trn"):
-        assert spec.processes == {"trn1.32xlarge": 32, "trn1.2xlarge": 2}[accelerator]
+    if accelerator in TRAINIUM_PROCESSES:
+        assert spec.nproc_per_node == TRAINIUM_PROCESSES[accelerator]
     program, module, *arguments = spec.args
     assert (program, module) == ("-m", "ddp_trainer")
     assert options.parse(arguments).workload == workloads()[name]["args"][0]
@@ -48,36 +54,54 @@ def test_a_manifest_is_a_job_and_the_trainer_knows_its_flags(name, accelerator, 
 @pytest.mark.parametrize(
     ("accelerator", "nodes"), [("cpu", 2), ("trn1.32xlarge", 2), ("trn1.2xlarge", 1)]
 )
-def test_without_a_number_there_are_two_nodes_where_they_can_reach_each_other(accelerator, nodes):
-    printed = CliRunner().invoke(app, ["init", "digits", "--accelerator", accelerator]).stdout
+def test_the_default_is_two_nodes_if_they_have_a_network(accelerator, nodes):
+    printed = init("digits", "--accelerator", accelerator).stdout
     assert yaml.safe_load(printed)["spec"]["nodes"] == nodes
 
 
-def test_a_process_with_two_gpus_is_started_half_as_often():
+def test_a_workload_with_two_gpus_per_process_has_half_as_many_processes():
     job = yaml.safe_load(manifest("model-parallel", nodes=2, accelerator="gpu", gpus=8))
     assert job["spec"]["nprocPerNode"] == 4
     assert job["spec"]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
-    printed = CliRunner().invoke(app, ["init", "model_parallel", "--accelerator", "gpu"]).stdout
+    printed = init("model_parallel", "--accelerator", "gpu").stdout
     assert yaml.safe_load(printed)["spec"]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
 
 
+def words_of(stderr):
+    """Return the words of an error, without the box and the line breaks that rich adds."""
+    return " ".join(stderr.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "message"),
     [
-        ("nothing", "must be one of toy,"),
-        ("digits --accelerator tpu", "must be one of cpu, gpu, "),
-        ("digits --accelerator trn1.2xlarge --nodes 2", "must be 1 with accelerator trn1.2xlarge"),
-        ("digits --gpus 4", "requires --accelerator gpu"),
-        ("model-parallel --accelerator gpu --gpus 3", "must be a multiple of 2"),
+        ("nothing", "WORKLOAD: must be one of toy, skewed, messages, model-parallel, elastic, "),
+        ("nothing", 'mnist-fake, resnet50, got "nothing"'),
+        ("digts", "got \"digts\" (did you mean 'digits'?)"),
+        (
+            "digits --accelerator tpu",
+            '--accelerator: must be one of cpu, gpu, trn1.32xlarge, trn1.2xlarge, got "tpu" '
+            "(did you mean 'gpu'?)",
+        ),
+        (
+            "digits --accelerator trn1.2xlarge --nodes 2",
+            "--nodes: must be 1 with accelerator trn1.2xlarge, which has no EFA to reach another "
+            "node, got 2",
+        ),
+        ("digits --gpus 4", "--gpus: requires --accelerator gpu"),
+        (
+            "model-parallel --accelerator gpu --gpus 3",
+            "--gpus: must be a multiple of 2, the GPUs of one process, got 3",
+        ),
         ("digits --nodes 0", "greater than or equal to 1"),
     ],
 )
-def test_wrong_use_of_init_is_refused_with_what_is_allowed(words, says):
-    refused = CliRunner().invoke(app, ["init", *words.split()])
+def test_wrong_arguments_of_init_are_refused_with_a_message(arguments, message):
+    refused = init(*arguments.split())
     assert refused.exit_code == 2
-    assert says in refused.stderr
+    assert message in words_of(refused.stderr)
 
 
-def test_init_alone_lists_the_workloads():
-    listed = CliRunner().invoke(app, ["init"]).stdout.splitlines()
+def test_init_without_arguments_lists_the_workloads():
+    listed = init().stdout.splitlines()
     assert [line.split()[0] for line in listed] == list(workloads())

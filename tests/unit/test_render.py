@@ -1,4 +1,7 @@
-"""What a planned pod looks like. The golden files are whole pods: `UPDATE_GOLDEN=1 pytest tests/unit` writes them anew."""
+"""The rendered pods and the Service.
+
+The golden files are whole objects. `UPDATE_GOLDEN=1 pytest tests/unit` writes them again.
+"""
 
 import os
 from dataclasses import replace
@@ -16,43 +19,54 @@ from ddpjob.core.readers import SpecError
 from ddpjob.core.render import pods, service
 
 GOLDEN = Path(__file__).parent / "golden"
+REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
+
+DEFAULTS = Settings()
 RESTRICTED = Settings(restricted=True)
 
 
-def render(index=0, *, nodes=2, attempt=0, settings=Settings(), name="digits", **spec):  # noqa: B008
+def render(index=0, *, nodes=2, attempt=0, settings=DEFAULTS, **spec):
+    """Return the pod of one node, of a job with these fields in its spec."""
     status = a_status(attempt=attempt, nodes=nodes)
-    (pod,) = pods(a_job(status=status, nodes=nodes, name=name, **spec), [index], settings)
+    (pod,) = pods(a_job(status=status, nodes=nodes, **spec), [index], settings)
     return pod
 
 
-def nodes_of(profile):
-    """Two, or one where a job cannot have more."""
+def size_of(profile):
+    """Return 2 nodes, or 1 if a job with this profile cannot have more."""
     return 2 if profiles.catalog()[profile].multi_node else 1
 
 
 def trainer_of(pod):
-    return next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
+    (container,) = (entry for entry in pod["spec"]["containers"] if entry["name"] == "trainer")
+    return container
 
 
 def env_of(pod):
-    return {
-        item["name"]: item.get("value", item.get("valueFrom")) for item in trainer_of(pod)["env"]
-    }
+    """Return the trainer's variables: for each name its value or its source."""
+    found = {}
+    for item in trainer_of(pod)["env"]:
+        found[item["name"]] = item.get("value", item.get("valueFrom"))
+    return found
 
 
 def flags_of(pod):
-    return dict(
-        flag.removeprefix("--").split("=", 1) for flag in trainer_of(pod)["command"] if "=" in flag
-    )
+    """Return torchrun's flags that have a value, by name."""
+    found = {}
+    for argument in trainer_of(pod)["command"]:
+        if "=" in argument:
+            name, value = argument.removeprefix("--").split("=", 1)
+            found[name] = value
+    return found
 
 
-# --- golden files
+# Golden files
 
 
-@pytest.mark.parametrize("settings", [Settings(), RESTRICTED], ids=["", "-restricted"])
+@pytest.mark.parametrize("settings", [DEFAULTS, RESTRICTED], ids=["", "-restricted"])
 @pytest.mark.parametrize("profile", profiles.catalog())
-def test_a_pod_is_as_its_golden_file(profile, settings):
-    nodes = nodes_of(profile)
+def test_a_pod_equals_its_golden_file(profile, settings):
+    nodes = size_of(profile)
     pod = render(
         nodes - 1,
         nodes=nodes,
@@ -62,10 +76,11 @@ def test_a_pod_is_as_its_golden_file(profile, settings):
         checkpoint={"claimName": "checkpoints"},
         resources={"requests": {"cpu": "4"}},
     )
-    check_golden(f"pod-{profile}{'-restricted' if settings.restricted else ''}.yaml", pod)
+    suffix = "-restricted" if settings.restricted else ""
+    check_golden(f"pod-{profile}{suffix}.yaml", pod)
 
 
-def test_the_service_is_as_its_golden_file():
+def test_the_service_equals_its_golden_file():
     check_golden("service.yaml", service(a_job()))
 
 
@@ -76,30 +91,28 @@ def check_golden(name, rendered):
     assert rendered == yaml.safe_load(file.read_text())
 
 
-# --- the gang
+# The gang
 
 
-def test_the_pods_of_a_gang_differ_in_a_few_words_only():
-    first, second = (yaml.safe_dump(render(index)) for index in (0, 1))
+def test_the_pods_of_a_gang_differ_only_in_their_index():
     changed = {
         "n0": "n1",
         "digits-0-0": "digits-0-1",
         "is_host=true": "is_host=false",
         "'0'": "'1'",
     }
-    differing = [
-        (a, b) for a, b in zip(first.splitlines(), second.splitlines(), strict=True) if a != b
-    ]
+    first = yaml.safe_dump(render(0)).splitlines()
+    second = yaml.safe_dump(render(1)).splitlines()
+    differing = [(a, b) for a, b in zip(first, second, strict=True) if a != b]
     assert len(differing) == 6
-    assert all(any(old in a and new in b for old, new in changed.items()) for a, b in differing)
+    for a, b in differing:
+        assert any(old in a and new in b for old, new in changed.items())
 
 
-def test_pods_come_in_the_order_asked_for():
+def test_pods_have_the_order_of_the_indices():
     job = a_job(status=a_status(nodes=12), nodes=12)
-    assert [p["metadata"]["name"] for p in pods(job, (11, 3), Settings())] == [
-        "digits-0-11",
-        "digits-0-3",
-    ]
+    rendered = [pod["metadata"]["name"] for pod in pods(job, (11, 3), DEFAULTS)]
+    assert rendered == ["digits-0-11", "digits-0-3"]
 
 
 def test_only_node_0_hosts_the_rendezvous():
@@ -107,7 +120,7 @@ def test_only_node_0_hosts_the_rendezvous():
     assert "is_host=false" in flags_of(render(1))["rdzv-conf"]
 
 
-def test_all_nodes_meet_at_node_0_of_their_attempt():
+def test_the_rendezvous_endpoint_is_node_0_of_the_attempt():
     flags = flags_of(render(7, nodes=12, attempt=3))
     assert flags["rdzv-endpoint"] == "a3-n00.digits:29400"
     assert flags["local-addr"] == "a3-n07.digits"
@@ -115,7 +128,7 @@ def test_all_nodes_meet_at_node_0_of_their_attempt():
     assert flags["nnodes"] == "12"
 
 
-def test_a_pod_is_found_under_the_name_it_gives():
+def test_the_local_address_of_a_pod_is_its_name_under_the_service():
     pod = render(7, nodes=12, attempt=3)["spec"]
     assert f"{pod['hostname']}.{pod['subdomain']}" == "a3-n07.digits"
     assert service(a_job())["spec"]["publishNotReadyAddresses"] is True
@@ -123,69 +136,60 @@ def test_a_pod_is_found_under_the_name_it_gives():
 
 
 @given(st.integers(1, 1000), st.integers(0, 9999))
-def test_local_addresses_stay_short_and_in_order(nodes, attempt):
+def test_local_addresses_are_short_and_sorted(nodes, attempt):
     job = a_job(status=a_status(nodes=nodes, attempt=attempt), nodes=nodes, name="j" * 52)
-    addresses = [Settings().addresses.local(job, attempt, index) for index in range(nodes)]
+    addresses = [DEFAULTS.addresses.local(job, attempt, index) for index in range(nodes)]
     assert addresses == sorted(addresses)
     assert max(map(len, addresses)) <= 63
 
 
-def test_a_pod_carries_the_labels_it_is_known_by():
-    pod = render(1, attempt=2)
-    labels = pod["metadata"]["labels"]
-    assert (labels[names.LABEL_ATTEMPT], labels[names.LABEL_INDEX]) == ("2", "1")
-    assert (labels[names.LABEL_MANAGED_BY], labels[names.LABEL_JOB]) == (
-        "ddpjob-operator",
-        "digits",
-    )
+def test_a_pod_has_the_labels_by_which_the_operator_reads_it():
+    labels = render(1, attempt=2)["metadata"]["labels"]
+    assert labels[names.LABEL_ATTEMPT] == "2"
+    assert labels[names.LABEL_INDEX] == "1"
+    assert labels[names.LABEL_MANAGED_BY] == "ddpjob-operator"
+    assert labels[names.LABEL_JOB] == "digits"
 
 
-def test_the_service_finds_node_0_of_every_attempt_and_no_other():
+def test_the_service_selects_node_0_of_every_attempt_and_no_other():
     selector = service(a_job())["spec"]["selector"].items()
-    found = [
-        (a, i)
-        for a in (0, 1)
-        for i in (0, 1)
-        if selector <= render(i, attempt=a)["metadata"]["labels"].items()
-    ]
-    assert found == [(0, 0), (1, 0)]
+    selected = []
+    for attempt in (0, 1):
+        for index in (0, 1):
+            if selector <= render(index, attempt=attempt)["metadata"]["labels"].items():
+                selected.append((attempt, index))
+    assert selected == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("rendered", [render(), service(a_job())], ids=["pod", "service"])
-def test_ownership_is_the_garbage_collectors(rendered):
+def test_the_job_owns_what_was_rendered(rendered):
     (owner,) = rendered["metadata"]["ownerReferences"]
     assert owner["controller"] is True
-    assert (owner["kind"], owner["apiVersion"], owner["name"]) == (
-        "DDPJob",
-        "ddpjob.dev/v1alpha1",
-        "digits",
-    )
+    assert (owner["kind"], owner["apiVersion"]) == ("DDPJob", "ddpjob.dev/v1alpha1")
+    assert owner["name"] == "digits"
     assert "blockOwnerDeletion" not in owner
 
 
-# --- the command and its environment
+# The command and its environment
 
 
-def test_args_follow_torchruns_own_flags():
-    container = trainer_of(
-        render(
-            args=["-m", "ddp_trainer", "--epochs", "2"], torchrun={"command": ["python", "-m", "x"]}
-        )
-    )
+def test_the_args_follow_torchruns_flags():
+    args = ["-m", "ddp_trainer", "--epochs", "2"]
+    pod = render(args=args, torchrun={"command": ["python", "-m", "x"]})
+    container = trainer_of(pod)
     assert container["command"][:4] == ["python", "-m", "x", "--nnodes=2"]
-    assert container["args"] == ["-m", "ddp_trainer", "--epochs", "2"]
+    assert container["args"] == args
 
 
-def test_the_rendezvous_waits_an_hour_unless_told_otherwise():
+def test_the_rendezvous_times_out_after_an_hour_by_default():
     assert flags_of(render())["rdzv-conf"] == "is_host=true,join_timeout=3600,read_timeout=3600"
-    told = render(torchrun={"rdzvConf": {"join_timeout": 60, "keep_alive_interval": "1"}})
-    assert (
-        flags_of(told)["rdzv-conf"]
-        == "is_host=true,join_timeout=60,keep_alive_interval=1,read_timeout=3600"
+    pod = render(torchrun={"rdzvConf": {"join_timeout": 60, "keep_alive_interval": "1"}})
+    assert flags_of(pod)["rdzv-conf"] == (
+        "is_host=true,join_timeout=60,keep_alive_interval=1,read_timeout=3600"
     )
 
 
-def test_a_process_learns_where_it_is():
+def test_the_environment_describes_the_job_the_attempt_and_the_node():
     env = env_of(render(1, attempt=2, checkpoint={"claimName": "c", "mountPath": "/ckpt"}))
     expected = {
         "DDP_JOB_NAME": "digits",
@@ -207,7 +211,7 @@ def test_without_a_claim_there_is_no_checkpoint_folder():
 @pytest.mark.parametrize(
     ("resources", "processes", "threads"),
     [
-        (None, 1, "1"),
+        ({}, 1, "1"),
         ({"requests": {"cpu": "4"}}, 1, "4"),
         ({"requests": {"cpu": 4}}, 3, "1"),
         ({"requests": {"cpu": "2500m"}}, 1, "2"),
@@ -218,89 +222,81 @@ def test_without_a_claim_there_is_no_checkpoint_folder():
         ({"requests": {"cpu": "inf"}}, 1, "1"),
     ],
 )
-def test_each_process_gets_its_share_of_the_cores(resources, processes, threads):
-    pod = render(nprocPerNode=processes, **({"resources": resources} if resources else {}))
+def test_the_processes_share_the_cores_evenly(resources, processes, threads):
+    pod = render(nprocPerNode=processes, resources=resources)
     assert env_of(pod)["OMP_NUM_THREADS"] == threads
 
 
-def test_the_users_variables_win_over_the_profiles_and_ours():
-    theirs = [
+def test_the_users_variables_replace_those_of_the_profile_and_of_the_operator():
+    source = {"configMapKeyRef": {"name": "c", "key": "k"}}
+    variables = [
         {"name": "FI_PROVIDER", "value": "tcp"},
         {"name": "OMP_NUM_THREADS", "value": "7"},
-        {"name": "NCCL_SOCKET_IFNAME", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
+        {"name": "NCCL_SOCKET_IFNAME", "valueFrom": source},
     ]
-    pod = render(accelerator="trn1.32xlarge", env=theirs)
-    assert [
-        item for item in trainer_of(pod)["env"] if item["name"] in {t["name"] for t in theirs}
-    ] == theirs
+    pod = render(accelerator="trn1.32xlarge", env=variables)
+    overridden = {variable["name"] for variable in variables}
+    found = [item for item in trainer_of(pod)["env"] if item["name"] in overridden]
+    assert found == variables
 
 
-def test_no_variable_is_given_twice():
-    names_given = [
-        item["name"]
-        for item in trainer_of(render(accelerator="trn1.32xlarge", settings=RESTRICTED))["env"]
-    ]
-    assert len(names_given) == len(set(names_given))
+def test_no_variable_is_set_twice():
+    pod = render(accelerator="trn1.32xlarge", settings=RESTRICTED)
+    variables = [item["name"] for item in trainer_of(pod)["env"]]
+    assert len(variables) == len(set(variables))
 
 
-# --- devices and placement
+# Devices and placement
 
 
-def test_a_trn1_pod_asks_for_every_device_and_its_instance_type():
+def test_a_trn1_pod_requests_every_device_and_its_instance_type():
     pod = render(accelerator="trn1.32xlarge")
     assert trainer_of(pod)["resources"]["limits"] == {
         "aws.amazon.com/neuron": "16",
         "vpc.amazonaws.com/efa": "8",
     }
     assert flags_of(pod)["nproc-per-node"] == "32"
-    terms = pod["spec"]["affinity"]["nodeAffinity"][
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ]["nodeSelectorTerms"]
+    required = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED_AFFINITY]
+    terms = required["nodeSelectorTerms"]
     assert [term["matchExpressions"][0]["operator"] for term in terms] == ["In", "DoesNotExist"]
 
 
-def test_the_compile_cache_is_one_folder_a_node():
+def test_each_node_has_its_own_compile_cache_in_the_claim():
     pod = render(1, accelerator="trn1.32xlarge", checkpoint={"claimName": "c"})
     assert env_of(pod)["NEURON_COMPILE_CACHE_URL"] == "/checkpoints/digits/compile-cache/n1"
     assert "NEURON_COMPILE_CACHE_URL" not in env_of(render(accelerator="trn1.32xlarge"))
 
 
-def test_the_users_resources_win_over_the_profiles():
-    pod = render(accelerator="gpu", resources={"limits": {"nvidia.com/gpu": "2", "memory": "8Gi"}})
-    assert trainer_of(pod)["resources"]["limits"] == {"nvidia.com/gpu": "2", "memory": "8Gi"}
+def test_the_users_resources_replace_those_of_the_profile():
+    limits = {"nvidia.com/gpu": "2", "memory": "8Gi"}
+    pod = render(accelerator="gpu", resources={"limits": limits})
+    assert trainer_of(pod)["resources"]["limits"] == limits
 
 
-def test_the_users_tolerations_add_to_the_profiles():
-    tolerations = render(accelerator="gpu", tolerations=[{"key": "mine", "operator": "Exists"}])[
-        "spec"
-    ]["tolerations"]
-    assert [t["key"] for t in tolerations] == ["mine", "nvidia.com/gpu"]
+def test_the_users_tolerations_are_added_to_those_of_the_profile():
+    pod = render(accelerator="gpu", tolerations=[{"key": "mine", "operator": "Exists"}])
+    keys = [toleration["key"] for toleration in pod["spec"]["tolerations"]]
+    assert keys == ["mine", "nvidia.com/gpu"]
 
 
-def test_pod_fields_reach_their_places():
-    pod = render(
-        imagePullPolicy="Never",
-        imagePullSecrets=[{"name": "s"}],
-        envFrom=[{"secretRef": {"name": "e"}}],
-        nodeSelector={"a": "b"},
-        priorityClassName="high",
-        topologySpreadConstraints=[{"topologyKey": "k"}],
-    )
-    assert (trainer_of(pod)["imagePullPolicy"], trainer_of(pod)["envFrom"]) == (
-        "Never",
-        [{"secretRef": {"name": "e"}}],
-    )
-    for field in (
-        "imagePullSecrets",
-        "nodeSelector",
-        "priorityClassName",
-        "topologySpreadConstraints",
-    ):
-        assert pod["spec"][field]
+def test_pod_fields_are_set_in_the_pod_or_in_its_trainer():
+    pod_level = {
+        "imagePullSecrets": [{"name": "s"}],
+        "nodeSelector": {"a": "b"},
+        "priorityClassName": "high",
+        "topologySpreadConstraints": [{"topologyKey": "k"}],
+    }
+    container_level = {
+        "imagePullPolicy": "Never",
+        "envFrom": [{"secretRef": {"name": "e"}}],
+    }
+    pod = render(**pod_level, **container_level)
+    assert {key: pod["spec"][key] for key in pod_level} == pod_level
+    assert {key: trainer_of(pod)[key] for key in container_level} == container_level
 
 
 @pytest.mark.parametrize(
-    ("fields", "token"),
+    ("fields", "mounted"),
     [
         ({}, False),
         ({"serviceAccountName": "me"}, True),
@@ -315,20 +311,37 @@ def test_pod_fields_reach_their_places():
         ),
     ],
 )
-def test_a_token_comes_only_with_a_service_account_that_is_named(fields, token):
-    assert render(**fields)["spec"]["automountServiceAccountToken"] is token
+def test_a_token_is_mounted_only_if_the_user_names_a_service_account(fields, mounted):
+    assert render(**fields)["spec"]["automountServiceAccountToken"] is mounted
 
 
-# --- volumes
+def test_the_users_node_affinity_keeps_the_instance_type_of_the_profile():
+    zone = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
+    affinity = {"nodeAffinity": {REQUIRED_AFFINITY: required}}
+    pod = render(accelerator="trn1.32xlarge", affinity=affinity)
+    rendered = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED_AFFINITY]
+    terms = rendered["nodeSelectorTerms"]
+    assert len(terms) == 2
+    for term in terms:
+        assert term["matchExpressions"][0] == zone
+        assert term["matchExpressions"][1]["key"] == "node.kubernetes.io/instance-type"
+
+
+# Volumes
 
 
 def mounts_of(pod):
     return {mount["mountPath"]: mount["name"] for mount in trainer_of(pod)["volumeMounts"]}
 
 
-def test_every_mount_has_its_volume():
+def volumes_of(pod):
+    return {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+
+
+def test_every_mount_has_a_volume():
     pod = render(checkpoint={"claimName": "c"}, settings=RESTRICTED)
-    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    volumes = volumes_of(pod)
     assert set(mounts_of(pod)) == {"/dev/shm", "/checkpoints", "/home/ddpjob"}
     assert set(mounts_of(pod).values()) == set(volumes)
     assert volumes["ddpjob-shm"]["emptyDir"] == {"medium": "Memory"}
@@ -336,221 +349,228 @@ def test_every_mount_has_its_volume():
 
 
 @pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/"])
-def test_who_mounts_shared_memory_himself_gets_his_own_only(path):
-    mine = {
-        "volumes": [{"name": "mine", "emptyDir": {}}],
-        "volumeMounts": [{"name": "mine", "mountPath": path}],
-    }
-    pod = render(**mine)
+def test_the_users_shared_memory_replaces_that_of_the_operator(path):
+    pod = render(
+        volumes=[{"name": "mine", "emptyDir": {}}],
+        volumeMounts=[{"name": "mine", "mountPath": path}],
+    )
     assert mounts_of(pod) == {path: "mine"}
-    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["mine"]
+    assert list(volumes_of(pod)) == ["mine"]
 
 
-def test_the_users_volumes_join_ours():
-    mine = {
-        "volumes": [{"name": "data", "emptyDir": {}}],
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+def test_the_users_volumes_are_added_to_those_of_the_operator():
+    pod = render(
+        volumes=[{"name": "data", "emptyDir": {}}],
+        volumeMounts=[{"name": "data", "mountPath": "/data"}],
+    )
+    assert mounts_of(pod) == {"/dev/shm": "ddpjob-shm", "/data": "data"}
+
+
+# The overlay
+
+
+def test_the_overlay_is_merged_into_the_pod():
+    trainer = {
+        "name": "trainer",
+        "workingDir": "/app",
+        "env": [{"name": "OMP_NUM_THREADS", "value": "9"}],
     }
-    assert mounts_of(render(**mine)) == {"/dev/shm": "ddpjob-shm", "/data": "data"}
-
-
-# --- the overlay
-
-
-def test_an_overlay_is_merged_by_kubernetes_own_keys():
     overlay = {
         "metadata": {"labels": {"team": "vision"}, "annotations": {"note": "x"}},
         "spec": {
             "runtimeClassName": "nvidia",
-            "containers": [
-                {
-                    "name": "trainer",
-                    "workingDir": "/app",
-                    "env": [{"name": "OMP_NUM_THREADS", "value": "9"}],
-                },
-                {"name": "mesh", "image": "mesh:1"},
-            ],
+            "containers": [trainer, {"name": "mesh", "image": "mesh:1"}],
             "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}],
         },
     }
-    pod = render(
-        podTemplate=overlay, volumes=[{"name": "scratch", "emptyDir": {"medium": "Memory"}}]
-    )
+    volumes = [{"name": "scratch", "emptyDir": {"medium": "Memory"}}]
+    pod = render(podTemplate=overlay, volumes=volumes)
     assert pod["metadata"]["labels"]["team"] == "vision"
     assert pod["metadata"]["labels"][names.LABEL_INDEX] == "0"
+    assert pod["metadata"]["annotations"]["note"] == "x"
     assert pod["spec"]["runtimeClassName"] == "nvidia"
-    assert [c["name"] for c in pod["spec"]["containers"]] == ["trainer", "mesh"]
+    assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer", "mesh"]
     assert trainer_of(pod)["workingDir"] == "/app"
     assert env_of(pod)["OMP_NUM_THREADS"] == "9"
-    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
-    assert volumes["scratch"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+    scratch = volumes_of(pod)["scratch"]
+    assert scratch["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
 
 
-def test_an_overlay_can_take_away():
+def test_the_overlay_can_remove_a_field():
     pod = render(podTemplate={"spec": {"securityContext": None}})
     assert "securityContext" not in pod["spec"]
 
 
-# --- whatever a user writes
+def test_unknown_fields_of_the_overlay_are_not_rendered():
+    overlay = {"metadata": {"name": "mine", "labels": {"team": "a"}}, "status": {"phase": "x"}}
+    pod = render(podTemplate=overlay)
+    assert pod["metadata"]["name"] == "digits-0-0"
+    assert pod["metadata"]["labels"]["team"] == "a"
+    assert "status" not in pod
 
-AWKWARD = ["", '"', "'", "{{ job }}", "{% if %}", "{# #}", "a: b", "- x", "\n", "\\n", "\t", "#", "ä", "🏖️", "\x7f\x85",
-           "\u2028", "\ufeff", "$(HOME)", "null", "~", "1e3", "0x10", "yes", "<&>", "\ue000index\ue000", "\ue000what\ue000",
-           "\\ud83c\\udfd6"]  # fmt: skip
+
+# Text that has a meaning in YAML, in Jinja or in the skeleton's placeholders
+
+AWKWARD = [
+    *("", '"', "'", "\n", "\\n", "\t", "#", "ä", "🏖️", "\x7f\x85", "\u2028", "\ufeff"),
+    *("{{ job }}", "{% if %}", "{# #}", "a: b", "- x", "$(HOME)", "<&>"),
+    *("null", "~", "1e3", "0x10", "yes"),
+    *("\ue000index\ue000", "\ue000what\ue000", "\\ud83c\\udfd6"),
+]
 
 
 @pytest.mark.parametrize("text", AWKWARD)
-def test_awkward_text_survives(text):
+def test_awkward_text_is_rendered_unchanged(text):
     pod = render(
         args=["x.py", text],
         env=[{"name": "T", "value": text}],
         nodeSelector={"k": text},
         image=f"i{text}",
     )
-    mark_free = text.replace("\ue000index\ue000", "0")
-    assert trainer_of(pod)["args"] == ["x.py", mark_free]
-    assert env_of(pod)["T"] == mark_free
-    assert pod["spec"]["nodeSelector"] == {"k": mark_free}
-    assert trainer_of(pod)["image"] == f"i{mark_free}"
+    # A placeholder in the user's text is replaced too.
+    expected = text.replace("\ue000index\ue000", "0")
+    assert trainer_of(pod)["args"] == ["x.py", expected]
+    assert env_of(pod)["T"] == expected
+    assert pod["spec"]["nodeSelector"] == {"k": expected}
+    assert trainer_of(pod)["image"] == f"i{expected}"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Co"]), max_size=40))
 @example("---\n...\n")
-def test_any_text_survives(text):
+def test_any_text_is_rendered_unchanged(text):
     pod = render(args=["x.py", text], podTemplate={"metadata": {"annotations": {"note": text}}})
     assert trainer_of(pod)["args"] == ["x.py", text]
     assert pod["metadata"]["annotations"]["note"] == text
 
 
-# --- hardening
+def test_fields_of_a_shape_that_no_pod_has_are_refused():
+    affinity = {"nodeAffinity": {REQUIRED_AFFINITY: [{"nodeSelectorTerms": []}]}}
+    with pytest.raises(SpecError) as refused:
+        render(accelerator="trn1.32xlarge", affinity=affinity)
+    assert str(refused.value) == (
+        "spec: no pod can be made of it (AttributeError: 'list' object has no attribute 'get'); "
+        "check the pod fields that have objects and lists inside"
+    )
+    with pytest.raises(SpecError, match=r"^spec: no pod can be made of it \(ParserError: "):
+        render(nodeSelector={"k" * 2000: "v"})
 
 
-def breaches_of_restricted(pod):
-    """What the level `restricted` of the Pod Security Standards forbids, of what a generated pod could do."""
+# Security
+
+RESTRICTED_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+
+
+def violations_of_restricted(pod):
+    """Return what the level `restricted` of the Pod Security Standards forbids in a pod."""
     spec = pod["spec"]
-    whole = spec.get("securityContext", {})
     found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
-    allowed = {
-        "name",
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "persistentVolumeClaim",
-        "projected",
-    }
-    found += [
-        f"volume {v['name']}" for v in spec.get("volumes", []) if set(v) - allowed - {"secret"}
-    ]
+    for volume in spec.get("volumes", []):
+        if set(volume) - RESTRICTED_VOLUMES - {"name"}:
+            found.append(f"volume {volume['name']}")
     for container in spec["containers"] + spec.get("initContainers", []):
-        own = container.get("securityContext", {})
-        capabilities, seccomp = (
-            own.get("capabilities", {}),
-            {**whole, **own}.get("seccompProfile", {}),
-        )
-        checks = {
-            "privileged": own.get("privileged", False),
-            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is not False,
-            "runAsNonRoot": {**whole, **own}.get("runAsNonRoot") is not True,
-            "runAsUser": {**whole, **own}.get("runAsUser") == 0,
-            "seccompProfile": seccomp.get("type") not in ("RuntimeDefault", "Localhost"),
-            "capabilities": capabilities.get("drop") != ["ALL"]
-            or set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"},
-            "hostPort": any(port.get("hostPort") for port in container.get("ports", [])),
-        }
-        found += [f"{name} of {container['name']}" for name, breached in checks.items() if breached]
+        for check in container_violations(container, spec.get("securityContext", {})):
+            found.append(f"{check} of {container['name']}")
     return found
+
+
+def container_violations(container, pod_context):
+    own = container.get("securityContext", {})
+    effective = {**pod_context, **own}
+    capabilities = own.get("capabilities", {})
+    added = set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}
+    seccomp = effective.get("seccompProfile", {}).get("type")
+    violated = {
+        "privileged": own.get("privileged", False),
+        "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is not False,
+        "runAsNonRoot": effective.get("runAsNonRoot") is not True,
+        "runAsUser": effective.get("runAsUser") == 0,
+        "seccompProfile": seccomp not in ("RuntimeDefault", "Localhost"),
+        "capabilities": capabilities.get("drop") != ["ALL"] or added,
+        "hostPort": any(port.get("hostPort") for port in container.get("ports", [])),
+    }
+    return [check for check, is_violated in violated.items() if is_violated]
 
 
 @pytest.mark.parametrize("profile", profiles.catalog())
 def test_restricted_pods_pass_the_level_restricted(profile):
     pod = render(
-        nodes=nodes_of(profile),
+        nodes=size_of(profile),
         accelerator=profile,
         checkpoint={"claimName": "c"},
         settings=RESTRICTED,
     )
-    assert breaches_of_restricted(pod) == []
+    assert violations_of_restricted(pod) == []
 
 
-def test_other_pods_keep_the_images_user_and_would_not_pass():
-    breaches = breaches_of_restricted(render())
-    assert breaches == ["runAsNonRoot of trainer", "capabilities of trainer"]
+def test_other_pods_keep_the_user_of_the_image():
+    violations = violations_of_restricted(render())
+    assert violations == ["runAsNonRoot of trainer", "capabilities of trainer"]
     assert "runAsUser" not in render()["spec"]["securityContext"]
 
 
-def test_a_restricted_pod_has_a_home_and_a_name():
+def test_a_restricted_pod_has_a_home_folder_and_a_user_name():
     env = env_of(render(settings=RESTRICTED))
     assert (env["HOME"], env["USER"], env["LOGNAME"]) == ("/home/ddpjob", "ddpjob", "ddpjob")
 
 
-def test_a_claim_is_writable_for_the_group():
+def test_the_claim_is_writable_for_the_group():
     assert render(checkpoint={"claimName": "c"})["spec"]["securityContext"]["fsGroup"] == 1000
     assert "fsGroup" not in render()["spec"]["securityContext"]
 
 
-def test_a_pod_is_never_restarted_alone_and_has_time_to_say_why_it_ended():
-    pod = render()["spec"]
-    assert pod["restartPolicy"] == "Never"
-    assert pod["terminationGracePeriodSeconds"] > int(
-        env_of(render())["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]
-    )
-    assert trainer_of(render())["terminationMessagePolicy"] == "FallbackToLogsOnError"
-
-
-def test_other_addresses_can_be_given():
-    class Here:
-        def endpoint(self, job, attempt):
-            return "127.0.0.1:1"
-
-        def local(self, job, attempt, index):
-            return f"127.0.0.{index + 1}"
-
-    flags = flags_of(render(1, settings=replace(Settings(), addresses=Here())))
-    assert (flags["rdzv-endpoint"], flags["local-addr"]) == ("127.0.0.1:1", "127.0.0.2")
-
-
-def test_a_restricted_pods_other_containers_are_hardened_too():
+def test_all_containers_of_a_restricted_pod_are_restricted():
     overlay = {
         "spec": {
             "containers": [{"name": "mesh", "image": "m"}],
             "initContainers": [{"name": "i", "image": "m"}],
         }
     }
-    pod = render(podTemplate=overlay, settings=RESTRICTED)
-    for container in (*pod["spec"]["containers"], *pod["spec"]["initContainers"]):
+    spec = render(podTemplate=overlay, settings=RESTRICTED)["spec"]
+    for container in (*spec["containers"], *spec["initContainers"]):
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_a_users_node_affinity_keeps_the_profiles_instance_type():
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    zone = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]}
-    affinity = {"nodeAffinity": {required: {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}}}
-    pod = render(accelerator="trn1.32xlarge", affinity=affinity)
-    terms = pod["spec"]["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
-    assert len(terms) == 2
-    for term in terms:
-        assert term["matchExpressions"][0] == zone
-        assert term["matchExpressions"][1]["key"] == "node.kubernetes.io/instance-type"
+# The end of a pod, and its network
 
 
-def test_a_pod_on_the_nodes_network_still_asks_the_clusters_names():
-    """Without it the node's resolver alone would be asked, which knows no other node of the gang."""
-    overlay = {"podTemplate": {"spec": {"hostNetwork": True}}}
-    assert render(0, **overlay)["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
-    overlay["podTemplate"]["spec"]["dnsPolicy"] = "Default"
-    assert render(0, **overlay)["spec"]["dnsPolicy"] == "Default"
-    assert "dnsPolicy" not in render(0)["spec"]
+def test_a_pod_is_never_restarted_and_has_time_to_write_its_failure_summary():
+    pod = render()
+    shutdown = int(env_of(pod)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["terminationGracePeriodSeconds"] > shutdown
+    assert trainer_of(pod)["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_fields_of_a_shape_that_no_pod_has_get_a_sentence():
-    affinity = {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": [{"nodeSelectorTerms": []}]
-        }
-    }
-    with pytest.raises(SpecError, match="No pod can be made of this spec: AttributeError"):
-        render(0, accelerator="trn1.32xlarge", affinity=affinity)
-    with pytest.raises(SpecError, match="No pod can be made of this spec: ParserError"):
-        render(0, nodeSelector={"k" * 2000: "v"})
+class LoopbackAddresses:
+    """Addresses of agents that all run on this machine."""
+
+    def endpoint(self, job, attempt):
+        return "127.0.0.1:1"
+
+    def local(self, job, attempt, index):
+        return f"127.0.0.{index + 1}"
+
+
+def test_the_addresses_come_from_the_settings():
+    settings = replace(DEFAULTS, addresses=LoopbackAddresses())
+    flags = flags_of(render(1, settings=settings))
+    assert (flags["rdzv-endpoint"], flags["local-addr"]) == ("127.0.0.1:1", "127.0.0.2")
+
+
+def test_a_pod_on_the_network_of_its_node_still_resolves_the_names_of_the_cluster():
+    # By default it would ask only the node's resolver, which does not know the gang's names.
+    overlay = {"spec": {"hostNetwork": True}}
+    assert render(podTemplate=overlay)["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    overlay["spec"]["dnsPolicy"] = "Default"
+    assert render(podTemplate=overlay)["spec"]["dnsPolicy"] == "Default"
+    assert "dnsPolicy" not in render()["spec"]

@@ -185,7 +185,9 @@ def find_unknown_fields(fields: Dict) -> tuple[str, ...]:
 def refuse_unknown_fields(spec: Spec) -> None:
     """Raise SpecError for a field that the operator would ignore."""
     for path in spec.unknown_fields:
-        parent, _, key = path.rpartition(".")
+        # A user's key may have dots itself, as labels have.
+        parent = max((p for p in KNOWN_FIELDS if path.startswith(f"{p}.")), key=len)
+        key = path.removeprefix(f"{parent}.")
         known = KNOWN_FIELDS[parent]
         hint = did_you_mean(key, known) or f"; {parent} has {', '.join(sorted(known))}"
         raise SpecError(f"{path}: unknown field{hint}")

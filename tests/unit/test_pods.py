@@ -1,0 +1,248 @@
+"""A pod is read from any state that the API server can show."""
+
+import pytest
+from builders import (
+    NOW,
+    a_pod,
+    at,
+    disruption_target,
+    ended,
+    evicted,
+    failed,
+    rejected_by_kubelet,
+    running,
+    succeeded,
+    trainer_status,
+    unschedulable,
+    waiting,
+    with_sidecar,
+)
+
+from ddpjob.core import names
+from ddpjob.core.observe import TrainerState
+from ddpjob.core.pods import owner_uid, read_pod
+
+RUNNING_STATE = {"running": {}}
+SIDECAR = {"name": "mesh", "state": {"running": {}}}
+
+
+# The trainer
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ({}, TrainerState.PENDING),
+        ({"phase": "Pending"}, TrainerState.PENDING),
+        (waiting(), TrainerState.PENDING),
+        (unschedulable(), TrainerState.PENDING),
+        ({"phase": "Unknown"}, TrainerState.PENDING),
+        ({"phase": "Hibernating"}, TrainerState.PENDING),
+        ({"phase": "Running"}, TrainerState.PENDING),
+        ({"phase": "Running", "containerStatuses": [SIDECAR]}, TrainerState.PENDING),
+        (running(), TrainerState.RUNNING),
+        ({"phase": "Unknown", **trainer_status(RUNNING_STATE)}, TrainerState.RUNNING),
+        ({"phase": "Pending", **trainer_status(RUNNING_STATE, SIDECAR)}, TrainerState.RUNNING),
+        (succeeded(), TrainerState.SUCCEEDED),
+        (succeeded(phase="Running"), TrainerState.SUCCEEDED),
+        (succeeded(phase="Failed"), TrainerState.SUCCEEDED),
+        (failed(), TrainerState.FAILED),
+        (failed(phase="Running"), TrainerState.FAILED),
+        (evicted(), TrainerState.FAILED),
+        (rejected_by_kubelet(), TrainerState.FAILED),
+        ({"phase": "Failed", **trainer_status(RUNNING_STATE)}, TrainerState.FAILED),
+        ({"phase": "Succeeded"}, TrainerState.FAILED),
+    ],
+)
+def test_the_state_of_a_pod_is_that_of_its_trainer(status, state):
+    assert read_pod(a_pod(0, status)).state is state
+
+
+def test_a_pod_without_spec_and_status_is_pending_without_a_node():
+    pod = read_pod({"metadata": a_pod(3, attempt=2)["metadata"]})
+    assert (pod.attempt, pod.index) == (2, 3)
+    assert (pod.state, pod.node_name) == (TrainerState.PENDING, "")
+    assert not pod.ended
+    assert not pod.released
+
+
+def test_every_field_of_an_ended_trainer_is_read():
+    pod = read_pod(a_pod(1, ended(17, "last line", when=at(3))))
+    assert (pod.exit_code, pod.exit_reason) == (17, "Error")
+    assert (pod.message, pod.finished) == ("last line", at(3))
+    assert (pod.name, pod.uid) == ("digits-0-1", "uid-of-digits-0-1")
+    assert pod.node_name == "node-1"
+    assert pod.started
+    assert pod.ended
+    assert pod.released
+
+
+def test_the_end_of_a_trainer_has_a_time():
+    assert read_pod(a_pod(0, failed(when=NOW))).finished == NOW
+
+
+def test_a_pod_is_released_only_when_all_its_containers_have_ended():
+    assert not read_pod(a_pod(0, with_sidecar(succeeded()))).released
+    assert not read_pod(a_pod(0, with_sidecar(succeeded(), {"waiting": {}}))).released
+    assert read_pod(a_pod(0, with_sidecar(succeeded(), {"terminated": {"exitCode": 0}}))).released
+    assert read_pod(a_pod(0, succeeded())).released
+
+
+def test_a_pod_is_released_when_its_containers_have_ended_even_if_its_phase_lags_behind():
+    assert read_pod(a_pod(0, succeeded(phase="Running"))).released
+    assert not read_pod(a_pod(0, running())).released
+
+
+@pytest.mark.parametrize(
+    ("status", "started"), [(None, False), (waiting(), False), (running(), True), (failed(), True)]
+)
+def test_a_pod_has_started_if_its_trainer_has(status, started):
+    assert read_pod(a_pod(0, status)).started is started
+
+
+# Disruptions
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason"),
+    [
+        (
+            a_pod(0, failed(conditions=[disruption_target("PreemptionByScheduler")])),
+            "PreemptionByScheduler",
+        ),
+        (
+            a_pod(0, {"phase": "Running", "conditions": [disruption_target("TaintManager")]}),
+            "TaintManager",
+        ),
+        (a_pod(0, evicted()), "Evicted"),
+        (a_pod(0, rejected_by_kubelet("OutOfmemory")), "OutOfmemory"),
+        (a_pod(0, ended(137, reason="ContainerStatusUnknown")), "NodeRestarted"),
+        (a_pod(0, running(), deleted_at=NOW), "PodDeleted"),
+        (a_pod(0, {"phase": "Failed"}), "PodLost"),
+    ],
+)
+def test_a_disruption_has_a_reason(pod, reason):
+    assert read_pod(pod).disruption.reason == reason
+
+
+@pytest.mark.parametrize("status", [running(), failed("boom"), succeeded(), waiting(), None])
+def test_other_pods_are_not_disrupted(status):
+    assert read_pod(a_pod(0, status)).disruption is None
+
+
+def test_a_disruption_that_was_cancelled_is_ignored():
+    cancelled = {**disruption_target(), "status": "False"}
+    assert read_pod(a_pod(0, {"phase": "Running", "conditions": [cancelled]})).disruption is None
+
+
+def test_a_pod_that_succeeded_was_not_disrupted():
+    pod = a_pod(0, succeeded(conditions=[disruption_target()]), deleted_at=NOW)
+    assert read_pod(pod).disruption is None
+
+
+def test_the_time_of_a_deletion_is_that_of_the_request():
+    assert read_pod(a_pod(0, running(), deleted_at=at(4), grace=300)).disruption.time == at(4)
+
+
+def test_the_time_of_a_deletion_without_a_grace_period_is_its_deadline():
+    pod = a_pod(0, running(), deleted_at=at(4), grace=0)
+    del pod["metadata"]["deletionGracePeriodSeconds"]
+    assert read_pod(pod).disruption.time == at(4)
+
+
+@pytest.mark.parametrize("seconds", [10**12, 2**63 - 1, -(10**12)])
+def test_any_64_bit_grace_period_is_read(seconds):
+    pod = a_pod(0, {"phase": "Running"}, deleted_at=NOW)
+    pod["metadata"]["deletionGracePeriodSeconds"] = seconds
+    assert read_pod(pod).disruption
+
+
+# Pods that cannot start
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (unschedulable("no room"), "Unschedulable", "no room"),
+        (waiting("ErrImagePull", "not found"), "ImagePull", "not found"),
+        (waiting("ImagePullBackOff"), "ImagePull", "ImagePullBackOff"),
+        (waiting("InvalidImageName", "bad"), "ImagePull", "bad"),
+        (
+            waiting("CreateContainerConfigError", "no secret"),
+            "CreateContainerConfigError",
+            "no secret",
+        ),
+    ],
+)
+def test_a_blocked_pod_has_a_reason_and_a_message(status, reason, message):
+    blocked = read_pod(a_pod(0, status)).blocked
+    assert (blocked.reason, blocked.message) == (reason, message)
+
+
+@pytest.mark.parametrize(
+    "status", [None, waiting(), waiting("PodInitializing"), running(), failed()]
+)
+def test_a_pod_that_starts_or_has_started_is_not_blocked(status):
+    assert read_pod(a_pod(0, status)).blocked is None
+
+
+# Init containers
+
+
+def init_status(state, name="prepare"):
+    return {"initContainerStatuses": [{"name": name, "state": state}]}
+
+
+def test_an_init_container_that_failed_is_a_failure_of_the_job():
+    state = {"terminated": {"exitCode": 3, "message": "no data"}}
+    pod = read_pod(a_pod(0, {"phase": "Failed", **init_status(state)}))
+    assert (pod.state, pod.exit_code, pod.disruption) == (TrainerState.FAILED, 3, None)
+    assert pod.message == "init container prepare: no data"
+    assert not pod.started
+
+
+def test_a_blocked_init_container_is_named():
+    state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
+    pod = read_pod(a_pod(0, {"phase": "Pending", **init_status(state)}))
+    assert pod.blocked.message == "init container prepare: not found"
+
+
+# Pods of other owners
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {},
+        {names.LABEL_ATTEMPT: "0"},
+        {names.LABEL_INDEX: "0"},
+        {names.LABEL_ATTEMPT: "", names.LABEL_INDEX: "0"},
+        {names.LABEL_ATTEMPT: "-1", names.LABEL_INDEX: "0"},
+        {names.LABEL_ATTEMPT: "one", names.LABEL_INDEX: "0"},
+        {names.LABEL_ATTEMPT: None, names.LABEL_INDEX: "0"},
+    ],
+)
+def test_a_pod_without_the_labels_of_attempt_and_index_is_not_read(labels):
+    pod = a_pod(0)
+    pod["metadata"]["labels"] = labels
+    assert read_pod(pod) is None
+
+
+@pytest.mark.parametrize(
+    "pod", [{}, {"metadata": None}, {"metadata": {"labels": None}}, {"metadata": 7}]
+)
+def test_an_object_without_metadata_is_not_read(pod):
+    assert read_pod(pod) is None
+    assert owner_uid(pod) == ""
+
+
+def test_the_owner_of_a_pod_is_the_job_that_controls_it():
+    pod = a_pod(0)
+    assert owner_uid(pod) == pod["metadata"]["ownerReferences"][0]["uid"]
+
+
+@pytest.mark.parametrize("change", [{"controller": False}, {"kind": "Job"}])
+def test_an_owner_that_is_no_controlling_job_is_ignored(change):
+    pod = a_pod(0)
+    pod["metadata"]["ownerReferences"][0].update(change)
+    assert owner_uid(pod) == ""

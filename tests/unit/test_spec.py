@@ -1,0 +1,430 @@
+"""The spec of a job: its defaults, what is accepted, and the message for each wrong field."""
+
+import pytest
+from builders import a_spec
+
+from ddpjob.core import names
+from ddpjob.core.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, POD_FIELDS
+from ddpjob.core.readers import SpecError
+from ddpjob.core.spec import (
+    Checkpoint,
+    FailurePolicy,
+    Spec,
+    refuse_unknown_fields,
+)
+
+
+def trainer_overlay(**fields):
+    """Return a podTemplate that sets fields of the trainer's container."""
+    return {"spec": {"containers": [{"name": "trainer", **fields}]}}
+
+
+# What is refused, and the whole message
+
+A_STRING = "a string that is not empty"
+STRINGS = "a list of at least one string (put numbers in quotes)"
+OBJECTS = "a list of objects"
+NODES = "an integer from 1 to 1000"
+PROCESSES = "'auto' or an integer from 1 to 256"
+BUDGET = "an integer from 0 to 2147483647"
+MOUNT_PATH = "an absolute path other than '/' and without ':'"
+OWNED = "is set by the operator; remove it"
+FLAG = (
+    "is a flag of torchrun that the operator sets; begin with the script or -m, and use nodes, "
+    "nprocPerNode, torchrun.rdzvConf and failurePolicy"
+)
+
+REFUSED = {
+    "no object": ([], "spec: must be an object, got []"),
+    "no image": ({"image": None}, f"spec.image: is required; it must be {A_STRING}"),
+    "empty image": ({"image": ""}, f'spec.image: must be {A_STRING}, got ""'),
+    "no args": ({"args": []}, f"spec.args: must be {STRINGS}, got []"),
+    "args as a string": ({"args": "x.py"}, f'spec.args: must be {STRINGS}, got "x.py"'),
+    "number in args": ({"args": ["x.py", 2]}, f'spec.args: must be {STRINGS}, got ["x.py", 2]'),
+    "no nodes": ({"nodes": 0}, f"spec.nodes: must be {NODES}, got 0"),
+    "too many nodes": ({"nodes": 1001}, f"spec.nodes: must be {NODES}, got 1001"),
+    "nodes as a string": ({"nodes": "2"}, f'spec.nodes: must be {NODES}, got "2"'),
+    "nodes as a boolean": ({"nodes": True}, f"spec.nodes: must be {NODES}, got true"),
+    "too many processes": (
+        {"nprocPerNode": 257},
+        "spec.nprocPerNode: must be an integer from 1 to 256, got 257",
+    ),
+    "processes as a string": (
+        {"nprocPerNode": "gpu"},
+        f'spec.nprocPerNode: must be {PROCESSES}, got "gpu"',
+    ),
+    "8 processes on each of several trn1 nodes": (
+        {"accelerator": "trn1.32xlarge", "nodes": 2, "nprocPerNode": 8},
+        "spec.nprocPerNode: must be 32 or auto with accelerator trn1.32xlarge on each of several "
+        "nodes, got 8",
+    ),
+    "16 processes on one trn1 node": (
+        {"accelerator": "trn1.32xlarge", "nodes": 1, "nprocPerNode": 16},
+        "spec.nprocPerNode: must be 1, 2, 8, 32 or auto with accelerator trn1.32xlarge on one "
+        "node, got 16",
+    ),
+    "several small trn1 nodes": (
+        {"accelerator": "trn1.2xlarge", "nodes": 2},
+        "spec.nodes: must be 1 with accelerator trn1.2xlarge, which has no EFA to reach another "
+        "node, got 2",
+    ),
+    "unknown accelerator": (
+        {"accelerator": "quantum"},
+        'spec.accelerator: unknown profile "quantum"; the profiles are cpu, gpu, trn1.32xlarge, '
+        "trn1.2xlarge",
+    ),
+    "misspelt accelerator": (
+        {"accelerator": "trn1.32xlage"},
+        "spec.accelerator: unknown profile \"trn1.32xlage\" (did you mean 'trn1.32xlarge'?); "
+        "the profiles are cpu, gpu, trn1.32xlarge, trn1.2xlarge",
+    ),
+    "empty accelerator": ({"accelerator": ""}, f'spec.accelerator: must be {A_STRING}, got ""'),
+    "a flag of torchrun": (
+        {"args": ["--standalone", "train.py"]},
+        f"spec.args: --standalone {FLAG}",
+    ),
+    "a flag of torchrun with a value": (
+        {"args": ["--rdzv_endpoint=x", "train.py"]},
+        f"spec.args: --rdzv_endpoint=x {FLAG}",
+    ),
+    "a second mount at the checkpoints": (
+        {
+            "checkpoint": {"claimName": "c"},
+            "volumeMounts": [{"name": "v", "mountPath": "/checkpoints/"}],
+        },
+        "spec.volumeMounts: /checkpoints/ is the mount path of spec.checkpoint; remove the mount "
+        "or choose another path",
+    ),
+    "empty command": (
+        {"torchrun": {"command": []}},
+        f"spec.torchrun.command: must be {STRINGS}, got []",
+    ),
+    "torchrun as a string": (
+        {"torchrun": "torchrun"},
+        'spec.torchrun: must be an object, got "torchrun"',
+    ),
+    "is_host": (
+        {"torchrun": {"rdzvConf": {"is_host": "true"}}},
+        "spec.torchrun.rdzvConf.is_host: is set by the operator, node 0 is the host; remove it",
+    ),
+    "is_host inside another value": (
+        {"torchrun": {"rdzvConf": {"join_timeout": "60,is_host=false"}}},
+        "spec.torchrun.rdzvConf.join_timeout: must be a number or a string without comma, '=' and "
+        'space, got "60,is_host=false"',
+    ),
+    "checkpoint without a claim": (
+        {"checkpoint": {"mountPath": "/x"}},
+        f"spec.checkpoint.claimName: is required; it must be {A_STRING}",
+    ),
+    "empty checkpoint": (
+        {"checkpoint": {}},
+        f"spec.checkpoint.claimName: is required; it must be {A_STRING}",
+    ),
+    "negative maxRestarts": (
+        {"failurePolicy": {"maxRestarts": -1}},
+        f"spec.failurePolicy.maxRestarts: must be {BUDGET}, got -1",
+    ),
+    "maxDisruptions as a string": (
+        {"failurePolicy": {"maxDisruptions": "many"}},
+        f'spec.failurePolicy.maxDisruptions: must be {BUDGET}, got "many"',
+    ),
+    "env as an object": (
+        {"env": {"A": "b"}},
+        f'spec.env: must be {OBJECTS}, got {{"A": "b"}}',
+    ),
+    "env of strings": ({"env": ["A=b"]}, f'spec.env: must be {OBJECTS}, got ["A=b"]'),
+    "variable without a name": (
+        {"env": [{"value": "b"}]},
+        f"spec.env[].name: is required; it must be {A_STRING}",
+    ),
+    "variable with a number": (
+        {"env": [{"name": "A", "value": 3}]},
+        "spec.env: the value of A must be a string, got 3; put it in quotes",
+    ),
+    "volumes as an object": (
+        {"volumes": {"a": {}}},
+        f'spec.volumes: must be {OBJECTS}, got {{"a": {{}}}}',
+    ),
+    "two volumes of one name": (
+        {"volumes": [{"name": "data"}, {"name": "data"}]},
+        "spec.volumes: several items have the name data; keep one",
+    ),
+    "a volume name of the operator": (
+        {"volumes": [{"name": "ddpjob-shm"}]},
+        "spec.volumes: the volume name ddpjob-shm is reserved: names that begin with ddpjob- "
+        "belong to the operator; choose another name",
+    ),
+    "mounts of strings": (
+        {"volumeMounts": ["/data"]},
+        f'spec.volumeMounts: must be {OBJECTS}, got ["/data"]',
+    ),
+    "mount without a path": (
+        {"volumeMounts": [{"name": "data"}]},
+        f"spec.volumeMounts[].mountPath: is required; it must be {A_STRING}",
+    ),
+    "tolerations": ({"tolerations": "all"}, f'spec.tolerations: must be {OBJECTS}, got "all"'),
+    "resources as a string": (
+        {"resources": "many"},
+        'spec.resources: must be an object, got "many"',
+    ),
+    "limits as a string": (
+        {"resources": {"limits": "many"}},
+        'spec.resources.limits: must be an object, got "many"',
+    ),
+    "requests as a list": (
+        {"resources": {"requests": []}},
+        "spec.resources.requests: must be an object, got []",
+    ),
+    "affinity as a list": ({"affinity": []}, "spec.affinity: must be an object, got []"),
+    "nodeSelector as a list": (
+        {"nodeSelector": ["x"]},
+        'spec.nodeSelector: must be an object, got ["x"]',
+    ),
+    "pull policy as a number": (
+        {"imagePullPolicy": 3},
+        f"spec.imagePullPolicy: must be {A_STRING}, got 3",
+    ),
+    "service account as a list": (
+        {"serviceAccountName": ["x"]},
+        f'spec.serviceAccountName: must be {A_STRING}, got ["x"]',
+    ),
+    "a label of the operator": (
+        {"podTemplate": {"metadata": {"labels": {"ddpjob.dev/attempt": "7"}}}},
+        f"spec.podTemplate.metadata.labels: ddpjob.dev/attempt {OWNED}",
+    ),
+    "an annotation of the operator": (
+        {"podTemplate": {"metadata": {"annotations": {"ddpjob.dev/x": "7"}}}},
+        f"spec.podTemplate.metadata.annotations: ddpjob.dev/x {OWNED}",
+    ),
+    "containers as an object": (
+        {"podTemplate": {"spec": {"containers": {"trainer": {}}}}},
+        f'spec.podTemplate.spec.containers: must be {OBJECTS}, got {{"trainer": {{}}}}',
+    ),
+    "a reserved variable in the template": (
+        {"podTemplate": trainer_overlay(env=[{"name": "RANK", "value": "0"}])},
+        "spec.podTemplate.spec.containers[trainer].env: RANK is set by torchrun for each process; "
+        "remove it",
+    ),
+    "a volume name of the operator in the template": (
+        {"podTemplate": {"spec": {"volumes": [{"name": "ddpjob-home"}]}}},
+        "spec.podTemplate.spec.volumes: the volume name ddpjob-home is reserved: names that begin "
+        "with ddpjob- belong to the operator; choose another name",
+    ),
+}
+
+
+def refusal_of(fields) -> str:
+    with pytest.raises(SpecError) as refused:
+        Spec.from_dict(fields)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_field_is_refused_with_a_message(fields, message):
+    spec = a_spec(**fields) if isinstance(fields, dict) else fields
+    assert refusal_of(spec) == message
+
+
+@pytest.mark.parametrize("path", ["checkpoints", "/", "//", "/a:b"])
+def test_a_mount_path_must_be_absolute_and_below_the_root(path):
+    message = refusal_of(a_spec(checkpoint={"claimName": "c", "mountPath": path}))
+    assert message == f'spec.checkpoint.mountPath: must be {MOUNT_PATH}, got "{path}"'
+
+
+@pytest.mark.parametrize(("path", "quoted"), [("", '""'), (7, "7")])
+def test_a_mount_path_must_be_a_string(path, quoted):
+    message = refusal_of(a_spec(checkpoint={"claimName": "c", "mountPath": path}))
+    assert message == f"spec.checkpoint.mountPath: must be {A_STRING}, got {quoted}"
+
+
+@pytest.mark.parametrize("name", [*sorted(names.RESERVED_VARIABLES), "PET_NNODES", "PET_"])
+def test_a_reserved_variable_is_refused_by_name(name):
+    env = [{"name": "FINE", "value": ""}, {"name": name, "value": "1"}]
+    expected = f"spec.env: {name} is set by torchrun for each process; remove it"
+    assert refusal_of(a_spec(env=env)) == expected
+
+
+def test_a_variable_that_only_resembles_a_reserved_one_is_accepted():
+    env = [{"name": name} for name in ("MY_RANK", "RANKS", "PETS", "rank", "DDP_ATTEMPT")]
+    assert Spec.from_dict(a_spec(env=env)).pod_fields["env"] == env
+
+
+@pytest.mark.parametrize("field", OWNED_POD_FIELDS)
+def test_a_pod_field_that_the_operator_sets_is_refused(field):
+    message = refusal_of(a_spec(podTemplate={"spec": {field: "x"}}))
+    assert message == f"spec.podTemplate.spec.{field}: {OWNED}"
+
+
+@pytest.mark.parametrize("field", OWNED_TRAINER_FIELDS)
+def test_a_trainer_field_that_the_operator_sets_is_refused(field):
+    message = refusal_of(a_spec(podTemplate=trainer_overlay(**{field: ["x"]})))
+    assert message == f"spec.podTemplate.spec.containers[trainer].{field}: {OWNED}"
+
+
+def test_a_sidecar_may_set_what_the_trainer_must_not():
+    sidecar = {"name": "mesh", "command": ["x"], "env": [{"name": "RANK", "value": "0"}]}
+    spec = Spec.from_dict(a_spec(podTemplate={"spec": {"containers": [sidecar]}}))
+    assert spec.pod_template == {"spec": {"containers": [sidecar]}}
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--nn",
+        "--nnodes=2",
+        "--nproc-per-node",
+        "--nproc_per_node=2",
+        "--nod",
+        "--node_rank=0",
+        "--rdzv-id=x",
+        "--stand",
+        "--max-restarts=1",
+        "--master_addr=x",
+        "--local-addr=x",
+        "--local_addr=x",
+    ],
+)
+def test_a_flag_of_torchrun_is_refused_in_every_spelling(flag):
+    assert refusal_of(a_spec(args=[flag, "train.py"])) == f"spec.args: {flag} {FLAG}"
+
+
+@pytest.mark.parametrize(
+    "argument", ["--no-python", "--start-method=spawn", "--local-ranks-filter=0", "--nnodes-file=x"]
+)
+def test_an_argument_that_only_begins_like_a_flag_of_the_operator_is_accepted(argument):
+    assert Spec.from_dict(a_spec(args=[argument, "train.py"])).args == (argument, "train.py")
+
+
+# Fields that this version does not know
+
+UNKNOWN = {
+    "a field of a later version": ({"suspend": True}, "spec.suspend"),
+    "a misspelt field": ({"nodez": 2}, "spec.nodez"),
+    "a field of torchrun": ({"torchrun": {"maxRestarts": 1}}, "spec.torchrun.maxRestarts"),
+    "a field of the checkpoint": (
+        {"checkpoint": {"claimName": "c", "claim": "x"}},
+        "spec.checkpoint.claim",
+    ),
+    "a field of the failure policy": (
+        {"failurePolicy": {"windowSeconds": 1}},
+        "spec.failurePolicy.windowSeconds",
+    ),
+    "a field of the pod template": ({"podTemplate": {"status": {}}}, "spec.podTemplate.status"),
+    "the name of a pod": (
+        {"podTemplate": {"metadata": {"name": "x"}}},
+        "spec.podTemplate.metadata.name",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "path"), UNKNOWN.values(), ids=UNKNOWN)
+def test_an_unknown_field_is_ignored_and_listed(fields, path):
+    assert Spec.from_dict(a_spec(**fields)).unknown_fields == (path,)
+
+
+def test_unknown_fields_are_listed_in_alphabetical_order():
+    fields = a_spec(zebra=1, torchrun={"x": 1}, ant=2)
+    assert Spec.from_dict(fields).unknown_fields == ("spec.ant", "spec.torchrun.x", "spec.zebra")
+
+
+def test_unknown_fields_do_not_enter_the_pod_template():
+    template = {"metadata": {"name": "x", "labels": {"team": "a"}}, "status": {}}
+    spec = Spec.from_dict(a_spec(podTemplate=template))
+    assert spec.pod_template == {"metadata": {"labels": {"team": "a"}}}
+
+
+def test_fields_of_kubernetes_own_shapes_are_not_checked():
+    spec = Spec.from_dict(a_spec(podTemplate={"spec": {"anything": 1}}, affinity={"other": {}}))
+    assert spec.unknown_fields == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"nodez": 2}, "spec.nodez: unknown field (did you mean 'nodes'?)"),
+        (
+            {"torchrun": {"rdzvConfig": {}}},
+            "spec.torchrun.rdzvConfig: unknown field (did you mean 'rdzvConf'?)",
+        ),
+        (
+            {"torchrun": {"maxRestarts": 1}},
+            "spec.torchrun.maxRestarts: unknown field; spec.torchrun has command, rdzvConf",
+        ),
+        (
+            {"podTemplate": {"metadata": {"name": "x"}}},
+            "spec.podTemplate.metadata.name: unknown field; spec.podTemplate.metadata has "
+            "annotations, labels",
+        ),
+        (
+            {"podTemplate": {"metadata": {"ddpjob.dev/x": "7"}}},
+            "spec.podTemplate.metadata.ddpjob.dev/x: unknown field; spec.podTemplate.metadata has "
+            "annotations, labels",
+        ),
+    ],
+)
+def test_refuse_unknown_fields_names_the_field_and_what_may_be_meant(fields, message):
+    spec = Spec.from_dict(a_spec(**fields))
+    with pytest.raises(SpecError) as refused:
+        refuse_unknown_fields(spec)
+    assert str(refused.value) == message
+
+
+def test_refuse_unknown_fields_accepts_a_spec_without_them():
+    refuse_unknown_fields(Spec.from_dict(a_spec()))
+
+
+# What is accepted
+
+
+def test_the_smallest_spec_has_the_documented_defaults():
+    assert Spec.from_dict({"image": "i", "args": ["a"]}) == Spec(
+        image="i",
+        args=("a",),
+        nodes=1,
+        nproc_per_node=1,
+        accelerator="cpu",
+        devices={},
+        command=("torchrun",),
+        checkpoint=None,
+        failure_policy=FailurePolicy(max_restarts=3, max_disruptions=20),
+    )
+
+
+def test_every_field_is_read():
+    spec = Spec.from_dict(
+        a_spec(
+            nodes=4,
+            nprocPerNode=2,
+            torchrun={
+                "command": ["python", "-m", "torch.distributed.run"],
+                "rdzvConf": {"join_timeout": 60},
+            },
+            checkpoint={"claimName": "ckpt", "mountPath": "/c/"},
+            failurePolicy={"maxRestarts": 0},
+        )
+    )
+    assert (spec.nodes, spec.nproc_per_node, spec.world_size) == (4, 2, 8)
+    assert spec.command == ("python", "-m", "torch.distributed.run")
+    assert spec.rdzv_conf == {"join_timeout": "60"}
+    assert spec.checkpoint == Checkpoint("ckpt", "/c")
+    assert spec.failure_policy == FailurePolicy(0, 20)
+
+
+def test_pod_fields_are_kept_unchanged():
+    strings = dict.fromkeys(("imagePullPolicy", "serviceAccountName", "priorityClassName"), "x")
+    objects = {
+        "resources": {"limits": {"cpu": 1}},
+        "nodeSelector": {"a": "b"},
+        "affinity": {"nodeAffinity": {}},
+    }
+    item = {"name": "x", "mountPath": "/x", "deep": {"er": [1]}}
+    lists = {name: [item] for name in POD_FIELDS if name not in {**strings, **objects}}
+    fields = {**strings, **objects, **lists}
+    assert Spec.from_dict(a_spec(**fields)).pod_fields == fields
+
+
+def test_a_field_that_is_null_or_an_empty_string_counts_as_absent():
+    assert Spec.from_dict(a_spec(**dict.fromkeys(POD_FIELDS))).pod_fields == {}
+    assert Spec.from_dict(a_spec(serviceAccountName="", priorityClassName="")).pod_fields == {}
+    objects = dict.fromkeys(("checkpoint", "failurePolicy", "torchrun", "podTemplate"))
+    assert Spec.from_dict(a_spec(**objects)) == Spec.from_dict(a_spec())
