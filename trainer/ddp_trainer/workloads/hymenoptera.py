@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ddp_trainer.checkpoint import find_damage
+from ddp_trainer.checkpoint_file import find_damage
 from ddp_trainer.cli.options import HymenopteraOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.progress import Progress
