@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.runtime import Runtime, process_group
+from ddp_trainer.process_group import process_group
+from ddp_trainer.runtime import Runtime
 from ddp_trainer.workloads.shared.gradient_arms import Native
 from ddp_trainer.workloads.shared.models import MnistNet, parameter_count, resnet18
 

@@ -1,6 +1,7 @@
-"""A rendered pod as a process: paths, variables and addresses of this machine."""
+"""A rendered pod as a command: paths, variables and addresses of this machine."""
 
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,37 +12,63 @@ from ddpjob.core.job import Job
 from ddpjob.core.pod_context import Settings
 from ddpjob.core.readers import SpecError
 from ddpjob.core.status import PodCounts, Status
-from ddpjob.local.translate import LOOPBACK, Command, Folders, LocalAddresses, translate
+from ddpjob.local.addresses import LocalAddresses
+from ddpjob.local.env import LOOPBACK
+from ddpjob.local.run_files import RunFiles
+from ddpjob.local.translate import Command, translate
 
 CLAIM = {"claimName": "c", "mountPath": "/checkpoints"}
 
+DATA = {
+    "volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}],
+    "volumeMounts": [{"name": "d", "mountPath": "/data"}],
+}
 
-def job(**spec) -> Job:
+
+def make_job(**spec) -> Job:
     fields = {"image": "i", "args": ["train.py"], "nodes": 2, **spec}
-    made = Job.from_dict({"metadata": {"name": "j", "namespace": "n", "uid": "u"}, "spec": fields})
-    assert not made.spec_error
-    return replace(made, status=Status(attempt=0, pods=PodCounts(desired=fields["nodes"])))
+    metadata = {"name": "j", "namespace": "n", "uid": "u"}
+    job = Job.from_dict({"metadata": metadata, "spec": fields})
+    assert not job.spec_error
+    return replace(job, status=Status(attempt=0, pods=PodCounts(desired=fields["nodes"])))
 
 
-def command(tmp_path: Path, config_maps=None, index: int = 0, claims=None, **spec) -> Command:
+def command(tmp_path: Path, config_maps=None, claims: Mapping[str, Path] = {}, **spec) -> Command:
+    """Return the command of node 0 of a job with the fields `spec`."""
     settings = Settings(addresses=LocalAddresses(lambda: 5555))
-    (pod,) = render.pods(job(**spec), [index], settings)
-    return translate(pod, Folders(tmp_path, claims or {}), config_maps or {}, "laptop")
+    (pod,) = render.pods(make_job(**spec), [0], settings)
+    pod["spec"]["nodeName"] = "laptop"
+    return translate(pod, RunFiles(tmp_path, claims, config_maps or {}))
+
+
+def mount_of(source: dict, **mount) -> dict:
+    """Return the fields of a spec that mount one volume."""
+    return {
+        "volumes": [{"name": "v", **source}],
+        "volumeMounts": [{"name": "v", **mount}],
+    }
+
+
+def overlay(**trainer) -> dict:
+    return {"podTemplate": {"spec": {"containers": [{"name": "trainer", **trainer}]}}}
+
+
+# Claims and paths
 
 
 def test_a_claim_becomes_a_folder_of_the_run(tmp_path):
-    made = command(tmp_path, checkpoint=CLAIM)
-    assert made.env["DDP_CHECKPOINT_DIR"] == f"{tmp_path}/claims/c/j"
-    assert tmp_path / "claims/c" in made.folders
+    found = command(tmp_path, checkpoint=CLAIM)
+    assert found.env["DDP_CHECKPOINT_DIR"] == f"{tmp_path}/claims/c/j"
+    assert tmp_path / "claims/c" in found.folders
 
 
-def test_a_claim_may_be_a_folder_of_the_users(tmp_path):
-    made = command(tmp_path, checkpoint=CLAIM, claims={"c": Path("/big/disk")})
-    assert made.env["DDP_CHECKPOINT_DIR"] == "/big/disk/j"
+def test_a_claim_may_be_a_folder_that_the_user_chose(tmp_path):
+    found = command(tmp_path, checkpoint=CLAIM, claims={"c": Path("/big/disk")})
+    assert found.env["DDP_CHECKPOINT_DIR"] == "/big/disk/j"
 
 
 @pytest.mark.parametrize(
-    ("word", "becomes"),
+    ("word", "expected"),
     [
         ("/checkpoints", "{claim}"),
         ("/checkpoints/a.pt", "{claim}/a.pt"),
@@ -51,116 +78,81 @@ def test_a_claim_may_be_a_folder_of_the_users(tmp_path):
         ("a:/checkpoints", "a:{claim}"),
     ],
 )
-def test_paths_below_a_mount_are_rewritten_and_no_others(tmp_path, word, becomes):
-    made = command(tmp_path, args=["train.py", word], checkpoint=CLAIM)
-    assert made.argv[-1] == becomes.format(claim=tmp_path / "claims/c")
+def test_only_paths_below_a_mount_are_rewritten(tmp_path, word, expected):
+    found = command(tmp_path, args=["train.py", word], checkpoint=CLAIM)
+    assert found.argv[-1] == expected.format(claim=tmp_path / "claims/c")
 
 
-def test_config_maps_become_files(tmp_path):
-    mount = {
-        "volumes": [{"name": "s", "configMap": {"name": "m"}}],
-        "volumeMounts": [{"name": "s", "mountPath": "/src"}],
-    }
-    made = command(tmp_path, {"m": {"train.py": "print()"}}, args=["/src/train.py"], **mount)
-    assert list(made.files.values()) == ["print()"]
-    assert made.argv[-1] == str(next(iter(made.files)))
-
-
-def test_a_config_map_that_is_not_in_the_file_is_named(tmp_path):
-    with pytest.raises(SpecError, match="ConfigMap 'm' is not in the manifest"):
-        command(tmp_path, envFrom=[{"configMapRef": {"name": "m"}}])
-
-
-def test_a_mount_without_its_volume_is_named(tmp_path):
-    with pytest.raises(SpecError, match="volumeMounts names the volume 'x'"):
-        command(tmp_path, volumeMounts=[{"name": "x", "mountPath": "/x"}])
-
-
-def test_the_pods_own_fields_have_values_here(tmp_path):
-    env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
-    made = command(tmp_path, env=env)
-    assert made.env["POD"] == "j-0-0"
-    assert made.env["DDP_NODE_NAME"] == "laptop"
-
-
-def test_references_between_variables_are_expanded(tmp_path):
-    env = [{"name": "A", "value": "x"}, {"name": "B", "value": "$(A)-$(NOT_THERE)-$$(A)"}]
-    made = command(tmp_path, env=env, args=["train.py", "$(B)"])
-    assert made.env["B"] == "x-$(NOT_THERE)-$(A)"
-
-
-def test_processes_meet_on_the_loopback_interface_whatever_the_profile_says(tmp_path):
-    made = command(tmp_path, accelerator="gpu")
-    assert made.env["NCCL_SOCKET_IFNAME"] == made.env["GLOO_SOCKET_IFNAME"] == LOOPBACK
+def test_a_path_in_a_reference_is_rewritten_once(tmp_path):
+    env = [{"name": "DATA", "value": "/data/cifar10"}, {"name": "TRAIN", "value": "$(DATA)/train"}]
+    # The folder's own path has the mount path in it.
+    claims = {"c": Path("/data/sets")}
+    found = command(tmp_path, claims=claims, env=env, args=["train.py", "$(DATA)"], **DATA)
+    assert found.env["DATA"] == found.argv[-1] == "/data/sets/cifar10"
+    assert found.env["TRAIN"] == "/data/sets/cifar10/train"
 
 
 def test_result_and_heartbeat_are_files_of_the_run(tmp_path):
-    made = command(tmp_path)
-    assert made.result == tmp_path / "pods/j-0-0/result.json"
-    assert made.env["DDP_HEARTBEAT_FILE"].startswith(str(tmp_path))
+    found = command(tmp_path)
+    assert found.result == tmp_path / "pods/j-0-0/result.json"
+    assert found.env["DDP_HEARTBEAT_FILE"].startswith(str(tmp_path))
+    assert found.folders == (tmp_path / "pods/j-0-0",)
 
 
-def test_local_addresses_sort_by_index_and_are_all_this_machine():
-    addresses = LocalAddresses(lambda: 1)
-    spelt = [addresses.local(job(), 0, index) for index in range(20)]
-    assert spelt == sorted(spelt)
-    assert spelt[0] == "127.0.0.1"
-    assert {socket.getaddrinfo(text, 80)[0][4][0] for text in spelt} == {"127.0.0.1"}
+def test_a_working_folder_below_a_mount_is_used(tmp_path):
+    found = command(
+        tmp_path, claims={"c": Path("/big")}, **overlay(workingDir="/data/code"), **DATA
+    )
+    assert found.cwd == Path("/big/code")
 
 
-def test_every_attempt_meets_at_a_port_of_its_own():
-    ports = iter([1, 2])
-    addresses = LocalAddresses(lambda: next(ports))
-    assert [addresses.endpoint(job(), attempt) for attempt in (0, 0, 1)] == [
-        "127.0.0.1:1",
-        "127.0.0.1:1",
-        "127.0.0.1:2",
-    ]
+def test_a_working_folder_of_the_image_is_not_used(tmp_path):
+    assert command(tmp_path, **overlay(workingDir="/not/on/this/machine")).cwd is None
+
+
+# ConfigMaps
+
+
+def test_config_maps_become_files(tmp_path):
+    mount = mount_of({"configMap": {"name": "m"}}, mountPath="/src")
+    found = command(tmp_path, {"m": {"train.py": "print()"}}, args=["/src/train.py"], **mount)
+    (script,) = found.files
+    assert found.files[script] == "print()"
+    assert found.argv[-1] == str(script)
 
 
 def test_a_script_mounted_by_sub_path_is_a_file(tmp_path):
-    mount = {
-        "volumes": [{"name": "s", "configMap": {"name": "m"}}],
-        "volumeMounts": [{"name": "s", "mountPath": "/src/train.py", "subPath": "train.py"}],
-    }
-    made = command(tmp_path, {"m": {"train.py": "print()"}}, args=["/src/train.py"], **mount)
-    (script,) = made.files
-    assert made.argv[-1] == str(script)
-    assert script not in made.folders
+    source = {"configMap": {"name": "m"}}
+    mount = mount_of(source, mountPath="/src/train.py", subPath="train.py")
+    found = command(tmp_path, {"m": {"train.py": "print()"}}, args=["/src/train.py"], **mount)
+    (script,) = found.files
+    assert found.argv[-1] == str(script)
+    assert script not in found.folders
 
 
 def test_projected_config_maps_become_files(tmp_path):
-    sources = [
-        {"configMap": {"name": "m"}},
-        {"configMap": {"name": "n", "items": [{"key": "b", "path": "deep/b"}]}},
-    ]
-    mount = {
-        "volumes": [{"name": "s", "projected": {"sources": sources}}],
-        "volumeMounts": [{"name": "s", "mountPath": "/src"}],
-    }
-    made = command(tmp_path, {"m": {"a": "1"}, "n": {"b": "2"}}, **mount)
-    assert {path.name: text for path, text in made.files.items()} == {"a": "1", "b": "2"}
-    assert any(path.parts[-2:] == ("deep", "b") for path in made.files)
+    second = {"name": "n", "items": [{"key": "b", "path": "deep/b"}]}
+    sources = [{"configMap": {"name": "m"}}, {"configMap": second}]
+    mount = mount_of({"projected": {"sources": sources}}, mountPath="/src")
+    found = command(tmp_path, {"m": {"a": "1"}, "n": {"b": "2"}}, **mount)
+    assert {path.name: text for path, text in found.files.items()} == {"a": "1", "b": "2"}
+    assert any(path.parts[-2:] == ("deep", "b") for path in found.files)
 
 
-DATA = {
-    "volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}],
-    "volumeMounts": [{"name": "d", "mountPath": "/data"}],
-}
+def test_an_item_of_a_config_map_needs_a_path(tmp_path):
+    mount = mount_of({"configMap": {"name": "m", "items": [{"key": "k"}]}}, mountPath="/src")
+    with pytest.raises(SpecError, match=r"volume v: configMap.items\[\].path: is required"):
+        command(tmp_path, {"m": {"k": "text"}}, **mount)
 
 
-def test_a_path_is_placed_once_however_it_is_spelt(tmp_path):
-    env = [{"name": "DATA", "value": "/data/cifar10"}, {"name": "TRAIN", "value": "$(DATA)/train"}]
-    made = command(
-        tmp_path, claims={"c": Path("/data/sets")}, env=env, args=["train.py", "$(DATA)"], **DATA
-    )
-    assert made.env["DATA"] == made.argv[-1] == "/data/sets/cifar10"
-    assert made.env["TRAIN"] == "/data/sets/cifar10/train"
+def test_a_config_map_that_is_not_in_the_file_is_refused(tmp_path):
+    with pytest.raises(SpecError, match='ConfigMap "m" not found in the manifest'):
+        command(tmp_path, envFrom=[{"configMapRef": {"name": "m"}}])
 
 
-def test_values_of_config_maps_are_placed_and_taken_as_they_are(tmp_path):
+def test_paths_in_config_maps_are_rewritten_but_references_in_them_are_not_expanded(tmp_path):
     reference = {"configMapKeyRef": {"name": "m", "key": "SETS"}}
-    made = command(
+    found = command(
         tmp_path,
         {"m": {"SETS": "/data/$(HOME)"}},
         claims={"c": Path("/big")},
@@ -168,50 +160,100 @@ def test_values_of_config_maps_are_placed_and_taken_as_they_are(tmp_path):
         env=[{"name": "FROM", "valueFrom": reference}, {"name": "OURS", "value": "$(SETS)"}],
         **DATA,
     )
-    assert made.env["SETS"] == made.env["FROM"] == made.env["OURS"] == "/big/$(HOME)"
+    assert found.env["SETS"] == found.env["FROM"] == found.env["OURS"] == "/big/$(HOME)"
 
 
-def test_a_working_folder_below_a_mount_is_honoured(tmp_path):
-    template = {"spec": {"containers": [{"name": "trainer", "workingDir": "/data/code"}]}}
-    made = command(tmp_path, claims={"c": Path("/big")}, podTemplate=template, **DATA)
-    assert made.cwd == Path("/big/code")
+# Mounts that are refused
 
 
-def test_a_working_folder_of_the_image_leaves_the_current_one(tmp_path):
-    template = {"spec": {"containers": [{"name": "trainer", "workingDir": "/not/on/this/machine"}]}}
-    assert command(tmp_path, podTemplate=template).cwd is None
+def test_a_mount_without_its_volume_is_refused(tmp_path):
+    with pytest.raises(SpecError, match='volumeMounts: volume "x" not found in volumes'):
+        command(tmp_path, volumeMounts=[{"name": "x", "mountPath": "/x"}])
 
 
-def host_path(path: Path) -> dict:
-    return {
-        "volumes": [{"name": "h", "hostPath": {"path": str(path)}}],
-        "volumeMounts": [{"name": "h", "mountPath": "/h"}],
-    }
-
-
-def test_a_host_path_that_is_not_there_is_said_and_not_made(tmp_path):
-    with pytest.raises(SpecError, match="is not on this machine"):
-        command(tmp_path, **host_path(tmp_path / "nowhere"))
+def test_a_host_path_that_does_not_exist_is_refused_and_not_created(tmp_path):
+    missing = mount_of({"hostPath": {"path": str(tmp_path / "nowhere")}}, mountPath="/h")
+    with pytest.raises(SpecError, match=": does not exist on this machine"):
+        command(tmp_path, **missing)
     assert not (tmp_path / "nowhere").exists()
-    assert command(tmp_path, args=["/h"], **host_path(tmp_path)).argv[-1] == str(tmp_path)
+
+
+def test_a_host_path_that_exists_is_used(tmp_path):
+    mount = mount_of({"hostPath": {"path": str(tmp_path)}}, mountPath="/h")
+    assert command(tmp_path, args=["/h"], **mount).argv[-1] == str(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("mount", "says"),
+    ("mount", "message"),
     [
-        ({"mountPath": "/d", "subPathExpr": "$(POD)"}, "not subPathExpr"),
-        ({"mountPath": "/"}, "absolute path other than /"),
-        ({"mountPath": "/d", "subPath": "../../up"}, "without '..'"),
+        ({"mountPath": "/d", "subPathExpr": "$(POD)"}, "subPathExpr: is not supported"),
+        ({"mountPath": "/"}, "mountPath: must be an absolute path other than '/'"),
+        ({"mountPath": "/d", "subPath": "../../up"}, "subPath: must be a relative path without"),
     ],
 )
-def test_a_mount_that_cannot_be_had_here_gets_a_sentence(tmp_path, mount, says):
-    with pytest.raises(SpecError, match=says):
+def test_a_mount_that_cannot_work_here_is_refused(tmp_path, mount, message):
+    with pytest.raises(SpecError, match=message):
         command(tmp_path, volumes=DATA["volumes"], volumeMounts=[{"name": "d", **mount}])
 
 
-def test_a_number_in_the_overlays_env_gets_a_sentence(tmp_path):
-    template = {
-        "spec": {"containers": [{"name": "trainer", "env": [{"name": "SEED", "value": 0}]}]}
-    }
-    with pytest.raises(SpecError, match="env SEED must be a text"):
-        command(tmp_path, podTemplate=template)
+# Variables
+
+
+def test_fields_of_the_pod_have_values_of_this_machine(tmp_path):
+    env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    found = command(tmp_path, env=env)
+    assert found.env["POD"] == "j-0-0"
+    assert found.env["DDP_NODE_NAME"] == "laptop"
+
+
+def test_a_field_of_the_pod_that_this_machine_does_not_have_is_refused(tmp_path):
+    env = [{"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}]
+    message = "env CPU: source resourceFieldRef is not available on this machine"
+    with pytest.raises(SpecError, match=message):
+        command(tmp_path, env=env)
+
+
+def test_references_between_variables_are_expanded(tmp_path):
+    env = [{"name": "A", "value": "x"}, {"name": "B", "value": "$(A)-$(NOT_THERE)-$$(A)"}]
+    found = command(tmp_path, env=env, args=["train.py", "$(B)"])
+    assert found.env["B"] == "x-$(NOT_THERE)-$(A)"
+
+
+def test_a_number_in_the_overlays_env_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="env SEED: must be a string"):
+        command(tmp_path, **overlay(env=[{"name": "SEED", "value": 0}]))
+
+
+def test_an_overlay_may_remove_all_variables(tmp_path):
+    found = command(tmp_path, **overlay(env=None))
+    assert "DDP_ATTEMPT" not in found.env
+    assert found.result == tmp_path / "pods/j-0-0/result.json"
+
+
+def test_an_overlay_must_not_remove_the_trainer(tmp_path):
+    message = "spec.podTemplate.spec.containers: removes the container trainer"
+    with pytest.raises(SpecError, match=message):
+        command(tmp_path, podTemplate={"spec": {"containers": None}})
+
+
+# Addresses
+
+
+def test_processes_use_the_loopback_interface_with_any_profile(tmp_path):
+    found = command(tmp_path, accelerator="gpu")
+    assert found.env["NCCL_SOCKET_IFNAME"] == found.env["GLOO_SOCKET_IFNAME"] == LOOPBACK
+
+
+def test_local_addresses_sort_by_index_and_are_all_this_machine():
+    addresses = LocalAddresses(lambda: 1)
+    spellings = [addresses.local(make_job(), 0, index) for index in range(20)]
+    assert spellings == sorted(spellings)
+    assert spellings[0] == "127.0.0.1"
+    assert {socket.getaddrinfo(text, 80)[0][4][0] for text in spellings} == {"127.0.0.1"}
+
+
+def test_each_attempt_has_a_rendezvous_port_of_its_own():
+    ports = iter([1, 2])
+    addresses = LocalAddresses(lambda: next(ports))
+    endpoints = [addresses.endpoint(make_job(), attempt) for attempt in (0, 0, 1)]
+    assert endpoints == ["127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:2"]

@@ -23,8 +23,9 @@ from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate, without_repeats
 from ddp_trainer.interrupt import StopVote
+from ddp_trainer.process_group import process_group
 from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime, process_group
+from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
 from ddp_trainer.workloads.shared.gradient_arms import ARMS
 from ddp_trainer.workloads.shared.models import DigitsNet, ToyModel, resnet18

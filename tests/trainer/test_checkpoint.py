@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer.checkpoint import Checkpoints, write_atomically
+from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler
@@ -247,7 +247,7 @@ def test_the_parts_keep_their_own_keys(tmp_path):
 def test_a_models_versions_survive_in_its_file(tmp_path):
     """load_state_dict reads them to know how old a file is."""
     model = torch.nn.BatchNorm1d(2)
-    write_atomically(tmp_path / "model.pth", model.state_dict())
+    save_atomically(tmp_path / "model.pth", model.state_dict())
     assert (
         torch.load(tmp_path / "model.pth", weights_only=True)._metadata
         == model.state_dict()._metadata

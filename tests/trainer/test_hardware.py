@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer import hardware, interrupt
+from ddp_trainer import cpu, hardware, interrupt
 from ddp_trainer.cli.options import DigitsOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import StopVote
@@ -102,8 +102,8 @@ def test_ranks_meet_by_a_file_too(tmp_path):
 
 def test_where_the_ranks_are_is_not_written_into_a_file_that_would_keep_all_of_it(tmp_path):
     script = (
-        "import sys; from ddp_trainer.runtime import process_group\n"
-        "with process_group(init_method=sys.argv[1]) as runtime: assert runtime.ledger is None"
+        "import sys; from ddp_trainer.process_group import process_group\n"
+        "with process_group(init_method=sys.argv[1]) as runtime: assert runtime.stragglers is None"
     )
     run = alone("-c", script, f"file://{tmp_path}/meet", RANK=0, WORLD_SIZE=1)
     assert run.finish() == 0, run.stderr
@@ -123,7 +123,7 @@ def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
 def test_a_script_may_join_one_group_after_another(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from ddp_trainer.runtime import process_group\n"
+        "from ddp_trainer.process_group import process_group\n"
         "for number in range(2):\n"
         "    with process_group() as runtime: assert runtime.gather(runtime.rank) == [0, 1]\n"
     )
@@ -318,7 +318,7 @@ def test_a_policy_that_somebody_has_chosen_is_kept():
     def look():
         if on_linux:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        hardware.schedule_as_batch()
+        cpu.schedule_as_batch()
         found.append(os.sched_getscheduler(0) if on_linux else None)
 
     thread = threading.Thread(target=look)  # the policy is that of a thread
@@ -369,9 +369,9 @@ def test_malloc_is_told_to_keep_memory_unless_somebody_has_set_it(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(hardware.platform, "libc_ver", lambda: (libc, ""))
-    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=mallopt))
-    hardware.keep_freed_memory()
+    monkeypatch.setattr(cpu.platform, "libc_ver", lambda: (libc, ""))
+    monkeypatch.setattr(cpu.ctypes, "CDLL", lambda _: types.SimpleNamespace(mallopt=mallopt))
+    cpu.keep_freed_memory()
     assert told == expected
 
 
@@ -392,4 +392,4 @@ def test_malloc_is_told_to_keep_memory_unless_somebody_has_set_it(
 def test_auto_takes_what_is_there(modules, pjrt, found, monkeypatch):
     monkeypatch.setattr(hardware, "find_spec", lambda name: name in modules)
     monkeypatch.setenv("PJRT_DEVICE", pjrt)
-    assert hardware._found() == found
+    assert hardware._find() == found

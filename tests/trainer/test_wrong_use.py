@@ -2,10 +2,11 @@
 
 import pytest
 
-from ddp_trainer.cli import main, options
+from ddp_trainer.cli import command_line, main
+from ddp_trainer.cli.options import WORKLOADS
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import StopVote
-from ddp_trainer.runtime import launch_variables
+from ddp_trainer.process_group import read_launch
 
 from .launch import TRAINER, alone, torchrun
 
@@ -25,25 +26,25 @@ LAUNCHED = {
         ("imagenet", "invalid choice: 'imagenet'"),
         (
             "digits --epochs 0",
-            "argument --epochs/--num-epochs: '0' is no whole number of at least 1",
+            "argument --epochs/--num-epochs: '0' is not an integer >= 1",
         ),
         (
             "digits --batch-size many",
-            "argument --batch-size: 'many' is no whole number of at least 1",
+            "argument --batch-size: 'many' is not an integer >= 1",
         ),
         ("digits --learning-rate -1", "argument --learning-rate"),
         ("digits --seed -1", "argument --seed/--random-seed"),
         (
             "digits --seed 9223372036854775808",
-            "9223372036854775808 is too large: 9,223,372,036,854,775,807 is the most",
+            "9223372036854775808 is greater than 9,223,372,036,854,775,807",
         ),
-        ("digits --timeout 1e15", "'1e15' is no number above 0 and below 1,000,000,000"),
+        ("digits --timeout 1e15", "'1e15' is not a number > 0 and < 1,000,000,000"),
         (
             "mnist --fake --data . --num_epochs 3",
-            "leave out --epochs, --data: no effect with --fake, which keeps nothing",
+            "--epochs, --data: no effect with --fake, which keeps nothing; remove it",
         ),
-        ("mnist --data . --rounds 3", "leave out --rounds: no effect without --fake"),
-        ("skewed --uneven --skew 2", "leave out --skew: no effect with --uneven"),
+        ("mnist --data . --rounds 3", "--rounds: no effect without --fake; remove it"),
+        ("skewed --uneven --skew 2", "--skew: no effect with --uneven; remove it"),
         ("cifar10", "the following arguments are required: --data"),
         ("cifar10 --data . --stem 5x5", "argument --stem: invalid choice: '5x5'"),
         ("toy --epochs 3", "unrecognized arguments: --epochs 3"),
@@ -52,12 +53,12 @@ LAUNCHED = {
 def test_a_wrong_flag_is_named(arguments, sentence, capsys, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit, match="2"):
-        options.parse(arguments.split())
+        command_line.parse(arguments.split())
     assert sentence in capsys.readouterr().err
 
 
 def test_flags_may_be_spelt_with_underscores():
-    parsed = options.parse(
+    parsed = command_line.parse(
         [
             "cifar10",
             "--data",
@@ -86,13 +87,13 @@ def test_flags_may_be_spelt_with_underscores():
     "before", [["--local-rank=1"], ["--local_rank=1"], ["--local-rank", "1"], ["--local_rank", "1"]]
 )
 def test_the_local_rank_may_stand_before_the_workload(before):
-    parsed = options.parse([*before, "toy", "--steps", "3"])
+    parsed = command_line.parse([*before, "toy", "--steps", "3"])
     assert (parsed.workload, parsed.options.steps, parsed.options.local_rank) == ("toy", 3, 1)
 
 
 def test_a_switch_takes_a_value_as_sagemaker_passes_it():
     def resume(*words):
-        return options.parse(["cifar10", "--data", "x", *words]).options.resume
+        return command_line.parse(["cifar10", "--data", "x", *words]).options.resume
 
     assert [
         resume(),
@@ -110,49 +111,49 @@ def test_a_switch_takes_a_value_as_sagemaker_passes_it():
 def test_only_rank_0_complains_of_a_flag(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit, match="2"):
-        options.parse(["digits", "--epochs", "0"])
+        command_line.parse(["digits", "--epochs", "0"])
     assert capsys.readouterr().err == ""
 
 
 def test_the_checkpoint_folder_defaults_to_the_environment(monkeypatch):
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "/checkpoints/job")
-    assert str(options.parse(["digits"]).options.checkpoint_dir) == "/checkpoints/job"
+    assert str(command_line.parse(["digits"]).options.checkpoint_dir) == "/checkpoints/job"
     assert (
-        str(options.parse(["digits", "--checkpoint-dir", "here"]).options.checkpoint_dir) == "here"
+        str(command_line.parse(["digits", "--checkpoint-dir", "here"]).options.checkpoint_dir) == "here"
     )
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "")
-    assert options.parse(["digits"]).options.checkpoint_dir is None
+    assert command_line.parse(["digits"]).options.checkpoint_dir is None
 
 
 def test_a_checkpoint_folder_of_the_environment_is_no_wrong_flag(monkeypatch):
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "./checkpoints//job/")
-    assert options.parse(["mnist", "--fake", "--rounds", "2"]).options.fake
+    assert command_line.parse(["mnist", "--fake", "--rounds", "2"]).options.fake
 
 
 def test_the_largest_numbers_can_be_used(monkeypatch):
     monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # signals are pytest's here
-    found = options.parse(["toy", "--seed", str(options.LARGEST), "--timeout", "999999999"])
+    found = command_line.parse(["toy", "--seed", str(options.LARGEST), "--timeout", "999999999"])
     assert main.run(found) == 0
 
 
 def test_sagemakers_channel_and_model_folder_are_defaults(monkeypatch):
     monkeypatch.setenv("SM_CHANNEL_TRAINING", "/opt/ml/input/data/training")
     monkeypatch.setenv("SM_MODEL_DIR", "/opt/ml/model")
-    told = options.parse(["cifar10"]).options
+    told = command_line.parse(["cifar10"]).options
     assert (str(told.data), str(told.model_dir)) == ("/opt/ml/input/data/training", "/opt/ml/model")
-    assert str(options.parse(["cifar10", "--data", "here"]).options.data) == "here"
+    assert str(command_line.parse(["cifar10", "--data", "here"]).options.data) == "here"
 
 
 def test_every_workload_explains_itself(capsys):
-    for arguments in (["--help"], *([name, "--help"] for name in options.WORKLOADS)):
+    for arguments in (["--help"], *([name, "--help"] for name in WORKLOADS)):
         with pytest.raises(SystemExit, match="0"):
-            options.parse(arguments)
+            command_line.parse(arguments)
         assert len(capsys.readouterr().out.splitlines()) > 10
 
 
-def test_without_a_launcher_there_are_no_launch_variables():
-    assert launch_variables({}) is None
-    assert launch_variables(LAUNCHED)["WORLD_SIZE"] == 2
+def test_without_a_launcher_there_are_no_read_launch():
+    assert read_launch({}) is None
+    assert read_launch(LAUNCHED).world_size == 2
 
 
 @pytest.mark.parametrize(
@@ -160,16 +161,16 @@ def test_without_a_launcher_there_are_no_launch_variables():
     [
         (
             {"MASTER_ADDR": ""},
-            "MASTER_ADDR not set although RANK or WORLD_SIZE is: start the script with torchrun",
+            "MASTER_ADDR not set, although RANK or WORLD_SIZE is; start the script with torchrun",
         ),
         ({"MASTER_ADDR": "", "RANK": ""}, "RANK and MASTER_ADDR not set"),
-        ({"RANK": "two"}, "RANK is 'two', which is no number"),
-        ({"RANK": "2"}, "RANK is 2 but WORLD_SIZE is 2"),
+        ({"RANK": "two"}, "RANK: must be an integer, got 'two'"),
+        ({"RANK": "2"}, "RANK: must be less than WORLD_SIZE=2, got 2"),
     ],
 )
 def test_half_a_launch_is_refused(change, sentence):
     with pytest.raises(UserError, match=sentence):
-        launch_variables(LAUNCHED | change)
+        read_launch(LAUNCHED | change)
 
 
 def test_a_sentence_and_exit_code_2_instead_of_a_traceback():
@@ -206,5 +207,5 @@ def test_two_ranks_complain_once_and_torchrun_repeats_it_in_its_summary(tmp_path
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_training(arguments, sentence, capfd):
-    assert main.run(options.parse(arguments.split())) == 2
+    assert main.run(command_line.parse(arguments.split())) == 2
     assert f"ddp-trainer: {sentence}" in capfd.readouterr().err

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddp_trainer.cli import launch
+from ddp_trainer.cli import clusters, launch
 from ddp_trainer.errors import UserError
 
 TWELVE = [f"algo-{number}" for number in range(1, 13)]
@@ -28,7 +28,7 @@ def slurm(**more: str) -> dict[str, str]:
 
 def arguments(environment: dict[str, str]) -> dict[str, str]:
     return dict(
-        word.split("=", 1) for word in launch.torchrun_arguments(launch.cluster(environment))
+        word.split("=", 1) for word in launch.torchrun_arguments(clusters.find_cluster(environment))
     )
 
 
@@ -60,8 +60,8 @@ def test_neuron_cores_count_too_and_the_user_may_choose_how_many_processes_there
 
 
 def test_slurms_nodes_are_in_the_order_of_its_list():
-    found = launch.cluster(slurm(SLURM_GPUS_ON_NODE="4", SLURM_RESTART_COUNT="2"))
-    assert found == launch.Cluster(
+    found = clusters.find_cluster(slurm(SLURM_GPUS_ON_NODE="4", SLURM_RESTART_COUNT="2"))
+    assert found == clusters.Cluster(
         ("gpu08", "gpu09", "gpu10", "gpu12", "login"), 3, 4, "77-2", 29477
     )
 
@@ -79,7 +79,7 @@ def test_slurms_nodes_are_in_the_order_of_its_list():
     ],
 )
 def test_node_lists_are_expanded_as_scontrol_does(text, names):
-    assert launch.expand(text) == tuple(names.split())
+    assert clusters.expand_node_list(text) == tuple(names.split())
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,17 @@ def test_node_lists_are_expanded_as_scontrol_does(text, names):
 )
 def test_half_a_cluster_is_refused(environment, sentence):
     with pytest.raises(UserError, match=sentence.replace("[", r"\[")):
-        launch.cluster(environment)
+        clusters.find_cluster(environment)
 
 
 def test_without_a_cluster_torchrun_stays_on_this_machine():
-    assert launch.cluster({"PATH": "/bin"}) is None
-    assert launch.cluster({"SLURM_JOB_NODELIST": "login"}) is None
+    assert clusters.find_cluster({"PATH": "/bin"}) is None
+    assert clusters.find_cluster({"SLURM_JOB_NODELIST": "login"}) is None
     assert launch.torchrun_arguments(None) == ["--standalone"]
 
 
 def test_a_single_node_takes_a_free_port():
-    found = launch.cluster(
+    found = clusters.find_cluster(
         slurm(SLURM_STEP_NODELIST="gpu08", SLURM_NODEID="0", SLURM_GPUS_ON_NODE="4")
     )
     assert launch.torchrun_arguments(found) == ["--standalone", "--nproc-per-node=4"]

@@ -14,8 +14,8 @@ from gang import a_job, fails, is_running, pods, runs, status, succeeds, until
 from ddpjob.controller import act, lister, workqueue
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import CannotRun
-from ddpjob.controller.main import operate
 from ddpjob.controller.lister import Lister
+from ddpjob.controller.main import operate
 from ddpjob.controller.reconcile import Reconciler
 
 POD_PATH = "/api/v1/namespaces/ml/pods/digits-0-1"

@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.launch import TRAINER, alone, torchrun
 
 from ddp_trainer.batch_norm import synchronise
-from ddp_trainer.runtime import Runtime, process_group
+from ddp_trainer.process_group import process_group
+from ddp_trainer.runtime import Runtime
 from ddp_trainer.workloads.shared.gradient_arms import _spread
 
 DIGITS = (*TRAINER, "digits", "--epochs", 2)

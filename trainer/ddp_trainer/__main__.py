@@ -1,4 +1,7 @@
-"""`python -m ddp_trainer WORKLOAD`; apart from `main`, which the processes of --spawn could not import by this name."""
+"""Run `python -m ddp_trainer WORKLOAD`.
+
+`main` is in a module of its own, because the processes of --spawn cannot import this one by name.
+"""
 
 import sys
 

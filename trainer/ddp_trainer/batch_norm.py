@@ -1,6 +1,6 @@
-"""BatchNorm on several ranks: on shards without samples, and over the global batch.
+"""BatchNorm with several ranks: over the global batch, and on shards without samples.
 
-Plain BatchNorm under DDP normalises each rank's part of a batch by itself, as a loop over the parts would.
+Plain BatchNorm under DDP normalises each rank's part of a batch by itself.
 """
 
 from collections.abc import Iterator
@@ -16,60 +16,77 @@ from ddp_trainer.sampler import Shard
 
 
 class SynchronisedBatchNorm(_BatchNorm):
-    """nn.BatchNorm1d, 2d or 3d whose statistics in training are those of all ranks' samples together, on any device.
+    """nn.BatchNorm1d, 2d or 3d with the statistics of all ranks' samples, on any device.
 
-    (torch.nn.SyncBatchNorm refuses tensors on the CPU.)
+    torch.nn.SyncBatchNorm refuses tensors on the CPU.
 
-    Each rank's count, mean and sum of squared deviations are combined by the formula of Chan, Golub and LeVeque
-    (Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979), which subtracts no large numbers
-    from each other. A rank may have no samples at all. Costs one all-reduce forward and one backward.
+    The counts, means and sums of squared deviations of the ranks are combined by the formula of
+    Chan, Golub and LeVeque (Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances, 1979), which does not subtract large numbers. A rank may have no samples. The cost is
+    one all-reduce in the forward pass and one in the backward pass.
     """
 
     runtime: Runtime
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise `input` of shape (N, C, …), N from 0 on. Every rank calls it."""
+        """Normalise `input` of shape (N, C, …), with N from 0 on. Every rank calls it."""
         if not self.training:
             return super().forward(input)
-        at_least_float32 = torch.promote_types(
-            input.dtype, torch.float32
-        )  # as BatchNorm's own statistics
+        # BatchNorm's own statistics have at least float32 too.
+        dtype = torch.promote_types(input.dtype, torch.float32)
         with torch.autocast(input.device.type, enabled=False):
-            return self._normalise(input.to(at_least_float32)).to(input.dtype)
+            return self._normalise(input.to(dtype)).to(input.dtype)
 
     def _normalise(self, input: Tensor) -> Tensor:
-        mean, deviation2, count = self._statistics(input)
-        variance = deviation2 / count
+        mean, squares, count = self._statistics(input)
         if self.track_running_stats:
-            self._remember(mean.detach(), (deviation2 / (count - 1)).detach())
-        scale = torch.rsqrt(variance + self.eps)
+            self._update_running(mean.detach(), (squares / (count - 1)).detach())
+        scale = torch.rsqrt(squares / count + self.eps)
         shift = -mean * scale
         if self.affine:
-            scale, shift = scale * self.weight, shift * self.weight + self.bias
+            scale = scale * self.weight
+            shift = shift * self.weight + self.bias
         shape = (1, -1) + (1,) * (input.dim() - 2)
         return input * scale.view(shape) + shift.view(shape)
 
     def _statistics(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and sum of squared deviations a channel, shape (C,), and the number of values in each channel."""
-        others = [dimension for dimension in range(input.dim()) if dimension != 1]
-        channels, values = input.shape[1], input.numel() // input.shape[1]
-        if values:
-            variance, mean = torch.var_mean(input, others, correction=0)
-        else:  # zeros that still depend on the input: the backward pass, too, has to meet the other ranks
-            variance = mean = input.sum(others)
-        mine = torch.cat([mean, variance * values, mean.new_tensor([values])])
-        rank, world_size = self.runtime.rank, self.runtime.world_size
-        # Row r is what rank r has. Which row is ours is a tensor, so that on XLA all ranks record the same graph.
-        rows = input.new_zeros(world_size, len(mine)).index_put(
-            (torch.tensor([rank], device=input.device),), mine
+        """Return (mean, sum of squared deviations, count) over all ranks.
+
+        The first two have shape (C,). The count is the number of values in each channel.
+        """
+        rows = _SumOverRanks.apply(  # type: ignore[no-untyped-call]
+            self._place_in_rows(self._local_statistics(input)), self.runtime
         )
-        rows = _SumOverRanks.apply(rows, self.runtime)  # type: ignore[no-untyped-call]
-        means, deviations2, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:].detach()
+        channels = input.shape[1]
+        means = rows[:, :channels]
+        squares = rows[:, channels:-1]
+        counts = rows[:, -1:].detach()
         total = counts.sum()
         mean = (counts * means).sum(0) / total
-        return mean, (deviations2 + counts * (means - mean) ** 2).sum(0), total
+        return mean, (squares + counts * (means - mean) ** 2).sum(0), total
 
-    def _remember(self, mean: Tensor, variance: Tensor) -> None:
+    def _local_statistics(self, input: Tensor) -> Tensor:
+        """Return this rank's means, sums of squared deviations and count, shape (2 C + 1,)."""
+        values = input.numel() // input.shape[1]
+        others = [dimension for dimension in range(input.dim()) if dimension != 1]
+        if values:
+            variance, mean = torch.var_mean(input, others, correction=0)
+        else:
+            # These zeros depend on the input, so that the backward pass meets the other ranks too.
+            mean = input.sum(others)
+            variance = mean
+        return torch.cat([mean, variance * values, mean.new_tensor([values])])
+
+    def _place_in_rows(self, local: Tensor) -> Tensor:
+        """Return zeros of shape (world size, len(local)) with `local` in this rank's row.
+
+        The rank is a tensor, so that on XLA all ranks record the same graph.
+        """
+        rank = torch.tensor([self.runtime.rank], device=local.device)
+        rows = local.new_zeros(self.runtime.world_size, len(local))
+        return rows.index_put((rank,), local)
+
+    def _update_running(self, mean: Tensor, variance: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -79,11 +96,11 @@ class SynchronisedBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance, share)
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any number of dimensions from 2 on will do."""
+        """Accept any number of dimensions from 2 on."""
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """All-reduce that gradients pass through: every rank's result depends on every rank's input."""
+    """All-reduce with gradients: each rank's result depends on each rank's input."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, runtime: Runtime) -> Tensor:
@@ -96,7 +113,10 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def synchronise(model: nn.Module, runtime: Runtime) -> None:
-    """Make every BatchNorm of `model` a synchronised one, in place; parameters and buffers stay the same objects."""
+    """Make every BatchNorm of `model` a SynchronisedBatchNorm, in place.
+
+    Parameters and buffers stay the same objects.
+    """
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.__class__ = SynchronisedBatchNorm
@@ -107,11 +127,12 @@ def synchronise(model: nn.Module, runtime: Runtime) -> None:
 def batch_norm_at_rest(model: nn.Module, shard: Shard) -> Iterator[None]:
     """Let a model with BatchNorm run forward and backward on a shard without samples.
 
-    A rank that got nothing of a batch still runs the model, on an empty tensor, to take part in the all-reduce with
-    gradients of zero. Training on nothing would turn BatchNorm's running statistics into NaN, so it normalises by
-    them instead. (A shard of one sample cannot be normalised at all: the sampler's `at_least=2` gives none.)
+    A rank without samples runs the model on an empty tensor, to take part in the all-reduce with
+    gradients of zero. Training on no samples would turn BatchNorm's running statistics into NaN, so
+    inside this block BatchNorm normalises by them instead. A shard of one sample cannot be
+    normalised at all: `at_least=2` of the sampler avoids it.
     """
-    resting = []
+    resting: list[nn.Module] = []
     if len(shard.indices) == 0:
         resting = [module for module in model.modules() if _is_local(module)]
     for norm in resting:

@@ -1,4 +1,4 @@
-"""Accuracy and loss over a whole test set, every image counted exactly once at any number of ranks."""
+"""Accuracy and loss over a test set. Each sample counts exactly once at any number of ranks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +13,19 @@ from ddp_trainer.interrupt import StopVote
 from ddp_trainer.progress import Progress
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
 
-IGNORED = -100  # a label that F.cross_entropy leaves out
+# A label that F.cross_entropy leaves out.
+IGNORED = -100
+
+# Turns indices of shape (k,) into inputs and labels on the model's device.
 Fetch = Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]
 
 
 def without_repeats(labels: Tensor, shard: Shard) -> Tensor:
-    """Those labels of a shard, shape (k,), that count; IGNORED in the place of the others."""
+    """Return the labels of a shard, shape (k,), with IGNORED in the place of repeats."""
     return labels.masked_fill(torch.from_numpy(~shard.real).to(labels.device), IGNORED)
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 (each caller names the keyword arguments)
     model: nn.Module,
     fetch: Fetch,
     samples: int,
@@ -32,43 +35,51 @@ def evaluate(
     progress: Progress,
     vote: StopVote,
 ) -> dict[str, Any]:
-    """Mean loss and accuracy of the bare `model` over `samples` test samples. Every rank calls it.
+    """Return accuracy and mean loss of `model` over `samples` test samples. Every rank calls it.
 
-    `fetch` turns indices of shape (k,) into inputs and labels on the model's device; `batch_size` is the global one.
-    Only sums cross the ranks. Returns {"accuracy", "loss", "samples"}, or an empty dict when the ranks agreed in the middle
-    to stop: a test set may take longer than a node's grace.
+    `model` is the bare model, without its DDP wrapper. `batch_size` is the size of a global batch.
+    Only sums are exchanged between the ranks.
+
+    Returns {"accuracy", "loss", "samples"}. If the ranks agree to stop in the middle, it returns an
+    empty dict: a test set may take longer than a node's grace period.
     """
     runtime = progress.runtime
+    hardware = runtime.hardware
     runtime.broadcast_buffers(model)
-    runtime.hardware.end_step()  # not together with the first batch, which would be another graph than the others
+    # On XLA, the broadcast in the graph of the first batch would make that graph another one.
+    hardware.end_step()
     sampler = GlobalBatchSampler(
         samples,
         batch_size,
         runtime.rank,
         runtime.world_size,
         shuffle=False,
-        equal_shares=runtime.hardware.wants_equal_shapes,
+        equal_shares=hardware.wants_equal_shapes,
     )
-    sums = torch.zeros(
-        3, dtype=runtime.hardware.sums, device=runtime.device
-    )  # loss, correct, counted
+    # Sums of the loss, of correct samples, and of counted samples.
+    sums = torch.zeros(3, dtype=hardware.sums, device=runtime.device)
     model.eval()
     vote.soon()
     with torch.no_grad():
         for shard in sampler:
             if len(shard.indices):
-                inputs, labels = fetch(shard.indices)
-                labels = without_repeats(labels, shard)
-                logits = model(inputs)
-                loss = F.cross_entropy(logits, labels, reduction="sum").to(sums.dtype)
-                correct = (logits.argmax(1) == labels).to(sums.dtype).sum()
-                counted = (labels != IGNORED).to(sums.dtype).sum()
-                sums += torch.stack([loss, correct, counted])
-            runtime.hardware.end_step()
+                sums += _sums_of(model, fetch, shard, sums.dtype)
+            hardware.end_step()
             progress.beat(step)
             if vote.at_step_boundary():
                 return {}
     vote.soon()
-    loss_sum, correct_sum, number = runtime.sum(sums).tolist()
-    assert number == samples
-    return {"accuracy": correct_sum / number, "loss": loss_sum / number, "samples": samples}
+    loss_sum, correct_sum, counted = runtime.sum(sums).tolist()
+    assert counted == samples
+    return {"accuracy": correct_sum / counted, "loss": loss_sum / counted, "samples": samples}
+
+
+def _sums_of(model: nn.Module, fetch: Fetch, shard: Shard, dtype: torch.dtype) -> Tensor:
+    """Return the sums of loss, correct and counted samples of a shard, shape (3,)."""
+    inputs, labels = fetch(shard.indices)
+    labels = without_repeats(labels, shard)
+    logits = model(inputs)
+    loss = F.cross_entropy(logits, labels, reduction="sum")
+    correct = (logits.argmax(1) == labels).to(dtype).sum()
+    counted = (labels != IGNORED).to(dtype).sum()
+    return torch.stack([loss.to(dtype), correct, counted])

@@ -1,4 +1,7 @@
-"""SIGTERM and SIGINT: all ranks stop after the same step, or a rank whose peers are gone leaves on its own."""
+"""SIGTERM and SIGINT: all ranks stop after the same step.
+
+A rank whose peers are gone ends by itself.
+"""
 
 import os
 import signal
@@ -18,47 +21,60 @@ from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+# Time between two votes, and the most steps between them.
 SECONDS_BETWEEN_VOTES = 0.5
 STEPS_BETWEEN_VOTES = 64
-GRACE = 20.0  # torchrun kills 30 s after it passed the signal on; a checkpoint must fit in between
+
+# Seconds from a signal to the end of a process that makes no step. torchrun kills its workers 30 s
+# after it passed the signal on, and a checkpoint must fit in between.
+GRACE = 20.0
 
 
 class StopVote:
-    """Lets the ranks agree that one of them was told to stop.
+    """Lets the ranks agree to stop after one of them got a signal.
 
-    A node may get SIGTERM while its peers do not (a drained node), and a rank that simply left would take the others'
-    last steps with it. So the ranks ask each other at step boundaries. An all-reduce per step would cost a small model
-    a tenth of its speed; they ask about every half second instead, at steps that all know: with each vote rank 0
-    says, from its own measured speed, how many steps later the next one is (64 at most, in case steps become slower).
+    A node may get SIGTERM while its peers do not, for example if it is drained. A rank that simply
+    left would lose the others' last steps. So the ranks vote at step boundaries. An all-reduce in
+    each step would cost a small model a tenth of its speed. So they vote about every half second,
+    at steps that all ranks know: with each vote rank 0 announces, from its own speed, the number of
+    steps until the next one.
 
-    From the first signal on a watchdog ends the process with 128 + signal unless a vote takes place within `grace`
-    seconds: a rank blocked in a collective whose peers are gone runs no Python, and would wait for the collective's
-    own time-out. A second signal changes nothing; torchrun and a terminal both send several.
+    From the first signal on, a watchdog ends the process with 128 + signal unless a vote takes
+    place within `grace` seconds. A rank that waits in a collective for peers that are gone runs no
+    Python, and would wait until the collective's own timeout. Further signals change nothing:
+    torchrun and terminals send several.
     """
 
     def __init__(self, runtime: Runtime, grace: float = GRACE) -> None:
-        self._runtime, self._grace = runtime, grace
+        self._runtime = runtime
+        self._grace = grace
         self._received: signal.Signals | None = None
-        self.agreed: signal.Signals | None = None  # what the last vote said
         self._voted = threading.Event()
+        # The signal that the last vote agreed on.
+        self.agreed: signal.Signals | None = None
         self.soon()
         self._listen()
 
     def soon(self) -> None:
-        """Vote at the next step, and take the speed from there: another kind of steps begins. Every rank calls it."""
-        self._steps_to_vote, self._steps_since_vote = 1, 0
+        """Vote at the next step, because steps of another kind begin. Every rank calls it."""
+        self._steps_to_vote = 1
+        self._steps_since_vote = 0
         self._last_vote = time.monotonic()
 
     def at_step_boundary(self) -> signal.Signals | None:
-        """The signal that all ranks agree to stop for, or None. Every rank calls it, equally often."""
+        """Return the signal for which all ranks agree to stop, or None.
+
+        Every rank calls it, equally often.
+        """
         self._steps_to_vote -= 1
         self._steps_since_vote += 1
         if self._steps_to_vote > 0:
             return None
-        ballot = self._runtime.maximum(
-            torch.tensor([self._received or 0, self._steps_until_next()])
-        )
-        agreed, self._steps_to_vote = int(ballot[0]), int(ballot[1])
+        ballot = torch.tensor([self._received or 0, self._steps_until_next()])
+        result = self._runtime.maximum(ballot)
+        agreed = int(result[0])
+        self._steps_to_vote = int(result[1])
         self._steps_since_vote = 0
         self._last_vote = time.monotonic()
         if agreed:
@@ -68,73 +84,82 @@ class StopVote:
 
     @property
     def received(self) -> bool:
-        """Whether this process itself got a signal."""
+        """True if this process itself got a signal."""
         return self._received is not None
 
     def _steps_until_next(self) -> int:
+        """Return the steps until the next vote on rank 0, and 0 on the other ranks."""
         if not self._runtime.is_main:
             return 0
-        per_step = (time.monotonic() - self._last_vote) / self._steps_since_vote
-        return max(1, min(STEPS_BETWEEN_VOTES, int(SECONDS_BETWEEN_VOTES / max(per_step, 1e-6))))
+        seconds_per_step = (time.monotonic() - self._last_vote) / self._steps_since_vote
+        steps = int(SECONDS_BETWEEN_VOTES / max(seconds_per_step, 1e-6))
+        return max(1, min(STEPS_BETWEEN_VOTES, steps))
 
     def _listen(self) -> None:
-        # The wake-up descriptor is written by the C handler at once, while Python's own handler waits until the main
-        # thread is back from whatever it is blocked in; the watchdog has to know without it.
-        told, tell = socket.socketpair()
-        tell.setblocking(False)
-        signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)
+        # Python's handlers run only when the main thread returns from the call in which it waits.
+        # The wake-up descriptor is written by the handler in C at once, and the watchdog reads it.
+        receiver, sender = socket.socketpair()
+        sender.setblocking(False)
+        signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, self._note)
-        _keep_children_out()
-        threading.Thread(
-            target=self._watch, args=(told,), name="stop-watchdog", daemon=True
-        ).start()
+        _exclude_child_processes()
+        watchdog = threading.Thread(
+            target=self._watch, args=(receiver,), name="stop-watchdog", daemon=True
+        )
+        watchdog.start()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = self._received or signal.Signals(number)
 
-    def _watch(self, told: socket.socket) -> None:
-        number = told.recv(1)[0]
-        while (
-            number not in SIGNALS
-        ):  # but of another with a handler in Python, such as DataLoader's SIGCHLD
-            number = told.recv(1)[0]
-        if not self._voted.wait(self._grace):
-            name = signal.Signals(number).name
-            print(
-                f"ddp-trainer: {name}, and no step ended for {self._grace:g} s after it: leaving",
-                file=sys.stderr,
-            )
-            sys.stderr.flush()
-            os._exit(128 + number)
+    def _watch(self, receiver: socket.socket) -> None:
+        # Other signals with a handler in Python arrive too, such as DataLoader's SIGCHLD.
+        number = receiver.recv(1)[0]
+        while number not in SIGNALS:
+            number = receiver.recv(1)[0]
+        if self._voted.wait(self._grace):
+            return
+        name = signal.Signals(number).name
+        message = f"ddp-trainer: no step ended within {self._grace:g} s after {name}; exiting"
+        print(message, file=sys.stderr, flush=True)
+        os._exit(128 + number)
 
 
-_before_the_fork = threading.local()
+# The signal mask of the thread that forks.
+_before_fork = threading.local()
 
 
 @cache
-def _keep_children_out() -> None:
-    """Once, as it lasts as long as the process."""
+def _exclude_child_processes() -> None:
+    """Register the fork hooks, which last as long as the process, once."""
     os.register_at_fork(
-        before=_hold, after_in_parent=_let_through, after_in_child=_leave_signals_to_the_parent
+        before=_block_signals,
+        after_in_parent=_restore_mask,
+        after_in_child=_reset_child,
     )
 
 
-def _leave_signals_to_the_parent() -> None:
-    """A forked child, such as DataLoader's workers, has no vote: SIGTERM ends it, and Ctrl-C is the parent's affair."""
+def _block_signals() -> None:
+    """Block the signals during a fork.
+
+    A child that gets a signal in its first moments would write to its parent's wake-up descriptor.
+    """
+    _before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _restore_mask() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _before_fork.mask)
+
+
+def _reset_child() -> None:
+    """Reset the signals of a forked child, such as a worker of DataLoader, which does not vote.
+
+    SIGTERM ends it. Ctrl-C reaches the parent too, which decides.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _let_through()
-
-
-def _hold() -> None:
-    """Until a fork is over: a child that was told to end in its first instants would tell its parent by our descriptor."""
-    _before_the_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
-def _let_through() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _before_the_fork.mask)
+    _restore_mask()
 
 
 def leave(
@@ -145,8 +170,9 @@ def leave(
     checkpoints: Checkpoints,
     progress: Progress,
 ) -> NoReturn:
-    """Save, report, wait until every rank has got here, and raise Interrupted. Every rank calls it."""
+    """Save a checkpoint, report it, and raise Interrupted. Every rank calls it."""
     path = progress.save(checkpoints, step)
     progress.emit("interrupted", step=step, signal=number.name, path=path and str(path))
-    progress.runtime.barrier()  # a rank that left early would have its agent kill rank 0 in the middle of writing
+    # If one rank left early, its agent would kill rank 0 while it writes.
+    progress.runtime.barrier()
     raise Interrupted(number, vote.received, step)

@@ -1,7 +1,7 @@
-"""What a run tells the world: JSON lines on stdout, a heartbeat file, a result file, TensorBoard's, and where the time went.
+"""Reports of a run: JSON lines, a heartbeat file, a result file, TensorBoard, and where time went.
 
-stdout carries one JSON object per line with the key "event" and nothing else, from global rank 0 alone; everything
-meant for people goes to stderr.
+Standard output has one JSON object per line with the key "event" and nothing else, from global rank
+0 only. Messages for people go to standard error.
 """
 
 import json
@@ -21,10 +21,13 @@ from torch import Tensor
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
+from ddp_trainer.files import write_atomically
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.tensorboard import EventFile
 
+# Seconds between two writes of the heartbeat file.
 HEARTBEAT_SECONDS = 1.0
+
 PHASES = (
     "import",
     "rendezvous",
@@ -37,88 +40,98 @@ PHASES = (
     "checkpoint",
 )
 
+# Phases that do not count as training when the speed is computed.
+NOT_TRAINING = ("evaluate", "checkpoint")
+
 
 def peak_memory_mib() -> float:
-    """The most memory that this process ever had resident, in MiB."""
+    """Return the highest resident memory of this process in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(
-        peak / (2**20 if platform.system() == "Darwin" else 2**10), 1
-    )  # Darwin counts bytes, Linux KiB
+    # Darwin counts bytes, Linux KiB.
+    per_mib = 2**20 if platform.system() == "Darwin" else 2**10
+    return round(peak / per_mib, 1)
 
 
-def as_json(value: Any) -> str:
-    """One line of JSON. It has neither NaN nor infinity, for which stands null."""
+def to_json(value: Any) -> str:
+    """Return one line of JSON. JSON has neither NaN nor infinity: they become null."""
+    return json.dumps(_finite(value))
 
-    def finite(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: finite(found) for name, found in value.items()}
-        if isinstance(value, list | tuple):
-            return [finite(found) for found in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(finite(value))
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 class Progress:
-    """The reporter of one run.
+    """The reports of one run.
 
-    `environment` is where DDP_RESULT_FILE, DDP_HEARTBEAT_FILE and DDP_TENSORBOARD_DIR are looked up.
+    `environment` has DDP_RESULT_FILE, DDP_HEARTBEAT_FILE and DDP_TENSORBOARD_DIR, if they are set.
     """
 
     def __init__(
         self, runtime: Runtime, log_every: int = 50, environment: Mapping[str, str] = os.environ
     ) -> None:
-        self.runtime, self.log_every = runtime, log_every
+        self.runtime = runtime
+        self.log_every = log_every
+        # Seconds spent in each phase.
         self.seconds = dict.fromkeys(PHASES, 0.0) | dict(runtime.seconds)
-        self._result_file = environment.get("DDP_RESULT_FILE") if runtime.is_main else None
-        self._heartbeat_file = (
-            environment.get("DDP_HEARTBEAT_FILE") if runtime.local_rank == 0 else None
-        )
-        self._board_folder = environment.get("DDP_TENSORBOARD_DIR") if runtime.is_main else None
+        is_main = runtime.is_main
+        self._result_file = environment.get("DDP_RESULT_FILE") if is_main else None
+        self._board_folder = environment.get("DDP_TENSORBOARD_DIR") if is_main else None
         self._board: EventFile | None = None
-        self._last_beat = float("-inf")
-        self._told_of_heartbeat = self._told_of_divergence = False
-        self._total_steps = self._epochs = 0
+        self._heartbeat = Heartbeat.from_environment(runtime, environment)
+        self._warned_of_divergence = False
+        self._total_steps = 0
+        self._epochs = 0
+        # Sums since the last report.
         self._loss_sum = torch.zeros((), dtype=runtime.hardware.sums, device=runtime.device)
         self._samples = 0
-        self._interval_began = time.perf_counter()
+        self._interval_start = time.perf_counter()
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Book the block's wall time to `phase`. On a GPU, work counts where the CPU waits for it."""
-        began = time.perf_counter()
+        """Add the block's wall time to `phase`. Work of a GPU counts where the CPU waits for it."""
+        started = time.perf_counter()
         try:
             yield
         finally:
-            spent = time.perf_counter() - began
+            spent = time.perf_counter() - started
             self.seconds[phase] += spent
-            if phase in ("evaluate", "checkpoint"):  # not part of the training speed
-                self._interval_began += spent
+            if phase in NOT_TRAINING:
+                self._interval_start += spent
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Print one event (global rank 0 only); what `train` and `eval` measured goes to TensorBoard too."""
+        """Print an event on global rank 0. Numbers of `train` and `eval` go to TensorBoard too."""
         if self.runtime.is_main:
-            print(as_json({"event": event, "time": round(time.time(), 3), **fields}), flush=True)
+            line = {"event": event, "time": round(time.time(), 3), **fields}
+            print(to_json(line), flush=True)
         if self._board and event in ("train", "eval"):
+            numbers = {
+                f"{event}/{name}": value
+                for name, value in fields.items()
+                if isinstance(value, float)
+            }
             try:
-                measured = {
-                    name: value for name, value in fields.items() if isinstance(value, float)
-                }
-                self._board.add(
-                    fields["step"], {f"{event}/{name}": value for name, value in measured.items()}
-                )
+                self._board.add(fields["step"], numbers)
             except OSError as error:
-                self.runtime.warn(f"nothing more is written to {self._board_folder}: {error}")
+                self.runtime.warn(f"{self._board_folder}: no longer written ({error})")
                 self._board = None
 
     def start(self, *, epochs: int, steps: int, **fields: Any) -> None:
-        """Report the run's size. `steps` counts the whole run, those before a resume, its `resumed_step`, included.
+        """Report the size of the run.
 
-        Raises UserError where TensorBoard's files are wanted and cannot be written.
+        `steps` counts the whole run, with those before a resume (`resumed_step`). Raises UserError
+        if TensorBoard's files cannot be written.
         """
         if self._board_folder:
             self._board = EventFile(Path(self._board_folder), fields.get("resumed_step"))
-        self._epochs, self._total_steps = epochs, steps
+        self._epochs = epochs
+        self._total_steps = steps
         self.emit(
             "start",
             world_size=self.runtime.world_size,
@@ -133,9 +146,10 @@ class Progress:
     def step(
         self, step: int, epoch: int, *, loss_sum: Tensor, samples: int, learning_rate: float
     ) -> None:
-        """Note one training step; report every `log_every` steps and at the last one. Every rank calls it.
+        """Note one training step. Report every `log_every` steps and at the last one.
 
-        `loss_sum` is the sum of the losses of this rank's own samples, `samples` the size of the global batch.
+        `loss_sum` is the sum of the losses of this rank's own samples. `samples` is the size of the
+        global batch. Every rank calls it.
         """
         self.beat(step)
         self._loss_sum += loss_sum.detach()
@@ -143,12 +157,8 @@ class Progress:
         if step % self.log_every and step != self._total_steps:
             return
         loss = float(self.runtime.sum(self._loss_sum)) / self._samples
-        elapsed = time.perf_counter() - self._interval_began
-        if not math.isfinite(loss) and not self._told_of_divergence:
-            self._told_of_divergence = True
-            self.runtime.warn(
-                f"the loss is {loss} at step {step}: the training diverges, a lower learning rate may help"
-            )
+        elapsed = time.perf_counter() - self._interval_start
+        self._warn_of_divergence(loss, step)
         self.emit(
             "train",
             epoch=epoch + 1,
@@ -161,46 +171,38 @@ class Progress:
         )
         self._begin_interval()
 
+    def _warn_of_divergence(self, loss: float, step: int) -> None:
+        if math.isfinite(loss) or self._warned_of_divergence:
+            return
+        self._warned_of_divergence = True
+        self.runtime.warn(
+            f"the training diverges: the loss is {loss} at step {step}; try a lower learning rate"
+        )
+
     def save(self, checkpoints: Checkpoints, step: int) -> Path | None:
-        """Save a checkpoint, and report it where there was none of this step. Every rank calls it."""
-        began, before = time.perf_counter(), checkpoints.newest
+        """Save a checkpoint, and report it if there was none of this step. Every rank calls it."""
+        started = time.perf_counter()
+        before = checkpoints.newest
         with self.timed("checkpoint"):
             path = checkpoints.save(step)
         if path and path != before:
-            self.emit(
-                "checkpoint",
-                step=step,
-                path=str(path),
-                seconds=round(time.perf_counter() - began, 4),
-            )
+            seconds = round(time.perf_counter() - started, 4)
+            self.emit("checkpoint", step=step, path=str(path), seconds=seconds)
         return path
 
     def beat(self, step: int) -> None:
-        """Note that `step` is done; renew the heartbeat file (local rank 0, where DDP_HEARTBEAT_FILE is set) once a second."""
-        if self.runtime.ledger:
-            self.runtime.ledger.finished(step)
-        now = time.monotonic()
-        if self._heartbeat_file is None or now - self._last_beat < HEARTBEAT_SECONDS:
-            return
-        self._last_beat = now
-        path = Path(self._heartbeat_file)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_text(json.dumps({"time": time.time(), "step": step}))
-            partial.replace(path)
-        except OSError as error:  # a full disk is no reason to lose the training, and it may pass
-            if not self._told_of_heartbeat:
-                self._told_of_heartbeat = True
-                said = f"ddp-trainer: no heartbeat at step {step}: {path} cannot be written ({error.strerror or error})"
-                print(
-                    said, file=sys.stderr, flush=True
-                )  # by each node, which has a file of its own
+        """Note that `step` is done, and renew the heartbeat file."""
+        if self.runtime.stragglers:
+            self.runtime.stragglers.finished(step)
+        if self._heartbeat:
+            self._heartbeat.beat(step)
 
     def end(self, step: int, result: Mapping[str, Any]) -> None:
-        """Report success: the last event, and the result file.
+        """Report success: print the last event, and write the result file.
 
-        The result file is written in place: in a container it may be a bind mount (a termination log) that cannot be renamed
-        over, of at most 4,096 bytes. Raises UserError where it cannot be written; the event has the result by then.
+        The result file is written in place. In a container it may be a bind mount, which cannot be
+        replaced, of at most 4,096 bytes. Raises UserError if it cannot be written; the event then
+        has the result.
         """
         seconds = {phase: round(spent, 4) for phase, spent in self.seconds.items()}
         self.emit(
@@ -210,16 +212,52 @@ class Progress:
             seconds=seconds,
             peak_memory_mib=peak_memory_mib(),
         )
-        if self._result_file is not None:
-            try:
-                Path(self._result_file).write_text(as_json(result))
-            except OSError as error:
-                raise UserError(
-                    f"the training is done, but its result cannot be written to DDP_RESULT_FILE={self._result_file}: "
-                    f"{error.strerror or error}"
-                ) from error
+        if self._result_file is None:
+            return
+        try:
+            Path(self._result_file).write_text(to_json(result))
+        except OSError as error:
+            raise UserError(
+                f"DDP_RESULT_FILE={self._result_file}: the training is complete, but its result "
+                f"cannot be written ({error.strerror or error})"
+            ) from error
 
     def _begin_interval(self) -> None:
         self._loss_sum.zero_()
         self._samples = 0
-        self._interval_began = time.perf_counter()
+        self._interval_start = time.perf_counter()
+
+
+class Heartbeat:
+    """The heartbeat file of one node. It is renewed at most once per second."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last_beat = float("-inf")
+        self._warned = False
+
+    @classmethod
+    def from_environment(
+        cls, runtime: Runtime, environment: Mapping[str, str]
+    ) -> "Heartbeat | None":
+        """Return the file in DDP_HEARTBEAT_FILE on local rank 0, else None."""
+        path = environment.get("DDP_HEARTBEAT_FILE")
+        return cls(Path(path)) if path and runtime.local_rank == 0 else None
+
+    def beat(self, step: int) -> None:
+        """Write the time and `step`. A full disk may pass, so it does not end the training."""
+        now = time.monotonic()
+        if now - self._last_beat < HEARTBEAT_SECONDS:
+            return
+        self._last_beat = now
+        entry = json.dumps({"time": time.time(), "step": step}).encode()
+        try:
+            write_atomically(self._path, lambda file: file.write(entry), durable=False)
+        except OSError as error:
+            self._warn(f"{self._path}: no heartbeat at step {step} ({error.strerror or error})")
+
+    def _warn(self, message: str) -> None:
+        """Print a warning once. Every node prints it, because every node has its own file."""
+        if not self._warned:
+            self._warned = True
+            print(f"ddp-trainer: {message}", file=sys.stderr, flush=True)

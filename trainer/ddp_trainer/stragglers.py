@@ -1,9 +1,9 @@
-"""Which rank is where: kept outside the process group, so that it can still be read when the group is stuck.
+"""Finds the rank that the others wait for.
 
-When a rank is slow, its peers wait in an all-reduce and in the end raise a time-out that names nobody; the slow one
-itself raises nothing until its peers are gone. So every rank writes into the rendezvous store how far it has got, and
-every second that it lives, and a rank that timed out reads there for whom it has waited. Under torchrun the store lives
-in the agent of node 0, which outlives the workers.
+If a rank is slow, its peers wait in an all-reduce and finally raise a timeout that names no rank.
+The slow rank itself raises nothing until its peers are gone. So every rank writes its position into
+the rendezvous store, at least once per second. A rank that timed out reads there which rank it
+waited for. Under torchrun the store lives in the agent of node 0, which outlives the workers.
 """
 
 import json
@@ -20,24 +20,42 @@ from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
 
-WRITES_PER_SECOND = 1000  # of all ranks together: one store serves them all
-SHORTEST_PAUSE = 0.2  # seconds between two writes of one rank
-BEAT = 1.0  # seconds after which a rank writes even where it has got no further
-SILENCE = 3.0  # seconds without a beat after which a rank counts as frozen; more where the pauses are longer
+# One store serves all ranks. This limits the writes of all of them together.
+WRITES_PER_SECOND = 1000
+
+# Shortest time between two writes of one rank, in seconds.
+SHORTEST_PAUSE = 0.2
+
+# Seconds after which a rank writes even if its position is unchanged.
+BEAT = 1.0
+
+# Seconds without a write after which a rank counts as frozen. It is more with longer pauses.
+SILENCE = 3.0
+
 READ_TIMEOUT = timedelta(seconds=5)
-ANSWER_TIMEOUT = 6.0  # seconds; a store whose host is frozen keeps even a read that has a time-out of its own waiting
-NAMED = 8  # ranks that are listed beside the slowest, where they are as far behind
+
+# Seconds. If the store's host is frozen, even a read with a timeout of its own does not return.
+ANSWER_TIMEOUT = 6.0
+
+# Most ranks that are listed beside the slowest one.
+MAX_LISTED = 8
+
+STORE_SILENT = (
+    "a collective timed out and the rendezvous store does not answer, so the slow rank is unknown; "
+    "the store is on node 0, which may be frozen or cut off from the network: check that node first"
+)
 
 
 class SlowRankError(RuntimeError):
-    """A collective timed out; the message names the rank that the others waited for."""
+    """A collective timed out. The message names the rank that the others waited for."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Where a rank last was: since `time` (unix seconds, its own clock) in the forward or the backward pass of `step`.
+class Position:
+    """Where a rank was seen last: since `time`, in the forward or backward pass of `step`.
 
-    `beats` is how often its process has written; where it no longer grows, the process stands still.
+    `time` is unix time by the rank's own clock. `beats` counts the writes of its process. If it
+    does not grow, the process does not run.
     """
 
     step: int
@@ -47,170 +65,203 @@ class Entry:
     beats: int = 0
 
     @property
-    def position(self) -> tuple[int, bool]:
-        """What grows as a rank gets on."""
+    def progress(self) -> tuple[int, bool]:
+        """A value that grows as the rank proceeds."""
         return self.step, self.backward
 
 
-class Ledger:
-    """The entries of all ranks. Noting one costs nothing: a thread of its own does the writing.
+class StragglerDetector:
+    """Writes the position of this rank, and reads those of all ranks after a timeout.
 
-    `timeout` is how many seconds the ranks wait for each other. Shortly before it is over the thread also looks at what the
-    others write: afterwards those that waited as well are gone, too, and nothing would tell them from one that is frozen.
+    Noting a position costs nothing: a thread does the writing. `timeout` is the time in seconds
+    that the ranks wait for each other. Shortly before its end, the thread also reads the other
+    ranks' positions. After the timeout, ranks that waited as well are gone too, and could not be
+    told from one that is frozen.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout: float) -> None:
-        self._store, self._rank, self._world_size, self._timeout = store, rank, world_size, timeout
+        self._store = store
+        self._rank = rank
+        self._timeout = timeout
         self._keys = [str(other) for other in range(world_size)]
         self._step = 0
-        self._entry = Entry(0, True, time.time(), _node())
+        self._position = Position(0, True, time.time(), _node_name())
         self._pause = max(SHORTEST_PAUSE, world_size / WRITES_PER_SECOND)
         self._silence = max(SILENCE, 3 * self._pause)
-        self._looks: deque[tuple[float, dict[int, Entry]]] = deque(
-            maxlen=1 + math.ceil(self._silence / BEAT)
-        )
+        # The positions of all ranks as read before the timeout, with the time of each reading.
+        length = 1 + math.ceil(self._silence / BEAT)
+        self._readings: deque[tuple[float, dict[int, Position]]] = deque(maxlen=length)
         self._closed = threading.Event()
-        self._writer = threading.Thread(target=self._write, name="ledger", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="stragglers", daemon=True)
         self._writer.start()
 
     def finished(self, step: int) -> None:
-        """This rank has taken the optimizer step of this number."""
+        """Note that this rank has taken the optimizer step `step`."""
         self._step = step
 
     def forward(self) -> None:
-        """This rank begins the forward pass after the last finished step."""
-        self._entry = Entry(self._step + 1, False, time.time(), self._entry.node)
+        """Note the start of the forward pass after the last finished step."""
+        self._move(self._step + 1, backward=False)
 
     def backward(self) -> None:
-        """Its forward pass is over; in the backward pass it needs its peers."""
-        self._entry = Entry(self._step + 1, True, time.time(), self._entry.node)
+        """Note the end of that forward pass. In the backward pass the rank needs its peers."""
+        self._move(self._step + 1, backward=True)
 
     def rest(self) -> None:
-        """What it noted since the last finished step was no step: forget it."""
-        self._entry = Entry(self._step, True, time.time(), self._entry.node)
+        """Forget what was noted since the last finished step, because it was no step."""
+        self._move(self._step, backward=True)
+
+    def _move(self, step: int, *, backward: bool) -> None:
+        self._position = Position(step, backward, time.time(), self._position.node)
 
     def close(self) -> None:
-        """Write no more. A thread that was still in the store when Python ends would abort the process."""
+        """Stop writing. A thread that uses the store while Python ends would abort the process."""
         self._closed.set()
         self._writer.join(1.0)
 
     def _write(self) -> None:
-        written: Entry | None = None
-        beats, since, last = 0, 0.0, 0.0
+        """Write the position whenever it has changed, and once per BEAT."""
+        written: Position | None = None
+        beats = 0
+        last_write = 0.0
+        waiting_since = 0.0
         while True:
-            entry, now = self._entry, time.monotonic()
-            further = entry is not written
-            if further:
-                since = now
-            if further or now - last >= BEAT:
-                beats, last = beats + 1, now
+            position = self._position
+            now = time.monotonic()
+            has_moved = position is not written
+            if has_moved:
+                waiting_since = now
+            if has_moved or now - last_write >= BEAT:
+                beats += 1
+                last_write = now
                 try:
-                    self._store.set(
-                        str(self._rank), json.dumps(asdict(replace(entry, beats=beats)))
-                    )
-                except (
-                    RuntimeError
-                ):  # the store's host is gone, and with it whoever could read this
+                    entry = json.dumps(asdict(replace(position, beats=beats)))
+                    self._store.set(str(self._rank), entry)
+                except RuntimeError:
+                    # The store's host is gone, and with it everything that could read this.
                     return
-                written = entry
-                if not further and now - since >= self._timeout - 2 * self._silence:
-                    self._look()
+                written = position
+                near_timeout = self._timeout - 2 * self._silence
+                if not has_moved and now - waiting_since >= near_timeout:
+                    self._take_reading()
             if self._closed.wait(self._pause):
                 return
 
-    def _look(self) -> None:
+    def _take_reading(self) -> None:
         with suppress(RuntimeError, ValueError):
-            if self._store.check(self._keys):  # at once: all have written something
-                found = self._read()
-                self._looks.append((time.monotonic(), found))
+            # Without this check, reading would wait for ranks that have not written yet.
+            if self._store.check(self._keys):
+                positions = self._read()
+                self._readings.append((time.monotonic(), positions))
 
-    def who_is_slow(self) -> str | None:
-        """A sentence on the rank that the others wait for, after a time-out; None where nothing tells it from the others."""
-        said: list[str | None] = []
-        asking = threading.Thread(target=lambda: said.append(self._ask()), daemon=True)
-        asking.start()
-        asking.join(ANSWER_TIMEOUT)
-        if asking.is_alive():
+    def describe_slow_rank(self) -> str | None:
+        """Return a sentence on the rank that the others wait for, after a timeout.
+
+        Return None if no rank differs from the others.
+        """
+        answers: list[str | None] = []
+        reader = threading.Thread(target=lambda: answers.append(self._find()), daemon=True)
+        reader.start()
+        reader.join(ANSWER_TIMEOUT)
+        if reader.is_alive():
             return STORE_SILENT
-        return said[0] if said else None
+        return answers[0] if answers else None
 
-    def _ask(self) -> str | None:
+    def _find(self) -> str | None:
         try:
-            entries = self._read()
-        except (RuntimeError, ValueError):  # the store's host is gone
+            positions = self._read()
+        except (RuntimeError, ValueError):
+            # The store's host is gone.
             return None
+        earlier = self._earlier_reading()
+        if earlier:
+            seconds, before = earlier
+            found = describe_frozen(before, positions, seconds)
+            if found:
+                return found
+        return describe_slowest(positions, time.time(), self._timeout)
+
+    def _earlier_reading(self) -> tuple[float, dict[int, Position]] | None:
+        """Return the newest reading that is old enough to show silence, with its age in seconds."""
         now = time.monotonic()
-        old_enough = [
-            (now - at, earlier) for at, earlier in list(self._looks) if now - at >= self._silence
-        ]
-        who = frozen(old_enough[-1][1], entries, old_enough[-1][0]) if old_enough else None
-        return who or slowest(entries, time.time(), self._timeout)
+        for taken, positions in reversed(list(self._readings)):
+            age = now - taken
+            if age >= self._silence:
+                return age, positions
+        return None
 
-    def _read(self) -> dict[int, Entry]:
+    def _read(self) -> dict[int, Position]:
         self._store.wait(self._keys, READ_TIMEOUT)
-        return {
-            rank: Entry(**json.loads(found))
-            for rank, found in enumerate(self._store.multi_get(self._keys))
-        }
+        entries = self._store.multi_get(self._keys)
+        return {rank: Position(**json.loads(entry)) for rank, entry in enumerate(entries)}
 
 
-def slowest(entries: Mapping[int, Entry], now: float, timeout: float) -> str | None:
-    """Say which rank is behind, on which node, where it last was and how long its peers have waited. Pure.
+def describe_slowest(positions: Mapping[int, Position], now: float, timeout: float) -> str | None:
+    """Return a sentence on the rank that is furthest behind, or None if all are equally far.
 
-    Of several that are equally far behind, the one not heard of for longest is named first, the others after it.
+    Of several such ranks, the one that was not heard of for longest comes first. `now` is unix
+    time.
     """
-    last = min(entries, key=lambda rank: (entries[rank].position, entries[rank].time))
-    first = max(entries, key=lambda rank: (entries[rank].position, -entries[rank].time))
-    slow, fast = entries[last], entries[first]
-    if slow.position == fast.position:
+
+    def order(rank: int) -> tuple[tuple[int, bool], float]:
+        return positions[rank].progress, positions[rank].time
+
+    last = min(positions, key=order)
+    most = max(position.progress for position in positions.values())
+    leaders = [rank for rank, position in positions.items() if position.progress == most]
+    first = min(leaders, key=order)
+    slow = positions[last]
+    fast = positions[first]
+    if slow.progress == fast.progress:
         return None
     others = [
-        rank for rank, entry in entries.items() if entry.position == slow.position and rank != last
+        rank
+        for rank, position in positions.items()
+        if position.progress == slow.progress and rank != last
     ]
     return (
-        f"rank {last} on {slow.node} is slow or stuck: it was last seen {_where(slow)}, {now - slow.time:.1f} s ago; rank "
-        f"{first} on {fast.node} has waited for it in step {fast.step} for {now - fast.time:.1f} s, longer than the "
-        f"time-out of {timeout:g} s. {_likewise('As far behind', others)}Look at that rank's node and log, or allow more with "
-        "--timeout"
+        f"rank {last} on {slow.node} is slow or stuck: it was last seen {_describe_step(slow)}, "
+        f"{now - slow.time:.1f} s ago; rank {first} on {fast.node} has waited for it in step "
+        f"{fast.step} for {now - fast.time:.1f} s, longer than the timeout of {timeout:g} s. "
+        f"{_list_ranks('As far behind', others)}Check that rank's node and log, or allow more time "
+        "with --timeout"
     )
 
 
-def frozen(before: Mapping[int, Entry], after: Mapping[int, Entry], seconds: float) -> str | None:
-    """Say which of the ranks furthest behind have written nothing in the seconds between; None where that is none or all.
+def describe_frozen(
+    before: Mapping[int, Position], after: Mapping[int, Position], seconds: float
+) -> str | None:
+    """Return a sentence on the ranks furthest behind that wrote nothing between two readings.
 
-    Goes by what was written, not by when: the clocks of two nodes may differ. Pure.
+    `seconds` is the time between the readings. Return None if no such rank, or all of them, wrote
+    nothing. What was written counts, not when: the clocks of two nodes may differ.
     """
-    position = min(entry.position for entry in after.values())
-    behind = [rank for rank, entry in after.items() if entry.position == position]
+    least = min(position.progress for position in after.values())
+    behind = [rank for rank, position in after.items() if position.progress == least]
     silent = [rank for rank in behind if after[rank].beats == before[rank].beats]
     if not silent or len(silent) == len(behind):
         return None
-    first, *others = silent
+    first = silent[0]
     return (
-        f"rank {first} on {before[first].node} is frozen or cut off: it was last seen {_where(before[first])}, where "
-        f"others wait for it, and its process has written nothing for {seconds:.0f} s or more. "
-        f"{_likewise('Likewise', others)}Look at that rank's node and log"
+        f"rank {first} on {before[first].node} is frozen or cut off: it was last seen "
+        f"{_describe_step(before[first])}, where others wait for it, and its process has written "
+        f"nothing for at least {seconds:.0f} s. {_list_ranks('Likewise', silent[1:])}"
+        "Check that rank's node and log"
     )
 
 
-STORE_SILENT = (
-    "a collective has timed out, and the rendezvous store does not answer, so nobody can say which rank is slow: the store "
-    "is on node 0, which may be frozen or cut off from the network. Look at that node first"
-)
+def _describe_step(position: Position) -> str:
+    return f"in step {position.step}" if position.step else "before its first step"
 
 
-def _where(entry: Entry) -> str:
-    return f"in step {entry.step}" if entry.step else "before its first step"
-
-
-def _likewise(how: str, ranks: list[int]) -> str:
+def _list_ranks(introduction: str, ranks: list[int]) -> str:
     if not ranks:
         return ""
-    named = ", ".join(str(rank) for rank in ranks[:NAMED])
-    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
-    return f"{how}: rank {named}{more}. "
+    listed = ", ".join(str(rank) for rank in ranks[:MAX_LISTED])
+    more = f" and {len(ranks) - MAX_LISTED} more" if len(ranks) > MAX_LISTED else ""
+    return f"{introduction}: rank {listed}{more}. "
 
 
-def _node() -> str:
+def _node_name() -> str:
     index = os.environ.get("GROUP_RANK")
     return f"node {index} ({socket.gethostname()})" if index else socket.gethostname()

@@ -1,19 +1,23 @@
-"""TensorBoard's event files, for those who follow a training there."""
+"""Event files of TensorBoard."""
 
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddp_trainer.checkpoint import check_writable
 from ddp_trainer.errors import UserError
+from ddp_trainer.files import check_writable
 
 
 class EventFile:
-    """A new file in `folder` for one attempt of a training. What attempts before wrote of steps after `resumed_step` is void.
+    """A new event file in `folder` for one attempt of a training.
 
-    Written at once: tensorboardX's SummaryWriter has a thread for it and a queue, which fills for ever once that thread has
-    met a full disk. Raises UserError where tensorboardX is missing or the folder cannot be written.
+    TensorBoard ignores what earlier attempts wrote about steps after `resumed_step`.
+
+    Events are written at once. tensorboardX's SummaryWriter has a thread and a queue, and that
+    queue never empties again once the thread has met a full disk.
+
+    Raises UserError if tensorboardX is missing or the folder cannot be written.
     """
 
     def __init__(self, folder: Path, resumed_step: int | None) -> None:
@@ -22,21 +26,23 @@ class EventFile:
             from tensorboardX.proto import event_pb2, summary_pb2
         except ImportError as error:
             raise UserError(
-                "DDP_TENSORBOARD_DIR is set, but there is no tensorboardX: pip install it, or unset it"
+                "DDP_TENSORBOARD_DIR is set, but tensorboardX is not installed; "
+                "run `pip install tensorboardX` or unset the variable"
             ) from error
         check_writable(folder)
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._event = event_pb2.Event
+        self._summary = summary_pb2.Summary
         self._file = EventsWriter(str(folder / "events"), f".{os.getpid()}")
         if resumed_step is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._file.write_event(
-                self._event(wall_time=time.time(), step=resumed_step + 1, session_log=start)
-            )
+            event = self._event(wall_time=time.time(), step=resumed_step + 1, session_log=start)
+            self._file.write_event(event)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Write down what each of these was after that step. Raises OSError."""
-        summary = self._summary(
-            value=[self._summary.Value(tag=tag, simple_value=x) for tag, x in values.items()]
-        )
+        """Write named values after `step`. Raises OSError."""
+        entries = [
+            self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
+        ]
+        summary = self._summary(value=entries)
         self._file.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
         self._file.flush()

@@ -1,1 +1,1 @@
-"""The command line: `ddpjob` and `kubectl ddpjob`."""
+"""The command `ddpjob`: options become calls, and results become output and exit codes."""

@@ -1,4 +1,4 @@
-"""`ddpjob init WORKLOAD`: the manifest of a workload of ours, to be applied as it is or changed. Pure."""
+"""`ddpjob init`: the manifest of a workload of the trainer, to apply as it is or to change."""
 
 from functools import cache
 from importlib.resources import files
@@ -7,15 +7,18 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ddpjob.core.readers import Dict
+
+# The accelerators that the trainer supports, and the image for each.
 IMAGES = {
     "cpu": "ddpjob-trainer:cpu",
     "gpu": "ddpjob-trainer:cuda",
     "trn1.32xlarge": "ddpjob-trainer:neuron",
     "trn1.2xlarge": "ddpjob-trainer:neuron",
 }
-"""The accelerators that the trainer can use, and the image that has what each needs."""
 
-DEFAULTS: dict[str, Any] = {
+# The fields of a row of workloads.yaml that may be absent.
+DEFAULTS: Dict = {
     "needs": None,
     "data": None,
     "checkpoint": False,
@@ -28,46 +31,59 @@ DEFAULTS: dict[str, Any] = {
 
 
 @cache
-def workloads() -> dict[str, dict[str, Any]]:
-    """Each workload's row of workloads.yaml, with every field."""
+def workloads() -> dict[str, Dict]:
+    """Return the row of each workload in workloads.yaml, with all fields."""
     rows = yaml.safe_load(files("ddpjob.cli").joinpath("workloads.yaml").read_text())
-    return {name: DEFAULTS | row for name, row in rows.items()}
+    return {name: {**DEFAULTS, **row} for name, row in rows.items()}
 
 
 def manifest(workload: str, *, nodes: int, accelerator: str, gpus: int) -> str:
-    """The manifest as YAML with comments; `gpus` is what a node has. `workload` and `accelerator` must be known."""
-    row, trainium = workloads()[workload], accelerator.startswith("trn")
-    claims = [
-        name
-        for name, used in (("ddpjob-data", row["data"]), ("ddpjob-checkpoints", row["checkpoint"]))
-        if used
-    ]
+    """Return a manifest as YAML with comments.
+
+    `workload` and `accelerator` must be known. `gpus` is the number of GPUs of a node.
+    """
+    row = workloads()[workload]
+    is_trainium = accelerator.startswith("trn")
+    args = ["-m", "ddp_trainer", *row["args"]]
+    if is_trainium:
+        args += row["onTrainium"]
+    context = {
+        **row,
+        "name": workload,
+        "file": f"{workload}.yaml",
+        "args": args,
+        "claims": " and ".join(f"`{claim}`" for claim in _claims(row)),
+        "nodes": nodes,
+        "accelerator": accelerator,
+        "image": IMAGES[accelerator],
+        "gpus": gpus,
+        "trainium": is_trainium,
+        "processes": _processes(row, accelerator, gpus),
+    }
+    # StrictUndefined: a field that the template misspells must not become an empty string.
     environment = Environment(
         loader=PackageLoader("ddpjob.cli"),
         undefined=StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("job.yaml.j2").render(
-        row
-        | {
-            "name": workload,
-            "file": f"{workload}.yaml",
-            "args": ["-m", "ddp_trainer", *row["args"], *(row["onTrainium"] if trainium else [])],
-            "claims": " and ".join(f"`{claim}`" for claim in claims),
-            "nodes": nodes,
-            "accelerator": accelerator,
-            "image": IMAGES[accelerator],
-            "gpus": gpus,
-            "trainium": trainium,
-            "processes": _processes(row, accelerator, gpus),
-        }
-    )
+    return environment.get_template("job.yaml.j2").render(context)
 
 
-def _processes(row: dict[str, Any], accelerator: str, gpus: int) -> int | None:
-    """What the manifest says of a node's processes; None where the operator counts them itself, by the devices."""
+def _claims(row: Dict) -> list[str]:
+    claims = []
+    if row["data"]:
+        claims.append("ddpjob-data")
+    if row["checkpoint"]:
+        claims.append("ddpjob-checkpoints")
+    return claims
+
+
+def _processes(row: Dict, accelerator: str, gpus: int) -> Any:
+    """Return nprocPerNode, or None if the default for the accelerator is right."""
     if accelerator == "cpu":
-        return row["processes"]  # type: ignore[no-any-return]
-    each: int = row["gpusPerProcess"]
-    return gpus // each if accelerator == "gpu" and each > 1 else None
+        return row["processes"]
+    # By default a node has one process for each GPU.
+    if accelerator == "gpu" and row["gpusPerProcess"] > 1:
+        return gpus // row["gpusPerProcess"]
+    return None

@@ -1,5 +1,9 @@
-"""`ddpjob`: options in, exit codes out. Heavy imports stay inside the commands, so that --help is quick."""
+"""The commands of `ddpjob` and their options.
 
+Slow imports stay inside the commands, so that `--help` is quick.
+"""
+
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -7,10 +11,11 @@ import typer
 
 from ddpjob import __version__
 from ddpjob.core import names
+from ddpjob.core.readers import did_you_mean, quoted
 
 app = typer.Typer(
     name="ddpjob",
-    help="Run PyTorch DistributedDataParallel jobs on Kubernetes, and the same manifest on this machine.",
+    help="Run PyTorch DistributedDataParallel jobs on Kubernetes or on this machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -26,157 +31,212 @@ def main(
         raise typer.Exit
 
 
-@app.command()
+@app.command(short_help="Print the manifest of an example workload.")
 def init(
     workload: Annotated[
-        str | None, typer.Argument(help="Its name; without one, all are listed.")
+        str | None,
+        typer.Argument(
+            metavar="WORKLOAD", help="Name of the workload. Without it, list all workloads."
+        ),
     ] = None,
     nodes: Annotated[
         int | None,
         typer.Option(
             min=1,
-            show_default="2, or 1 where nodes cannot reach each other",
-            help="Pods, one torchrun agent each.",
+            show_default="2, or 1 if the accelerator has no network between nodes",
+            help="Number of nodes. Each node is one pod with one torchrun agent.",
         ),
     ] = None,
     accelerator: Annotated[
-        str, typer.Option(help="cpu, gpu, trn1.32xlarge or trn1.2xlarge.")
+        str,
+        typer.Option(help="Accelerator of the nodes: cpu, gpu, trn1.32xlarge or trn1.2xlarge."),
     ] = "cpu",
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of a node, with --accelerator gpu.")
+        int | None,
+        typer.Option(
+            min=1,
+            show_default="the GPUs of one process",
+            help="Number of GPUs of each node. Requires --accelerator gpu.",
+        ),
     ] = None,
 ) -> None:
-    """Print the manifest of a workload of ours: `ddpjob init digits > job.yaml`."""
+    """Print the manifest of an example workload, or list the workloads.
+
+    Example: ddpjob init digits > job.yaml
+    """
     from ddpjob.cli.init import IMAGES, manifest, workloads
-    from ddpjob.core import profiles
-    from ddpjob.core.readers import SpecError
 
     if workload is None:
         for name, row in workloads().items():
             typer.echo(f"{name:16}{row['title']}")
         return
-    workload = workload.replace("_", "-")  # the trainer's spelling
-    _one_of("WORKLOAD", workload, tuple(workloads()))
-    _one_of("--accelerator", accelerator, tuple(IMAGES))
+    # The trainer spells some workloads with an underscore.
+    workload = workload.replace("_", "-")
+    _require_choice("WORKLOAD", workload, workloads())
+    _require_choice("--accelerator", accelerator, IMAGES)
+    nodes = _resolve_nodes(accelerator, nodes)
+    gpus = _resolve_gpus(accelerator, gpus, workloads()[workload]["gpusPerProcess"])
+    typer.echo(manifest(workload, nodes=nodes, accelerator=accelerator, gpus=gpus), nl=False)
+
+
+def _resolve_nodes(accelerator: str, nodes: int | None) -> int:
+    from ddpjob.core import profiles
+    from ddpjob.core.readers import SpecError
+
+    # A job of several nodes is the purpose of DDP, so two is the default.
     if nodes is None:
-        nodes = 2 if profiles.catalog()[accelerator].multi_node else 1
+        return 2 if profiles.catalog()[accelerator].multi_node else 1
     try:
         profiles.check_size(accelerator, nodes, None)
     except SpecError as error:
-        raise typer.BadParameter(str(error), param_hint="--nodes") from error
-    each = workloads()[workload]["gpusPerProcess"]
-    if gpus is not None and (accelerator != "gpu" or gpus % each):
-        wanted = (
-            "--accelerator gpu"
-            if accelerator != "gpu"
-            else f"a multiple of {each}, the GPUs of a process"
+        message = str(error).removeprefix("spec.nodes: ")
+        raise typer.BadParameter(message, param_hint="--nodes") from error
+    return nodes
+
+
+def _resolve_gpus(accelerator: str, gpus: int | None, gpus_per_process: int) -> int:
+    if gpus is None:
+        return gpus_per_process
+    if accelerator != "gpu":
+        raise typer.BadParameter("requires --accelerator gpu", param_hint="--gpus")
+    if gpus % gpus_per_process:
+        raise typer.BadParameter(
+            f"must be a multiple of {gpus_per_process}, the GPUs of one process, got {gpus}",
+            param_hint="--gpus",
         )
-        raise typer.BadParameter(f"needs {wanted}", param_hint="--gpus")
-    typer.echo(
-        manifest(workload, nodes=nodes, accelerator=accelerator, gpus=gpus or each), nl=False
-    )
+    return gpus
 
 
-@app.command()
+@app.command(short_help="Run a job on this machine.")
 def run(
-    manifest: Annotated[Path, typer.Argument(help="A file with one DDPJob.", show_default=False)],
+    manifest: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Manifest with one DDPJob and its ConfigMaps.")
+    ],
     local: Annotated[
         bool,
         typer.Option(
-            "--local", help="On this machine, without a cluster: one process group a node."
+            "--local", help="Run on this machine. Required, since kubectl runs jobs in a cluster."
         ),
     ] = False,
-    runs: Annotated[Path, typer.Option(help="Folder that gets a folder for each job.")] = Path(
-        "ddpjob-runs"
-    ),
+    runs: Annotated[
+        Path, typer.Option(help="Folder of all runs. Each job gets a folder of its own in it.")
+    ] = Path("ddpjob-runs"),
     claim: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=FOLDER",
-            help="Use FOLDER for the claim NAME (default: RUNS/<job>/claims/NAME); may be repeated.",
+            show_default="RUNS/JOB/claims/NAME",
+            help="Use FOLDER as the PersistentVolumeClaim NAME. May be repeated.",
         ),
     ] = None,
     fresh: Annotated[
         bool,
-        typer.Option(
-            "--fresh", help="Empty the job's own claim folders first: no checkpoint is resumed."
-        ),
+        typer.Option("--fresh", help="Delete the job's claims first, with their checkpoints."),
     ] = False,
 ) -> None:
-    """Run a job. Exit code 0: Complete, 1: Failed, 2: the manifest cannot run here, 130: interrupted."""
+    """Run a job on this machine, without a cluster. Each node is one group of processes.
+
+    Exit codes:
+    0: the job is Complete
+    1: the job Failed
+    2: the manifest or an option was refused
+    128 + N: signal N ended the run
+    """
     if not local:
         raise typer.BadParameter(
-            "on a cluster a job is submitted with `kubectl apply -f`; to run it on this machine, add --local",
+            "is required to run a job on this machine; to run it in a cluster, use "
+            "`kubectl apply -f`",
             param_hint="--local",
         )
     from ddpjob.cli.run_local import run_local
 
-    raise typer.Exit(run_local(manifest, runs, _claims(claim or []), fresh))
+    raise typer.Exit(run_local(manifest, runs, _read_claims(claim or []), fresh))
 
 
-def _claims(options: list[str]) -> dict[str, Path]:
+def _read_claims(options: Iterable[str]) -> dict[str, Path]:
     claims = {}
     for option in options:
         name, equals, folder = option.partition("=")
-        if not (name and equals and Path(folder).is_dir()):
+        if not (name and equals):
             raise typer.BadParameter(
-                f"{option!r} is not NAME=FOLDER with a folder that exists", param_hint="--claim"
+                f"must be NAME=FOLDER, got {quoted(option)}", param_hint="--claim"
             )
+        if not Path(folder).is_dir():
+            raise typer.BadParameter(
+                f"{option}: folder {folder} does not exist", param_hint="--claim"
+            )
+        # The processes of a pod may have another working folder.
         claims[name] = Path(folder).resolve()
     return claims
 
 
-@app.command()
+@app.command(short_help="Draw the curves of jobs in the terminal.")
 def plot(
     files: Annotated[
         list[str],
-        typer.Argument(help="metrics.jsonl of local runs, logs of a job's node 0, or - for stdin."),
+        typer.Argument(
+            metavar="FILE",
+            help="metrics.jsonl of local runs, logs of node 0 of jobs, or - for stdin.",
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Write the picture to this file too (png, pdf, svg).")
+        Path | None,
+        typer.Option(help="Write the curves to this file too (.png, .pdf or .svg)."),
     ] = None,
 ) -> None:
-    """Draw loss and accuracy of finished or running jobs in the terminal: `kubectl logs JOB-0-0 | ddpjob plot -`."""
-    from ddpjob.cli.plot import NothingToPlot
+    """Draw the loss and accuracy of jobs, or their message speeds, in the terminal.
+
+    Example: kubectl logs JOB-0-0 | ddpjob plot -
+    """
+    from ddpjob.cli.plot import PlotError
     from ddpjob.cli.plot import plot as draw
 
     try:
         draw(files, out)
-    except NothingToPlot as error:
+    except PlotError as error:
         typer.echo(f"ddpjob plot: {error}", err=True)
         raise typer.Exit(2) from error
 
 
-@app.command()
-def operator(
+@app.command(short_help="Run the operator.")
+def operator(  # noqa: PLR0913
     namespace: Annotated[
         list[str] | None,
-        typer.Option(help="Watch this namespace only; may be repeated. Default: all."),
+        typer.Option(show_default="all namespaces", help="Namespace to watch. May be repeated."),
     ] = None,
     pod_security: Annotated[
         str,
-        typer.Option(help="Make generated pods pass this Pod Security level: none or restricted."),
+        typer.Option(help="Pod Security level of the generated pods: none or restricted."),
     ] = "none",
     lease_namespace: Annotated[
         str,
-        typer.Option(
-            envvar="POD_NAMESPACE",
-            help="Namespace of the Lease that makes one operator the leader.",
-        ),
+        typer.Option(envvar="POD_NAMESPACE", help="Namespace of the Lease for leader election."),
     ] = "default",
-    lease_name: Annotated[str, typer.Option(help="Name of that Lease.")] = names.MANAGER,
+    lease_name: Annotated[
+        str, typer.Option(help="Name of the Lease for leader election.")
+    ] = names.MANAGER,
     http_port: Annotated[int, typer.Option(help="Port of /healthz, /readyz and /metrics.")] = 8080,
-    log_format: Annotated[str, typer.Option(help="json or plain.")] = "json",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="Format of log lines: json or plain.")] = "json",
+    log_level: Annotated[
+        str, typer.Option(help="Lowest level to log: debug, info, warning or error.")
+    ] = "info",
     kubeconfig: Annotated[
         Path | None,
-        typer.Option(envvar="KUBECONFIG", help="Only outside a cluster.", show_default=False),
+        typer.Option(
+            envvar="KUBECONFIG",
+            help="Kubeconfig file. Only used outside a cluster.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Run the operator: in a cluster as its chart installs it, or here against a kubeconfig."""
-    _one_of("--pod-security", pod_security, ("none", "restricted"))
-    _one_of("--log-format", log_format, ("json", "plain"))
-    _one_of("--log-level", log_level.lower(), ("debug", "info", "warning", "error"))
+    """Run the operator, in a cluster or against the cluster of a kubeconfig.
+
+    Of several operators with the same Lease, one is active at a time.
+    """
+    _require_choice("--pod-security", pod_security, ("none", "restricted"))
+    _require_choice("--log-format", log_format, ("json", "plain"))
+    _require_choice("--log-level", log_level, ("debug", "info", "warning", "error"))
+    # The dependencies of the controller are an extra, which other commands do not need.
     from ddpjob.controller.main import Options, run, set_up_logging
 
     set_up_logging(log_format, log_level)
@@ -191,9 +251,13 @@ def operator(
     raise typer.Exit(run(options))
 
 
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=option)
+def _require_choice(option: str, value: str, choices: Iterable[str]) -> None:
+    """Raise BadParameter if a value is not one of the choices."""
+    known = list(choices)
+    if value not in known:
+        hint = did_you_mean(value, known)
+        message = f"must be one of {', '.join(known)}, got {quoted(value)}{hint}"
+        raise typer.BadParameter(message, param_hint=option)
 
 
 if __name__ == "__main__":

@@ -1,57 +1,71 @@
-"""`ddpjob plot`: the curves of runs, from their JSON lines wherever those are."""
+"""`ddpjob plot`: the curves of runs, read from the JSON lines of their trainers."""
 
 import os
 import shutil
 import sys
 from pathlib import Path
 
-from ddpjob.local.curves import draw, terminal
-from ddpjob.local.run_metrics import Metric, Story, metric
+from ddpjob.core.readers import Dict
+from ddpjob.local.curves import save_figure, terminal_figures
+from ddpjob.local.run_metrics import RunMetrics, parse_metric
 
-NARROWEST, WIDEST = 40, 120  # columns
+# Width of a figure in columns, if the terminal is narrower or wider.
+MIN_WIDTH = 40
+MAX_WIDTH = 120
+
+STDIN = "-"
 
 
-class NothingToPlot(ValueError):
-    """The files cannot be read, or hold no curve; the sentence says what to do."""
+class PlotError(ValueError):
+    """The curves cannot be read or drawn. The message says what to do."""
 
 
 def plot(paths: list[str], out: Path | None) -> None:
-    """Prints the curves, and writes a PNG where `out` is given. Raises NothingToPlot."""
-    runs: dict[str, Story] = {}
+    """Print the curves, and write them to the picture `out`. Raises PlotError."""
+    runs = {}
     for path in paths:
-        name = _name(path)
-        runs[name if name not in runs else path] = Story(0.0, metrics=_metrics(path))
-    width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
-    pictures = list(terminal(runs, width, colours=sys.stdout.isatty()))
-    if not pictures:
-        raise NothingToPlot(
-            f"no losses and no speeds in {', '.join(paths)}: give the metrics.jsonl of a local run, or the log of a job's "
-            "node 0 (kubectl logs JOB-0-0 | ddpjob plot -)"
+        name = _run_name(path)
+        # Two files of the same name are told apart by their paths.
+        if name in runs:
+            name = path
+        runs[name] = RunMetrics(events=_read_events(path))
+    columns = shutil.get_terminal_size().columns
+    width = max(MIN_WIDTH, min(MAX_WIDTH, columns))
+    figures = list(terminal_figures(runs, width, colours=sys.stdout.isatty()))
+    if not figures:
+        raise PlotError(
+            f"{', '.join(paths)}: no losses, accuracies or speeds found; give the metrics.jsonl of "
+            "a local run, or the log of a job's node 0 (kubectl logs JOB-0-0 | ddpjob plot -)"
         )
-    print("\n".join(pictures))
+    print("\n".join(figures))
     if out is not None:
-        try:
-            draw(runs, ", ".join(runs), out)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # matplotlib says ValueError of an ending that it cannot write
-            raise NothingToPlot(f"cannot write {out}: {error}") from error
+        _save(runs, out)
 
 
-def _name(path: str) -> str:
-    """A local run's folder; else the file."""
-    file = Path(path)
-    return file.resolve().parent.name if file.name == "metrics.jsonl" else file.stem
-
-
-def _metrics(path: str) -> list[Metric]:
+def _save(runs: dict[str, RunMetrics], out: Path) -> None:
     try:
-        text = (
-            sys.stdin.buffer.read().decode(errors="replace")
-            if path == "-"
-            else Path(path).read_text(errors="replace")
-        )
+        save_figure(runs, ", ".join(runs), out)
+    # matplotlib raises ValueError for a suffix that it does not know.
+    except (OSError, ValueError) as error:
+        raise PlotError(f"--out {out}: cannot write the picture: {error}") from error
+
+
+def _run_name(path: str) -> str:
+    """Return the name of a local run's folder, or that of any other file."""
+    file = Path(path)
+    if file.name == "metrics.jsonl":
+        return file.resolve().parent.name
+    return file.stem
+
+
+def _read_events(path: str) -> list[Dict]:
+    try:
+        if path == STDIN:
+            text = sys.stdin.buffer.read().decode(errors="replace")
+        else:
+            text = Path(path).read_text(errors="replace")
     except OSError as error:
-        raise NothingToPlot(f"cannot read {path}: {os.strerror(error.errno or 0)}") from error
-    return [found for line in text.splitlines() if (found := metric(line))]
+        reason = os.strerror(error.errno or 0)
+        raise PlotError(f"{path}: cannot read the file: {reason}") from error
+    events = [parse_metric(line) for line in text.splitlines()]
+    return [event for event in events if event is not None]

@@ -9,24 +9,27 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
 from ddpjob.core.readers import SpecError
-from ddpjob.local.curves import draw
+from ddpjob.local.curves import save_figure
 from ddpjob.local.display import Display
 from ddpjob.local.manifest import Manifest, check_claims, read
-from ddpjob.local.run import LocalRun, Stopped, exit_code, run_folder
-from ddpjob.local.run_metrics import Story
-from ddpjob.local.translate import Folders
+from ddpjob.local.run import LocalRun, Stopped, exit_code
+from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder
+from ddpjob.local.run_metrics import RunMetrics
 
+# Exit code for a manifest that cannot run here.
 REFUSED = 2
+
+# A shell's exit code for a process that a signal ended is this and the signal's number.
 SIGNAL_BASE = 128
-"""A shell's exit code for an end by a signal is this and the signal's number."""
 
 
 class Terminal(Console):
-    """Standard output; where its reader has gone (`| head`), the run ends as when a terminal is closed."""
+    """Standard output. If its reader has gone (`| head`), the run ends as if the terminal had."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -35,52 +38,56 @@ class Terminal(Console):
 
 
 def run_local(path: Path, runs: Path, claims: Mapping[str, Path], fresh: bool) -> int:
-    """Runs the job in `path`; returns the exit code."""
-    console = Terminal(highlight=False)
+    """Run the job in a file and return the exit code. Raises BadParameter for an option."""
     try:
         manifest = read(path)
-        check_claims(manifest.spec, claims)
+        _check_claim_options(manifest, claims)
         with run_folder(runs.resolve(), manifest.job.name) as folder:
             if fresh:
                 shutil.rmtree(folder / "claims", ignore_errors=True)
-            return _run(manifest, Folders(folder, claims), console)
+            return _run(manifest, RunFiles(folder, claims, manifest.config_maps))
     except SpecError as error:
-        Console(stderr=True, highlight=False).print(
-            Text.assemble((f"{path}: ", "bold red"), str(error)), soft_wrap=True
-        )
+        message = Text.assemble((f"{path}: ", "bold red"), str(error))
+        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
         return REFUSED
+    except RunFolderError as error:
+        raise typer.BadParameter(str(error), param_hint="--runs") from error
 
 
-def _run(manifest: Manifest, folders: Folders, console: Console) -> int:
-    story = Story(began=time.time())
-    display = Display(console, story)
-    job = LocalRun(manifest, folders, display)
-    size = f"{manifest.spec.nodes} nodes x {manifest.spec.nproc_per_node} processes"
-    console.print(
-        Text.assemble((manifest.job.name, "bold"), f": {size}, in {folders.run}"), soft_wrap=True
-    )
+def _check_claim_options(manifest: Manifest, claims: Mapping[str, Path]) -> None:
+    try:
+        check_claims(manifest, claims)
+    except SpecError as error:
+        raise typer.BadParameter(str(error), param_hint="--claim") from error
+
+
+def _run(manifest: Manifest, files: RunFiles) -> int:
+    console = Terminal(highlight=False)
+    metrics = RunMetrics(start_time=time.time())
+    display = Display(console, metrics)
+    # Print what runs, where, and which fields have no effect.
+    spec = manifest.spec
+    size = f"nodes={spec.nodes}, nprocPerNode={spec.nproc_per_node}"
+    header = Text.assemble((manifest.job.name, "bold"), f": {size}, in {files.folder}")
+    console.print(header, soft_wrap=True)
     for note in manifest.notes:
         display.note(note)
+    # Run until the job is finished or a signal arrives.
     try:
         with display:
-            status = asyncio.run(job.run())
+            status = asyncio.run(LocalRun(manifest.job, files, display).run())
     except Stopped as stopped:
-        console.print(f"[bold yellow]Stopped[/]    by {stopped}; every process has ended")
+        console.print(f"[bold yellow]Stopped[/]    by {stopped}; all processes have ended")
         return SIGNAL_BASE + stopped.number
-    story.ended = time.time()
+    metrics.end_time = time.time()
+    # Print the summary. The run has ended, so a disk that is full must not hide its result.
+    paths = {"Logs": f"{files.logs}/"}
+    if metrics.events:
+        paths["Metrics"] = str(files.metrics)
     try:
-        files = _files(folders.run, story, manifest.job.name)
+        if save_figure({manifest.job.name: metrics}, manifest.job.name, files.curve):
+            paths["Curve"] = str(files.curve)
     except OSError as error:
-        display.note(f"{error.filename}: {error.strerror}")
-        files = {}
-    display.summary(status, files)
+        display.note(f"cannot write {error.filename}: {error.strerror}")
+    display.summary(status, paths)
     return exit_code(status)
-
-
-def _files(folder: Path, story: Story, job: str) -> dict[str, str]:
-    files = {"Logs": f"{folder / 'logs'}/"}
-    if story.metrics:
-        files["Metrics"] = str(folder / "metrics.jsonl")
-    if draw({job: story}, job, folder / "curve.png"):
-        files["Curve"] = str(folder / "curve.png")
-    return files

@@ -1,38 +1,55 @@
-"""Pictures of one run or of several beside each other: loss and accuracy over steps, or the speed of messages over sizes."""
+"""Figures of runs: loss and accuracy over steps, or the speed of messages over their sizes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpjob.local.run_metrics import Story, number
+from ddpjob.local.run_metrics import RunMetrics, finite_number
 
-if TYPE_CHECKING:  # matplotlib takes half a second to import
+# Importing matplotlib takes half a second, so it is imported only when a figure is drawn.
+if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INKS = ("blue", "orange", "green", "magenta", "yellow", "red")  # a terminal's
-MARKS = "*o+x.#"  # where it has no colours
+# Colours of the runs in a picture and in a terminal, and their marks in a terminal without colours.
 COLOURS = ("#1f4e79", "#c0561f", "#3a7d44", "#7b4397", "#8a6d1a", "#a8323e")
+TERMINAL_COLOURS = ("blue", "orange", "green", "magenta", "yellow", "red")
+TERMINAL_MARKS = "*o+x.#"
+
+TERMINAL_HEIGHT = 16  # lines
+
+Runs = Mapping[str, RunMetrics]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's name, and its points."""
+
+    run: str
+    x: list[float]
+    y: list[float]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One kind of curve: what it is read from, over what, and what its axes say."""
+    """One kind of curve: the event and keys that it is read from, and the labels of its axes."""
 
     event: str
     value: str
     title: str
     over: str = "step"
-    across: str = "optimizer step"
+    x_label: str = "optimizer step"
     scale: float = 1.0
 
-    def curves(self, runs: Mapping[str, Story]) -> Iterator[tuple[str, list[float], list[float]]]:
-        """(run, places, values) of the runs that have such a curve."""
-        for name, story in runs.items():
-            at, values = story.curve(self.event, self.value, self.over)
-            if at:
-                yield name, at, [self.scale * value for value in values]
+    def curves(self, runs: Runs) -> list[Curve]:
+        """Return the curves of the runs that reported such values."""
+        found = []
+        for name, metrics in runs.items():
+            x, y = metrics.curve(self.event, self.value, self.over)
+            if x:
+                found.append(Curve(name, x, [self.scale * value for value in y]))
+        return found
 
 
 LOSS = Panel("train", "loss", "training loss")
@@ -43,98 +60,74 @@ SPEEDS = (
     Panel("speed", "message_seconds", "send and recv, ms", "bytes", "bytes", 1e3),
     Panel("speed", "all_reduce_seconds", "all_reduce, ms", "bytes", "bytes", 1e3),
 )
+TERMINAL_PANELS = (LOSS, ACCURACY, *SPEEDS[:2])
 
 
-def draw(runs: Mapping[str, Story], title: str, path: Path) -> bool:
-    """Writes a PNG; False where there is nothing to draw."""
-    learnt = any(LOSS.curves(runs)) or any(ACCURACY.curves(runs))
-    if not learnt and not any(SPEEDS[0].curves(runs)):
+def save_figure(runs: Runs, title: str, path: Path) -> bool:
+    """Write the curves as a picture. Return False, and write nothing, if there are none."""
+    has_training = bool(LOSS.curves(runs) or ACCURACY.curves(runs))
+    if not has_training and not SPEEDS[0].curves(runs):
         return False
-    draws = _training if learnt else _speeds
     import matplotlib as mpl
 
+    # Draw without a display.
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     figure = plt.figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    draws(runs, figure)
+    if has_training:
+        _draw_training(runs, figure)
+    else:
+        _draw_speeds(runs, figure)
     figure.suptitle(title)
     figure.savefig(path)
     plt.close(figure)
     return True
 
 
-def _training(runs: Mapping[str, Story], figure: "Figure") -> None:
-    """Losses on the left axis, accuracies on the right one: in another colour for one run, dashed for several."""
+def _draw_training(runs: Runs, figure: "Figure") -> None:
+    """Draw losses on the left axis and accuracies on the right one.
+
+    Each run has one colour, and accuracies are dashed. A single run has one colour for each axis.
+    """
     axes = figure.add_subplot()
     single = len(runs) == 1
-    right = axes.twinx() if any(ACCURACY.curves(runs)) else None
-    for place, (name, story) in enumerate(runs.items()):
-        colour = _colour(place)
-        for _, at, values in LOSS.curves({name: story}):
-            axes.plot(at, values, color=colour, label=name)
-        for _, at, values in ACCURACY.curves({name: story}):
-            assert right is not None
-            line = "-" if single else "--"
-            right.plot(
-                at, values, line, color=_colour(1) if single else colour, marker="o", markersize=3
-            )
-        for resumed in story.of("start")[1:]:
-            axes.axvline(number(resumed.get("resumed_step")) or 0, color="grey", linestyle=":")
-    axes.set(xlabel=LOSS.across, ylabel=LOSS.title, ylim=(0, None))
+    colours = {name: _colour(number) for number, name in enumerate(runs)}
+    for curve in LOSS.curves(runs):
+        axes.plot(curve.x, curve.y, color=colours[curve.run], label=curve.run)
+    # Mark the steps from which a later attempt resumed.
+    for metrics in runs.values():
+        for resumed in metrics.of_kind("start")[1:]:
+            step = finite_number(resumed.get("resumed_step")) or 0
+            axes.axvline(step, color="grey", linestyle=":")
+    axes.set(xlabel=LOSS.x_label, ylabel=LOSS.title, ylim=(0, None))
     _finish(axes, legend=not single)
-    if right is not None:
-        right.set(
-            ylabel=ACCURACY.title if single else f"{ACCURACY.title} (dashed)", ylim=(None, 100)
-        )
-        right.spines["top"].set_visible(False)
-        if single:
-            axes.yaxis.label.set_color(_colour(0))
-            right.yaxis.label.set_color(_colour(1))
+    accuracies = ACCURACY.curves(runs)
+    if not accuracies:
+        return
+    right = axes.twinx()
+    line = "-" if single else "--"
+    for curve in accuracies:
+        colour = _colour(1) if single else colours[curve.run]
+        right.plot(curve.x, curve.y, line, color=colour, marker="o", markersize=3)
+    right.set(ylabel=ACCURACY.title if single else f"{ACCURACY.title} (dashed)", ylim=(None, 100))
+    right.spines["top"].set_visible(False)
+    if single:
+        axes.yaxis.label.set_color(_colour(0))
+        right.yaxis.label.set_color(_colour(1))
 
 
-def _speeds(runs: Mapping[str, Story], figure: "Figure") -> None:
-    """Bandwidth and time of both kinds of messages over their sizes."""
+def _draw_speeds(runs: Runs, figure: "Figure") -> None:
+    """Draw bandwidth and time of both kinds of messages over their sizes, in four panels."""
     figure.set_size_inches(9, 6)
-    for cell, panel in enumerate(SPEEDS, start=1):
-        axes = figure.add_subplot(2, 2, cell)
-        for place, (name, at, values) in enumerate(panel.curves(runs)):
-            axes.plot(at, values, color=_colour(place), marker="o", markersize=3, label=name)
-        axes.set(xlabel=panel.across, ylabel=panel.title, yscale="log")
+    for position, panel in enumerate(SPEEDS, start=1):
+        axes = figure.add_subplot(2, 2, position)
+        for number, curve in enumerate(panel.curves(runs)):
+            colour = _colour(number)
+            axes.plot(curve.x, curve.y, color=colour, marker="o", markersize=3, label=curve.run)
+        axes.set(xlabel=panel.x_label, ylabel=panel.title, yscale="log")
         axes.set_xscale("log", base=2)
         _finish(axes, legend=len(runs) > 1)
-
-
-def terminal(runs: Mapping[str, Story], width: int, colours: bool) -> Iterator[str]:
-    """The same as text, one picture after the other."""
-    import plotext
-
-    for panel in (LOSS, ACCURACY, *SPEEDS[:2]):
-        curves = list(panel.curves(runs))
-        if not curves:
-            continue
-        plotext.clear_figure()
-        plotext.theme("clear")
-        plotext.plotsize(width, 16)
-        plotext.title(panel.title)
-        plotext.xlabel(panel.across)
-        if panel.event == "speed":
-            plotext.xscale("log")
-        for place, (name, at, values) in enumerate(curves):
-            label = name if len(runs) > 1 else None
-            plotext.plot(
-                at,
-                values,
-                label=label,
-                color=INKS[place % len(INKS)],
-                marker="hd" if colours else MARKS[place % len(MARKS)],
-            )
-        picture = plotext.build()
-        yield picture if colours else plotext.uncolorize(picture)
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
 
 
 def _finish(axes: "Axes", legend: bool) -> None:
@@ -142,3 +135,41 @@ def _finish(axes: "Axes", legend: bool) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
         axes.legend(frameon=False)
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def terminal_figures(runs: Runs, width: int, colours: bool) -> Iterator[str]:
+    """Yield the curves as text, one figure for each panel. `width` is in columns."""
+    for panel in TERMINAL_PANELS:
+        curves = panel.curves(runs)
+        if curves:
+            yield _terminal_figure(panel, curves, width, colours, legend=len(runs) > 1)
+
+
+def _terminal_figure(
+    panel: Panel, curves: list[Curve], width: int, colours: bool, legend: bool
+) -> str:
+    import plotext
+
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plotsize(width, TERMINAL_HEIGHT)
+    plotext.title(panel.title)
+    plotext.xlabel(panel.x_label)
+    if panel.over == "bytes":
+        plotext.xscale("log")
+    for number, curve in enumerate(curves):
+        # `hd` draws with quarters of a character, which only colours can tell apart.
+        mark = "hd" if colours else TERMINAL_MARKS[number % len(TERMINAL_MARKS)]
+        plotext.plot(
+            curve.x,
+            curve.y,
+            label=curve.run if legend else None,
+            color=TERMINAL_COLOURS[number % len(TERMINAL_COLOURS)],
+            marker=mark,
+        )
+    figure = str(plotext.build())
+    return figure if colours else str(plotext.uncolorize(figure))

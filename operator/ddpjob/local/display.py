@@ -1,9 +1,8 @@
-"""What a person sees of a run: a live display on a terminal, plain lines elsewhere."""
+"""The display of a run: a live progress bar on a terminal, plain lines elsewhere."""
 
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -19,36 +18,51 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpjob.core.names import Phase
+from ddpjob.core.readers import Dict
 from ddpjob.core.status import Status
-from ddpjob.local.run_metrics import Story, number, share
+from ddpjob.local.run_metrics import RunMetrics, finite_number, shares
 
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-BAR_WIDTH = 28
+PHASE_STYLES = {"Restarting": "yellow", "Failed": "bold red", "Complete": "bold green"}
 
-LAUNCHER = re.compile(
+LABEL_WIDTH = 11  # columns of the first word of a line
+BAR_WIDTH = 28  # columns
+
+# A log line of torchrun's agent. After its first error, or a signal, the agent prints only its
+# traceback and its failure summary.
+AGENT_LINE = re.compile(
     r"(?P<level>[EW])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)"
 )
-"""A line of the agent's own. From its first error, or a signal, to its end it talks of nothing else: its traceback, its summary."""
 
+# Stack traces of torch's C++ code. The script's own exception tells the same.
 STACK_FRAME = re.compile(
-    r"\[[WE]\d{4} .*\.cpp:\d+\]|\[W\d+ .*TCPStore|Exception raised from |frame #\d+: |<omitting python frames>"
+    r"\[[WE]\d{4} .*\.cpp:\d+\]|\[W\d+ .*TCPStore"
+    r"|Exception raised from |frame #\d+: |<omitting python frames>"
 )
-"""torch's C++ side, of which the exception that the script raises says enough."""
 
 
 class Display:
-    """Shows a run as it goes. `console` decides what it can: colours and a live bar on a terminal, lines in a log."""
+    """Shows a run while it goes on, and collects its metrics.
 
-    def __init__(self, console: Console, story: Story) -> None:
-        self._console, self._story = console, story
-        self._said = ("", "")
-        self._ended = False
+    Colours and the progress bar appear if the console is a terminal.
+    """
+
+    def __init__(self, console: Console, metrics: RunMetrics) -> None:
+        self._console = console
+        self._metrics = metrics
+        # The phase and reason that were printed last.
+        self._printed = ("", "")
+        # The nodes whose agents report a failure, and True after the last event of the trainer.
         self._reporting: set[int] = set()
+        self._ended = False
+        # The latest accuracy, for the progress bar.
+        self._accuracy = ""
+        self._task: TaskID | None = None
         self._progress = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(BAR_WIDTH),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[words]}", markup=False),
+            TextColumn("{task.fields[details]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(compact=True),
@@ -56,8 +70,6 @@ class Display:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task: TaskID | None = None
-        self._accuracy = ""
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -67,128 +79,144 @@ class Display:
         self._progress.stop()
 
     def note(self, text: str) -> None:
-        self._console.print(Text(f"  {text}", style="dim"), soft_wrap=True)
+        self._print(Text(f"  {text}", style="dim"))
 
     def status(self, status: Status) -> None:
-        """A new phase is a new line, and a new reason for anything that a person may want to know."""
-        said = (status.phase, "" if status.phase == Phase.STARTING else status.reason)
-        if said == self._said:
+        """Print a status if its phase, or the reason for it, is a new one."""
+        # While pods start, the reason changes with each step. The phase is enough.
+        reason = "" if status.phase == Phase.STARTING else status.reason
+        if (status.phase, reason) == self._printed:
             return
-        self._said = said
+        self._printed = (status.phase, reason)
         if status.phase == Phase.STARTING:
             self._reporting.clear()
         if status.phase == Phase.RUNNING:
-            self._task = self._fresh_task("starting Python and torch", total=None)
-        style = {"Restarting": "yellow", "Failed": "bold red", "Complete": "bold green"}.get(
-            status.phase, "bold"
-        )
-        self._console.print(
-            Text.assemble((f"{status.phase:<11}", style), status.message), soft_wrap=True
-        )
+            self._task = self._new_task("importing torch", total=None)
+        style = PHASE_STYLES.get(status.phase, "bold")
+        self._print_labelled(status.phase, status.message, style)
 
     def line(self, index: int, text: str) -> None:
-        """What a node's script says. What torchrun says of a failure is in the job's reason, and whole in the logs."""
-        said = LAUNCHER.match(text)
-        if said and (said["level"] == "E" or "death signal" in text):
+        """Print a line of a node's script.
+
+        What torchrun reports of a failure is left out: the job's message has the cause, and the log
+        has all of it.
+        """
+        agent = AGENT_LINE.match(text)
+        if agent and (agent["level"] == "E" or "death signal" in text):
             self._reporting.add(index)
-        if said or index in self._reporting or self._ended or STACK_FRAME.match(text):
+        is_report = agent or index in self._reporting or STACK_FRAME.match(text)
+        if is_report or self._ended:
             return
         colour = NODE_COLOURS[index % len(NODE_COLOURS)]
-        self._console.print(
-            Text.assemble((f"[n{index}] ", colour), Text(text, style="dim")), soft_wrap=True
-        )
+        self._print(Text.assemble((f"[n{index}] ", colour), Text(text, style="dim")))
 
-    def metric(self, metric: Mapping[str, Any]) -> None:
-        self._story.metrics.append(metric)
+    def metric(self, metric: Dict) -> None:
+        """Collect an event of the trainer, and show it if it tells how far the run is."""
+        self._metrics.events.append(metric)
         shows = {
-            "start": self._start,
-            "train": self._train,
-            "rate": self._rate,
-            "eval": self._eval,
-            "end": self._end,
+            "start": self._show_start,
+            "train": self._show_training,
+            "rate": self._show_rate,
+            "eval": self._show_evaluation,
+            "end": self._show_end,
         }
         show = shows.get(str(metric.get("event")))
         if show:
             show(metric)
 
-    def _start(self, metric: Mapping[str, Any]) -> None:
-        name = metric.get("workload", "training")
-        size = _words(metric, "parameters", "{:,} parameters, ")
-        data = _words(metric, "train_samples", "{:,} samples, ")
-        resumed = (
-            f", from step {_step(metric, 'resumed_step')}" if _step(metric, "resumed_step") else ""
-        )
-        text = f"{name}: {size}{data}{metric.get('world_size')} processes on {metric.get('device')} ({metric.get('backend')}){resumed}"
-        self._console.print(Text.assemble((f"{'Training':<11}", "bold"), text), soft_wrap=True)
-        self._task = self._fresh_task(
-            str(name), total=number(metric.get("steps")), completed=_step(metric, "resumed_step")
-        )
+    def _show_start(self, metric: Dict) -> None:
+        name = str(metric.get("workload", "training"))
+        resumed_step = _step(metric, "resumed_step")
+        details = [
+            _format(metric, "parameters", "{:,} parameters"),
+            _format(metric, "train_samples", "{:,} samples"),
+            f"{metric.get('world_size')} processes on {metric.get('device')} "
+            f"({metric.get('backend')})",
+        ]
+        if resumed_step:
+            details.append(f"resumed from step {resumed_step}")
+        text = ", ".join(detail for detail in details if detail)
+        self._print_labelled("Training", f"{name}: {text}")
+        total = finite_number(metric.get("steps"))
+        self._task = self._new_task(name, total, completed=resumed_step)
 
-    def _fresh_task(self, name: str, total: float | None, completed: int = 0) -> TaskID:
-        """The one bar; the one before goes."""
+    def _new_task(self, name: str, total: float | None, completed: int = 0) -> TaskID:
+        """Replace the progress bar."""
         if self._task is not None:
             self._progress.remove_task(self._task)
-        return self._progress.add_task(name, total=total, completed=completed, words="")
+        return self._progress.add_task(name, total=total, completed=completed, details="")
 
-    def _train(self, metric: Mapping[str, Any]) -> None:
-        loss = _words(metric, "loss", "  loss {:.4f}")
-        speed = _words(metric, "samples_per_second", "  {:,.0f} samples/s")
-        words = f"epoch {metric.get('epoch')}/{metric.get('epochs')}{loss}{self._accuracy}{speed}"
+    def _update_task(self, metric: Dict, details: str) -> None:
         if self._task is not None:
-            self._progress.update(self._task, completed=_step(metric), words=words)
+            self._progress.update(self._task, completed=_step(metric), details=details)
 
-    def _rate(self, metric: Mapping[str, Any]) -> None:
-        speed = _words(metric, "images_per_second", "  {:,.0f} images/s")
-        words = f"{metric.get('arm')}{speed}"
-        if self._task is not None:
-            self._progress.update(self._task, completed=_step(metric), words=words)
+    def _show_training(self, metric: Dict) -> None:
+        epoch = f"epoch {metric.get('epoch')}/{metric.get('epochs')}"
+        loss = _format(metric, "loss", "  loss {:.4f}")
+        speed = _format(metric, "samples_per_second", "  {:,.0f} samples/s")
+        self._update_task(metric, f"{epoch}{loss}{self._accuracy}{speed}")
 
-    def _eval(self, metric: Mapping[str, Any]) -> None:
-        self._accuracy = _words(metric, "accuracy", "  accuracy {:.1%}")
+    def _show_rate(self, metric: Dict) -> None:
+        speed = _format(metric, "images_per_second", "  {:,.0f} images/s")
+        self._update_task(metric, f"{metric.get('arm')}{speed}")
+
+    def _show_evaluation(self, metric: Dict) -> None:
+        self._accuracy = _format(metric, "accuracy", "  accuracy {:.1%}")
+        # On a terminal the progress bar shows the accuracy.
         if not self._console.is_terminal:
-            step = _words(metric, "step", "step {:>5}  ")
-            loss = _words(metric, "loss", "test loss {:.4f}")
-            self._console.print(Text(f"{'':<11}{step}{loss}{self._accuracy}"))
+            step = _format(metric, "step", "step {:>5}  ")
+            loss = _format(metric, "loss", "test loss {:.4f}")
+            self._print_labelled("", f"{step}{loss}{self._accuracy}")
 
-    def _end(self, metric: Mapping[str, Any]) -> None:
+    def _show_end(self, metric: Dict) -> None:
         self._ended = True
         if self._task is not None:
             self._progress.update(self._task, completed=_step(metric))
 
     def summary(self, status: Status, files: Mapping[str, str]) -> None:
-        """Result, where the time went, and where things are."""
+        """Print the result, where the time went, and where the run's files are."""
         if status.result:
             values = "  ".join(f"{key} {_short(value)}" for key, value in status.result.items())
-            self._console.print(Text.assemble((f"{'Result':<11}", "bold"), (values, "bold green")))
-        table = Table.grid(padding=(0, 1))
-        for stage, seconds, part in share(self._story.seconds()):
-            bar = Text("█" * max(1, round(part * BAR_WIDTH)), style="cyan")
-            table.add_row("          ", f"{seconds:6.2f} s", f"{part:4.0%}", bar, stage)
-        if table.row_count:
-            whole = self._story.ended - self._story.began
-            self._console.print(Text.assemble((f"{'Time':<11}", "bold"), f"{whole:.1f} s in all"))
+            self._print_labelled("Result", Text(values, style="bold green"))
+        stages = shares(self._metrics.stage_seconds())
+        if stages:
+            total = self._metrics.end_time - self._metrics.start_time
+            self._print_labelled("Time", f"{total:.1f} s in total")
+            table = Table.grid(padding=(0, 1))
+            for stage, seconds, share in stages:
+                bar = Text("█" * max(1, round(share * BAR_WIDTH)), style="cyan")
+                table.add_row(
+                    " " * (LABEL_WIDTH - 1), f"{seconds:6.2f} s", f"{share:4.0%}", bar, stage
+                )
             self._console.print(table)
         for what, path in files.items():
-            self._console.print(Text.assemble((f"{what:<11}", "bold"), path), soft_wrap=True)
+            self._print_labelled(what, path)
+
+    def _print(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def _print_labelled(self, label: str, text: str | Text, style: str = "bold") -> None:
+        self._print(Text.assemble((f"{label:<{LABEL_WIDTH}}", style), text))
 
 
-def _words(metric: Mapping[str, Any], key: str, template: str) -> str:
-    """`template` with a number; with nan where it is null, JSON's word for that: a loss that diverged is news. Else nothing."""
+def _format(metric: Dict, key: str, template: str) -> str:
+    """Return a number of a metric in `template`, or an empty string if it is not a number.
+
+    JSON has null for nan. A loss that is nan has diverged, so it is shown.
+    """
     value = metric.get(key, "")
     if value is None:
         value = math.nan
-    return (
-        template.format(value)
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        else ""
-    )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return template.format(value) if is_number else ""
 
 
-def _step(metric: Mapping[str, Any], key: str = "step") -> int:
-    return int(number(metric.get(key)) or 0)
+def _step(metric: Dict, key: str = "step") -> int:
+    return int(finite_number(metric.get(key)) or 0)
 
 
 def _short(text: str) -> str:
+    """Return a number with four digits, and any other text unchanged."""
     try:
         return f"{float(text):.4g}"
     except ValueError:

@@ -1,106 +1,150 @@
-"""What the metrics of a run tell in the end: its curves, its result, and where the time went. Pure."""
+"""The metrics of a run: the events that its trainer prints, their curves, and where time went."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
-Metric = Mapping[str, Any]
+from ddpjob.core.readers import Dict
 
-EVENTS = (
-    *("start", "train", "eval", "checkpoint", "model", "end", "interrupted"),
-    *("message", "speed", "rate", "pipeline"),
-)
-"""What the trainer's progress lines report: of a training, and of the workloads that measure or check something else."""
+# Events of the trainer: those of a training, then those of workloads that measure or check
+# something else.
+TRAINING_EVENTS = ("start", "train", "eval", "checkpoint", "model", "end", "interrupted")
+OTHER_EVENTS = ("message", "speed", "rate", "pipeline")
+EVENTS = frozenset((*TRAINING_EVENTS, *OTHER_EVENTS))
 
+# The stages of a run, and the phases that each of them sums. The trainer measures its own phases.
+# `launch`, `end` and `other` are what remains of the time outside and inside it.
 STAGES = (
     ("starting processes", ("launch", "import")),
-    ("meeting", ("rendezvous",)),
-    ("reading data, setting up", ("setup",)),
+    ("rendezvous", ("rendezvous",)),
+    ("reading data and setup", ("setup",)),
     ("waiting for data", ("data",)),
     ("forward", ("forward",)),
     ("backward and all-reduce", ("backward",)),
     ("optimizer", ("optimizer",)),
-    ("evaluating", ("evaluate",)),
+    ("evaluation", ("evaluate",)),
     ("checkpoints", ("checkpoint",)),
-    ("ending", ("end",)),
+    ("shutdown", ("end",)),
     ("other", ("other",)),
 )
-"""What a person reads, and the phases that it sums: the trainer's own, and `launch`, `end` and `other` as seen from outside."""
+
+# Phases of the trainer before its event `start`.
+PHASES_BEFORE_START = ("import", "rendezvous", "setup")
+
+# Stages below this share of the whole are not shown.
+SMALLEST_SHARE = 0.001
 
 
-def metric(line: str) -> dict[str, Any] | None:
-    """A progress line of the trainer: a JSON object whose `event` is one of ours; other programs log such lines too."""
+def parse_metric(line: str) -> dict[str, Any] | None:
+    """Return an event of the trainer, or None for any other line.
+
+    Other programs log JSON objects with the key `event` too, so its value must be known.
+    """
     if not line.startswith('{"event"'):
         return None
     try:
         found = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and found.get("event") in EVENTS else None
+    if not isinstance(found, dict):
+        return None
+    event = found.get("event")
+    return found if isinstance(event, str) and event in EVENTS else None
 
 
-def number(value: Any) -> float | None:
-    """The value, where it is a number to calculate with; scripts of users write what they like."""
+def finite_number(value: Any) -> float | None:
+    """Return a value to calculate with, or None. Users' scripts may report any value."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
         return value if isfinite(value) else None
-    except OverflowError:  # JSON knows whole numbers of any length
+    # JSON has integers that are larger than any float.
+    except OverflowError:
         return None
 
 
 @dataclass
-class Story:
-    """The metrics of a run in their order, with the times around them in seconds of one clock (unix)."""
+class RunMetrics:
+    """The events of a run in their order. Its start and end are in seconds since the epoch."""
 
-    began: float
-    ended: float = 0.0
-    metrics: list[Metric] = field(default_factory=list)
+    start_time: float = 0.0
+    end_time: float = 0.0
+    events: list[Dict] = field(default_factory=list)
 
-    def of(self, event: str) -> list[Metric]:
-        return [m for m in self.metrics if m.get("event") == event]
+    def of_kind(self, event: str) -> list[Dict]:
+        return [found for found in self.events if found.get("event") == event]
 
     def curve(self, event: str, value: str, over: str = "step") -> tuple[list[float], list[float]]:
-        """(steps, values) of what `event` reported; after a restart the repeated steps replace those that were lost."""
+        """Return (steps, values) of an event. Other keys than `step` may be the abscissa.
+
+        After a restart, the steps that are repeated replace those that were lost.
+        """
         points: dict[float, float] = {}
-        for metric in self.of(event):
-            step, at = number(metric.get(over)), number(metric.get(value))
-            if step is not None and at is not None:
-                if points and step <= next(reversed(points)):
-                    points = {s: v for s, v in points.items() if s < step}
-                points[step] = at
+        last = -inf
+        for found in self.of_kind(event):
+            x = finite_number(found.get(over))
+            y = finite_number(found.get(value))
+            if x is None or y is None:
+                continue
+            if x <= last:
+                points = {step: old for step, old in points.items() if step < x}
+            points[x] = y
+            last = x
         return list(points), list(points.values())
 
-    def seconds(self) -> list[tuple[str, float]]:
-        """(stage, seconds) of the last attempt and what was lost to earlier ones; what is nobody's is `other`."""
-        starts, ends = self.of("start"), self.of("end")
-        started = number(starts[-1].get("time")) if starts else None
-        ended = number(ends[-1].get("time")) if ends else None
-        if started is None or ended is None:
+    def stage_seconds(self) -> list[tuple[str, float]]:
+        """Return (stage, seconds) of the last attempt, and what earlier attempts took.
+
+        The seconds add up to the whole run. The list is empty if the run did not end by itself.
+        """
+        starts = self.of_kind("start")
+        ends = self.of_kind("end")
+        if not starts or not ends:
             return []
-        told = ends[-1].get("seconds")
-        phases = {
-            k: s
-            for k, v in (told.items() if isinstance(told, Mapping) else ())
-            if (s := number(v)) is not None
-        }
-        before = sum(phases.get(name, 0.0) for name in ("import", "rendezvous", "setup"))
-        lost = self._lost(started, before)
-        phases["launch"] = max(0.0, started - self.began - before - lost)
-        phases["end"] = max(0.0, self.ended - ended)
-        phases["other"] = max(0.0, self.ended - self.began - lost - sum(phases.values()))
-        stages = [(stage, sum(phases.get(name, 0.0) for name in names)) for stage, names in STAGES]
-        return [("lost to restarts", lost)] * bool(lost) + stages
+        start = finite_number(starts[-1].get("time"))
+        end = finite_number(ends[-1].get("time"))
+        if start is None or end is None:
+            return []
+        # Split the time before the event `start` into lost attempts, launch and known phases.
+        phases = _phase_seconds(ends[-1])
+        before_start = sum(phases.get(phase, 0.0) for phase in PHASES_BEFORE_START)
+        lost = 0.0
+        if len(starts) > 1:
+            lost = max(0.0, start - before_start - self.start_time)
+        phases["launch"] = max(0.0, start - self.start_time - before_start - lost)
+        phases["end"] = max(0.0, self.end_time - end)
+        total = self.end_time - self.start_time
+        phases["other"] = max(0.0, total - lost - sum(phases.values()))
+        # Sum the phases of each stage.
+        stages = []
+        if lost:
+            stages.append(("lost to restarts", lost))
+        for stage, summed in STAGES:
+            stages.append((stage, sum(phases.get(phase, 0.0) for phase in summed)))
+        return stages
 
-    def _lost(self, last_start: float, before: float) -> float:
-        return max(0.0, last_start - before - self.began) if len(self.of("start")) > 1 else 0.0
+
+def _phase_seconds(end: Dict) -> dict[str, float]:
+    """Return the seconds of each phase that the event `end` reports."""
+    reported = end.get("seconds")
+    if not isinstance(reported, Mapping):
+        return {}
+    phases = {}
+    for phase, value in reported.items():
+        seconds = finite_number(value)
+        if seconds is not None:
+            phases[phase] = seconds
+    return phases
 
 
-def share(parts: Sequence[tuple[str, float]]) -> list[tuple[str, float, float]]:
-    """(stage, seconds, share of the whole); stages of less than a thousandth are left out."""
-    whole = sum(seconds for _, seconds in parts) or 1.0
-    return [
-        (stage, seconds, seconds / whole) for stage, seconds in parts if seconds / whole >= 0.001
-    ]
+def shares(stages: Sequence[tuple[str, float]]) -> list[tuple[str, float, float]]:
+    """Return (stage, seconds, share of the total) without the stages that took almost no time."""
+    total = sum(seconds for _, seconds in stages) or 1.0
+    found = []
+    for stage, seconds in stages:
+        share = seconds / total
+        if share >= SMALLEST_SHARE:
+            found.append((stage, seconds, share))
+    return found

@@ -1,1 +1,1 @@
-"""The command line: flags, options, the entry point, and the two launchers."""
+"""The command line: options, the entry point, and two ways to start several processes."""

@@ -1,4 +1,4 @@
-"""The entry: reads the command line, joins the process group, and turns errors into exit codes."""
+"""The entry point: it parses the command line, joins the process group, and sets the exit code."""
 
 import importlib
 import os
@@ -9,67 +9,63 @@ from dataclasses import replace
 from typing import Any
 
 from ddp_trainer.cli import launch
-from ddp_trainer.cli import options as command_line
+from ddp_trainer.cli.command_line import Command, parse
 from ddp_trainer.errors import Interrupted, UserError
 
 
 def main() -> int:
-    """Run one workload. Exit codes: 0 success, 2 wrong use, 128 + signal after a signal, 1 anything else."""
-    if sys.argv[1:2] == [
-        "launch"
-    ]:  # everything else on its command line belongs to somebody's script
+    """Run one workload and return its exit code.
+
+    0 is success, 2 is wrong use, 128 + signal is the end by a signal, 1 is anything else.
+    """
+    # The other arguments of `launch` belong to the user's script.
+    if sys.argv[1:2] == ["launch"]:
         return launch.main(sys.argv[2:])
-    command = command_line.parse()
+    command = parse()
     options = command.options
-    if (
-        options.spawn is None
-        and options.processes_alone > 1
-        and not ({"RANK", "WORLD_SIZE"} & set(os.environ))
-    ):
-        _say(
-            f"started alone; {command.workload} needs several processes and spawns {options.processes_alone}"
-        )
-        command = replace(command, options=replace(options, spawn=options.processes_alone))
+    has_launcher = "RANK" in os.environ or "WORLD_SIZE" in os.environ
+    processes = options.processes_alone
+    if options.spawn is None and processes > 1 and not has_launcher:
+        _print_once_per_node(f"{command.workload} needs several processes; spawning {processes}")
+        command = replace(command, options=replace(options, spawn=processes))
     return run(command)
 
 
-def run(command: command_line.Command) -> int:
-    """Run the command; see `main` for the exit code."""
-    began = (
-        time.perf_counter()
-    )  # after the command line: torch is imported below, so that --help need not wait for it
-
-    # torchrun writes what is recorded here into its failure summary, which is how a launcher learns the reason.
+def run(command: Command) -> int:
+    """Run a parsed command and return its exit code, as in `main`."""
+    # torch is imported from here on, so that --help does not wait for it.
+    started = time.perf_counter()
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+    # torchrun copies what is recorded here into its failure summary. A launcher reads it there.
     error_handler = get_error_handler()
     error_handler.initialize()
     try:
         if command.options.spawn is None:
-            _train(command, began)
+            _train(command, started)
             return 0
         from ddp_trainer.cli.spawn import spawn
 
         return spawn(run, command)
     except UserError as error:
         error_handler.record_exception(error)
-        _say(str(error))
+        _print_once_per_node(str(error))
         return 2
     except Interrupted as interruption:
         error_handler.record_exception(interruption)
         return interruption.exit_code
-    except (
-        KeyboardInterrupt
-    ):  # before the training began; from then on it is agreed among the ranks
+    except KeyboardInterrupt:
+        # Ctrl-C before the training. During the training, the ranks agree to stop.
         return 130
     except Exception as error:
         error_handler.record_exception(error)
         raise
 
 
-def _train(command: command_line.Command, began: float) -> None:
+def _train(command: Command, started: float) -> None:
     """Run the workload in this process, alone or as one of the ranks."""
-    from ddp_trainer.runtime import Runtime, process_group
+    from ddp_trainer.process_group import process_group
+    from ddp_trainer.runtime import Runtime
 
     workload = importlib.import_module(f"ddp_trainer.workloads.{command.workload}")
     train: Callable[[Any, Runtime], None] = workload.train
@@ -82,12 +78,12 @@ def _train(command: command_line.Command, began: float) -> None:
         device=options.device,
         init_method=options.init_method,
         devices=getattr(workload, "DEVICES", 1),
-        import_seconds=time.perf_counter() - began,
+        import_seconds=time.perf_counter() - started,
     ) as runtime:
         train(options, runtime)
 
 
-def _say(sentence: str) -> None:
-    """Print the sentence once per node: every node has a log of its own."""
+def _print_once_per_node(message: str) -> None:
+    """Print a message on local rank 0, because every node has its own log."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"ddp-trainer: {sentence}", file=sys.stderr, flush=True)
+        print(f"ddp-trainer: {message}", file=sys.stderr, flush=True)

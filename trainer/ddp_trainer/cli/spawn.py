@@ -1,4 +1,4 @@
-"""`--spawn N`: the ranks of one machine as children of this process, for a machine where nothing like torchrun starts them."""
+"""`--spawn N`: the ranks of one machine as children of this process, without torchrun."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
-from ddp_trainer.cli.options import Command
+from ddp_trainer.cli.command_line import Command
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import GRACE, SIGNALS
 
@@ -22,27 +22,28 @@ Run = Callable[[Command], int]
 
 
 def spawn(run: Run, command: Command) -> int:
-    """Run the command in `--spawn` processes; returns the exit code of the first that failed, or 0.
+    """Run the command in `--spawn` processes.
 
-    Signals are passed on to the children, which stop after a checkpoint. Raises UserError under a launcher: there each
-    of its processes would start N more, and all of them would claim the same ranks and the same port.
+    Return the exit code of the first that failed, or 0. Signals are passed on to the children,
+    which stop after a checkpoint.
+
+    Raises UserError under a launcher: each of its processes would start N more, with the same ranks
+    and the same port.
     """
     launched = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
     if launched:
         raise UserError(
-            f"--spawn starts the processes itself, but {launched[0]} is set: something like torchrun has started this "
-            "process as one of several already, and each of them would start as many again, all with the same ranks. "
-            "Leave --spawn out, or start with plain python"
+            f"--spawn cannot be used under a launcher, but {launched[0]} is set; remove --spawn, "
+            "or start with plain python"
         )
     processes = command.options.spawn
     assert processes is not None
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # as torchrun does: N processes with all threads each would fight
-    alone = replace(command, options=replace(command.options, spawn=None))
+    # N processes that each use all cores would slow each other down. torchrun does the same.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    command = replace(command, options=replace(command.options, spawn=None))
     context = start_processes(  # type: ignore[no-untyped-call]
         _child,
-        args=(run, alone, processes, _free_port()),
+        args=(run, command, processes, _free_port()),
         nprocs=processes,
         join=False,
         start_method="spawn",
@@ -59,13 +60,14 @@ def spawn(run: Run, command: Command) -> int:
         while not context.join(grace_period=GRACE):
             pass
     except ProcessExitedException as error:
-        if error.exit_code < 0:
-            print(
-                f"ddp-trainer: rank {error.error_index} was ended by {error.signal_name}; "
-                "by SIGKILL where the machine has no memory left",
-                file=sys.stderr,
-            )
-        return error.exit_code if error.exit_code > 0 else 128 - error.exit_code
+        if error.exit_code >= 0:
+            return error.exit_code
+        print(
+            f"ddp-trainer: rank {error.error_index} was ended by {error.signal_name}; SIGKILL "
+            "often means that the machine has no memory left",
+            file=sys.stderr,
+        )
+        return 128 - error.exit_code
     except ProcessRaisedException as error:
         print(error.msg, file=sys.stderr)
         return 1
@@ -73,17 +75,17 @@ def spawn(run: Run, command: Command) -> int:
 
 
 def _child(rank: int, run: Run, command: Command, processes: int, port: int) -> None:
-    here = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": processes,
-        "LOCAL_WORLD_SIZE": processes,
-    }
+    """Run one rank, with the variables that torchrun would set."""
     os.environ.update(
-        {name: str(value) for name, value in here.items()}, RANK=str(rank), LOCAL_RANK=str(rank)
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        WORLD_SIZE=str(processes),
+        LOCAL_WORLD_SIZE=str(processes),
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        # With this variable, torch_xla takes its core from the variables above.
+        TORCHELASTIC_RUN_ID="spawn",
     )
-    # By this variable torch_xla sees that the others describe the processes, and takes its core from them.
-    os.environ["TORCHELASTIC_RUN_ID"] = "spawn"
     raise SystemExit(run(command))
 
 

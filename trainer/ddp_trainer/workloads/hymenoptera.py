@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from ddp_trainer.checkpoint import damage_of
+from ddp_trainer.checkpoint import find_damage
 from ddp_trainer.cli.options import HymenopteraOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.progress import Progress
@@ -96,7 +96,7 @@ def load_weights(model: ResNet, source: str) -> None:
     try:
         file = downloaded(source) if source.startswith(("https://", "http://")) else Path(source)
         damage = (
-            damage_of(file) if zipfile.is_zipfile(file) else None
+            find_damage(file) if zipfile.is_zipfile(file) else None
         )  # before PyTorch 1.6 it was no archive
         state = None if damage else torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, ValueError, HTTPException) as error:  # ValueError: no URL

@@ -89,8 +89,8 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
             runtime.step(optimizer)
             progress.beat(step)
         progress.beat(max(batches))
-        if runtime.ledger:
-            runtime.ledger.rest()  # in that step: a rank that only shadows the others' sums is behind nobody
+        if runtime.stragglers:
+            runtime.stragglers.rest()  # in that step: a rank that only shadows the others' sums is behind nobody
     # The ranks that were through have taken no more steps; Join gives all of them the last one's parameters.
     same = runtime.identical(model.parameters())
     if not same:

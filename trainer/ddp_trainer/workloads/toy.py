@@ -12,7 +12,7 @@ from torch import nn
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.cli.options import ToyOptions
-from ddp_trainer.hardware import keep_freed_memory
+from ddp_trainer.cpu import keep_freed_memory
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime

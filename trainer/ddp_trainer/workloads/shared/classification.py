@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
-from ddp_trainer.checkpoint import Checkpoints, check_writable, write_atomically
+from ddp_trainer.checkpoint import Checkpoints, save_atomically
 from ddp_trainer.cli.options import ClassifierOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import evaluate, without_repeats
+from ddp_trainer.files import check_writable
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.progress import Progress
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
@@ -232,7 +233,7 @@ def write_model(weights: Mapping[str, Tensor], path: Path, progress: Progress) -
     if progress.runtime.is_main:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, weights)
+            save_atomically(path, weights)
         except OSError as error:
             raise UserError(
                 f"cannot write the model to {path}: {error.strerror or error}"

@@ -9,21 +9,21 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from ddp_trainer import runtime
-from ddp_trainer.stragglers import Entry, Ledger, frozen, slowest
+from ddp_trainer import process_group
+from ddp_trainer.stragglers import Position, StragglerDetector, describe_frozen, describe_slowest
 
 from .launch import DEADLINE, TRAINER, torchrun
 
 
-def entries(*positions: tuple[int, bool, float]) -> dict[int, Entry]:
+def entries(*positions: tuple[int, bool, float]) -> dict[int, Position]:
     return {
-        rank: Entry(step, backward, time, f"node {rank} (worker-{rank})")
+        rank: Position(step, backward, time, f"node {rank} (worker-{rank})")
         for rank, (step, backward, time) in enumerate(positions)
     }
 
 
 def test_the_slow_rank_its_node_step_and_seconds_are_named():
-    said = slowest(entries((8, True, 95.0), (7, True, 90.0), (8, True, 96.0)), 100.0, 5.0)
+    said = describe_slowest(entries((8, True, 95.0), (7, True, 90.0), (8, True, 96.0)), 100.0, 5.0)
     assert said.startswith(
         "rank 1 on node 1 (worker-1) is slow or stuck: it was last seen in step 7, 10.0 s ago; rank 0 on node 0 "
         "(worker-0) has waited for it in step 8 for 5.0 s, longer than the time-out of 5 s."
@@ -45,20 +45,20 @@ def test_the_slow_rank_its_node_step_and_seconds_are_named():
     ],
 )
 def test_the_one_furthest_behind_counts(positions, slow):
-    assert slowest(entries(*positions), 10.0, 1.0).startswith(slow)
+    assert describe_slowest(entries(*positions), 10.0, 1.0).startswith(slow)
 
 
 def test_nobody_is_blamed_where_all_are_equally_far():
-    assert slowest(entries((2, True, 1.0), (2, True, 9.0)), 10.0, 1.0) is None
+    assert describe_slowest(entries((2, True, 1.0), (2, True, 9.0)), 10.0, 1.0) is None
 
 
 def test_entries_go_through_the_store():
     store = dist.HashStore()
-    ledgers = [Ledger(store, rank, 2, timeout=2.0) for rank in range(2)]
+    ledgers = [StragglerDetector(store, rank, 2, timeout=2.0) for rank in range(2)]
     ledgers[0].finished(4)
     ledgers[0].forward()
     deadline = time.monotonic() + 30
-    while not (said := ledgers[1].who_is_slow()):
+    while not (said := ledgers[1].describe_slow_rank()):
         assert time.monotonic() < deadline, "the entry was never written"
     assert re.match(r"rank 1 on \S.* before its first step.*rank 0 on .* in step 5", said)
     for ledger in ledgers:
@@ -68,7 +68,7 @@ def test_entries_go_through_the_store():
 def test_a_rank_that_is_through_with_its_own_inputs_is_behind_nobody():
     """As under Join, where it goes on to answer the sums of its peers."""
     store = dist.HashStore()
-    through, stuck = [Ledger(store, rank, 2, timeout=2.0) for rank in range(2)]
+    through, stuck = [StragglerDetector(store, rank, 2, timeout=2.0) for rank in range(2)]
     through.finished(9)
     through.forward()
     through.finished(30)
@@ -76,7 +76,7 @@ def test_a_rank_that_is_through_with_its_own_inputs_is_behind_nobody():
     stuck.finished(14)
     stuck.forward()
     deadline = time.monotonic() + 30
-    while not re.match(r"rank 1 on .* in step 15", said := through.who_is_slow() or ""):
+    while not re.match(r"rank 1 on .* in step 15", said := through.describe_slow_rank() or ""):
         assert time.monotonic() < deadline, said
     for ledger in (through, stuck):
         ledger.close()
@@ -85,7 +85,7 @@ def test_a_rank_that_is_through_with_its_own_inputs_is_behind_nobody():
 @pytest.mark.parametrize("others", [1, 20])
 def test_ranks_that_are_as_far_behind_are_listed(others):
     behind = [(4, True, 3.0 + rank) for rank in range(others + 1)]
-    said = slowest(entries((5, True, 4.0), *behind), 10.0, 1.0)
+    said = describe_slowest(entries((5, True, 4.0), *behind), 10.0, 1.0)
     assert said.startswith("rank 1 on node 1 (worker-1) is slow or stuck")
     listed = {
         1: "As far behind: rank 2. ",
@@ -99,9 +99,9 @@ def test_ranks_that_are_as_far_behind_are_listed(others):
     [
         (
             [1, 0, 2],
-            r"rank 1 on node 1 \(worker-1\) is frozen or cut off: it was last seen in step 7, .* nothing for 3 s or more\. Look",
+            r"rank 1 on node 1 \(worker-1\) is frozen or cut off: it was last seen in step 7, .* nothing for at least 3 s\. Check",
         ),
-        ([0, 1, 0], r"rank 0 on node 0 \(worker-0\) is frozen .* Likewise: rank 2\. Look"),
+        ([0, 1, 0], r"rank 0 on node 0 \(worker-0\) is frozen .* Likewise: rank 2\. Check"),
         ([1, 1, 1], None),  # slow in its backward pass, where nothing tells it from those that wait
         ([0, 0, 0], None),
     ],
@@ -112,7 +112,7 @@ def test_of_ranks_equally_far_those_whose_process_stands_still_are_named(beats, 
         rank: replace(entry, beats=entry.beats + more)
         for (rank, entry), more in zip(before.items(), beats, strict=True)
     }
-    found = frozen(before, after, 3.0)
+    found = describe_frozen(before, after, 3.0)
     assert re.match(said, found) if said else found is None
 
 
@@ -120,19 +120,19 @@ def test_of_two_equally_far_behind_a_third_the_one_that_stands_still_is_named():
     """In a ring one waiter may be through before its neighbour, which still waits for the frozen one."""
     before = entries((7, True, 90.0), (6, True, 80.0), (6, True, 81.0))
     after = {rank: replace(entry, beats=int(rank != 2)) for rank, entry in before.items()}
-    assert frozen(before, after, 3.0).startswith("rank 2 on")
-    assert frozen(before, {**after, 2: replace(before[2], beats=1)}, 3.0) is None
+    assert describe_frozen(before, after, 3.0).startswith("rank 2 on")
+    assert describe_frozen(before, {**after, 2: replace(before[2], beats=1)}, 3.0) is None
 
 
 def test_a_rank_that_stops_writing_is_named_but_none_that_writes_until_the_time_out():
     store = dist.HashStore()
-    asking, waiting, stopped = [Ledger(store, rank, 3, timeout=1.0) for rank in range(3)]
+    asking, waiting, stopped = [StragglerDetector(store, rank, 3, timeout=1.0) for rank in range(3)]
     stopped.close()
     deadline = time.monotonic() + 30
-    while not asking.who_is_slow():
+    while not asking.describe_slow_rank():
         assert time.monotonic() < deadline, "nobody was named"
     waiting.close()
-    said = asking.who_is_slow()
+    said = asking.describe_slow_rank()
     assert re.match(
         r"rank 2 on .* is frozen or cut off: it was last seen before its first step", said
     )
@@ -149,8 +149,8 @@ def test_a_store_that_does_not_answer_is_no_reason_to_wait_for_ever():
             thawed.wait()
             raise RuntimeError("nobody has written")
 
-    asked = Ledger(Frozen(), 0, 2, timeout=100)
-    assert "the rendezvous store does not answer" in asked.who_is_slow()
+    asked = StragglerDetector(Frozen(), 0, 2, timeout=100)
+    assert "the rendezvous store does not answer" in asked.describe_slow_rank()
     thawed.set()
     asked.close()
 
@@ -217,7 +217,7 @@ def test_of_three_ranks_both_that_sleep_are_named():
     ],
 )
 def test_both_of_gloos_words_for_a_time_out_are_known(words, is_one):
-    assert bool(runtime._TIMED_OUT.search(words)) == is_one
+    assert bool(process_group.TIMED_OUT.search(words)) == is_one
 
 
 def test_above_the_skew_it_completes_and_says_who_waited():

@@ -1,0 +1,39 @@
+"""Addresses of agents that all run on this machine."""
+
+import socket
+from collections.abc import Callable
+
+from ddpjob.core.job import Job
+
+
+class LocalAddresses:
+    """Spellings of 127.0.0.1 that sort by node index, and one rendezvous port for each attempt.
+
+    c10d assigns ranks by the string order of the agents' addresses, and as strings
+    `127.0.0.1 < 127.0.00.1 < 127.0.000.1`. On Linux and macOS getaddrinfo reads all of them as
+    127.0.0.1. Other loopback addresses, such as 127.0.0.2, are not set up on macOS. Node 0 has the
+    plain spelling, because its address becomes MASTER_ADDR.
+    """
+
+    def __init__(self, free_port: Callable[[], int]) -> None:
+        self._free_port = free_port
+        # By attempt. A closed port may stay busy for a minute, so an attempt gets a new one.
+        self._ports: dict[int, int] = {}
+
+    def endpoint(self, job: Job, attempt: int) -> str:
+        if attempt not in self._ports:
+            self._ports[attempt] = self._free_port()
+        return f"127.0.0.1:{self._ports[attempt]}"
+
+    def local(self, job: Job, attempt: int, index: int) -> str:
+        # One more zero for each index, since "." sorts before "0".
+        zeros = "0" * (index + 1)
+        return f"127.0.{zeros}.1"
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which no process listens now."""
+    with socket.socket() as probe:
+        # Port 0 lets the kernel choose one.
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,85 @@
+"""The ConfigMaps that stand in the same file as the job."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ddpjob.core.readers import (
+    Dict,
+    SpecError,
+    child,
+    children,
+    quoted,
+    refuse,
+    require_object,
+    require_objects,
+    require_string,
+)
+
+# The data of ConfigMaps, by the ConfigMap's name.
+ConfigMaps = Mapping[str, Mapping[str, str]]
+
+
+def read_config_maps(documents: Iterable[Dict]) -> ConfigMaps:
+    """Return the ConfigMaps among the documents of a file. Raises SpecError."""
+    found = {}
+    for document in documents:
+        if document.get("kind") == "ConfigMap":
+            name = require_string(
+                child(document, "metadata").get("name"), "ConfigMap metadata.name"
+            )
+            found[name] = _read_data(document.get("data"), f"ConfigMap {name} data")
+    return found
+
+
+def _read_data(value: Any, where: str) -> Mapping[str, str]:
+    data = require_object(value, where)
+    for key, text in data.items():
+        if not isinstance(text, str):
+            raise refuse(f"{where}.{key}", "a string (put numbers in quotes)", text)
+    return {str(key): text for key, text in data.items()}
+
+
+def find_config_map(reference: Dict, config_maps: ConfigMaps, where: str) -> Mapping[str, str]:
+    """Return the data of the ConfigMap that `reference` names.
+
+    An optional ConfigMap that does not exist is empty. Raises SpecError for any other.
+    """
+    name = require_string(reference.get("name"), f"{where}.name")
+    if name not in config_maps and not reference.get("optional"):
+        raise SpecError(
+            f"{where}: ConfigMap {quoted(name)} not found in the manifest; add it to the same "
+            "file, after a line ---"
+        )
+    return config_maps.get(name, {})
+
+
+def volume_files(volume: Dict, config_maps: ConfigMaps) -> dict[str, str]:
+    """Return the content of a volume's files by their path in the volume.
+
+    The volume is one ConfigMap, or several of them are projected into it.
+    """
+    sources = [volume, *children(child(volume, "projected"), "sources")]
+    files: dict[str, str] = {}
+    for source in sources:
+        # A projected volume may also have sources of other kinds. They have a note.
+        if source.get("configMap"):
+            where = f"volume {volume.get('name')}: configMap"
+            reference = require_object(source["configMap"], where)
+            files |= _projected_files(reference, config_maps, where)
+    return files
+
+
+def _projected_files(reference: Dict, config_maps: ConfigMaps, where: str) -> dict[str, str]:
+    data = find_config_map(reference, config_maps, where)
+    items = require_objects(reference.get("items"), f"{where}.items")
+    # Without items, each key is a file.
+    if not items:
+        return dict(data)
+    files = {}
+    for item in items:
+        key = require_string(item.get("key"), f"{where}.items[].key")
+        path = require_string(item.get("path"), f"{where}.items[].path")
+        # A key that is absent is allowed if the ConfigMap is optional.
+        if key in data:
+            files[path] = data[key]
+    return files

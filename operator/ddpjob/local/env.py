@@ -1,0 +1,93 @@
+"""The environment variables of a pod's container, with values of this machine."""
+
+import re
+import sys
+from collections.abc import Mapping
+
+from ddpjob.core.readers import (
+    Dict,
+    SpecError,
+    child,
+    quoted,
+    refuse,
+    require_object,
+    require_objects,
+    require_string,
+)
+from ddpjob.local.config_maps import find_config_map
+from ddpjob.local.mounts import Mounts
+from ddpjob.local.run_files import RunFiles
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+# `$(NAME)` is a reference to a variable, and `$$` is a dollar sign.
+REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+
+
+def read_env(pod: Dict, container: Dict, mounts: Mounts, files: RunFiles) -> dict[str, str]:
+    """Return the variables of a container: those of envFrom, then those of env.
+
+    A reference expands to the value of a variable above it. Raises SpecError for a value that this
+    machine does not have.
+    """
+    # gloo and NCCL would choose an interface by the host name, which may not resolve.
+    env = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+    for source in require_objects(container.get("envFrom"), "envFrom"):
+        env |= _read_source(source, mounts, files)
+    for item in require_objects(container.get("env"), "env"):
+        name = require_string(item.get("name"), "env[].name")
+        value = item.get("value")
+        if not isinstance(value, str | None):
+            raise refuse(f"env {name}", "a string (put numbers in quotes)", value)
+        if item.get("valueFrom"):
+            # A value from elsewhere may hold `$(…)`, which Kubernetes does not expand.
+            env[name] = mounts.place(_read_value_from(item, pod, files))
+        else:
+            env[name] = expand(mounts.place(value or ""), env)
+    # The profile gpu excludes the loopback interface, the only one that the processes share.
+    if env["NCCL_SOCKET_IFNAME"].startswith("^"):
+        env["NCCL_SOCKET_IFNAME"] = LOOPBACK
+    return env
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """Expand references as Kubernetes does. A reference to an unknown variable stays as it is."""
+
+    def value_of(found: re.Match[str]) -> str:
+        if found[0] == "$$":
+            return "$"
+        return env.get(found[1], found[0])
+
+    return REFERENCE.sub(value_of, text)
+
+
+def _read_source(source: Dict, mounts: Mounts, files: RunFiles) -> dict[str, str]:
+    reference = require_object(source.get("configMapRef"), "envFrom[].configMapRef")
+    data = find_config_map(reference, files.config_maps, "envFrom[].configMapRef")
+    prefix = str(source.get("prefix") or "")
+    return {prefix + key: mounts.place(value) for key, value in data.items()}
+
+
+def _read_value_from(item: Dict, pod: Dict, files: RunFiles) -> str:
+    where = f"env {item['name']}"
+    source = require_object(item["valueFrom"], f"{where}: valueFrom")
+    if "configMapKeyRef" in source:
+        reference = require_object(source["configMapKeyRef"], f"{where}: configMapKeyRef")
+        data = find_config_map(reference, files.config_maps, where)
+        return data.get(str(reference.get("key")), "")
+    path = str(child(source, "fieldRef").get("fieldPath", ""))
+    fields = _pod_fields(pod)
+    if path not in fields:
+        what = f"field {quoted(path)}" if path else f"source {', '.join(source)}"
+        raise SpecError(f"{where}: {what} is not available on this machine; set a value instead")
+    return fields[path]
+
+
+def _pod_fields(pod: Dict) -> dict[str, str]:
+    """Return what fieldRef can read of a pod here, by path."""
+    fields = {f"metadata.{key}": str(value) for key, value in pod["metadata"].items()}
+    fields["spec.nodeName"] = str(child(pod, "spec").get("nodeName", ""))
+    # Pods of this machine have no address of their own.
+    fields["status.podIP"] = "127.0.0.1"
+    fields["status.hostIP"] = "127.0.0.1"
+    return fields

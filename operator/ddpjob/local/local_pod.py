@@ -1,0 +1,212 @@
+"""A pod of this machine: one process group, its output and its end, as a kubelet handles them."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ddpjob.core import names
+from ddpjob.core.times import format_time
+from ddpjob.local import processes
+from ddpjob.local.output import Output
+from ddpjob.local.translate import Command
+
+# Seconds until killed processes must be gone. Only a process that hangs in the kernel takes longer.
+KILL_SECONDS = 10
+KILL_INTERVAL = 0.02
+
+# Seconds for the last output after all processes were killed. Only a process that escaped from its
+# pod holds the pipe open for longer.
+DRAIN_SECONDS = 5
+
+# Exit code of a container that could not be started.
+CANNOT_START = 128
+
+# Exit code of a process that a signal ended is this and the signal's number.
+SIGNAL_BASE = 128
+
+# Longest termination message that a kubelet reads from a container's file, in characters.
+MAX_RESULT = 4096
+
+
+class LocalPod:
+    """A pod of this machine.
+
+    `body` is the pod as an API server would show it. `changed` is called when its status changes.
+    """
+
+    def __init__(self, body: dict[str, Any], changed: Callable[[], None]) -> None:
+        self.body = body
+        self.finished = asyncio.Event()
+        self._changed = changed
+        self._process: asyncio.subprocess.Process | None = None
+        self._known: set[psutil.Process] = set()
+
+    @property
+    def name(self) -> str:
+        return str(self.body["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.body["metadata"]["uid"])
+
+    async def run(self, command: Command, output: Output) -> None:
+        """Run a command from its start to its end. An error of any kind ends the pod."""
+        try:
+            code = await self._run(command, output)
+            self._set_ended(code, _termination_message(command.result, code, output))
+        except Exception as error:
+            await asyncio.to_thread(self.kill)
+            self._set_ended(CANNOT_START, _describe(error, command.argv[0]))
+        finally:
+            self.finished.set()
+
+    async def _run(self, command: Command, output: Output) -> int:
+        """Return the exit code."""
+        # Start the agent with a pipe for its output and its errors.
+        read_end, write_end = os.pipe()
+        try:
+            self._process = await self._start(command, write_end)
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        # The pod may have been deleted while its agent was being started.
+        if "deletionTimestamp" in self.body["metadata"]:
+            self._send_sigterm()
+        self._set_state({"running": {"startedAt": _now()}}, "Running")
+        # Wait for the agent alone. Processes that it leaves behind must not keep the pod alive.
+        reading = asyncio.create_task(self._read(output, read_end))
+        code = await self._process.wait()
+        # Killing the rest closes the last writing end of the pipe.
+        await asyncio.to_thread(self.kill)
+        await asyncio.wait({reading}, timeout=DRAIN_SECONDS)
+        if reading.done():
+            reading.result()
+        else:
+            reading.cancel()
+        return code if code >= 0 else SIGNAL_BASE - code
+
+    async def _start(self, command: Command, output: int) -> asyncio.subprocess.Process:
+        _prepare_files(command)
+        return await asyncio.create_subprocess_exec(
+            *command.argv,
+            env=self._environment(command),
+            cwd=command.cwd,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def _environment(self, command: Command) -> Mapping[str, str]:
+        # torchrun and python must be those of the environment that runs this process.
+        own_folder = str(Path(sys.executable).parent)
+        path = command.env.get("PATH", os.environ.get("PATH", os.defpath))
+        return {
+            **processes.inherited_environment(),
+            "PYTHONUNBUFFERED": "1",
+            **command.env,
+            "PATH": os.pathsep.join([own_folder, path]),
+            processes.POD_UID: self.uid,
+        }
+
+    async def _read(self, output: Output, read_end: int) -> None:
+        """Copy the output. If that fails, kill the pod: a full pipe would block its processes."""
+        try:
+            await output.copy(read_end)
+        except Exception:
+            await asyncio.to_thread(self.kill)
+            raise
+
+    # End
+
+    def terminate(self, grace: float) -> None:
+        """Delete the pod: send SIGTERM now, and SIGKILL to all its processes after `grace` seconds.
+
+        As in a cluster, only the agent gets the SIGTERM.
+        """
+        self.body["metadata"] |= {"deletionTimestamp": _now(), "deletionGracePeriodSeconds": 0}
+        self._send_sigterm()
+        asyncio.get_running_loop().call_later(grace, self._kill_unless_finished)
+
+    def _send_sigterm(self) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        # Remember the agent's children. Once it has ended, they can no longer be found below it.
+        with contextlib.suppress(psutil.Error):
+            agent = psutil.Process(self._process.pid)
+            self._known.update(agent.children(recursive=True))
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def _kill_unless_finished(self) -> None:
+        if not self.finished.is_set():
+            self.kill()
+
+    def kill(self) -> None:
+        """Send SIGKILL to all processes of the pod until none is left."""
+        deadline = time.monotonic() + KILL_SECONDS
+        while time.monotonic() < deadline:
+            remaining = self._find_processes()
+            if not remaining:
+                return
+            processes.kill(remaining)
+            # psutil.wait_procs would take the agent's exit code away from asyncio.
+            time.sleep(KILL_INTERVAL)
+
+    def _find_processes(self) -> list[psutil.Process]:
+        session = self._process.pid if self._process else None
+        self._known.update(processes.find_processes(self.uid, session))
+        return processes.living(self._known)
+
+    # Status
+
+    def _set_ended(self, code: int, message: str) -> None:
+        state = {"terminated": {"exitCode": code, "message": message, "finishedAt": _now()}}
+        self._set_state(state, "Failed" if code else "Succeeded")
+
+    def _set_state(self, state: Mapping[str, Any], phase: str) -> None:
+        containers = [{"name": names.TRAINER, "state": state}]
+        self.body["status"] = {"phase": phase, "containerStatuses": containers}
+        self._changed()
+
+
+def _prepare_files(command: Command) -> None:
+    for folder in command.folders:
+        # A subPath of a claim may be a file that exists.
+        if not folder.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+    for file, text in command.files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    command.result.unlink(missing_ok=True)
+
+
+def _termination_message(result: Path, code: int, output: Output) -> str:
+    """Return the result that the process wrote, else the end of its output if it failed."""
+    with contextlib.suppress(OSError):
+        written = result.read_text(errors="replace")[:MAX_RESULT]
+        if written:
+            return written
+    return output.tail if code else ""
+
+
+def _describe(error: Exception, program: str) -> str:
+    """Return an error with the file that it is about, or with the program that was to run."""
+    if isinstance(error, OSError):
+        return f"{error.filename or program}: {error.strerror or error}"
+    return f"{program}: {error or type(error).__name__}"
+
+
+def _now() -> str:
+    return format_time(datetime.now(UTC))

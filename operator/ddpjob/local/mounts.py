@@ -1,0 +1,132 @@
+"""The volume mounts of a pod as folders and files of this machine."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ddpjob.core import names
+from ddpjob.core.readers import (
+    Dict,
+    SpecError,
+    child,
+    children,
+    quoted,
+    refuse,
+    require_object,
+    require_objects,
+    require_string,
+)
+from ddpjob.local.config_maps import volume_files
+from ddpjob.local.run_files import RunFiles
+
+SHARED_MEMORY = "/dev/shm"
+
+# A path begins a word, or follows one of these characters: --out=/data, a:/data, 'a,/data'.
+PATH_START = r"(?<![^\s=:,'\"])"
+PATH_END = r"(?=/|$|[\s:,'\"])"
+
+
+@dataclass(frozen=True)
+class Mounts:
+    """What a pod finds at its paths.
+
+    - `paths`: the path on this machine, by the path in the pod.
+    - `files`: the content of files that must be written first, by their path on this machine.
+    """
+
+    paths: Mapping[str, Path]
+    files: Mapping[Path, str]
+
+    def place(self, text: str) -> str:
+        """Return a text in which every path below a mount has become a path of this machine."""
+        return self._pattern.sub(lambda found: str(self.paths[found[1]]), text)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        # The longest path comes first, so that a mount inside another mount wins.
+        ordered = sorted(self.paths, key=len, reverse=True)
+        alternatives = "|".join(re.escape(path) for path in ordered)
+        return re.compile(f"{PATH_START}({alternatives}){PATH_END}")
+
+
+def read_mounts(pod: Dict, container: Dict, files: RunFiles) -> Mounts:
+    """Return the mounts of a rendered pod. Raises SpecError for one that cannot work here."""
+    pod_folder = files.pod(pod["metadata"]["name"])
+    volumes = _read_volumes(pod)
+    # Every pod has these two files: a kubelet provides the one, and shared memory the other.
+    paths = {
+        names.RESULT_FILE: pod_folder / "result.json",
+        names.HEARTBEAT_FILE: pod_folder / "heartbeat.json",
+    }
+    contents: dict[Path, str] = {}
+    for mount in require_objects(container.get("volumeMounts"), "volumeMounts"):
+        path = _read_mount_path(mount)
+        volume = volumes.get(str(mount.get("name")))
+        if volume is None:
+            name = quoted(mount.get("name"))
+            raise SpecError(f"volumeMounts: volume {name} not found in volumes; add it there")
+        if path == SHARED_MEMORY:
+            # Processes of this machine use its own shared memory.
+            continue
+        # Fill the volume, then mount it or a path below it.
+        folder = _volume_folder(volume, pod_folder, files)
+        for name, content in volume_files(volume, files.config_maps).items():
+            contents[_below(folder, name, "configMap.items[].path")] = content
+        paths[path] = _below(folder, mount.get("subPath") or "", "volumeMounts[].subPath")
+        if "hostPath" in volume:
+            _require_host_path(paths[path], volume)
+    return Mounts(paths, contents)
+
+
+def _read_volumes(pod: Dict) -> dict[str, Dict]:
+    volumes = {}
+    for volume in children(child(pod, "spec"), "volumes"):
+        name = require_string(volume.get("name"), "volumes[].name")
+        volumes[name] = volume
+    return volumes
+
+
+def _read_mount_path(mount: Dict) -> str:
+    where = "volumeMounts[].mountPath"
+    given = require_string(mount.get("mountPath"), where)
+    path = given.rstrip("/")
+    # A mount at / would rewrite every path.
+    if not path.startswith("/"):
+        raise refuse(where, "an absolute path other than '/'", given)
+    if "subPathExpr" in mount:
+        raise SpecError(
+            f"volumeMounts[].subPathExpr: is not supported on this machine, at {given}; use subPath"
+        )
+    return path
+
+
+def _volume_folder(volume: Dict, pod_folder: Path, files: RunFiles) -> Path:
+    where = f"volume {volume['name']}"
+    if "persistentVolumeClaim" in volume:
+        claim = require_object(volume["persistentVolumeClaim"], where)
+        return files.claim(require_string(claim.get("claimName"), f"{where}: claimName"))
+    if "hostPath" in volume:
+        host_path = require_object(volume["hostPath"], where)
+        return Path(require_string(host_path.get("path"), f"{where}: hostPath.path"))
+    # An emptyDir, a volume of ConfigMaps, or a kind that only a cluster has: it has a note.
+    return pod_folder / "volumes" / str(volume["name"])
+
+
+def _below(folder: Path, relative: Any, where: str) -> Path:
+    parts = Path(str(relative))
+    if parts.is_absolute() or ".." in parts.parts:
+        raise refuse(where, "a relative path without '..'", relative)
+    return folder / parts
+
+
+def _require_host_path(path: Path, volume: Dict) -> None:
+    where = f"volume {volume['name']}: hostPath {path}"
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise SpecError(f"{where}: {error.strerror}") from error
+    if not exists:
+        raise SpecError(f"{where}: does not exist on this machine; create it or use another path")

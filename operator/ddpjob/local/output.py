@@ -1,0 +1,52 @@
+"""The output of a pod: copied to its log, and passed on line by line."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+CHUNK_BYTES = 65536
+
+# A kubelet keeps as much of the log as the termination message of a container that failed.
+TAIL_BYTES = 2048
+
+
+class Output:
+    """Copies what a pod writes to `log`, and calls `on_line` for each line."""
+
+    def __init__(self, log: Path, on_line: Callable[[str], None]) -> None:
+        self._log = log
+        self._on_line = on_line
+        self._tail = b""
+
+    @property
+    def tail(self) -> str:
+        """The end of the output so far."""
+        return self._tail.decode(errors="replace")
+
+    async def copy(self, read_end: int) -> None:
+        """Copy from a pipe until all of its writing ends are closed. Lines may have any length."""
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(read_end, "rb")
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+        rest = b""
+        with contextlib.closing(transport), self._log.open("wb") as log:
+            while chunk := await reader.read(CHUNK_BYTES):
+                log.write(chunk)
+                log.flush()
+                self._tail = (self._tail + chunk)[-TAIL_BYTES:]
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    self._on_line(_as_displayed(line))
+                # A progress bar may never end its line. Keep only what it wrote last.
+                rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
+        if rest:
+            self._on_line(_as_displayed(rest))
+
+
+def _as_displayed(line: bytes) -> str:
+    """Return what a terminal shows of a line: a carriage return begins it again."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")

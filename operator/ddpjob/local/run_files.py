@@ -1,0 +1,99 @@
+"""The files of a run: one folder for each job below the folder of all runs."""
+
+import contextlib
+import fcntl
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddpjob.local.config_maps import ConfigMaps
+
+# What a new run of a job replaces. The claims stay, as they do in a cluster.
+REPLACED = ("pods", "logs", "metrics.jsonl", "curve.png", "status.yaml")
+
+
+class RunFolderError(ValueError):
+    """The folder of the runs cannot be written. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where a run keeps its files, and what its volumes are made of.
+
+    `folder` is the run's own. `claims` are folders that the user chose for claims, by claim name.
+    `config_maps` are the ConfigMaps of the manifest.
+    """
+
+    folder: Path
+    claims: Mapping[str, Path] = field(default_factory=dict)
+    config_maps: ConfigMaps = field(default_factory=dict)
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def curve(self) -> Path:
+        return self.folder / "curve.png"
+
+    @property
+    def status(self) -> Path:
+        return self.folder / "status.yaml"
+
+    def log(self, pod: str) -> Path:
+        return self.logs / f"{pod}.log"
+
+    def pod(self, name: str) -> Path:
+        return self.folder / "pods" / name
+
+    def claim(self, name: str) -> Path:
+        return self.claims.get(name, self.folder / "claims" / name)
+
+
+@contextlib.contextmanager
+def run_folder(parent: Path, job: str) -> Iterator[Path]:
+    """Lock and clear the folder of a run, and yield it.
+
+    It is `parent/job`, or `parent/job.2` and so on if other runs of the job hold the folders before
+    it. The name of a job has no dot, so no two jobs share a folder. Raises RunFolderError if the
+    folder cannot be written.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            folder = _lock_free_folder(parent, job, held)
+            _clear(folder)
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot write {error.filename}: {error.strerror}; choose another folder with "
+                "--runs"
+            ) from error
+        yield folder
+
+
+def _lock_free_folder(parent: Path, job: str, held: contextlib.ExitStack) -> Path:
+    """Return the first folder that no other run holds, locked until `held` is closed."""
+    for number in itertools.count(1):
+        folder = parent / (job if number == 1 else f"{job}.{number}")
+        folder.mkdir(parents=True, exist_ok=True)
+        # The kernel releases the lock when this process ends, however it ends.
+        lock = held.enter_context((folder / ".lock").open("w"))
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return folder
+    raise AssertionError("itertools.count() does not end")
+
+
+def _clear(folder: Path) -> None:
+    for name in REPLACED:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    (folder / "logs").mkdir()

@@ -1,0 +1,56 @@
+"""Options and arguments of `ddpjob` that are wrong, and what the messages say."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ddpjob.cli.main import app
+
+JOB = """
+apiVersion: ddpjob.dev/v1alpha1
+kind: DDPJob
+metadata: {name: j}
+spec: {image: i, args: [-m, x], checkpoint: {claimName: ckpt}}
+"""
+
+
+def refusal(*words: str) -> str:
+    """Return what a refused command prints, without the frame around it."""
+    refused = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    return " ".join(refused.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("init digit", "got \"digit\" (did you mean 'digits'?)"),
+        ("init digits --accelerator trn1.2xlarg", "(did you mean 'trn1.2xlarge'?)"),
+        ("operator --pod-security restrictd", "(did you mean 'restricted'?)"),
+        ("operator --log-format jso", "(did you mean 'json'?)"),
+        ("operator --log-level warn", 'must be one of debug, info, warning, error, got "warn"'),
+    ],
+)
+def test_a_misspelt_choice_is_refused_with_the_name_that_is_closest(words, message):
+    assert message in refusal(*words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("job.yaml", "--local: is required to run a job on this machine"),
+        ("job.yaml --local --claim ckpt", '--claim: must be NAME=FOLDER, got "ckpt"'),
+        ("job.yaml --local --claim ckpt=no", "--claim: ckpt=no: folder no does not exist"),
+        (
+            "job.yaml --local --claim cpkt=.",
+            "--claim: the job has no claim \"cpkt\" (did you mean 'ckpt'?); its claims are ckpt",
+        ),
+        ("job.yaml --local --runs job.yaml", "--runs: cannot write"),
+        ("no.yaml --local", "no.yaml: cannot read the file: No such file or directory"),
+    ],
+)
+def test_wrong_use_of_run_is_refused(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(JOB)
+    assert message in refusal("run", *words.split())

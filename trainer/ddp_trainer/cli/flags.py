@@ -1,0 +1,140 @@
+"""Fields of a dataclass that are flags of the command line, and the values that they take."""
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, get_args
+
+# Largest seed that torch accepts on every platform.
+LARGEST_INTEGER = 2**63 - 1
+
+# Limit of numbers. In seconds it is 31 years, which the clocks of the system can still count.
+LIMIT = 1e9
+
+
+def integer(at_least: int) -> Callable[[str], int]:
+    """Return a reader of integers from `at_least` on."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < at_least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= {at_least}")
+        if int(text) > LARGEST_INTEGER:
+            raise argparse.ArgumentTypeError(f"{text} is greater than {LARGEST_INTEGER:,}")
+        return int(text)
+
+    return read
+
+
+def positive_number(text: str) -> float:
+    """Read a number above 0."""
+    number = _number_or_nothing(text)
+    if number is None or number <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number > 0 and < {LIMIT:,.0f}")
+    return number
+
+
+def non_negative_number(text: str) -> float:
+    """Read a number from 0 on."""
+    number = _number_or_nothing(text)
+    if number is None or number < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number >= 0 and < {LIMIT:,.0f}")
+    return number
+
+
+def _number_or_nothing(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    # A NaN is not less than anything.
+    return number if abs(number) < LIMIT else None
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+# Readers of values by their placeholder in the help text, if the flag has no reader of its own.
+READERS: dict[str, Callable[[str], Any]] = {
+    "N": integer(1),
+    "STEPS": integer(1),
+    "X": positive_number,
+}
+
+
+def flag(
+    default: Any,
+    meaning: str,
+    placeholder: str = "",
+    *,
+    read: Callable[[str], Any] | None = None,
+    also: Sequence[str] = (),
+    environment: str = "",
+) -> Any:
+    """Declare a field that is a flag with the field's name.
+
+    - `default`: `...` if the flag is required.
+    - `placeholder`: of the value in the help text; empty for a switch and for a Literal.
+    - `read`: turns the text into a value; by default the placeholder decides.
+    - `also`: further names of the flag.
+    - `environment`: a variable that overrides the default.
+    """
+    metadata = {
+        "meaning": meaning,
+        "placeholder": placeholder,
+        "read": read,
+        "also": also,
+        "environment": environment,
+    }
+    if default is ...:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def flag_name(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def default_of(option: "Field[Any]") -> Any:
+    """Return the value if the flag is not given; MISSING if it is required."""
+    text = os.environ.get(option.metadata["environment"])
+    return option.metadata["read"](text) if text else option.default
+
+
+def own_options_first(kind: type[Any]) -> Iterator["Field[Any]"]:
+    """Yield the fields of a dataclass: its own, then those that it inherits."""
+    own = set(kind.__annotations__)
+    yield from sorted(fields(kind), key=lambda option: option.name not in own)
+
+
+def add_flag(parser: argparse.ArgumentParser, option: "Field[Any]") -> None:
+    """Add the flag of a field to a parser."""
+    about = option.metadata
+    names = [flag_name(option.name), *about["also"]]
+    meaning = about["meaning"].replace("%", "%%")
+    if option.type is bool:
+        # People write a switch alone. SageMaker passes every hyperparameter as a name and a value.
+        parser.add_argument(
+            *names,
+            nargs="?",
+            const=True,
+            default=False,
+            type=_boolean,
+            metavar="true|false",
+            help=meaning,
+        )
+        return
+    settings: dict[str, Any] = {"dest": option.name, "default": default_of(option)}
+    if about["placeholder"]:
+        settings["metavar"] = about["placeholder"]
+        settings["type"] = about["read"] or READERS[about["placeholder"]]
+    else:
+        settings["choices"] = get_args(option.type)
+    if settings["default"] is MISSING:
+        settings["required"] = True
+    elif option.default not in (None, MISSING) and "(default" not in meaning:
+        meaning += f" (default {option.default})"
+    parser.add_argument(*names, help=meaning, **settings)

@@ -1,0 +1,60 @@
+"""Files that are written as a whole or not at all."""
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from ddp_trainer.errors import UserError
+
+# Suffix of files that are not complete. A crash may leave one.
+PARTIAL = ".partial"
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], *, durable: bool) -> None:
+    """Write a file by `write`, which gets the open file.
+
+    After a crash at any moment the file is complete, or the old one is still there. With `durable`
+    the new file survives a power failure too. Raises OSError if it cannot be written.
+    """
+    # The name differs between nodes and processes that share the folder.
+    suffix = f"{socket.gethostname()}-{os.getpid()}{PARTIAL}"
+    partial = path.with_name(f".{path.name}.{suffix}")
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    if durable:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError if no file can be written to `folder`, which is created.
+
+    A check at the start is better than a lost checkpoint after an hour of training.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written ({error.strerror or error}); make it writable or choose "
+            "another folder"
+        ) from error

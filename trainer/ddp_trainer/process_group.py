@@ -1,0 +1,278 @@
+"""Joining the process group that the launcher describes, and leaving it."""
+
+import itertools
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from ddp_trainer.errors import Interrupted, UserError
+from ddp_trainer.hardware import Hardware, choose
+from ddp_trainer.runtime import Runtime
+from ddp_trainer.stragglers import SlowRankError, StragglerDetector
+
+# The init method that reads MASTER_ADDR and MASTER_PORT.
+ENVIRONMENT = "env://"
+
+JOIN_TIMEOUT = timedelta(minutes=30)
+
+# What gloo says after a timeout.
+TIMED_OUT = re.compile(r"timed out|timeout caused pair closure", re.IGNORECASE)
+
+# Numbers of the groups that this process joins one after another. The store keeps what the earlier
+# groups wrote.
+_group_numbers = itertools.count()
+
+USED_STORE = (
+    "the rendezvous store still has the ranks of an earlier start, as after a restart by "
+    "torchrun's --max-restarts; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or restart the whole "
+    "launcher, as a DDPJob does"
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher gave this process."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    init_method: str = ENVIRONMENT
+
+
+@contextmanager
+def process_group(  # noqa: PLR0913 (settings of the whole process, each given by keyword)
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+    timeout: float | None = None,
+    local_rank: int | None = None,
+    device: str = "auto",
+    devices: int = 1,
+    init_method: str = ENVIRONMENT,
+    import_seconds: float = 0.0,
+) -> Iterator[Runtime]:
+    """Join the process group that torchrun's variables describe, and leave it after the block.
+
+    Without these variables the process runs alone.
+
+    - `threads`: CPU threads of this process; None keeps torch's number.
+    - `timeout`: seconds that a rank waits for its peers in a collective; None is torch's 1,800.
+      With gloo, SlowRankError then names the rank that it waited for. NCCL's watchdog ends the
+      process without Python.
+    - `local_rank`: used if LOCAL_RANK is not set.
+    - `device`: a kind in `hardware.KINDS`, or auto. `devices`: their number per process; the
+      Runtime has the first.
+    - `init_method`: how the ranks meet: env://, file:///a/path/that/all/ranks/see (without
+      SlowRankError), or with torch_xla xla://.
+    - `import_seconds`: time spent on imports, for the report.
+
+    After an exception other than Interrupted the group is not destroyed, because that would wait
+    for peers that may be gone.
+
+    Raises UserError if the environment is incomplete or the device does not exist.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    launch = _find_launch(init_method, local_rank)
+
+    # Set up the device before joining the group, and join before taking the device.
+    started = time.perf_counter()
+    hardware = choose(device)
+    hardware.prepare(launch.local_rank if launch else 0, devices)
+    if launch:
+        runtime = _join(launch, hardware, timeout, devices)
+    else:
+        runtime = Runtime(device=hardware.take(0, devices), hardware=hardware)
+    rendezvous_seconds = time.perf_counter() - started
+    seconds = {"import": import_seconds, "rendezvous": rendezvous_seconds}
+    runtime = replace(runtime, seconds=seconds)
+
+    # All ranks draw the same initial weights. What differs between ranks, such as augmentation, is
+    # derived from the positions of the samples.
+    hardware.seed(seed)
+    with _leave_after(runtime):
+        yield runtime
+
+
+@contextmanager
+def _leave_after(runtime: Runtime) -> Iterator[None]:
+    """Leave the group after a successful block, and name the slow rank after a timeout."""
+    stragglers = runtime.stragglers
+    try:
+        yield
+        runtime.barrier()
+        _leave(runtime)
+    except Interrupted:
+        # All ranks have agreed to stop, and none is in a collective.
+        _leave(runtime)
+        raise
+    except RuntimeError as error:
+        if stragglers and TIMED_OUT.search(str(error)):
+            message = stragglers.describe_slow_rank()
+            if message:
+                # gloo's own error looks like that of a lost peer, and its traceback would take the
+                # place of this message in the part of the log that a launcher keeps.
+                raise SlowRankError(message) from None
+        raise
+    finally:
+        if stragglers:
+            stragglers.close()
+
+
+def _leave(runtime: Runtime) -> None:
+    if runtime.stragglers:
+        runtime.stragglers.close()
+    if runtime.backend != "none":
+        dist.destroy_process_group()
+
+
+def _find_launch(init_method: str, local_rank: int | None) -> Launch | None:
+    environment = dict(os.environ)
+    if local_rank is not None:
+        environment.setdefault("LOCAL_RANK", str(local_rank))
+    return read_launch(environment, init_method)
+
+
+def read_launch(environment: Mapping[str, str], init_method: str = ENVIRONMENT) -> Launch | None:
+    """Read the variables that torchrun sets. Return None if the process runs alone.
+
+    Raises UserError if some of the variables are missing or are no numbers.
+    """
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        if init_method != ENVIRONMENT:
+            raise UserError(
+                f"--init-method {init_method}: RANK and WORLD_SIZE are not set; set them for each "
+                "process, or omit the flag to run alone"
+            )
+        return None
+    required = ["RANK", "WORLD_SIZE"]
+    if init_method == ENVIRONMENT:
+        required += ["MASTER_ADDR", "MASTER_PORT"]
+    missing = [name for name in required if not environment.get(name)]
+    if missing:
+        raise UserError(
+            f"{' and '.join(missing)} not set, although RANK or WORLD_SIZE is; start the script "
+            "with torchrun, which sets all of them, or unset RANK and WORLD_SIZE to run alone"
+        )
+    numbers = {}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        text = environment.get(name, "0")
+        if not text.isdecimal():
+            raise UserError(
+                f"{name}: must be an integer, got {text!r}; start the script with torchrun, which "
+                "sets it"
+            )
+        numbers[name] = int(text)
+    launch = Launch(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"], init_method)
+    if launch.rank >= launch.world_size:
+        raise UserError(
+            f"RANK: must be less than WORLD_SIZE={launch.world_size}, got {launch.rank}; ranks "
+            "count from 0"
+        )
+    return launch
+
+
+def _join(launch: Launch, hardware: Hardware, timeout: float | None, devices: int) -> Runtime:
+    """Join the process group, and return this process's Runtime."""
+    _use_loopback_for_local_peers()
+
+    # On a TPU, the init method xla:// assigns ranks in the order of the chips.
+    shared, rank, world_size = _meet(launch)
+    store = PrefixStore(f"group {next(_group_numbers)}", shared)
+    _wait_for_all(store, world_size, launch.init_method)
+    limit = None if timeout is None else timedelta(seconds=timeout)
+    dist.init_process_group(
+        hardware.backend,
+        store=PrefixStore("default_pg", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=limit,
+    )
+    device = hardware.take(launch.local_rank, devices)
+    hardware.check_world(rank, world_size)
+
+    # A file store keeps everything that was ever written, so positions are not written to it.
+    stragglers = None
+    if not launch.init_method.startswith("file:"):
+        seconds = (limit or default_pg_timeout).total_seconds()
+        positions = PrefixStore("stragglers", store)
+        stragglers = StragglerDetector(positions, rank, world_size, seconds)
+
+    cpu_group = None
+    if hardware.needs_cpu_group:
+        cpu_group = dist.new_group(backend="gloo", timeout=limit)
+    return Runtime(
+        rank=rank,
+        world_size=world_size,
+        local_rank=launch.local_rank,
+        device=device,
+        hardware=hardware,
+        backend=hardware.backend.rpartition(":")[2],
+        cpu_group=cpu_group,
+        stragglers=stragglers,
+    )
+
+
+def _meet(launch: Launch) -> tuple[Store, int, int]:
+    """Return the store that the ranks share, this process's rank, and the world size.
+
+    Raises UserError if the init method is unknown or its folder does not exist.
+    """
+    url = urlsplit(launch.init_method)
+    folder = Path(url.path).parent
+    # torch's FileStore would wait for the folder.
+    if url.scheme == "file" and not folder.is_dir():
+        raise UserError(f"--init-method {launch.init_method}: folder {folder} not found")
+    try:
+        meeting = rendezvous(launch.init_method, launch.rank, launch.world_size)
+        found: tuple[Store, int, int] = next(meeting)
+    except (RuntimeError, ValueError) as error:
+        if url.scheme != "file" and "No rendezvous handler" not in str(error):
+            raise
+        raise UserError(
+            f"--init-method {launch.init_method}: expected env://, "
+            "file:///a/path/that/all/ranks/see or, with --device xla, xla://"
+        ) from error
+    return found
+
+
+def _wait_for_all(store: Store, world_size: int, init_method: str) -> None:
+    """Wait until every rank has joined.
+
+    The group's own timeout is meant for steps, and may be shorter than an import.
+    """
+    joined = store.add("joined", 1)
+    if joined == world_size:
+        store.set("all joined", "")
+    if joined > world_size:
+        if init_method == ENVIRONMENT:
+            raise UserError(USED_STORE)
+        raise UserError(
+            f"--init-method {init_method}: the file was used by another run, whose processes are "
+            "gone; remove it or choose another file"
+        )
+    store.wait(["all joined"], JOIN_TIMEOUT)
+
+
+def _use_loopback_for_local_peers() -> None:
+    """Let gloo use the loopback interface if the rendezvous uses it.
+
+    By default gloo takes the address of the machine's own name. On many laptops that resolves to
+    nothing, or to an interface behind a firewall or a VPN.
+    """
+    if os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1"):
+        loopback = "lo0" if platform.system() == "Darwin" else "lo"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
