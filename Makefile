@@ -38,7 +38,7 @@ lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/mypy
 
 bench: $(STAMP) ## the published figures of the operator, on a kind cluster of fake nodes
-	$(BIN)/python bench/operator_speed.py
+	$(BIN)/python -m bench.operator_speed
 
 images: ## the operator's and the trainer's image
 	docker build -t ddpjob-operator:0.1.0 .

@@ -1,11 +1,12 @@
-"""Where the operator's CPU time goes while many small gangs come up: cProfile inside it, against a bare API server.
+"""Profile the operator (cProfile) while many small gangs come up against a bare API server.
 
-    .venv/bin/python bench/profile_operator.py                 # the functions that cost most
-    .venv/bin/python bench/profile_operator.py --plain         # without the profiler: the honest CPU time per pod
-    .venv/bin/python bench/profile_operator.py --out FILE      # for `python -m pstats FILE` and the like
+    python -m bench.profile_operator              # the functions that cost most
+    python -m bench.profile_operator --plain      # without the profiler: the real CPU time per pod
+    python -m bench.profile_operator --out FILE   # for `python -m pstats FILE` and the like
 
-Needs etcd and kube-apiserver as the tests in tests/apiserver do. A second process creates the jobs and plays scheduler
-and kubelet, so that the operator sees every pod as on a cluster: added, bound to a node, running.
+Run it from the root of the repository. It needs etcd and kube-apiserver as tests/apiserver does. A
+second process creates the jobs and plays scheduler and kubelet, so that the operator sees every pod
+as on a cluster: added, bound to a node, running.
 """
 
 import argparse
@@ -27,25 +28,26 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
-from fake_cluster import ROOT, Access
-from operator_speed import (
-    COLLECTIONS,
-    CONNECTIONS,
-    NAMESPACE,
-    OURS,
-    PODS,
-    Client,
-    Shape,
-    create_all,
-    objects_of,
-)
-
 from ddpjob.controller.main import Options, operate, set_up_logging
 from ddpjob.core import names
+from tests.apiserver.envtest import (
+    ADMIN_TOKEN,
+    CRD,
+    MISSING,
+    NEEDED,
+    ApiServer,
+    find_binaries,
+    free_ports,
+)
 
-sys.path.append(str(ROOT / "tests" / "apiserver"))
-from envtest import ADMIN_TOKEN, CRD, MISSING, NEEDED, ApiServer, find_binaries, free_ports
+from .operator_speed.cases import COLLECTIONS, NAMESPACE, OURS, PODS, Shape, objects_of
+from .operator_speed.client import Access, Client, create_all
+from .operator_speed.measure import CONNECTIONS
+from .operator_speed.processes import cpu_seconds_of
 
+RECONCILES = re.compile(r"^ddpjob_reconcile_seconds_count (\S+)$", re.MULTILINE)
+
+# The status that a kubelet writes for a pod whose trainer runs.
 RUNNING = {
     "status": {
         "phase": "Running",
@@ -67,26 +69,29 @@ RUNNING = {
 }
 
 
-# --- the other process
+# --- the process that drives the operator
 
 
 def drive(access: Access, operator: int, port: int, shape: Shape) -> None:
-    """Create the jobs once the operator (process id, HTTP port) leads, run their pods, then end it with SIGTERM."""
+    """Create the jobs, wait until their pods run, print what the operator needed, and stop it.
+
+    `operator` is its process id, `port` that of its probes and metrics.
+    """
     try:
-        _wait(
-            lambda: "ddpjob_leader 1.0" in _get(port, "metrics") and _get(port, "readyz") == "ok\n"
-        )
+        _wait_until(lambda: _leads(port))
         threading.Thread(target=play_kubelet, args=(access,), daemon=True).start()
-        cpu, began = _cpu(operator), time.monotonic()
+        cpu_before = cpu_seconds_of(operator)
+        began = time.monotonic()
         create_all(access, COLLECTIONS[OURS], objects_of(OURS, shape), CONNECTIONS)
-        _wait(lambda: f'ddpjob_jobs{{phase="Running"}} {shape.jobs}.0' in _get(port, "metrics"))
-        seconds, spent = time.monotonic() - began, _cpu(operator) - cpu
-        looks = re.search(
-            r"^ddpjob_reconcile_seconds_count (\S+)$", _get(port, "metrics"), re.MULTILINE
-        )
+        all_running = f'ddpjob_jobs{{phase="Running"}} {shape.jobs}.0'
+        _wait_until(lambda: all_running in _get(port, "metrics"))
+        seconds = time.monotonic() - began
+        cpu = cpu_seconds_of(operator) - cpu_before
+        reconciles = RECONCILES.search(_get(port, "metrics"))
+        count = reconciles[1] if reconciles else "not counted"
         print(
-            f"{shape} pods Running after {seconds:.1f} s; CPU of the operator {spent:.2f} s, "
-            f"{spent / shape.pods * 1e3:.2f} ms a pod; looks at jobs {looks[1] if looks else 'not counted'}"
+            f"{shape} pods Running after {seconds:.1f} s; CPU of the operator {cpu:.2f} s, "
+            f"{cpu / shape.pods * 1e3:.2f} ms a pod; reconciles {count}"
         )
     finally:
         os.kill(operator, signal.SIGTERM)
@@ -99,18 +104,7 @@ def play_kubelet(access: Access) -> None:
     def work() -> None:
         client = Client(access)
         while True:
-            name = pods.get()
-            target = {
-                "apiVersion": "v1",
-                "kind": "Binding",
-                "metadata": {"name": name},
-                "target": {"name": "node-1"},
-            }
-            client.json("POST", f"{PODS}/{name}/binding", target)
-            body = json.dumps(RUNNING).encode()
-            client.send(
-                "PATCH", f"{PODS}/{name}/status", body, "application/merge-patch+json"
-            ).read()
+            _bind_and_run(client, pods.get())
 
     for _ in range(CONNECTIONS):
         threading.Thread(target=work, daemon=True).start()
@@ -121,46 +115,76 @@ def play_kubelet(access: Access) -> None:
             pods.put(event["object"]["metadata"]["name"])
 
 
-def _wait(look: Callable[[], bool], seconds: float = 120) -> None:
+def _bind_and_run(client: Client, name: str) -> None:
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name},
+        "target": {"name": "node-1"},
+    }
+    client.json("POST", f"{PODS}/{name}/binding", binding)
+    status = json.dumps(RUNNING).encode()
+    patch = "application/merge-patch+json"
+    client.send("PATCH", f"{PODS}/{name}/status", status, patch).read()
+
+
+def _leads(port: int) -> bool:
+    return "ddpjob_leader 1.0" in _get(port, "metrics") and _get(port, "readyz") == "ok\n"
+
+
+def _wait_until(look: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not look():
         if time.monotonic() > deadline:
-            raise RuntimeError("the jobs did not come up in time")
+            raise RuntimeError(f"the jobs are not Running after {seconds:g} s")
         time.sleep(0.5)
 
 
 def _get(port: int, path: str) -> str:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
-            return answer.read().decode()
+            text: str = answer.read().decode()
+            return text
     except OSError:
         return ""
 
 
-def _cpu(pid: int) -> float:
-    """Seconds of user and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+# --- the process of the operator
 
 
-# --- this process
-
-
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.profile_operator",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--jobs", type=Shape.parse, default=Shape(100, 4), help="JOBSxNODES (default: 100x4)"
     )
     parser.add_argument(
-        "--plain", action="store_true", help="no profiler, which itself doubles what is measured"
+        "--plain", action="store_true", help="run without the profiler, which doubles the CPU time"
     )
     parser.add_argument("--lines", type=int, default=45, help="functions to print (default: 45)")
-    parser.add_argument("--out", type=Path, help="write the profile there for other tools")
-    chosen = parser.parse_args()
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the profile to this file")
+    return parser.parse_args()
+
+
+def start_api_server(server: ApiServer) -> Access:
+    """Start an API server with the CRD and the namespace of the benchmark."""
+    server.start()
+    server.kubectl("apply", "--server-side", "-f", str(CRD))
+    crd = "crd/ddpjobs.ddpjob.dev"
+    server.kubectl("wait", "--for=condition=Established", "--timeout=30s", crd)
+    server.kubectl("create", "namespace", NAMESPACE)
+    host, port = server.url.removeprefix("https://").split(":")
+    return Access(host, int(port), server.certificate.read_text(), token=ADMIN_TOKEN)
+
+
+def main() -> int:
+    chosen = arguments()
     binaries = find_binaries()
-    if missing := [name for name in NEEDED if name not in binaries]:
+    missing = [name for name in NEEDED if name not in binaries]
+    if missing:
         print(MISSING.format(", ".join(missing)), file=sys.stderr)
         return 1
     set_up_logging("plain", "warning")
@@ -168,14 +192,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as after:
         server = ApiServer(Path(folder), binaries)
         after.callback(server.stop)
-        server.start()
-        server.kubectl("apply", "--server-side", "-f", str(CRD))
-        server.kubectl(
-            "wait", "--for=condition=Established", "--timeout=30s", "crd/ddpjobs.ddpjob.dev"
-        )
-        server.kubectl("create", "namespace", NAMESPACE)
-        host, port = server.url.removeprefix("https://").split(":")
-        access = Access(host, int(port), server.certificate.read_text(), token=ADMIN_TOKEN)
+        access = start_api_server(server)
         (http_port,) = free_ports(1)
         work = (access, os.getpid(), http_port, chosen.jobs)
         driver = get_context("spawn").Process(target=drive, args=work, daemon=True)
@@ -185,8 +202,10 @@ def main() -> int:
         driver.join()
     if not chosen.plain:
         pstats.Stats(profile).sort_stats("tottime").print_stats(chosen.lines)
-    if chosen.out:
-        profile.dump_stats(chosen.out)
+        if chosen.out:
+            profile.dump_stats(chosen.out)
+    elif chosen.out:
+        print("--out: has no effect with --plain", file=sys.stderr)
     return driver.exitcode or 0
 
 

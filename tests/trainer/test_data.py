@@ -1,4 +1,4 @@
-"""The data sets: the digits, the three forms of CIFAR-10, the cache, and what a user may get wrong."""
+"""The data sets: digits, CIFAR-10 in three forms, MNIST, the cache, and errors of users."""
 
 import errno
 import gzip
@@ -22,11 +22,12 @@ from .conftest import image_folders
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
+    """Keep the user's cache folder out of the tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def write_binary(folder, train, test):
-    """The original binary form, training images spread over five files."""
+    """Write the binary form, with the training images in five files."""
     folder.mkdir(parents=True)
     parts = {"test_batch.bin": test}
     for number, rows in enumerate(np.array_split(np.arange(len(train)), 5), start=1):
@@ -40,13 +41,12 @@ def write_binary(folder, train, test):
 
 
 def write_python(folder, train, test, protocol=2):
-    """The original python form: dictionaries with keys of bytes, pickled."""
+    """Write the python form: pickled dictionaries with keys of type bytes."""
     folder.mkdir(parents=True)
-    fifths = enumerate(np.array_split(np.arange(len(train)), 5), start=1)
-    for name, part, rows in [
-        *((f"data_batch_{number}", train, rows) for number, rows in fifths),
-        ("test_batch", test, slice(None)),
-    ]:
+    files = [("test_batch", test, slice(None))]
+    for number, rows in enumerate(np.array_split(np.arange(len(train)), 5), start=1):
+        files.append((f"data_batch_{number}", train, rows))
+    for name, part, rows in files:
         batch = {
             b"data": np.array(part.pixels[rows]).reshape(-1, 3072),
             b"labels": part.labels[rows].tolist(),
@@ -62,7 +62,7 @@ def same(one, other):
     )
 
 
-def test_digits_are_split_as_documented():
+def test_digits_have_the_documented_sizes_and_values():
     train, test = digits.load()
     assert train.pixels.shape == (1437, 1, 8, 8)
     assert test.pixels.shape == (360, 1, 8, 8)
@@ -86,19 +86,19 @@ def test_the_three_forms_of_cifar10_give_the_same_arrays(tmp_path, tiny_cifar10)
         assert same(folders, cifar10.load(python))
 
 
-def test_the_data_are_found_below_the_folder_that_the_user_names(tmp_path, tiny_cifar10):
+def test_data_are_found_below_the_named_folder(tmp_path, tiny_cifar10):
     folders = cifar10.load(tiny_cifar10)
     write_binary(tmp_path / "volume" / "downloads" / "cifar-10-batches-bin", *folders)
     (tmp_path / "volume" / "another").mkdir()
     assert same(folders, cifar10.load(tmp_path / "volume"))
 
 
-def test_images_are_decoded_once_and_again_when_one_changes(tmp_path, monkeypatch):
+def test_images_are_decoded_again_only_if_one_changes(tmp_path, monkeypatch):
     folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
     before = cifar10.load(folder)
     decode = cifar10._decode
     monkeypatch.setattr(
-        cifar10, "_decode", lambda paths: pytest.fail("decoded although the cache is there")
+        cifar10, "_decode", lambda paths: pytest.fail("decoded in spite of the cache")
     )
     assert same(before, cifar10.load(folder))
 
@@ -107,8 +107,8 @@ def test_images_are_decoded_once_and_again_when_one_changes(tmp_path, monkeypatc
     assert cifar10.load(folder)[0].pixels[3].reshape(3, -1).max(1).tolist() == [1, 2, 3]
 
 
-def test_a_read_only_file_system_is_cached_elsewhere(tmp_path, monkeypatch):
-    """It refuses to make a file, and to remove one, even where there is none."""
+def test_images_on_a_read_only_file_system_are_cached_in_the_users_folder(tmp_path, monkeypatch):
+    # Such a file system refuses to create files, and to remove files even if they do not exist.
     folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
     for name in ("open", "unlink"):
         monkeypatch.setattr(Path, name, read_only_below(folder, getattr(Path, name)))
@@ -118,6 +118,8 @@ def test_a_read_only_file_system_is_cached_elsewhere(tmp_path, monkeypatch):
 
 
 def read_only_below(folder: Path, method):
+    """Return a version of the Path method that fails for cache files in `folder`."""
+
     def refuse(path: Path, *args, **kwargs):
         if path.parent == folder and path.name.startswith(".ddp_trainer-") and "r" not in args:
             raise OSError(errno.EROFS, "Read-only file system", str(path))
@@ -126,7 +128,7 @@ def read_only_below(folder: Path, method):
     return refuse
 
 
-def test_where_no_cache_can_be_written_the_images_are_decoded_all_the_same(tmp_path, monkeypatch):
+def test_images_are_decoded_if_no_cache_can_be_written(tmp_path, monkeypatch):
     folder = image_folders(tmp_path / "images", {"train": 1, "test": 1})
     monkeypatch.setattr(images, "_write_atomically", lambda path, pixels: False)
     assert len(cifar10.load(folder)[0]) == 10
@@ -138,18 +140,19 @@ def test_a_damaged_cache_is_replaced(tmp_path):
     before = tuple(images.Images(part.pixels.copy(), part.labels) for part in before)
     (cache,) = folder.glob(".ddp_trainer-*.npy")
     content = cache.read_bytes()
-    cache.unlink()  # the old file is still mapped; cutting it short would pull the pages from under its readers
+    # The old file is still mapped into memory. Truncating it would make its pages invalid.
+    cache.unlink()
     cache.write_bytes(content[:1000])
     assert same(before, cifar10.load(folder))
 
 
-def test_some_images_are_of_all_classes(tiny_cifar10):
+def test_a_limited_set_has_images_of_all_classes(tiny_cifar10):
     train, _ = cifar10.load(tiny_cifar10)
     assert sorted(train.some(20).labels.tolist()) == sorted(list(range(10)) * 2)
     assert len(train.some(None)) == len(train.some(1000)) == 100
 
 
-def test_a_pickle_that_calls_something_is_refused(tmp_path, tiny_cifar10):
+def test_a_pickle_that_names_a_function_is_refused(tmp_path, tiny_cifar10):
     folder = write_python(tmp_path / "py", *cifar10.load(tiny_cifar10))
     (folder / "test_batch").write_bytes(pickle.dumps(os.getcwd))
     with pytest.raises(UserError, match=r"names posix\.getcwd"):
@@ -157,6 +160,7 @@ def test_a_pickle_that_calls_something_is_refused(tmp_path, tiny_cifar10):
 
 
 def broken(tmp_path, tiny_cifar10, what):
+    """Return a folder with CIFAR-10 that has the defect `what`."""
     folder = tmp_path / what
     if what == "missing":
         return folder
@@ -188,34 +192,37 @@ def broken(tmp_path, tiny_cifar10, what):
 
 
 @pytest.mark.parametrize(
-    ("what", "sentence"),
+    ("what", "message"),
     [
-        ("missing", "there is no folder .*get CIFAR-10 from https://www.cs.toronto.edu"),
+        (
+            "missing",
+            "--data: folder .* does not exist; get CIFAR-10 from https://www.cs.toronto.edu",
+        ),
         ("empty", "no CIFAR-10 in .*get CIFAR-10 from https://www.cs.toronto.edu"),
         (
             "truncated binary",
-            "data_batch_2.bin has .* no multiple of 3,073: unpack the archive once more",
+            "data_batch_2.bin: .* multiple of 3,073 bytes, got 3078; unpack the archive again",
         ),
-        ("no test batch", "test_batch.bin cannot be read .*: unpack the archive once more"),
-        ("no third batch", "data_batch_3 cannot be read .*: unpack the archive once more"),
-        ("other class", "ants is no class of CIFAR-10"),
-        ("no image", r"0000.png cannot be read as an image .*replace it or remove it"),
-        ("large image", "0000.png has 64 x 48 pixels, CIFAR-10 has 32 x 32"),
+        ("no test batch", "test_batch.bin: cannot be read .*; unpack the archive again"),
+        ("no third batch", "data_batch_3: cannot be read .*; unpack the archive again"),
+        ("other class", "ants: not a class of CIFAR-10"),
+        ("no image", r"0000.png: cannot be read as an image .*replace it or remove it"),
+        ("large image", "0000.png: must have 32 x 32 pixels, got 64 x 48"),
         (
             "no test images",
-            "test/cat shows no JPEG and no PNG file: put the images of this class there, or remove it",
+            "test/cat: contains no JPEG or PNG file; put the images of this class there, or remove",
         ),
     ],
 )
-def test_wrong_data_get_a_sentence_that_says_what_to_do(tmp_path, tiny_cifar10, what, sentence):
-    with pytest.raises(UserError, match=sentence):
+def test_the_error_for_broken_cifar10_says_what_to_do(tmp_path, tiny_cifar10, what, message):
+    with pytest.raises(UserError, match=message):
         cifar10.load(broken(tmp_path, tiny_cifar10, what))
 
 
 def write_mnist(
     folder: Path, part: str, count: int, pack: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """IDX files of random images, their labels in turns; returns (pixels, labels)."""
+    """Write IDX files of random images with labels 0 to 9 in turn. Return (pixels, labels)."""
     pixels = np.random.default_rng(count).integers(0, 256, (count, 28, 28), np.uint8)
     labels = (np.arange(count) % 10).astype(np.uint8)
     for name, numbers in (
@@ -227,7 +234,10 @@ def write_mnist(
             + np.array(numbers.shape, ">i4").tobytes()
             + numbers.tobytes()
         )
-        (folder / (name + ".gz" * pack)).write_bytes(gzip.compress(raw) if pack else raw)
+        if pack:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(raw))
+        else:
+            (folder / name).write_bytes(raw)
     return pixels, labels
 
 
@@ -243,7 +253,7 @@ def test_mnist_is_read_from_its_four_files(tmp_path, pack):
     assert np.array_equal(train.labels, labels)
 
 
-def test_a_folder_may_have_mnists_files_packed_and_unpacked(tmp_path):
+def test_mnists_folder_may_have_each_file_with_and_without_gzip(tmp_path):
     for pack in (True, False):
         write_mnist(tmp_path, "train", 30, pack)
         write_mnist(tmp_path, "t10k", 10, pack)
@@ -257,47 +267,46 @@ def test_mnists_test_set_alone_is_split_by_class(tmp_path):
     assert np.bincount(train.labels).tolist() == [8] * 10
     assert np.bincount(test.labels).tolist() == [2] * 10
     both = np.concatenate([train.pixels, test.pixels]).reshape(100, -1)
-    assert sorted(map(bytes, both)) == sorted(map(bytes, pixels.reshape(100, -1))), (
-        "each image in one of the two"
-    )
+    # Each image is in one of the two sets.
+    assert sorted(map(bytes, both)) == sorted(map(bytes, pixels.reshape(100, -1)))
 
 
 @pytest.mark.parametrize(
-    ("damage", "sentence"),
+    ("damage", "message"),
     [
         (
             lambda folder: (folder / "t10k-images-idx3-ubyte.gz").write_bytes(b"no gzip"),
-            "is no whole IDX file",
+            "not a complete IDX file",
         ),
         (
             lambda folder: (folder / "t10k-images-idx3-ubyte.gz").write_bytes(
                 gzip.compress(b"PK34")
             ),
-            "is no whole IDX",
+            "not a complete IDX file",
         ),
         (
             lambda folder: (folder / "t10k-labels-idx1-ubyte.gz").unlink(),
-            "has t10k-images-idx3-ubyte.gz, not t10k-images",
+            ": has t10k-images-idx3-ubyte.gz, not t10k-images",
         ),
         (
             lambda folder: write_mnist(folder, "train", 0),
-            "images and labels of train in .* do not belong together",
+            "images and labels of train do not belong together",
         ),
         (lambda folder: write_mnist_labels(folder, 9), "do not belong together"),
-        (lambda folder: shutil.rmtree(folder), "there is no folder"),
+        (lambda folder: shutil.rmtree(folder), "--data: folder .* does not exist"),
     ],
 )
-def test_damaged_mnist_gets_a_sentence_that_says_what_to_do(tmp_path, damage, sentence):
+def test_the_error_for_broken_mnist_says_what_to_do(tmp_path, damage, message):
     folder = tmp_path / "mnist"
     folder.mkdir()
     write_mnist(folder, "t10k", 10)
     damage(folder)
-    with pytest.raises(UserError, match=f"{sentence}.*and give their folder with --data"):
+    with pytest.raises(UserError, match=f"{message}.*and give their folder with --data"):
         mnist.load(folder)
 
 
 @pytest.mark.parametrize("equal_shares", [False, True])
-def test_an_image_is_moved_the_same_way_whichever_rank_holds_it_and_so_is_its_repeat(equal_shares):
+def test_augmentation_of_an_image_and_of_its_repeat_does_not_depend_on_the_rank(equal_shares):
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (10, 1, 6, 6), np.uint8))
     (whole,) = GlobalBatchSampler(10, 10)
     together = shift_and_flip(pixels[whole.indices], whole, seed=1)

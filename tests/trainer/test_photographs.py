@@ -1,4 +1,4 @@
-"""Fine-tuning: photographs of any size, crops that do not depend on the ranks, weights that fit or are refused."""
+"""Fine-tuning: photographs, their crops, pretrained weights, and the best epoch."""
 
 import re
 import threading
@@ -23,7 +23,7 @@ SIZE = 32
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two classes that a glance tells apart: red photographs and blue ones, of several sizes."""
+    """Write red and blue photographs of several sizes, two classes that are easy to tell apart."""
     folder = tmp_path_factory.mktemp("insects") / "hymenoptera_data"
     random = np.random.default_rng(0)
     for part, count in (("train", 12), ("val", 5)):
@@ -41,7 +41,7 @@ def sets(folder):
     return photographs.load(folder.parent)
 
 
-def test_photographs_are_stored_small_in_the_order_of_their_names(sets):
+def test_photographs_are_reduced_and_sorted_by_name(sets):
     train, val = sets
     assert (len(train), len(val)) == (24, 10)
     assert train.classes == ("ants", "bees")
@@ -49,31 +49,30 @@ def test_photographs_are_stored_small_in_the_order_of_their_names(sets):
     assert {min(pixels.shape[1:]) for pixels in train.pixels} == {256}
 
 
-def test_the_middle_is_what_is_tested_on(sets):
+def test_center_crops_are_batches_also_without_photographs(sets):
     _, val = sets
-    batch = val.middles(np.array([0, 9]), SIZE)
+    batch = val.center_crops(np.array([0, 9]), SIZE)
     assert batch.shape == (2, 3, SIZE, SIZE)
-    assert batch[0, 0].mean() > batch[0, 2].mean(), "red"
-    assert batch[1, 2].mean() > batch[1, 0].mean(), "blue"
-    assert val.middles(np.array([], np.int64), SIZE).shape == (0, 3, SIZE, SIZE)
+    assert batch[0, 0].mean() > batch[0, 2].mean()  # red
+    assert batch[1, 2].mean() > batch[1, 0].mean()  # blue
+    assert val.center_crops(np.array([], np.int64), SIZE).shape == (0, 3, SIZE, SIZE)
 
 
-def test_a_photograph_gets_the_same_crop_whichever_rank_holds_it(sets):
+def test_a_random_crop_does_not_depend_on_the_rank(sets):
     train, _ = sets
-    together = [train.random_crops(shard, SIZE, seed=4) for shard in GlobalBatchSampler(24, 8)]
-    apart = [
-        [train.random_crops(shard, SIZE, seed=4) for shard in GlobalBatchSampler(24, 8, rank, 3)]
-        for rank in range(3)
-    ]
-    for number, batch in enumerate(together):
-        assert torch.equal(batch, torch.cat([apart[rank][number] for rank in range(3)]))
-    assert not torch.equal(
-        together[0], next(train.random_crops(s, SIZE, seed=5) for s in GlobalBatchSampler(24, 8))
-    )
+
+    def crops(sampler, seed):
+        return [train.random_crops(shard, SIZE, seed=seed) for shard in sampler]
+
+    together = crops(GlobalBatchSampler(24, 8), seed=4)
+    ranks = [crops(GlobalBatchSampler(24, 8, rank, 3), seed=4) for rank in range(3)]
+    for batch, *shares in zip(together, *ranks, strict=True):
+        assert torch.equal(batch, torch.cat(shares))
+    assert not torch.equal(together[0], crops(GlobalBatchSampler(24, 8), seed=5)[0])
 
 
 @pytest.mark.parametrize("height", [256, 300, 2000])
-def test_a_random_crop_lies_within_the_photograph(height):
+def test_a_random_box_lies_within_the_photograph(height):
     random = np.random.default_rng(1)
     for _ in range(300):
         top, left, tall, wide = photographs._random_box(height, 256, random)
@@ -81,19 +80,19 @@ def test_a_random_crop_lies_within_the_photograph(height):
         assert 0 <= left <= left + wide <= 256 + 1e-9
 
 
-def test_of_several_data_sets_none_is_chosen_silently(tmp_path):
+def test_several_data_sets_in_one_folder_are_refused(tmp_path):
     for data_set in ("birds", "insects"):
         for part in photographs.PARTS:
             (tmp_path / data_set / part / "ants").mkdir(parents=True)
     with pytest.raises(
         UserError,
-        match=r"holds 2 data sets of that form: give one of .*birds, .*insects with --data",
+        match=r"contains 2 data sets of this form; use one of .*birds, .*insects",
     ):
         photographs.load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("damage", "sentence"),
+    ("damage", "message"),
     [
         (
             lambda folder: (folder / "val").rename(folder / "test"),
@@ -101,28 +100,28 @@ def test_of_several_data_sets_none_is_chosen_silently(tmp_path):
         ),
         (
             lambda folder: (folder / "val" / "wasps").mkdir(),
-            "wasps is a class that train/ does not have",
+            "wasps: not a class in train/",
         ),
         (
             lambda folder: (folder / "val" / "ants" / "0.jpg").write_bytes(b"none"),
-            "cannot be read as an image",
+            ": cannot be read as an image",
         ),
         (
             lambda folder: (folder / "train" / "ants" / "0.jpg").unlink(),
-            "train/ants shows no JPEG and no PNG file",
+            "train/ants: contains no JPEG or PNG file",
         ),
     ],
 )
-def test_wrong_photographs_get_a_sentence(tmp_path, damage, sentence):
+def test_broken_photographs_are_refused(tmp_path, damage, message):
     for part in photographs.PARTS:
         (tmp_path / part / "ants").mkdir(parents=True)
         Image.new("RGB", (9, 9)).save(tmp_path / part / "ants" / "0.jpg")
     damage(tmp_path)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         photographs.load(tmp_path)
 
 
-def test_all_but_the_last_layer_is_taken_over(tmp_path):
+def test_weights_of_all_layers_but_the_last_are_loaded(tmp_path):
     torch.manual_seed(1)
     source = resnet18(classes=10)
     torch.save(source.state_dict(), tmp_path / "weights.pth")
@@ -139,7 +138,8 @@ def test_all_but_the_last_layer_is_taken_over(tmp_path):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """A folder, and the URL at which it is served; torch keeps what it gets from there in a folder of the test's."""
+    """Serve a folder over HTTP. Return the folder and its URL."""
+    # torch keeps its downloads in this folder.
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "served"
     folder.mkdir()
@@ -152,7 +152,7 @@ def served(tmp_path, monkeypatch):
     server.server_close()
 
 
-def test_weights_come_from_a_url_too(served):
+def test_weights_are_loaded_from_a_url(served):
     folder, url = served
     source, model = resnet18(classes=10), resnet18(classes=2)
     torch.save(source.state_dict(), folder / "weights.pth")
@@ -160,7 +160,7 @@ def test_weights_come_from_a_url_too(served):
     assert torch.equal(model.layer1[0].conv1.weight, source.layer1[0].conv1.weight)
 
 
-def test_files_of_one_name_from_two_places_are_told_apart_and_stdout_is_left_alone(served, capsys):
+def test_downloads_with_the_same_name_are_kept_apart_and_print_nothing_to_stdout(served, capsys):
     folder, url = served
     for place in ("a", "b"):
         (folder / place).mkdir()
@@ -172,51 +172,54 @@ def test_files_of_one_name_from_two_places_are_told_apart_and_stdout_is_left_alo
 
 
 def damaged_weights(path):
+    """Write weights with one wrong byte inside a tensor."""
     torch.save(resnet18(10).state_dict(), path)
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 255  # within a tensor
+    data[len(data) // 2] ^= 255
     path.write_bytes(data)
 
 
 def encrypted(path):
-    """By a single bit, after which zipfile raises an error of its own kind."""
+    """Write weights whose archive is marked as encrypted, for which zipfile has its own error."""
     torch.save(resnet18(10).state_dict(), path)
     data = bytearray(path.read_bytes())
-    data[data.index(b"PK\x01\x02") + 8] ^= (
-        1  # the flags of the first entry in the central directory
-    )
+    # The flags of the first entry in the central directory.
+    data[data.index(b"PK\x01\x02") + 8] ^= 1
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize("name", ["none.pth", "my weights.pth", "[/none.pth"])
-def test_a_url_without_weights_gets_a_sentence(served, name):
+def test_a_url_without_weights_is_refused(served, name):
     _, url = served
-    with pytest.raises(UserError, match=f"the weights {url}/{re.escape(name)} cannot be read: "):
+    with pytest.raises(UserError, match=f"weights {url}/{re.escape(name)}: cannot be read: "):
         load_weights(resnet18(2), f"{url}/{name}")
 
 
 @pytest.mark.parametrize(
-    ("write", "sentence"),
+    ("write", "message"),
     [
         (lambda path: None, "cannot be read"),
         (lambda path: path.write_bytes(b"no weights"), "cannot be read"),
-        (lambda path: torch.save([1, 2], path), "holds a list, no state dict"),
+        (
+            lambda path: torch.save([1, 2], path),
+            "expected a state dict, got a list; save model.state_dict",
+        ),
         (
             lambda path: torch.save({"module.conv1.weight": torch.ones(1)}, path),
             "save ddp.module.state_dict",
         ),
         (
             lambda path: torch.save({"state_dict": resnet18(10).state_dict(), "epoch": 3}, path),
-            r"holds more than weights .state_dict.: save model.state_dict.. alone",
+            r"contain more than weights .state_dict.; save only model.state_dict",
         ),
         (
             lambda path: torch.save({"conv1.bias": torch.ones(1)}, path),
-            "are not a ResNet-18's: conv1.weight is missing",
+            "not those of a ResNet-18, conv1.weight is missing",
         ),
-        (encrypted, "are damaged .*: remove the file and get it again"),
+        (encrypted, "damaged .*; remove the file and get it again"),
         (
             damaged_weights,
-            "are damaged .the checksum of .* is wrong.: remove the file and get it again",
+            "damaged .the checksum of .* is wrong.; remove the file and get it again",
         ),
         (
             lambda path: torch.save(resnet18(10, "3x3").state_dict(), path),
@@ -237,62 +240,38 @@ def test_a_url_without_weights_gets_a_sentence(served, name):
         "another network",
     ],
 )
-def test_weights_that_do_not_fit_get_a_sentence(tmp_path, write, sentence):
+def test_weights_that_do_not_fit_are_refused(tmp_path, write, message):
     path = tmp_path / "weights.pth"
     write(path)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         load_weights(resnet18(2), str(path))
 
 
-def test_a_frozen_network_learns_to_tell_them_apart_and_its_best_epoch_is_kept(folder, tmp_path):
+def test_a_frozen_network_learns_and_the_weights_of_its_best_epoch_are_written(folder, tmp_path):
     torch.manual_seed(3)
     start = resnet18(10)
     torch.save(start.state_dict(), tmp_path / "weights.pth")
-    flags = [
-        "--image-size",
-        SIZE,
-        "--epochs",
-        4,
-        "--learning-rate",
-        0.01,
-        "--model-dir",
-        tmp_path / "best",
-    ]
-    run = torchrun(
-        *TRAINER,
-        "hymenoptera",
-        "--data",
-        folder,
-        "--weights",
-        tmp_path / "weights.pth",
-        "--frozen",
-        *flags,
-    )
+    flags = f"--image-size {SIZE} --epochs 4 --learning-rate 0.01 --frozen".split()
+    files = ["--weights", tmp_path / "weights.pth", "--model-dir", tmp_path / "best"]
+    run = torchrun(*TRAINER, "hymenoptera", "--data", folder, *flags, *files)
     assert run.finish() == 0, run.stderr
     result = run.of("end")[0]["result"]
     scores = [entry["accuracy"] for entry in run.of("eval")]
     assert result["best_accuracy"] == max(scores) == 1.0
     assert result["best_epoch"] == 1 + scores.index(max(scores))
     kept = torch.load(tmp_path / "best" / "model.pth", weights_only=True)
-    assert torch.equal(
-        kept["layer1.0.conv1.weight"], start.state_dict()["layer1.0.conv1.weight"]
-    ), "frozen"
+    # All layers but the last are frozen.
+    assert torch.equal(kept["layer1.0.conv1.weight"], start.layer1[0].conv1.weight)
     assert not torch.equal(kept["fc.weight"], start.fc.weight[:2])
 
 
-def test_the_best_epochs_file_comes_back_on_another_machine(folder, tmp_path):
-    """The checkpoints are on a volume, the model's folder is not; and the same weights lie elsewhere."""
+def test_a_resumed_run_writes_the_best_epochs_weights_to_another_machine(folder, tmp_path):
+    # The checkpoints are on a shared volume. The model's folder is not, and the same pretrained
+    # weights are in another file.
     torch.manual_seed(3)
     weights = resnet18(10).state_dict()
-    flags = [
-        "--image-size",
-        SIZE,
-        "--epochs",
-        2,
-        "--checkpoint-dir",
-        tmp_path / "checkpoints",
-        "--frozen",
-    ]
+    flags = f"--image-size {SIZE} --epochs 2 --frozen".split()
+    flags += ["--checkpoint-dir", tmp_path / "checkpoints"]
     kept = []
     for machine in ("one", "other"):
         torch.save(weights, tmp_path / f"{machine}.pth")
@@ -303,6 +282,7 @@ def test_the_best_epochs_file_comes_back_on_another_machine(folder, tmp_path):
     assert run.of("start")[0]["resumed_step"] > 0
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in weights)
 
+    # Other pretrained weights are refused.
     torch.save(resnet18(10).state_dict(), tmp_path / "one.pth")
     run = alone(
         *TRAINER, "hymenoptera", "--data", folder, *flags, "--weights", tmp_path / "one.pth"
@@ -311,7 +291,7 @@ def test_the_best_epochs_file_comes_back_on_another_machine(folder, tmp_path):
     assert "was made with weights" in run.stderr
 
 
-def test_after_every_seventh_epoch_the_rate_is_a_tenth(folder):
+def test_the_learning_rate_is_divided_by_ten_every_seven_epochs(folder):
     flags = ["--image-size", SIZE, "--epochs", 15, "--batch-size", 12, "--log-every", 1]
     run = alone(*TRAINER, "hymenoptera", "--data", folder, *flags)
     assert run.finish() == 0, run.stderr

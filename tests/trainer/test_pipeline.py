@@ -1,5 +1,6 @@
-"""A model over two devices: its schedule, its gradients, and a stand-in device that forgives nothing."""
+"""A model over two devices: its schedule, its gradients, and the stand-ins for devices."""
 
+import itertools
 import types
 
 import pytest
@@ -16,23 +17,27 @@ from ddp_trainer.workloads.shared.pipeline import (
 
 
 @pytest.mark.parametrize(("micro_batches", "stages"), [(1, 1), (1, 2), (4, 2), (3, 5)])
-def test_every_part_passes_every_stage_once_and_in_order(micro_batches, stages):
+def test_every_micro_batch_passes_every_stage_once_and_in_order(micro_batches, stages):
     ticks = schedule(micro_batches, stages)
     assert len(ticks) == micro_batches + stages - 1
-    at = {pair: tick for tick, running in enumerate(ticks) for pair in running}
-    assert set(at) == {(stage, part) for stage in range(stages) for part in range(micro_batches)}
-    assert all(at[stage, part] == at[stage - 1, part] + 1 for stage, part in at if stage)
-    assert all(len({stage for stage, _ in running}) == len(running) for running in ticks), (
-        "one part a device"
-    )
+    tick_of = {}
+    for tick, running in enumerate(ticks):
+        # A device has one micro-batch at a time.
+        assert len({stage for stage, _ in running}) == len(running)
+        for pair in running:
+            tick_of[pair] = tick
+    assert set(tick_of) == set(itertools.product(range(stages), range(micro_batches)))
+    for stage, part in tick_of:
+        if stage > 0:
+            assert tick_of[stage, part] == tick_of[stage - 1, part] + 1
 
 
-def test_the_schedule_can_be_read():
+def test_the_schedule_is_drawn_with_one_line_per_device():
     assert drawing(3, 2) == ["device 0:  0  1  2  .", "device 1:  .  0  1  2"]
 
 
 @pytest.mark.parametrize("rows", [8, 7, 1])
-def test_gradients_do_not_depend_on_the_parts(rows):
+def test_gradients_do_not_depend_on_the_number_of_micro_batches(rows):
     inputs = torch.randn(rows, 6)
     gradients = []
     for micro_batches in (1, 3):
@@ -48,8 +53,8 @@ def test_gradients_do_not_depend_on_the_parts(rows):
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
-def test_on_accelerators_of_any_kind_the_stages_are_on_consecutive_ones(kind):
-    """Where a module or tensor is sent: no such device is here."""
+def test_accelerators_put_the_stages_on_consecutive_devices(kind):
+    # There is no such device here, so the stand-in for a tensor returns its destination.
     sent = types.SimpleNamespace(to=lambda device, **_: device)
     devices = Accelerators(torch.device(kind, 2))
     assert [devices.put(sent, 0), devices.put(sent, 1)] == [
@@ -65,7 +70,7 @@ def devices():
 
 
 @pytest.mark.parametrize(
-    ("careless", "names"),
+    ("operation", "message"),
     [
         (
             lambda model, devices, x: model[1](model[0](devices.move(x, 0))),
@@ -86,18 +91,17 @@ def devices():
     ],
     ids=["between the stages", "inputs", "two devices", "in a list", "by keyword"],
 )
-def test_a_tensor_that_was_not_moved_fails_like_on_a_gpu(devices, careless, names):
+def test_stand_ins_reject_tensors_of_different_devices(devices, operation, message):
     model = [devices.put(nn.Linear(4, 4), 0), devices.put(nn.Linear(4, 4), 1)]
-    with devices.watched(), pytest.raises(RuntimeError, match=names):
-        careless(model, devices, torch.ones(2, 4))
+    with devices.watched(), pytest.raises(RuntimeError, match=message):
+        operation(model, devices, torch.ones(2, 4))
 
 
-def test_what_was_moved_mixes_and_numbers_go_with_all(devices):
+def test_stand_ins_accept_moved_tensors_and_tensors_without_dimensions(devices):
     first, second = devices.put(nn.Linear(4, 4), 0), devices.put(nn.Linear(4, 4), 1)
     with devices.watched():
-        out = (
-            second(devices.move(first(devices.move(torch.ones(2, 4), 0)), 1)) * torch.tensor(2.0)
-            + 1
-        )
+        hidden = first(devices.move(torch.ones(2, 4), 0))
+        out = second(devices.move(hidden, 1)) * torch.tensor(2.0) + 1
         out.sum().backward()
-    assert first.weight.grad is not None, "gradients find their way back"
+    # Gradients pass back through the moves.
+    assert first.weight.grad is not None

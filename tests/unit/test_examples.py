@@ -6,7 +6,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ddp_trainer.cli import options
+from ddp_trainer.cli import command_line
+from ddp_trainer.cli.options import WORKLOADS
 from ddpjob.cli.init import manifest, workloads
 from ddpjob.cli.main import app
 from ddpjob.local.manifest import read
@@ -22,7 +23,7 @@ def init(*words):
 
 
 def test_every_workload_of_the_trainer_has_a_manifest():
-    assert {row["args"][0] for row in workloads().values()} == set(options.WORKLOADS)
+    assert {row["args"][0] for row in workloads().values()} == set(WORKLOADS)
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(workloads())
 
 
@@ -47,7 +48,7 @@ def test_a_manifest_is_a_valid_job_whose_flags_the_trainer_has(name, accelerator
         assert spec.nproc_per_node == TRAINIUM_PROCESSES[accelerator]
     program, module, *arguments = spec.args
     assert (program, module) == ("-m", "ddp_trainer")
-    assert options.parse(arguments).workload == workloads()[name]["args"][0]
+    assert command_line.parse(arguments).workload == workloads()[name]["args"][0]
     assert all(len(line) <= 120 for line in file.read_text().splitlines())
 
 

@@ -1,1 +1,1 @@
-"""One module per workload: a training script that reads from top to bottom. Copy one to begin your own."""
+"""One module per workload, with a function `train(options, runtime)`."""

@@ -1,7 +1,9 @@
-"""Fine-tuning: a ResNet-18 that has seen other images learns to tell ants from bees from 244 photographs.
+"""Fine-tuning: a pretrained ResNet-18 learns to tell ants from bees from 244 photographs.
+
+`--weights` may also be a URL, such as https://download.pytorch.org/models/resnet18-f37072fd.pth:
 
 python -m ddp_trainer hymenoptera --data FOLDER --weights resnet18.pth
-torchrun --standalone --nproc-per-node 2 -m ddp_trainer hymenoptera --data FOLDER --weights https://…/resnet18.pth --frozen
+torchrun --standalone --nproc-per-node 2 -m ddp_trainer hymenoptera --data FOLDER --weights URL
 """
 
 import hashlib
@@ -9,9 +11,12 @@ import sys
 import zipfile
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ddp_trainer.checkpoint import find_damage
@@ -21,48 +26,49 @@ from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import Shard
 from ddp_trainer.workloads.datasets import photographs
-from ddp_trainer.workloads.shared.classification import Task, train_classifier
+from ddp_trainer.workloads.shared.batches import Normaliser
+from ddp_trainer.workloads.shared.classification import train_classifier
 from ddp_trainer.workloads.shared.models import ResNet, resnet18
+from ddp_trainer.workloads.shared.task import Task
 
-MEAN, DEVIATION = (
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)  # of ImageNet, whose weights one usually begins with
-EPOCHS_PER_RATE = 7  # after so many the learning rate is a tenth
+# Of ImageNet, for each colour, because the pretrained weights usually come from there.
+MEAN = (0.485, 0.456, 0.406)
+DEVIATION = (0.229, 0.224, 0.225)
+
+# After so many epochs the learning rate is divided by ten.
+EPOCHS_PER_RATE = 7
 
 
 def train(options: HymenopteraOptions, runtime: Runtime) -> None:
-    """Train, evaluate after every epoch, report. Raises UserError on wrong use, Interrupted after a signal."""
-    progress = Progress(runtime, options.log_every)
+    """Train, evaluate after every epoch, and report the last and the best accuracy.
+
+    Raise UserError on wrong use, and Interrupted after a signal.
+    """
     if options.frozen and not options.weights:
         raise UserError("--frozen keeps weights that were trained before: give them with --weights")
+    progress = Progress(runtime, options.log_every)
+
     with progress.timed("setup"):
         train_set, test_set = runtime.together(lambda: photographs.load(options.data))
-        model = resnet18(len(train_set.classes))
-        if options.weights:
-            source = options.weights
-            runtime.node_by_node(lambda: load_weights(model, source))
-        begun_with = fingerprint(model) if options.weights else "none"
+        model, weights_hash = pretrained_model(len(train_set.classes), options, runtime)
         if options.frozen:
             freeze_all_but_the_last_layer(model)
-        model = model.to(runtime.device)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         fused = runtime.hardware.fused_optimizers
         optimizer = torch.optim.SGD(trained, lr=options.learning_rate, momentum=0.9, fused=fused)
-        mean = torch.tensor(MEAN, device=runtime.device).view(3, 1, 1) * 255
-        deviation = torch.tensor(DEVIATION, device=runtime.device).view(3, 1, 1) * 255
-
-    def normalised(pixels: Tensor) -> Tensor:
-        return (pixels.to(runtime.device) - mean) / deviation
+        normalise = Normaliser(MEAN, DEVIATION, runtime.device)
 
     def fetch(shard: Shard) -> tuple[Tensor, Tensor]:
-        pixels = train_set.random_crops(shard, options.image_size, seed=options.seed)
-        return normalised(pixels), torch.from_numpy(train_set.labels[shard.indices]).to(
-            runtime.device
-        )
+        crops = train_set.random_crops(shard, options.image_size, seed=options.seed)
+        return normalise(crops), normalise.labels(train_set.labels[shard.indices])
 
-    def a_tenth_every_seven_epochs(done: float) -> float:
-        return 0.1 ** (int(done * options.epochs) // EPOCHS_PER_RATE)
+    def fetch_test(indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        crops = test_set.center_crops(indices, options.image_size)
+        return normalise(crops), normalise.labels(test_set.labels[indices])
+
+    def tenth_every_seven_epochs(done: float) -> float:
+        epoch = int(done * options.epochs)
+        return 0.1 ** (epoch // EPOCHS_PER_RATE)
 
     task = Task(
         name="hymenoptera",
@@ -70,94 +76,137 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
         test_samples=len(test_set),
         image_shape=(3, options.image_size, options.image_size),
         fetch=fetch,
-        fetch_test=lambda chosen: (
-            normalised(test_set.middles(chosen, options.image_size)),
-            torch.from_numpy(test_set.labels[chosen]).to(runtime.device),
-        ),
+        fetch_test=fetch_test,
         model=model,
         optimizer=optimizer,
         learning_rate=options.learning_rate,
-        schedule=a_tenth_every_seven_epochs,
+        schedule=tenth_every_seven_epochs,
         keep_best=True,
         identity={
             "frozen": str(options.frozen),
             "image_size": options.image_size,
-            "weights": begun_with,
+            "weights": weights_hash,
         },
     )
     train_classifier(task, options, progress)
 
 
-def load_weights(model: ResNet, source: str) -> None:
-    """Load all but the last layer from a file or a URL, in torchvision's format. Raises UserError where they do not fit.
+def pretrained_model(
+    classes: int, options: HymenopteraOptions, runtime: Runtime
+) -> tuple[ResNet, str]:
+    """Return a ResNet-18 on the device, with --weights if given, and the hash of those weights."""
+    model = resnet18(classes)
+    weights_hash = "none"
+    if options.weights:
+        source = options.weights
+        # The first process of a node downloads the file for the others.
+        runtime.node_by_node(lambda: load_weights(model, source))
+        weights_hash = fingerprint(model)
+    return model.to(runtime.device), weights_hash
 
-    The last layer tells the classes of the data that the weights were trained on; that of `model` is a new one.
+
+def freeze_all_but_the_last_layer(model: ResNet) -> None:
+    """Leave only `fc` trainable. BatchNorm's running statistics still follow the new images."""
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    nn.Module.requires_grad_(model.fc, True)
+
+
+# --- Weights from elsewhere.
+
+
+def load_weights(model: ResNet, source: str) -> None:
+    """Load all layers but the last from a state dict in torchvision's format.
+
+    `source` is a file or a URL. The last layer, `fc`, belongs to the classes of other data, so the
+    new one of `model` stays. Raise UserError if the weights cannot be read or do not fit.
     """
+    state = read_weights(source)
+    check_is_state_dict(state, source)
+    kept = {str(name): tensor for name, tensor in state.items() if not _is_last_layer(name)}
     try:
-        file = downloaded(source) if source.startswith(("https://", "http://")) else Path(source)
-        damage = (
-            find_damage(file) if zipfile.is_zipfile(file) else None
-        )  # before PyTorch 1.6 it was no archive
-        state = None if damage else torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, HTTPException) as error:  # ValueError: no URL
-        raise UserError(f"the weights {source} cannot be read: {error}") from error
-    except Exception as error:  # what pickle raises is not documented
-        raise UserError(
-            f"the weights in {file} cannot be read ({error}): give a state dict saved by torch.save, whole"
-        ) from error
-    if damage:
-        raise UserError(
-            f"the weights in {file} are damaged ({damage}): remove the file and get it again"
-        )
-    if not isinstance(state, dict):
-        raise UserError(
-            f"{source} holds a {type(state).__name__}, no state dict: save model.state_dict()"
-        )
-    if inner := [str(name) for name, value in state.items() if isinstance(value, dict)]:
-        raise UserError(
-            f"{source} holds more than weights ({', '.join(inner)}): save model.state_dict() alone"
-        )
-    if any(str(name).startswith("module.") for name in state):
-        raise UserError(f"{source} was saved from the DDP wrapper: save ddp.module.state_dict()")
-    kept = {str(name): tensor for name, tensor in state.items() if not str(name).startswith("fc.")}
-    try:
-        missing = model.load_state_dict(kept, strict=False)
+        found = model.load_state_dict(kept, strict=False)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(
-            f"the weights {source} do not fit a ResNet-18 with torchvision's stem: {reason}"
+            f"weights {source}: do not fit a ResNet-18 with torchvision's stem: {reason}"
         ) from error
-    lacks = [name for name in missing.missing_keys if not name.startswith("fc.")]
-    if lacks or missing.unexpected_keys:
-        odd = (lacks + missing.unexpected_keys)[0]
+
+    missing = [name for name in found.missing_keys if not _is_last_layer(name)]
+    if missing:
+        raise UserError(f"weights {source}: not those of a ResNet-18, {missing[0]} is missing")
+    if found.unexpected_keys:
+        name = found.unexpected_keys[0]
+        raise UserError(f"weights {source}: not those of a ResNet-18, {name} is unexpected")
+
+
+def read_weights(source: str) -> Any:
+    """Return what torch.save wrote to the file or URL `source`.
+
+    Raise UserError if it cannot be read or is damaged.
+    """
+    try:
+        file = downloaded(source) if source.startswith(("https://", "http://")) else Path(source)
+        # Only archives have checksums. Before PyTorch 1.6, torch.save wrote a plain pickle.
+        damage = find_damage(file) if zipfile.is_zipfile(file) else None
+        if not damage:
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, HTTPException) as error:
+        # ValueError: `source` is not a valid URL.
+        raise UserError(f"weights {source}: cannot be read: {error}") from error
+    except Exception as error:
+        # The exceptions that pickle raises on damaged bytes are not documented.
         raise UserError(
-            f"the weights {source} are not a ResNet-18's: {odd} is {'missing' if lacks else 'too much'}"
+            f"weights {file}: cannot be read ({error}); use a complete state dict from torch.save"
+        ) from error
+    raise UserError(f"weights {file}: damaged ({damage}); remove the file and get it again")
+
+
+def check_is_state_dict(state: Any, source: str) -> None:
+    """Raise UserError if `state` is something else than the state dict of a bare model."""
+    if not isinstance(state, dict):
+        kind = type(state).__name__
+        raise UserError(
+            f"weights {source}: expected a state dict, got a {kind}; save model.state_dict()"
+        )
+    inner = [str(name) for name, value in state.items() if isinstance(value, dict)]
+    if inner:
+        raise UserError(
+            f"weights {source}: contain more than weights ({', '.join(inner)}); "
+            "save only model.state_dict()"
+        )
+    if any(str(name).startswith("module.") for name in state):
+        raise UserError(
+            f"weights {source}: saved from the DDP wrapper; save ddp.module.state_dict()"
         )
 
 
 def downloaded(url: str) -> Path:
-    """The file at `url`, among those that torch has downloaded. Raises OSError, HTTPException, and ValueError where it is no URL."""
-    # Under a name of this URL's own: torch goes by the file's name alone, and many are a model.pth.
-    name = f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{Path(urlsplit(url).path).name}"
+    """Return the file of `url`, in torch's download folder. Download it if it is not there.
+
+    Raise OSError or HTTPException if the download fails, and ValueError if `url` is not valid.
+    """
+    # torch names downloads after the file only, and many are called model.pth. The hash of the URL
+    # keeps them apart.
+    url_hash = hashlib.sha256(url.encode()).hexdigest()[:16]
+    name = f"{url_hash}-{Path(urlsplit(url).path).name}"
     file = Path(torch.hub.get_dir()) / "checkpoints" / name
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         print(f"ddp-trainer: downloading {url} to {file}", file=sys.stderr, flush=True)
-        torch.hub.download_url_to_file(url, str(file))  # which appears when the download has ended
+        # The file appears only after the download has finished.
+        torch.hub.download_url_to_file(url, str(file))
     return file
 
 
 def fingerprint(model: nn.Module) -> str:
-    """What tells the weights below the last layer from others, wherever they are from."""
+    """Return a hash of the weights below the last layer, as a name for them in checkpoints."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        if not name.startswith("fc."):
+        if not _is_last_layer(name):
             digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()[:12]
 
 
-def freeze_all_but_the_last_layer(model: ResNet) -> None:
-    """Leave only `fc` to be trained. Below it BatchNorm's running statistics still follow the new images."""
-    for parameter in model.parameters():
-        parameter.requires_grad = False
-    nn.Module.requires_grad_(model.fc, True)
+def _is_last_layer(name: object) -> bool:
+    return str(name).startswith("fc.")

@@ -1,9 +1,12 @@
-"""Messages between ranks: what torch.distributed can send, each result checked; at two ranks how fast it is.
+"""Messages between ranks: the operations of torch.distributed, each result checked.
+
+With two ranks, their speed is measured too.
 
 torchrun --standalone --nproc-per-node 4 -m ddp_trainer messages
 torchrun --standalone --nproc-per-node 2 -m ddp_trainer messages
 
-Every rank puts `rank + 1` into its tensor (a one or a two to be multiplied), so that each result is known beforehand.
+Every rank puts `rank + 1` into its tensor, so each result is known in advance. For products the
+numbers are 1 and 2.
 """
 
 import math
@@ -22,8 +25,8 @@ from ddp_trainer.errors import UserError
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 
+# An operation's name, this rank's result, and the expected result.
 Check = tuple[str, Tensor, Tensor]
-"""What was sent how, what this rank has now, what it should have."""
 
 OPERATIONS: dict[str, tuple[dist.ReduceOp.RedOpType, Callable[[list[int]], int]]] = {
     "SUM": (dist.ReduceOp.SUM, sum),
@@ -31,65 +34,84 @@ OPERATIONS: dict[str, tuple[dist.ReduceOp.RedOpType, Callable[[list[int]], int]]
     "MAX": (dist.ReduceOp.MAX, max),
     "MIN": (dist.ReduceOp.MIN, min),
 }
-WARM_UP = 3  # messages of each size that are not timed
-SMALLEST = 1024  # bytes
+
+# Messages of each size that are sent before the timed ones.
+WARM_UP = 3
+
+# Bytes of the smallest message that is timed.
+SMALLEST = 1024
 
 
 def train(options: MessagesOptions, runtime: Runtime) -> None:
-    """Send everything once and check it. Raises UserError alone, RuntimeError where a result is wrong."""
+    """Run and check each operation once. With two ranks, measure the speed. Every rank calls it.
+
+    Raise UserError if there is only one process, and RuntimeError if a result is wrong.
+    """
     if runtime.world_size < 2:
-        raise UserError(
-            "messages need at least two processes: start it with torchrun, or add --spawn 4"
-        )
+        raise UserError("messages need at least two processes: use torchrun, or add --spawn 4")
     if not runtime.hardware.pairs:
         raise UserError(
-            "torch_xla has no message between two ranks that the others take no part in: add --device cpu, and the "
-            "same nodes exchange them by gloo"
+            "messages: torch_xla has no message between two ranks that the others take no part in; "
+            "add --device cpu to use gloo on the same nodes"
         )
     progress = Progress(runtime)
     progress.start(workload="messages", epochs=0, steps=0)
+
     checked = 0
-    for name, has, expected in chain(
-        point_to_point(runtime), collectives(runtime), subgroup(runtime)
-    ):
-        right = all(runtime.gather(torch.equal(has, expected)))
-        results = runtime.gather(has.tolist())
-        progress.emit("message", name=name, ranks=results, right=right)
-        runtime.warn(
-            f"{name:32} {'  '.join(_short(result) for result in results)}  {'' if right else 'WRONG'}"
-        )
-        if not right:
-            raise RuntimeError(
-                f"{name} gave {results}: rank {runtime.rank} should have {expected.tolist()}"
-            )
+    for check in chain(point_to_point(runtime), collectives(runtime), subgroup(runtime)):
+        report(check, progress)
         checked += 1
+
     result: dict[str, float] = {"checked": checked}
     if runtime.world_size == 2:
         result |= speed(options, progress)
     else:
-        runtime.warn("speed is measured between two processes, and here are more")
+        runtime.warn(f"speed is measured with two processes only, got {runtime.world_size}")
     progress.end(0, result)
 
 
-def point_to_point(runtime: Runtime) -> Iterator[Check]:
-    """From rank 0 to rank 1, blocking and not; then round the ring of all ranks."""
-    for name in ("send, recv", "isend, irecv, wait"):
-        mine = _mine(runtime)
-        match runtime.rank, name:
-            case 0, "send, recv":
-                dist.send(mine, dst=1)
-            case 1, "send, recv":
-                dist.recv(mine, src=0)
-            case 0, _:
-                _wait(dist.isend(mine, dst=1))
-            case 1, _:
-                _wait(dist.irecv(mine, src=0))
-        yield f"{name}: 0 to 1", mine, _value(runtime, 1 if runtime.rank < 2 else runtime.rank + 1)
+def report(check: Check, progress: Progress) -> None:
+    """Report the results of all ranks. Raise RuntimeError if one is wrong. Every rank calls it."""
+    runtime = progress.runtime
+    name, result, expected = check
+    right = all(runtime.gather(torch.equal(result, expected)))
+    results = runtime.gather(result.tolist())
+    progress.emit("message", name=name, ranks=results, right=right)
+    columns = "  ".join(_short(numbers) for numbers in results)
+    runtime.warn(f"{name:32} {columns}  {'' if right else 'WRONG'}")
+    if not right:
+        raise RuntimeError(
+            f"{name}: expected {expected.tolist()} on rank {runtime.rank}, got {results} on all"
+        )
 
-    before, after = (runtime.rank - 1) % runtime.world_size, (runtime.rank + 1) % runtime.world_size
+
+# --- The operations.
+
+
+def point_to_point(runtime: Runtime) -> Iterator[Check]:
+    """Send from rank 0 to rank 1, blocking and non-blocking, and around a ring of all ranks."""
+    expected = _value(runtime, 1) if runtime.rank < 2 else _mine(runtime)
+
+    mine = _mine(runtime)
+    if runtime.rank == 0:
+        dist.send(mine, dst=1)
+    if runtime.rank == 1:
+        dist.recv(mine, src=0)
+    yield "send, recv: 0 to 1", mine, expected
+
+    mine = _mine(runtime)
+    if runtime.rank == 0:
+        _wait(dist.isend(mine, dst=1))
+    if runtime.rank == 1:
+        _wait(dist.irecv(mine, src=0))
+    yield "isend, irecv, wait: 0 to 1", mine, expected
+
+    # Send and receive are started as one batch. If every rank began with a blocking send, all of
+    # them would wait forever. With NCCL a non-blocking send would not help, because NCCL runs the
+    # operations between two ranks in order.
+    before = (runtime.rank - 1) % runtime.world_size
+    after = (runtime.rank + 1) % runtime.world_size
     received = _mine(runtime)
-    # Both posted as one batch, then waited for: ranks that all began with a send would wait for each other for ever, with
-    # NCCL even without blocking, since its sends and receives between two ranks are done in their order.
     ring = [dist.P2POp(dist.isend, _mine(runtime), after), dist.P2POp(dist.irecv, received, before)]
     for work in dist.batch_isend_irecv(ring):
         work.wait()
@@ -97,55 +119,53 @@ def point_to_point(runtime: Runtime) -> Iterator[Check]:
 
 
 def collectives(runtime: Runtime) -> Iterator[Check]:
-    """All of them over all ranks, from and to rank 0 where there is a root."""
-    everybody = [rank + 1 for rank in range(runtime.world_size)]
-    # Factorials are not exact in float32 from 15 ranks on; ones and twos are.
-    factors = [1 + rank % 2 for rank in range(runtime.world_size)]
-
+    """Run the collectives over all ranks. Rank 0 is the root."""
     mine = _mine(runtime)
     dist.broadcast(mine, src=0)
     yield "broadcast: from 0", mine, _value(runtime, 1)
 
-    for name, (operation, expected) in OPERATIONS.items():
-        numbers = factors if name == "PRODUCT" else everybody
-        mine = _value(runtime, numbers[runtime.rank])
-        dist.all_reduce(mine, op=operation)
-        yield f"all_reduce {name}", mine, _value(runtime, expected(numbers))
+    yield from reductions(runtime)
 
-    for name, (operation, expected) in OPERATIONS.items():
-        numbers = factors if name == "PRODUCT" else everybody
-        mine = _value(runtime, numbers[runtime.rank])
-        dist.reduce(mine, dst=0, op=operation)
-        # What the other ranks hold afterwards is not defined.
-        yield (
-            f"reduce {name}: to 0",
-            mine,
-            _value(runtime, expected(numbers)) if runtime.is_main else mine,
-        )
+    tens = [_value(runtime, 10 * (rank + 1)) for rank in range(runtime.world_size)]
+    dist.scatter(mine, tens if runtime.is_main else None, src=0)
+    yield "scatter: from 0", mine, tens[runtime.rank]
 
-    mine = _mine(runtime)
-    parts = [_value(runtime, 10 * (rank + 1)) for rank in range(runtime.world_size)]
-    dist.scatter(mine, parts if runtime.is_main else None, src=0)
-    yield "scatter: from 0", mine, _value(runtime, 10 * (runtime.rank + 1))
-
-    all_of_them = _value(runtime, *everybody)
-    gathered = [torch.zeros_like(mine) for _ in everybody]
+    everything = _value(runtime, *_numbers(runtime))
+    gathered = [torch.zeros_like(mine) for _ in range(runtime.world_size)]
     dist.gather(_mine(runtime), gathered if runtime.is_main else None, dst=0)
-    yield (
-        "gather: to 0",
-        torch.cat(gathered),
-        all_of_them if runtime.is_main else torch.zeros_like(all_of_them),
-    )
+    expected = everything if runtime.is_main else torch.zeros_like(everything)
+    yield "gather: to 0", torch.cat(gathered), expected
 
     dist.all_gather(gathered, _mine(runtime))
-    yield "all_gather", torch.cat(gathered), all_of_them
+    yield "all_gather", torch.cat(gathered), everything
+
+
+def reductions(runtime: Runtime) -> Iterator[Check]:
+    """Run all_reduce and reduce with each operation."""
+    numbers = dict.fromkeys(OPERATIONS, _numbers(runtime))
+    # From 15 ranks on, a factorial is not exact in float32. A product of ones and twos is.
+    numbers["PRODUCT"] = [1 + rank % 2 for rank in range(runtime.world_size)]
+
+    for name, (operation, expected) in OPERATIONS.items():
+        mine = _value(runtime, numbers[name][runtime.rank])
+        dist.all_reduce(mine, op=operation)
+        yield f"all_reduce {name}", mine, _value(runtime, expected(numbers[name]))
+
+    for name, (operation, expected) in OPERATIONS.items():
+        mine = _value(runtime, numbers[name][runtime.rank])
+        dist.reduce(mine, dst=0, op=operation)
+        # The result is defined on the destination only, so the other ranks expect what they have.
+        result = _value(runtime, expected(numbers[name])) if runtime.is_main else mine
+        yield f"reduce {name}: to 0", mine, result
 
 
 def subgroup(runtime: Runtime) -> Iterator[Check]:
-    """The even ranks among themselves: [0, 2] of four."""
+    """Run all_reduce in a group of the even ranks: [0, 2] of four."""
     members = list(range(0, runtime.world_size, 2))
-    group = dist.new_group(members)  # every rank calls this, members or not
-    mine, expected = _mine(runtime), _mine(runtime)
+    # Every rank has to call new_group, also the ranks that are not members.
+    group = dist.new_group(members)
+    mine = _mine(runtime)
+    expected = _mine(runtime)
     if runtime.rank in members:
         dist.all_reduce(mine, group=group)
         expected = _value(runtime, sum(rank + 1 for rank in members))
@@ -153,40 +173,51 @@ def subgroup(runtime: Runtime) -> Iterator[Check]:
     yield f"all_reduce SUM in {members}", mine, expected
 
 
-def speed(options: MessagesOptions, progress: Progress) -> dict[str, float]:
-    """Measure between two ranks, per size: a ping-pong, and all_reduce.
+# --- Their speed.
 
-    Latency of a message is half a round trip. Bus bandwidth of all_reduce is 2 (n - 1) / n times size / time, as in
-    NVIDIA's nccl-tests, which makes it comparable for any number of ranks n. Medians of `options.repeat`.
+
+def speed(options: MessagesOptions, progress: Progress) -> dict[str, float]:
+    """Measure a ping-pong and all_reduce between two ranks for each message size.
+
+    The latency of a message is half a round trip. The bus bandwidth of all_reduce is
+    2 (n - 1) / n times size / time, as in NVIDIA's nccl-tests, and can be compared for any number
+    of ranks n. Times are medians of `options.repeat` measurements.
+
+    Return the latency of the smallest message in microseconds and the highest bandwidth in GB/s.
     """
     runtime = progress.runtime
+    bus_factor = 2 * (runtime.world_size - 1) / runtime.world_size
     runtime.warn("size        send and recv              all_reduce")
-    fastest, smallest = 0.0, 0.0
+    latencies = []
+    bandwidths = []
     for size in sizes(options.largest * 2**20):
         data = torch.rand(size // 4, device=runtime.device)
-        message = _median(partial(_ping_pong, data, runtime), options.repeat, runtime) / 2
-        reduce = _median(partial(dist.all_reduce, data), options.repeat, runtime)
-        bandwidth, bus = (
-            size / message / 1e9,
-            size * 2 * (runtime.world_size - 1) / runtime.world_size / reduce / 1e9,
-        )
+        message = median_seconds(partial(_ping_pong, data, runtime), options.repeat, runtime) / 2
+        reduce = median_seconds(partial(dist.all_reduce, data), options.repeat, runtime)
+        bandwidth = size / message / 1e9
+        bus_bandwidth = size * bus_factor / reduce / 1e9
+        latencies.append(message)
+        bandwidths.append(bandwidth)
         progress.emit(
             "speed",
             bytes=size,
             message_seconds=message,
             message_gb_per_second=bandwidth,
             all_reduce_seconds=reduce,
-            all_reduce_gb_per_second=bus,
+            all_reduce_gb_per_second=bus_bandwidth,
         )
         runtime.warn(
-            f"{_bytes(size):>8}  {message * 1e6:9.0f} us {bandwidth:6.2f} GB/s  {reduce * 1e6:9.0f} us {bus:6.2f} GB/s"
+            f"{_bytes(size):>8}  {message * 1e6:9.0f} us {bandwidth:6.2f} GB/s  "
+            f"{reduce * 1e6:9.0f} us {bus_bandwidth:6.2f} GB/s"
         )
-        smallest, fastest = smallest or message, max(fastest, bandwidth)
-    return {"latency_us": round(smallest * 1e6, 1), "bandwidth_gb_per_second": round(fastest, 3)}
+    return {
+        "latency_us": round(latencies[0] * 1e6, 1),
+        "bandwidth_gb_per_second": round(max(bandwidths), 3),
+    }
 
 
 def sizes(largest: int) -> Iterator[int]:
-    """Bytes of the messages that are timed: each four times the one before, and the largest."""
+    """Yield the timed message sizes in bytes: each four times the one before, then `largest`."""
     size = SMALLEST
     while size < largest:
         yield size
@@ -194,14 +225,11 @@ def sizes(largest: int) -> Iterator[int]:
     yield largest
 
 
-def _ping_pong(data: Tensor, runtime: Runtime) -> None:
-    there, back = (dist.send, dist.recv) if runtime.is_main else (dist.recv, dist.send)
-    there(data, 1 - runtime.rank)
-    back(data, 1 - runtime.rank)
+def median_seconds(action: Callable[[], object], repeat: int, runtime: Runtime) -> float:
+    """Return the median duration of `action` in seconds, of the slower rank if they differ.
 
-
-def _median(action: Callable[[], object], repeat: int, runtime: Runtime) -> float:
-    """Median seconds of `action`, which both ranks begin together; the slower rank's where they differ."""
+    The ranks begin each measurement together. Every rank calls it.
+    """
     seconds = []
     for _ in range(WARM_UP + repeat):
         runtime.barrier()
@@ -209,14 +237,28 @@ def _median(action: Callable[[], object], repeat: int, runtime: Runtime) -> floa
         action()
         runtime.hardware.wait()
         seconds.append(time.perf_counter() - began)
-    return float(
-        runtime.maximum(torch.tensor(statistics.median(seconds[WARM_UP:]), dtype=torch.float64))
-    )
+    median = torch.tensor(statistics.median(seconds[WARM_UP:]), dtype=torch.float64)
+    return float(runtime.maximum(median))
+
+
+def _ping_pong(data: Tensor, runtime: Runtime) -> None:
+    peer = 1 - runtime.rank
+    if runtime.is_main:
+        dist.send(data, peer)
+        dist.recv(data, peer)
+    else:
+        dist.recv(data, peer)
+        dist.send(data, peer)
 
 
 def _wait(work: dist.Work | None) -> None:
-    assert work is not None  # None is for ranks outside the group
+    # It is None only on ranks outside the group.
+    assert work is not None
     work.wait()
+
+
+def _numbers(runtime: Runtime) -> list[int]:
+    return [rank + 1 for rank in range(runtime.world_size)]
 
 
 def _mine(runtime: Runtime) -> Tensor:

@@ -1,14 +1,18 @@
 """Ranks of unequal speed, and ranks with unequal amounts of data.
 
-torchrun --standalone --nproc-per-node 2 -m ddp_trainer skewed --skew 1 --timeout 5     completes
-torchrun --standalone --nproc-per-node 2 -m ddp_trainer skewed --skew 8 --timeout 5     names the slow rank
-torchrun --standalone --nproc-per-node 2 -m ddp_trainer skewed --uneven                 Join waits for the longest
+The first command completes. In the second, the timeout names the slow rank. In the third, DDP's
+Join lets the other ranks wait for the one with the most data.
+
+torchrun --standalone --nproc-per-node 2 -m ddp_trainer skewed --skew 1 --timeout 5
+torchrun --standalone --nproc-per-node 2 -m ddp_trainer skewed --skew 8 --timeout 5
+torchrun --standalone --nproc-per-node 2 -m ddp_trainer skewed --uneven
 """
 
 import time
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,33 +26,45 @@ LEARNING_RATE = 0.001
 
 
 def train(options: SkewedOptions, runtime: Runtime) -> None:
-    """Run one of the two. Raises SlowRankError where a rank is slower than the time-out allows, UserError alone."""
+    """Run one of the two experiments. Every rank calls it.
+
+    Raise UserError if there is only one process, and SlowRankError if a rank is slower than the
+    timeout allows.
+    """
     if runtime.world_size < 2:
-        raise UserError(
-            "ranks of unequal speed need at least two processes: start it with torchrun, or add --spawn 2"
-        )
-    (uneven_inputs if options.uneven else unequal_speeds)(options, runtime)
+        raise UserError("skewed needs at least two processes: use torchrun, or add --spawn 2")
+    if options.uneven:
+        uneven_inputs(options, runtime)
+    else:
+        unequal_speeds(options, runtime)
 
 
 def unequal_speeds(options: SkewedOptions, runtime: Runtime) -> None:
-    """Every step, rank r sleeps its share of the skew before it meets its peers in the all-reduce of the gradients."""
+    """Train with ranks that sleep in every step, and report how long each waited for the others.
+
+    Rank r sleeps r / (n - 1) of `options.skew` seconds before the step's all-reduce.
+    """
     progress = Progress(runtime, options.log_every)
     model = ToyModel().to(runtime.device)
     ddp = runtime.wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    # Otherwise the second step, too, would wait: for the final order of DDP's buckets.
-    runtime.warm_up(ddp, torch.zeros(2, 10, device=runtime.device))
-    sleeps = options.skew * runtime.rank / (runtime.world_size - 1)
+    sleep_seconds = options.skew * runtime.rank / (runtime.world_size - 1)
     global_batch = options.batch_size * runtime.world_size
+
+    # Without the warm-up, the second step would wait too, because DDP then rebuilds its buckets.
+    runtime.warm_up(ddp, torch.zeros(2, 10, device=runtime.device))
     progress.start(
         workload="skewed", epochs=1, steps=options.steps, batch_size=global_batch, skew=options.skew
     )
+
     waited = 0.0
     for step in range(1, options.steps + 1):
-        time.sleep(sleeps)
+        time.sleep(sleep_seconds)
         with progress.timed("forward"):
-            inputs, targets = _batch(options, runtime, step)
+            inputs, targets = random_batch(options, runtime, step)
             loss_sum = F.mse_loss(ddp(inputs), targets, reduction="sum") / targets.shape[1]
+
+        # The all-reduce of the gradients runs in the backward pass, so ranks wait there.
         began = time.perf_counter()
         with progress.timed("backward"):
             (loss_sum / options.batch_size).backward()  # type: ignore[no-untyped-call]
@@ -57,54 +73,59 @@ def unequal_speeds(options: SkewedOptions, runtime: Runtime) -> None:
         with progress.timed("optimizer"):
             runtime.step(optimizer)
         progress.step(step, 0, loss_sum=loss_sum, samples=global_batch, learning_rate=LEARNING_RATE)
-    # A mean over the steps: what rank r waits in each is what it does not sleep.
+
+    # Report means, because a rank waits in each step about as long as the slowest sleeps longer.
     waits = [round(seconds / options.steps, 4) for seconds in runtime.gather(waited)]
     progress.end(options.steps, {"seconds_waited_per_step": waits})
 
 
 def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
-    """Between one and three times `steps` batches a rank. Inside Join, those that are through shadow the others' sums.
+    """Train with one to three times `options.steps` batches per rank, inside DDP's Join.
 
-    Without Join the rank with most batches would wait for ever in its next all-reduce. (With a sampler that splits
-    every batch over the ranks, as our other workloads do, nothing is uneven in the first place.)
+    Without Join, the rank with the most batches would wait forever in its next all-reduce. Join
+    lets ranks that have finished take part in the others' sums. The other workloads do not need
+    it, because their sampler splits every batch over the ranks.
+
+    Raise UserError on XLA, and RuntimeError if the ranks' parameters differ at the end.
     """
     if not runtime.hardware.pairs:
-        raise UserError(
-            "on XLA all ranks have to take the same steps, so --uneven cannot work: add --device cpu"
-        )
+        raise UserError("--uneven: on XLA all ranks must take the same steps; add --device cpu")
     progress = Progress(runtime, options.log_every)
     model = ToyModel().to(runtime.device)
     ddp = runtime.wrap(model)
     assert isinstance(ddp, DistributedDataParallel)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    mine = options.steps + 2 * options.steps * runtime.rank // (runtime.world_size - 1)
-    batches = runtime.gather(mine)
-    progress.start(workload="skewed", epochs=1, steps=max(batches), batches=batches)
+
+    my_batches = options.steps + 2 * options.steps * runtime.rank // (runtime.world_size - 1)
+    batches = runtime.gather(my_batches)
+    most_batches = max(batches)
+    progress.start(workload="skewed", epochs=1, steps=most_batches, batches=batches)
+
     loss = torch.zeros(())
     with Join([ddp]):
-        for step in range(1, mine + 1):
-            inputs, targets = _batch(options, runtime, step)
+        for step in range(1, my_batches + 1):
+            inputs, targets = random_batch(options, runtime, step)
             loss = F.mse_loss(ddp(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             runtime.step(optimizer)
             progress.beat(step)
-        progress.beat(max(batches))
+
+        # A rank that has finished must not be reported as the one that the others wait for.
+        progress.beat(most_batches)
         if runtime.stragglers:
-            runtime.stragglers.rest()  # in that step: a rank that only shadows the others' sums is behind nobody
-    # The ranks that were through have taken no more steps; Join gives all of them the last one's parameters.
-    same = runtime.identical(model.parameters())
-    if not same:
+            runtime.stragglers.rest()
+
+    # At its end, Join copies the parameters of the rank with the most batches to all ranks.
+    if not runtime.identical(model.parameters()):
         raise RuntimeError("the ranks' parameters differ after Join")
     losses = runtime.gather(float(loss))
     progress.end(
-        max(batches), {"batches": batches, "last_losses": losses, "parameters_equal": same}
+        most_batches, {"batches": batches, "last_losses": losses, "parameters_equal": True}
     )
 
 
-def _batch(
-    options: SkewedOptions, runtime: Runtime, step: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random inputs of shape (batch, 10) and targets of shape (batch, 5), fixed by seed, rank and step."""
+def random_batch(options: SkewedOptions, runtime: Runtime, step: int) -> tuple[Tensor, Tensor]:
+    """Return random inputs (N, 10) and targets (N, 5), fixed by seed, rank and step."""
     generator = torch.Generator().manual_seed(hash((options.seed, runtime.rank, step)))
     numbers = torch.randn(options.batch_size, 15, generator=generator).to(runtime.device)
     return numbers[:, :10], numbers[:, 10:]

@@ -1,14 +1,19 @@
-"""The toy of PyTorch's DDP tutorial: Linear 10-10-5 on random numbers. Shows that a launch works, within a second.
+"""The toy of PyTorch's DDP tutorial: Linear 10-10-5 on random numbers.
+
+It shows within a second that a launch works.
+`train` is a complete loop with checkpoints and signals. Copy it to begin a workload of your own.
 
 python -m ddp_trainer toy
 python -m ddp_trainer toy --spawn 2
 torchrun --standalone --nproc-per-node 2 -m ddp_trainer toy
 """
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.cli.options import ToyOptions
@@ -21,46 +26,47 @@ from ddp_trainer.workloads.shared.models import ToyModel, parameter_count
 
 SAMPLES = 1000
 HIDDEN = {"small": 10, "wide": 1_000_000}
-LEARNING_RATE = {
-    "small": 1e-3,
-    "wide": 1e-6,
-}  # the sum over a million hidden values multiplies the slope of the loss
+
+# In the wide model, the sum over a million hidden values multiplies the gradient of the loss.
+LEARNING_RATE = {"small": 1e-3, "wide": 1e-6}
 
 
-def regression_data() -> tuple[torch.Tensor, torch.Tensor]:
-    """SAMPLES inputs of shape (10,) and what a fixed linear map makes of them, shape (5,).
+def regression_data() -> tuple[Tensor, Tensor]:
+    """Return SAMPLES inputs of shape (10,) and their targets of shape (5,), a linear map of them.
 
-    Each sample is drawn from its own global index, so it is the same whichever rank holds it.
+    Each sample is drawn from its own global index, so it is the same on every rank.
     """
-    inputs = np.stack(
-        [
-            np.random.default_rng([1, index]).standard_normal(10, np.float32)
-            for index in range(SAMPLES)
-        ]
-    )
+    samples = [
+        np.random.default_rng([1, index]).standard_normal(10, np.float32)
+        for index in range(SAMPLES)
+    ]
+    inputs = np.stack(samples)
     targets = inputs @ np.random.default_rng(2).standard_normal((10, 5), np.float32)
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def train(options: ToyOptions, runtime: Runtime) -> None:
-    """Train for `options.steps` steps. Raises UserError on wrong use, Interrupted after a signal."""
-    if options.model == "wide":
-        # Gradients go back to Linux when they are freed, so that the peak is what was in use at one time. With memory that is
-        # kept, equal runs differ by as much as the bucket view saves: the peak depends on which thread was quicker.
-        keep_freed_memory(up_to=128 * 1024)
+    """Train for `options.steps` steps and report the loss over all samples. Every rank calls it.
+
+    Raise UserError on wrong use, Interrupted after a signal, and RuntimeError if the ranks'
+    parameters differ after a step.
+    """
     progress = Progress(runtime, options.log_every)
     global_batch = options.batch_size * runtime.world_size
     learning_rate = options.learning_rate or LEARNING_RATE[options.model]
+    if options.model == "wide":
+        return_freed_gradients()
 
+    # Data, model and optimizer. Every rank begins with the same weights.
     with progress.timed("setup"):
         inputs, targets = (tensor.to(runtime.device) for tensor in regression_data())
         model = ToyModel(HIDDEN[options.model]).to(runtime.device)
         ddp = runtime.wrap(model, gradient_as_bucket_view=not options.no_bucket_view)
         optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-        share = SAMPLES, global_batch, runtime.rank, runtime.world_size
-        equal = runtime.hardware.wants_equal_shapes
-        sampler = GlobalBatchSampler(*share, seed=options.seed, equal_shares=equal)
+        sampler = split_over_ranks(runtime, global_batch, seed=options.seed)
         runtime.warm_up(ddp, inputs[:2])
+
+        # Continue from the newest checkpoint. Save the bare model, not the DDP wrapper.
         checkpoints = Checkpoints(
             options.checkpoint_dir,
             runtime,
@@ -68,53 +74,35 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
             identity={"workload": "toy", "model": options.model},
         )
         step = checkpoints.restore()
-        for group in optimizer.param_groups:
-            group["lr"] = (
-                learning_rate  # of this command line, not of the one that the checkpoint is from
-            )
         progress.beat(step)
 
-    batches = -(-SAMPLES // global_batch)
-    progress.start(
-        workload="toy",
-        parameters=parameter_count(model),
-        train_samples=SAMPLES,
-        test_samples=0,
-        epochs=-(-options.steps // batches),
-        steps=max(step, options.steps),
-        batch_size=global_batch,
-        resumed_step=step,
-    )
-    if step >= options.steps:
-        runtime.warn(
-            f"training was complete at step {step} already; measuring once more (more --steps go on from it)"
-        )
-
-    def losses(module: nn.Module, shard: Shard) -> torch.Tensor:
-        """The squared error of each sample, shape (k,); 0 for the repeats that are there for equal shapes alone."""
-        chosen, real = (
-            torch.from_numpy(array).to(runtime.device) for array in (shard.indices, shard.real)
-        )
-        return F.mse_loss(module(inputs[chosen]), targets[chosen], reduction="none").mean(1) * real
+        # The rate of this command line replaces the one that the checkpoint contains.
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+    report_start(options, progress, parameter_count(model), step)
 
     vote = StopVote(runtime)
     while step < options.steps:
         epoch = sampler.epoch
         for shard in sampler:
             with progress.timed("forward"):
-                loss_sum = losses(ddp, shard).sum()
+                loss_sum = sample_losses(ddp, inputs, targets, shard).sum()
+
+            # DDP averages the gradients over the ranks. The factor turns that into the mean over
+            # the samples of the batch, also if the ranks have different numbers of samples.
             with progress.timed("backward"):
-                # DDP takes the mean of the ranks' gradients; this makes it the mean over the samples of the batch,
-                # also where the ranks have different numbers of them.
-                (loss_sum * (runtime.world_size / shard.batch_size)).backward()  # type: ignore[no-untyped-call]
+                factor = runtime.world_size / shard.batch_size
+                (loss_sum * factor).backward()  # type: ignore[no-untyped-call]
+
+            # Gradients stay in memory, as in a run that accumulates them. DDP's bucket view saves
+            # a second copy of them.
             with progress.timed("optimizer"):
-                # Kept in memory, as while gradients are accumulated: what DDP's bucket view saves is a second copy of them.
                 runtime.step(optimizer, set_to_none=False)
             step += 1
+
+            # Check what DDP promises.
             if not runtime.identical(model.parameters()):
-                raise RuntimeError(
-                    f"the ranks' parameters differ after step {step}: DDP has not kept them equal"
-                )
+                raise RuntimeError(f"the ranks' parameters differ after step {step}")
             progress.step(
                 step,
                 epoch,
@@ -122,17 +110,88 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
                 samples=shard.batch_size,
                 learning_rate=learning_rate,
             )
+
+            # Stop if a rank received a signal. Save a checkpoint from time to time.
             if number := vote.at_step_boundary():
                 leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
             if step % options.checkpoint_every == 0:
                 progress.save(checkpoints, step)
             if step == options.steps:
                 break
+
     progress.save(checkpoints, step)
-    with progress.timed("evaluate"), torch.no_grad():
-        total = torch.zeros((), dtype=runtime.hardware.sums, device=runtime.device)
-        for shard in GlobalBatchSampler(*share, shuffle=False, equal_shares=equal):
-            total += losses(model, shard).sum()
+    with progress.timed("evaluate"):
+        loss = mean_loss(model, inputs, targets, split_over_ranks(runtime, global_batch), runtime)
+    progress.end(step, {"loss": loss})
+
+
+def return_freed_gradients() -> None:
+    """Return the memory of freed gradients to Linux, so that the peak memory can be compared.
+
+    If the process kept freed memory, its peak would depend on the timing of its threads. Equal
+    runs would then differ by as much as the bucket view saves.
+    """
+    keep_freed_memory(up_to=128 * 1024)
+
+
+def split_over_ranks(
+    runtime: Runtime, global_batch: int, seed: int | None = None
+) -> GlobalBatchSampler:
+    """Return a sampler over all samples, shuffled if there is a `seed`."""
+    return GlobalBatchSampler(
+        SAMPLES,
+        global_batch,
+        runtime.rank,
+        runtime.world_size,
+        seed=seed or 0,
+        shuffle=seed is not None,
+        equal_shares=runtime.hardware.wants_equal_shapes,
+    )
+
+
+def report_start(options: ToyOptions, progress: Progress, parameters: int, step: int) -> None:
+    """Report the size of the run. Warn if a checkpoint shows that it is complete already."""
+    global_batch = options.batch_size * progress.runtime.world_size
+    batches_per_epoch = math.ceil(SAMPLES / global_batch)
+    progress.start(
+        workload="toy",
+        parameters=parameters,
+        train_samples=SAMPLES,
+        test_samples=0,
+        epochs=math.ceil(options.steps / batches_per_epoch),
+        steps=max(step, options.steps),
+        batch_size=global_batch,
+        resumed_step=step,
+    )
+    if step >= options.steps:
+        progress.runtime.warn(
+            f"training was complete at step {step}: only measuring the loss again; to train on, "
+            "use more --steps"
+        )
+
+
+def sample_losses(module: nn.Module, inputs: Tensor, targets: Tensor, shard: Shard) -> Tensor:
+    """Return the squared error of each sample of a shard, shape (k,).
+
+    Samples that only repeat others to make the shares equal have a loss of 0.
+    """
+    chosen = torch.from_numpy(shard.indices).to(inputs.device)
+    real = torch.from_numpy(shard.real).to(inputs.device)
+    errors = F.mse_loss(module(inputs[chosen]), targets[chosen], reduction="none")
+    return errors.mean(1) * real
+
+
+def mean_loss(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    sampler: GlobalBatchSampler,
+    runtime: Runtime,
+) -> float:
+    """Return the mean loss over all samples, each counted once. Every rank calls it."""
+    total = torch.zeros((), dtype=runtime.hardware.sums, device=runtime.device)
+    with torch.no_grad():
+        for shard in sampler:
+            total += sample_losses(model, inputs, targets, shard).sum()
             runtime.hardware.end_step()
-        result = {"loss": float(runtime.sum(total)) / SAMPLES}
-    progress.end(step, result)
+    return float(runtime.sum(total)) / SAMPLES

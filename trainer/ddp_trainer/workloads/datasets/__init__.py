@@ -1,1 +1,4 @@
-"""Data sets as arrays in memory: one module each, with a function `load` that returns a training and a test set."""
+"""Data sets as arrays in memory.
+
+One module per data set, with a function `load` that returns a training and a test set.
+"""

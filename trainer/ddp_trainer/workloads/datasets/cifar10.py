@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +24,34 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 SHAPE = (3, 32, 32)
 TRAINING = tuple(f"data_batch_{number}" for number in range(1, 6))
 HELP = (
-    "get CIFAR-10 from https://www.cs.toronto.edu/~kriz/cifar.html, unpack the binary or the python archive, "
-    "and give the folder with --data"
+    "get CIFAR-10 from https://www.cs.toronto.edu/~kriz/cifar.html, unpack the binary or the "
+    "python archive, and give the folder with --data"
 )
+UNPACK_AGAIN = "unpack the archive again"
 
 
 def load(folder: Path) -> tuple[Images, Images]:
-    """CIFAR-10 as training and test set, shape (N, 3, 32, 32), in any of the three forms at or below `folder`.
+    """Return CIFAR-10's training and test set, images of shape (N, 3, 32, 32).
 
-    Image folders are decoded once and kept in a cache (see `images.cached`). Raises UserError when nothing is found, or when
-    what is found is damaged.
+    The data may have any of the three forms, at or below `folder`. Image folders are decoded once
+    and then read from a cache (`images.cached`). Raise UserError if nothing is found or a file is
+    damaged.
     """
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}: {HELP}")
-    for candidate in chain.from_iterable(folders_below(folder)):
-        for is_there, read in _FORMS:
-            if is_there(candidate):
-                return read(candidate)
+        raise UserError(f"--data: folder {folder} does not exist; {HELP}")
+    for level in folders_below(folder):
+        for candidate in level:
+            for is_this_form, read in _FORMS:
+                if is_this_form(candidate):
+                    return read(candidate)
     raise UserError(
-        f"no CIFAR-10 in {folder} or up to {SEARCH_DEPTH} folders below (looked for train/<class>/*.jpg or .png and "
-        f"test/<class>/, data_batch_1.bin, data_batch_1): {HELP}"
+        f"no CIFAR-10 in {folder} or up to {SEARCH_DEPTH} folders below (looked for "
+        "train/<class>/*.jpg or .png and test/<class>/, data_batch_1.bin, data_batch_1); "
+        f"{HELP}"
     )
 
 
-# --- The original binary form: records of 1 byte label and 3,072 bytes image, each colour plane row by row.
+# --- The binary form: records of 1 byte label and 3,072 bytes image, each colour row by row.
 
 
 def _has_binary(folder: Path) -> bool:
@@ -57,21 +60,27 @@ def _has_binary(folder: Path) -> bool:
 
 def _read_binary(folder: Path) -> tuple[Images, Images]:
     def read(paths: list[Path]) -> Images:
-        parts = []
-        for path in paths:
-            raw = np.frombuffer(_read(path), np.uint8)
-            if not len(raw) or len(raw) % 3073:
-                raise UserError(
-                    f"{path} has {len(raw)} bytes, no multiple of 3,073: unpack the archive once more"
-                )
-            parts.append(raw.reshape(-1, 3073))
-        records = np.concatenate(parts)
-        return _checked(records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64), folder)
+        records = np.concatenate([_records(path) for path in paths])
+        pixels = records[:, 1:].reshape(-1, *SHAPE)
+        return _checked(pixels, records[:, 0].astype(np.int64), folder)
 
     return read([folder / f"{name}.bin" for name in TRAINING]), read([folder / "test_batch.bin"])
 
 
-# --- The original python form: pickled dictionaries with `data` of shape (N, 3072) and a list of `labels`.
+def _records(path: Path) -> Bytes:
+    """Return the records of a binary file, shape (N, 3073)."""
+    try:
+        raw = np.frombuffer(path.read_bytes(), np.uint8)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {UNPACK_AGAIN}") from error
+    if len(raw) == 0 or len(raw) % 3073 != 0:
+        raise UserError(
+            f"{path}: the size must be a multiple of 3,073 bytes, got {len(raw)}; {UNPACK_AGAIN}"
+        )
+    return raw.reshape(-1, 3073)
+
+
+# --- The python form: pickled dictionaries with `data` of shape (N, 3072) and a list of `labels`.
 
 
 def _has_python(folder: Path) -> bool:
@@ -87,7 +96,7 @@ def _read_python(folder: Path) -> tuple[Images, Images]:
             pixels = pixels.reshape(-1, *SHAPE)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(
-                f"the batches in {folder} are not CIFAR-10's ({error}): unpack the archive once more"
+                f"{folder}: its batches are not CIFAR-10's ({error}); {UNPACK_AGAIN}"
             ) from error
         return _checked(pixels, labels, folder)
 
@@ -95,19 +104,23 @@ def _read_python(folder: Path) -> tuple[Images, Images]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """A pickle may call anything it names; one that came from the internet may name numpy's arrays and nothing else."""
+    """Unpickler that accepts numpy arrays only.
 
+    A pickle can call any function that it names, so one from the internet must not name others.
+    """
+
+    # numpy 2 renamed `numpy.core`; files of both names exist.
     _ALLOWED = frozenset(
-        (f"numpy{core}", name)
-        for core, name in (
-            ("", "ndarray"),
-            ("", "dtype"),
-            (".core.multiarray", "_reconstruct"),
-            ("._core.multiarray", "_reconstruct"),
-            (".core.numeric", "_frombuffer"),
-            ("._core.numeric", "_frombuffer"),
-        )
-    ) | {("_codecs", "encode")}
+        [
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy.core.numeric", "_frombuffer"),
+            ("numpy._core.numeric", "_frombuffer"),
+            ("_codecs", "encode"),
+        ]
+    )
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._ALLOWED:
@@ -122,11 +135,12 @@ def _unpickle(path: Path) -> dict[bytes, Any]:
         return {
             key.encode() if isinstance(key, str) else key: value for key, value in batch.items()
         }
-    except Exception as error:  # what pickle raises on damaged bytes is not documented
-        raise UserError(f"{path} cannot be read ({error}): unpack the archive once more") from error
+    except Exception as error:
+        # The exceptions that pickle raises on damaged bytes are not documented.
+        raise UserError(f"{path}: cannot be read ({error}); {UNPACK_AGAIN}") from error
 
 
-# --- Image folders: {train,test}/<class>/<image>, classes numbered in the order of their names.
+# --- Image folders: {train,test}/<class>/<image>.
 
 
 def _has_image_folders(folder: Path) -> bool:
@@ -136,7 +150,7 @@ def _has_image_folders(folder: Path) -> bool:
 
 
 def _read_image_folders(folder: Path) -> tuple[Images, Images]:
-    """Images in the order of class and file name, so the same everywhere and whichever way they were unpacked."""
+    """Read images in the order of class and file name, so the same on every file system."""
     paths: list[Path] = []
     labels: list[int] = []
     sizes: list[int] = []
@@ -144,12 +158,15 @@ def _read_image_folders(folder: Path) -> tuple[Images, Images]:
         for class_folder in class_folders(folder / part):
             if class_folder.name not in CLASSES:
                 raise UserError(
-                    f"{class_folder} is no class of CIFAR-10 ({', '.join(CLASSES)}): remove it"
+                    f"{class_folder}: not a class of CIFAR-10 ({', '.join(CLASSES)}); remove the "
+                    "folder"
                 )
             images = image_files(class_folder)
             paths += images
             labels += [CLASSES.index(class_folder.name)] * len(images)
         sizes.append(len(paths))
+
+    # Both sets share one cache file.
     pixels = cached(folder, paths, SHAPE, lambda: _decode(paths))
     numbers = np.asarray(labels, np.int64)
     train = sizes[0]
@@ -160,38 +177,28 @@ def _decode(paths: list[Path]) -> Bytes:
     pixels = np.empty((len(paths), *SHAPE), np.uint8)
     for row, path in enumerate(paths):
         decoded = np.asarray(open_image(path))
-        if decoded.shape != (32, 32, 3):
-            raise UserError(
-                f"{path} has {decoded.shape[1]} x {decoded.shape[0]} pixels, CIFAR-10 has 32 x 32"
-            )
+        height, width, _ = decoded.shape
+        if (height, width) != SHAPE[1:]:
+            raise UserError(f"{path}: must have 32 x 32 pixels, got {width} x {height}")
         pixels[row] = decoded.transpose(2, 0, 1)
     return pixels
 
 
-_FORMS: tuple[tuple[Callable[[Path], object], Callable[[Path], tuple[Images, Images]]], ...] = (
+def _checked(pixels: Bytes, labels: Labels, folder: Path) -> Images:
+    """Return the images. Raise UserError if the labels do not fit."""
+    fits = (
+        len(labels) > 0
+        and len(pixels) == len(labels)
+        and labels.min() >= 0
+        and labels.max() < len(CLASSES)
+    )
+    if not fits:
+        raise UserError(f"{folder}: its labels are not CIFAR-10's; {UNPACK_AGAIN}")
+    return Images(np.ascontiguousarray(pixels), labels)
+
+
+_FORMS: list[tuple[Callable[[Path], bool], Callable[[Path], tuple[Images, Images]]]] = [
     (_has_binary, _read_binary),
     (_has_python, _read_python),
     (_has_image_folders, _read_image_folders),
-)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}): unpack the archive once more"
-        ) from error
-
-
-def _checked(pixels: Bytes, labels: Labels, folder: Path) -> Images:
-    if (
-        len(pixels) != len(labels)
-        or not len(labels)
-        or labels.min() < 0
-        or labels.max() >= len(CLASSES)
-    ):
-        raise UserError(
-            f"the labels in {folder} are not those of CIFAR-10: unpack the archive once more"
-        )
-    return Images(np.ascontiguousarray(pixels), labels)
+]

@@ -1,4 +1,4 @@
-"""What the data sets share: images with labels as arrays, folders of image files, and a cache of what was decoded."""
+"""Code that the data sets share: labelled images as arrays, image folders, and a decoding cache."""
 
 import hashlib
 import os
@@ -17,12 +17,19 @@ from ddp_trainer.errors import UserError
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
-SEARCH_DEPTH = 3  # folders below the one that the user names
+# Levels of folders below the one that the user names in which data sets are looked for.
+SEARCH_DEPTH = 3
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 @dataclass(frozen=True)
 class Images:
-    """`pixels` of shape (N, channels, height, width), `labels` of shape (N,), counted from 0."""
+    """Images with labels.
+
+    `pixels` has the shape (N, channels, height, width), `labels` the shape (N,). Labels count
+    from 0.
+    """
 
     pixels: Bytes
     labels: Labels
@@ -31,68 +38,79 @@ class Images:
         return len(self.labels)
 
     def some(self, count: int | None) -> "Images":
-        """`count` images at even distances, so of all classes; all images when it is None or larger."""
+        """Return `count` images at even distances, so that all classes are among them.
+
+        Return all images if `count` is None or not smaller than their number.
+        """
         if count is None or count >= len(self):
             return self
         chosen = np.arange(count) * len(self) // count
         return Images(self.pixels[chosen], self.labels[chosen])
 
 
+# --- Folders.
+
+
 def folders_below(folder: Path, depth: int = SEARCH_DEPTH) -> Iterator[list[Path]]:
-    """`folder` and the folders below it: a list for each level, in the order of their names."""
+    """Yield the levels of folders from `folder` down, each a list in the order of names."""
     level = [folder]
     for _ in range(depth + 1):
         yield level
-        level = [Path(entry.path) for above in level for entry in _scan(above) if entry.is_dir()]
+        level = [below for above in level for below in class_folders(above)]
 
 
-def the_one_below(folder: Path, is_it: Callable[[Path], object]) -> Path | None:
-    """The highest of `folder` and those below it that `is_it`; None where there is none.
+def the_one_below(folder: Path, is_data_set: Callable[[Path], bool]) -> Path | None:
+    """Return the highest folder at or below `folder` that `is_data_set`, or None.
 
-    Raises UserError where there are several: data sets of one form, and only the user knows which.
+    Raise UserError if there are several on that level, because only the user knows which to take.
     """
     for level in folders_below(folder):
-        if found := [candidate for candidate in level if is_it(candidate)]:
-            if len(found) > 1:
-                names = ", ".join(str(candidate) for candidate in found)
-                raise UserError(
-                    f"{folder} holds {len(found)} data sets of that form: give one of {names} with --data"
-                )
+        found = [candidate for candidate in level if is_data_set(candidate)]
+        if len(found) > 1:
+            names = ", ".join(str(candidate) for candidate in found)
+            raise UserError(
+                f"--data: {folder} contains {len(found)} data sets of this form; use one of {names}"
+            )
+        if found:
             return found[0]
     return None
 
 
-def _scan(folder: Path) -> list[os.DirEntry[str]]:
-    """Visible entries of a folder by name; none where it may not be read."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(
-                (e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name
-            )
-    except PermissionError:
-        return []
-
-
 def class_folders(part: Path) -> list[Path]:
-    return [Path(entry.path) for entry in _scan(part) if entry.is_dir()]
+    """Return the visible folders in `part` in the order of names."""
+    return [Path(entry.path) for entry in _visible(part) if entry.is_dir()]
 
 
 def image_files(folder: Path) -> list[Path]:
-    """JPEG and PNG files of a folder by name. Raises UserError where there are none."""
-    found = [
-        Path(entry.path)
-        for entry in _scan(folder)
-        if entry.name.lower().endswith((".jpg", ".jpeg", ".png"))
-    ]
+    """Return the JPEG and PNG files of `folder` by name. Raise UserError if there are none."""
+    found = []
+    for entry in _visible(folder):
+        if entry.name.lower().endswith(IMAGE_SUFFIXES):
+            found.append(Path(entry.path))
     if not found:
         raise UserError(
-            f"{folder} shows no JPEG and no PNG file: put the images of this class there, or remove it"
+            f"{folder}: contains no JPEG or PNG file; put the images of this class there, or "
+            "remove the folder"
         )
     return found
 
 
+def _visible(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the visible entries of `folder` by name. Return none if it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except PermissionError:
+        return []
+    return sorted(visible, key=lambda entry: entry.name)
+
+
 def open_image(path: Path, enough: int | None = None) -> Image.Image:
-    """The decoded image in RGB; a JPEG no larger than it must be for `enough` pixels a side. Raises UserError."""
+    """Return the decoded image in RGB.
+
+    With `enough`, a JPEG may be decoded at a smaller size of at least so many pixels a side.
+    Raise UserError if the file is not an image.
+    """
     try:
         with Image.open(path) as image:
             if enough:
@@ -106,30 +124,41 @@ def open_image(path: Path, enough: int | None = None) -> Image.Image:
         Image.DecompressionBombError,
     ) as error:
         raise UserError(
-            f"{path} cannot be read as an image ({error}): replace it or remove it"
+            f"{path}: cannot be read as an image ({error}); replace it or remove it"
         ) from error
+
+
+# --- The cache.
 
 
 def cached(
     folder: Path, paths: list[Path], shape: tuple[int, ...], decode: Callable[[], Bytes]
 ) -> Bytes:
-    """What `decode` makes of the images, an array of (N, *shape), from a cache file where there is one: the next start takes no time.
+    """Return the array (N, *shape) of the images `paths`, from a cache file or from `decode`.
 
-    The file lies in `folder` (on a shared volume one node's work then serves all), or in the user's cache folder where
-    `folder` is read-only; where neither can be written there is no cache. Its name is a hash of the images' names, sizes
-    and times, and it appears whole or not at all, so that any number of processes and nodes may do this at once. It is
-    mapped into memory, so that the processes of a node share one copy.
+    The cache file is in `folder`, where on a shared volume it serves all nodes. If `folder` is
+    read-only, it is in the user's cache folder. If neither can be written to, there is no cache.
+
+    The name of the file is a hash of the images' names, sizes and times. The file is written
+    completely or not at all, so any number of processes and nodes may do this at the same time.
+    It is mapped into memory, so the processes of a node share one copy.
+
+    Raise UserError if an image cannot be read.
     """
     shape = (len(paths), *shape)
     name = f".ddp_trainer-{_fingerprint(folder, paths)}.npy"
-    places = [place / name for place in (folder, _user_cache())]
+    places = [folder / name, _user_cache() / name]
     for place in places:
-        if (pixels := _map(place, shape)) is not None:
+        pixels = _map(place, shape)
+        if pixels is not None:
             return pixels
+
     decoded = decode()
     for place in places:
-        if _write_atomically(place, decoded) and (pixels := _map(place, shape)) is not None:
-            return pixels
+        if _write_atomically(place, decoded):
+            pixels = _map(place, shape)
+            if pixels is not None:
+                return pixels
     return decoded
 
 
@@ -140,19 +169,20 @@ def _fingerprint(folder: Path, paths: list[Path]) -> str:
             status = path.stat()
         except OSError as error:
             raise UserError(
-                f"{path} cannot be read ({error.strerror}): replace it or remove it"
+                f"{path}: cannot be read ({error.strerror}); replace it or remove it"
             ) from error
-        digest.update(
-            f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode()
-        )
+        name = path.relative_to(folder)
+        digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
 
 def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ddp_trainer"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "ddp_trainer"
 
 
 def _map(path: Path, shape: tuple[int, ...]) -> Bytes | None:
+    """Return the array in `path`, mapped into memory, or None if it is missing or damaged."""
     try:
         pixels: Bytes = np.load(path, mmap_mode="r")
     except (OSError, ValueError):
@@ -161,6 +191,10 @@ def _map(path: Path, shape: tuple[int, ...]) -> Bytes | None:
 
 
 def _write_atomically(path: Path, pixels: Bytes) -> bool:
+    """Write `pixels` under another name, then rename the file. Return False if that fails.
+
+    A read-only or full disk is no error, because training works without the cache.
+    """
     partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,8 +203,9 @@ def _write_atomically(path: Path, pixels: Bytes) -> bool:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError:  # read-only, or no space left: a cache is not worth an error
-        with suppress(OSError):  # a read-only file system refuses to remove even what is not there
+    except OSError:
+        # A read-only file system refuses to remove even a file that does not exist.
+        with suppress(OSError):
             partial.unlink(missing_ok=True)
         return False
     return True

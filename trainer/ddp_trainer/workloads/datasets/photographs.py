@@ -1,4 +1,4 @@
-"""Photographs of any size in folders by class, such as Hymenoptera: ants and bees, 397 of them."""
+"""Photographs of any size in one folder per class, such as Hymenoptera: 397 ants and bees."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ddp_trainer.errors import UserError
@@ -20,18 +21,34 @@ from ddp_trainer.workloads.datasets.images import (
 )
 
 HELP = (
-    "get hymenoptera_data.zip from https://download.pytorch.org/tutorial/hymenoptera_data.zip, unpack it, and give the "
+    "get https://download.pytorch.org/tutorial/hymenoptera_data.zip, unpack it, and give the "
     "folder with --data"
 )
 PARTS = ("train", "val")
-STORED_PIXELS = 256  # of the shorter side
-AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of a random crop, as in torchvision's RandomResizedCrop
+
+# Length in pixels to which the shorter side of larger photographs is reduced.
+STORED_PIXELS = 256
+
+# Share of the shorter side that a center crop has, as in torchvision's evaluation presets.
+CENTER_SHARE = 224 / 256
+
+# Limits of a random crop's share of the area and of its width / height, and the number of tries
+# to find one that fits, all as in torchvision's RandomResizedCrop.
+AREA = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
 TRIES = 10
+
+# A box in a photograph: top, left, height and width in pixels.
+Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
 class Photographs:
-    """`pixels`: one tensor of shape (3, height, width) a photograph, 0 to 255; `labels` of shape (N,), from 0."""
+    """Photographs with labels.
+
+    `pixels` has one tensor of shape (3, height, width) per photograph, with values from 0 to 255.
+    `labels` has the shape (N,) and counts from 0 in the order of `classes`.
+    """
 
     pixels: list[Tensor]
     labels: Labels
@@ -40,42 +57,46 @@ class Photographs:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def middles(self, indices: np.ndarray, size: int) -> Tensor:
-        """Their middles as a batch (k, 3, size, size): shorter side to size * 256 / 224, then cropped, as is usual."""
-        cut = []
+    def center_crops(self, indices: NDArray[np.int64], size: int) -> Tensor:
+        """Return the square centers of the photographs `indices` as a batch (k, 3, size, size).
+
+        A square has 224 / 256 of the length of the shorter side.
+        """
+        crops = []
         for index in indices:
             _, height, width = self.pixels[index].shape
-            side = min(height, width) * 224 / 256
-            cut.append(
-                _cut(self.pixels[index], (height - side) / 2, (width - side) / 2, side, side, size)
-            )
-        return torch.stack(cut) if cut else torch.empty(0, 3, size, size)
+            side = min(height, width) * CENTER_SHARE
+            box = ((height - side) / 2, (width - side) / 2, side, side)
+            crops.append(_crop(self.pixels[index], box, size))
+        return _stack(crops, size)
 
     def random_crops(self, shard: Shard, size: int, *, seed: int) -> Tensor:
-        """Random crops of random area and shape, scaled to (k, 3, size, size), half of them mirrored.
+        """Return random crops of a shard's photographs as a batch (k, 3, size, size).
 
-        The random numbers are those of a photograph's place in the training, whichever rank holds it.
+        Area and shape of a crop are random, and half of the crops are mirrored. The random numbers
+        depend on the position of the photograph in the training, not on the rank.
         """
-        cut = []
+        crops = []
         for position, index in zip(shard.positions, shard.indices, strict=True):
             random = np.random.default_rng([seed, shard.epoch, shard.start + position])
             _, height, width = self.pixels[index].shape
-            crop = _cut(self.pixels[index], *_random_box(height, width, random), size)
-            cut.append(crop.flip(2) if random.random() < 0.5 else crop)
-        return torch.stack(cut) if cut else torch.empty(0, 3, size, size)
+            crop = _crop(self.pixels[index], _random_box(height, width, random), size)
+            crops.append(crop.flip(2) if random.random() < 0.5 else crop)
+        return _stack(crops, size)
 
 
 def load(folder: Path) -> tuple[Photographs, Photographs]:
-    """{train,val}/<class>/<photograph> at or below `folder` as training and validation set.
+    """Return the training and the validation set in {train,val}/<class>/ at or below `folder`.
 
-    Raises UserError when nothing is found, or when what is found is no photograph.
+    Raise UserError if nothing is found or a file is not an image.
     """
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}: {HELP}")
+        raise UserError(f"--data: folder {folder} does not exist; {HELP}")
     place = the_one_below(folder, _has_both_parts)
     if place is None:
         raise UserError(
-            f"no train/<class>/ and val/<class>/ in {folder} or up to {SEARCH_DEPTH} folders below: {HELP}"
+            f"--data: no train/<class>/ and val/<class>/ in {folder} or up to {SEARCH_DEPTH} "
+            f"folders below; {HELP}"
         )
     classes = tuple(path.name for path in class_folders(place / "train"))
     train, val = (_read(place / part, classes) for part in PARTS)
@@ -87,45 +108,61 @@ def _has_both_parts(folder: Path) -> bool:
 
 
 def _read(part: Path, classes: tuple[str, ...]) -> Photographs:
-    pixels, labels = [], []
+    pixels = []
+    labels = []
     for class_folder in class_folders(part):
-        if class_folder.name not in classes:
+        name = class_folder.name
+        if name not in classes:
             raise UserError(
-                f"{class_folder} is a class that train/ does not have ({', '.join(classes)}): remove it"
+                f"{class_folder}: not a class in train/ ({', '.join(classes)}); remove the folder"
             )
         for path in image_files(class_folder):
-            image = open_image(path, STORED_PIXELS)
-            scale = STORED_PIXELS / min(image.size)
-            if scale < 1:
-                image = image.resize((round(image.width * scale), round(image.height * scale)))
-            pixels.append(torch.from_numpy(np.array(image).transpose(2, 0, 1).copy()))
-            labels.append(classes.index(class_folder.name))
+            pixels.append(_decode(path))
+            labels.append(classes.index(name))
     return Photographs(pixels, np.asarray(labels, np.int64), classes)
 
 
-def _random_box(
-    height: int, width: int, random: np.random.Generator
-) -> tuple[float, float, float, float]:
-    """(top, left, height, width) of a random crop; the whole photograph where no try fits into it."""
+def _decode(path: Path) -> Tensor:
+    """Return a photograph (3, height, width), reduced to the stored size if it is larger."""
+    image = open_image(path, STORED_PIXELS)
+    scale = STORED_PIXELS / min(image.size)
+    if scale < 1:
+        image = image.resize((round(image.width * scale), round(image.height * scale)))
+    return torch.from_numpy(np.array(image).transpose(2, 0, 1).copy())
+
+
+def _random_box(height: int, width: int, random: np.random.Generator) -> Box:
+    """Return a random box, or the whole photograph if no try fits into it."""
     for _ in range(TRIES):
         area = height * width * random.uniform(*AREA)
         ratio = np.exp(random.uniform(*np.log(RATIO)))
-        tall, wide = (area / ratio) ** 0.5, (area * ratio) ** 0.5
-        if tall <= height and wide <= width:
-            return random.uniform(0, height - tall), random.uniform(0, width - wide), tall, wide
+        box_height = (area / ratio) ** 0.5
+        box_width = (area * ratio) ** 0.5
+        if box_height <= height and box_width <= width:
+            top = random.uniform(0, height - box_height)
+            left = random.uniform(0, width - box_width)
+            return top, left, box_height, box_width
     return 0.0, 0.0, float(height), float(width)
 
 
-def _whole_pixels(start: float, length: float, most: int) -> slice:
-    """At least one of `most` pixels."""
-    first = min(round(start), most - 1)
-    return slice(first, max(first + 1, round(start + length)))
-
-
-def _cut(pixels: Tensor, top: float, left: float, height: float, width: float, size: int) -> Tensor:
+def _crop(pixels: Tensor, box: Box, size: int) -> Tensor:
+    """Return the part `box` of a photograph, scaled to (3, size, size)."""
+    top, left, height, width = box
     rows = _whole_pixels(top, height, pixels.shape[-2])
     columns = _whole_pixels(left, width, pixels.shape[-1])
     piece = pixels[None, :, rows, columns].float()
-    return F.interpolate(piece, (size, size), mode="bilinear", antialias=True, align_corners=False)[
-        0
-    ]
+    scaled = F.interpolate(
+        piece, (size, size), mode="bilinear", antialias=True, align_corners=False
+    )
+    return scaled[0]
+
+
+def _whole_pixels(start: float, length: float, available: int) -> slice:
+    """Return the nearest whole pixels, at least one, of a range within `available` pixels."""
+    first = min(round(start), available - 1)
+    return slice(first, max(first + 1, round(start + length)))
+
+
+def _stack(crops: list[Tensor], size: int) -> Tensor:
+    """Return crops as one batch, also if a rank has none."""
+    return torch.stack(crops) if crops else torch.empty(0, 3, size, size)

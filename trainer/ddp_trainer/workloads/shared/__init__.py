@@ -1,1 +1,1 @@
-"""Code that several workloads share and the library does not need."""
+"""Code that several workloads share. The library does not depend on it."""

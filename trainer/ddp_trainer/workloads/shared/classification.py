@@ -1,241 +1,232 @@
-"""The training of an image classifier, from its data to its result: what every workload on images shares.
+"""Training of an image classifier, shared by all workloads on images.
 
-Read top to bottom it is a plain DDP loop. A workload brings its data, its model and its optimizer (`Task`).
+`train_classifier` is a plain DDP loop. A workload brings its data, model and optimizer as a `Task`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
-from ddp_trainer.checkpoint import Checkpoints, save_atomically
+from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.cli.options import ClassifierOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import evaluate, without_repeats
+from ddp_trainer.evaluation import without_repeats
 from ddp_trainer.files import check_writable
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.progress import Progress
+from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
-from ddp_trainer.workloads.shared.gradient_arms import ARMS
+from ddp_trainer.workloads.shared.gradient_arms import ARMS, Arm
+from ddp_trainer.workloads.shared.model_evaluation import Evaluator, Scores, output_folders
 from ddp_trainer.workloads.shared.models import has_batch_norm, parameter_count
-from ddp_trainer.workloads.shared.schedule import warm_up_then_cosine
+from ddp_trainer.workloads.shared.task import Task, in_layout
 
-STEADY_SHARE = 8  # images whose statistics BatchNorm can go by
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a workload brings.
-
-    `fetch` turns a shard's indices of shape (k,) into inputs and labels on the model's device, augmented; `fetch_test`
-    does so with indices of the test set, as they are. `learning_rate` is the peak, which `schedule` multiplies by a
-    factor for the progress from 0 to 1. `arm` is how the ranks are kept together, `identity` what checkpoints must
-    agree in beside the name, `keep_best` whether the model's file is that of the best epoch instead of the last.
-    """
-
-    name: str
-    samples: int
-    test_samples: int
-    image_shape: tuple[int, ...]
-    fetch: Callable[[Shard], tuple[Tensor, Tensor]]
-    fetch_test: Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    learning_rate: float
-    schedule: Callable[[float], float] = warm_up_then_cosine
-    arm: str = "ddp"
-    bf16: bool = False
-    keep_best: bool = False
-    identity: Mapping[str, str | int] = field(default_factory=dict)
-
-
-@dataclass
-class Scores:
-    """What was evaluated so far; part of the checkpoint, so that a resumed run still knows it. Epochs count from 1."""
-
-    evaluated: int = 0  # the last epoch that was
-    best_epoch: int = 0
-    best_accuracy: float = -1.0
-    best_weights: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # of that epoch, with `keep_best`; on the CPU
-
-    def state_dict(self) -> dict[str, Any]:
-        """The fields by their names."""
-        return dict(vars(self))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the fields."""
-        vars(self).update(state)
-
-
-def smallest_share(model: nn.Module, batch_size: int, samples: int) -> int:
-    """How many images a rank gets at least of a batch, or none; `batch_size` is that of a rank.
-
-    BatchNorm divides by the deviation of a channel's values. Where the network has shrunk an image to one pixel, two images
-    are two values, whose deviation may be next to nothing: gradients become 1e4 times as large, and one step ruins the model.
-    """
-    return max(2, min(STEADY_SHARE, batch_size, samples)) if has_batch_norm(model) else 1
+# Images that a rank needs at least for stable BatchNorm statistics; see `smallest_share`.
+STEADY_SHARE = 8
 
 
 def train_classifier(task: Task, options: ClassifierOptions, progress: Progress) -> None:
-    """Train, evaluate after every epoch, report. Raises UserError on wrong use, Interrupted after a signal."""
-    runtime, model, optimizer = progress.runtime, task.model, task.optimizer
-    model_dir = options.model_dir or options.checkpoint_dir
-    global_batch = options.batch_size * runtime.world_size
-    scores = Scores()
+    """Train, evaluate after every epoch, and report the result. Every rank calls it.
 
+    Raise UserError on wrong use, and Interrupted after a signal.
+    """
+    runtime = progress.runtime
+
+    # Set up the data, the model and the checkpoints. Continue from the newest checkpoint.
     with progress.timed("setup"):
-        if options.sync_batch_norm:
-            if not has_batch_norm(model):
-                raise UserError(f"{task.name} has no BatchNorm: leave out --sync-batch-norm")
-            synchronise(model, runtime)
-        layout = runtime.hardware.image_layout(bf16=task.bf16)
-        model.to(memory_format=layout)  # type: ignore[call-overload]
-        arm = ARMS[task.arm](model, runtime)
-        sampler = GlobalBatchSampler(
-            task.samples,
-            global_batch,
-            runtime.rank,
-            runtime.world_size,
-            seed=options.seed,
-            at_least=smallest_share(model, options.batch_size, task.samples),
-            equal_shares=runtime.hardware.wants_equal_shapes,
-        )
-        runtime.warm_up(arm.module, torch.zeros(2, *task.image_shape, device=runtime.device))
-        checkpoints = Checkpoints(
-            options.checkpoint_dir or options.model_dir,
-            runtime,
-            parts={"model": model, "optimizer": optimizer, "sampler": sampler, "scores": scores},
-            identity={
-                "workload": task.name,
-                **task.identity,
-                "sync_batch_norm": options.sync_batch_norm,
-            },
-        )
-        runtime.together(
-            lambda: check_writable(model_dir) if model_dir and runtime.is_main else None
-        )
-        step = checkpoints.restore()
-        progress.beat(step)
-        if options.resume and not step:
-            lacks = (
-                f"and there is none in {checkpoints.folder}"
-                if checkpoints.folder
-                else "so a --checkpoint-dir too"
-            )
-            raise UserError(f"--resume needs a checkpoint, {lacks}; leave it out to begin anew")
+        task = in_layout(task, runtime.hardware.image_layout(bf16=task.bf16))
+        sampler = training_sampler(task, options, runtime)
+        arm = wrap_model(task, options, runtime)
+        scores = Scores()
+        checkpoints = open_checkpoints(task, options, runtime, sampler, scores)
+        step = restore(checkpoints, options, progress)
+    report_start(task, options, progress, sampler, step)
 
-    progress.start(
-        workload=task.name,
-        parameters=parameter_count(model),
-        train_samples=task.samples,
-        test_samples=task.test_samples,
-        epochs=options.epochs,
-        steps=step + sampler.batches_until(options.epochs),
-        batch_size=global_batch,
-        resumed_step=step,
-        precision="bf16" if task.bf16 else "fp32",
-    )
-    if step and not sampler.batches_until(options.epochs):
-        runtime.warn(
-            f"training was complete at step {step} already; evaluating once more (more --epochs go on from it)"
-        )
-
-    model_file = model_dir / options.model_filename if model_dir else None
-    if (
-        model_file and scores.best_weights
-    ):  # the folder may be another machine's now, and no further epoch better
-        write_model(scores.best_weights, model_file, progress)
-
+    # From here on, a signal makes all ranks stop after the same step.
     vote = StopVote(runtime)
-    autocast = torch.autocast(runtime.device.type, torch.bfloat16, enabled=task.bf16)
-
-    def laid_out(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        inputs, labels = batch
-        return inputs.to(memory_format=layout), labels
-
-    def test(epoch: int) -> dict[str, float]:
-        with progress.timed("evaluate"), autocast:
-            found = evaluate(
-                model,
-                lambda chosen: laid_out(task.fetch_test(chosen)),
-                task.test_samples,
-                global_batch,
-                step=step,
-                progress=progress,
-                vote=vote,
-            )
-        if vote.agreed:
-            leave(vote.agreed, step, vote=vote, checkpoints=checkpoints, progress=progress)
-        progress.emit("eval", epoch=epoch, step=step, **found)
-        scores.evaluated = epoch
-        better = found["accuracy"] > scores.best_accuracy
-        if better:
-            scores.best_epoch, scores.best_accuracy = epoch, found["accuracy"]
-        if better and task.keep_best:
-            scores.best_weights = {
-                name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()
-            }
-        if model_file and (better or not task.keep_best):
-            with progress.timed("checkpoint"):
-                write_model(model.state_dict(), model_file, progress)
-        result = {"accuracy": found["accuracy"], "loss": found["loss"]}
-        best = {"best_accuracy": scores.best_accuracy, "best_epoch": scores.best_epoch}
-        return result | (best if task.keep_best else {})
+    evaluator = Evaluator(task, options, progress, checkpoints, scores, vote)
+    evaluator.rewrite_best_model()
 
     result: dict[str, float] = {}
     while sampler.epoch < options.epochs:
+        # Repeat an evaluation that a signal interrupted. The weights have not changed since.
         epoch = sampler.epoch
         if sampler.offset == 0 and scores.evaluated < epoch:
-            test(epoch)  # a signal came while this epoch was evaluated; the weights are still its
-        model.train()
+            evaluator.run(epoch, step)
+
+        task.model.train()
         for shard in sampler:
-            middle = shard.epoch + (shard.start + shard.batch_size / 2) / task.samples
-            rate = task.learning_rate * task.schedule(middle / options.epochs)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            with progress.timed("data"):
-                inputs, labels = laid_out(task.fetch(shard))
-                labels = without_repeats(labels, shard)
-            with batch_norm_at_rest(model, shard):
-                with progress.timed("forward"), autocast:
-                    loss_sum = F.cross_entropy(arm.module(inputs), labels, reduction="sum")
-                with progress.timed("backward"):
-                    # DDP takes the mean of the ranks' gradients; this makes it the mean over the samples of the batch,
-                    # also where the ranks have different numbers of them.
-                    (loss_sum * (runtime.world_size / shard.batch_size)).backward()  # type: ignore[no-untyped-call]
-                    arm.synchronise()
-            with progress.timed("optimizer"):
-                runtime.step(optimizer)
+            # Take one step on this rank's share of the next global batch.
+            rate = set_learning_rate(task, shard, options.epochs)
+            loss_sum = train_step(task, arm, shard, progress)
             step += 1
             progress.step(
                 step, epoch, loss_sum=loss_sum, samples=shard.batch_size, learning_rate=rate
             )
+
+            # Stop if a rank received a signal.
             if number := vote.at_step_boundary():
                 leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
+
+            # Save inside the epoch. At its end, the evaluation comes first.
             if step % options.checkpoint_every == 0 and sampler.offset < task.samples:
                 progress.save(checkpoints, step)
-        result = test(epoch + 1)
+
+        # Evaluate before saving, so that the checkpoint contains the scores of its epoch.
+        result = evaluator.run(epoch + 1, step)
         progress.save(checkpoints, step)
-    progress.end(step, result or test(sampler.epoch))
+
+    # If the training was complete before this start, the result comes from a new evaluation.
+    progress.end(step, result or evaluator.run(sampler.epoch, step))
 
 
-def write_model(weights: Mapping[str, Tensor], path: Path, progress: Progress) -> None:
-    """Write a model's weights alone, whole or not at all, for use elsewhere; on rank 0. Raises UserError."""
-    if progress.runtime.is_main:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_atomically(path, weights)
-        except OSError as error:
-            raise UserError(
-                f"cannot write the model to {path}: {error.strerror or error}"
-            ) from error
-        progress.emit("model", path=str(path))
+def set_learning_rate(task: Task, shard: Shard, epochs: int) -> float:
+    """Set the optimizer's learning rate for the step on `shard`, and return it.
+
+    The schedule is evaluated at the middle of the step.
+    """
+    middle = shard.epoch + (shard.start + shard.batch_size / 2) / task.samples
+    rate = task.learning_rate * task.schedule(middle / epochs)
+    for group in task.optimizer.param_groups:
+        group["lr"] = rate
+    return rate
+
+
+def train_step(task: Task, arm: Arm, shard: Shard, progress: Progress) -> Tensor:
+    """Train on one shard and return the sum of the losses of its samples. Every rank calls it."""
+    runtime = progress.runtime
+    autocast = torch.autocast(runtime.device.type, torch.bfloat16, enabled=task.bf16)
+
+    # Samples that only repeat others to make the shares equal do not count.
+    with progress.timed("data"):
+        inputs, labels = task.fetch(shard)
+        labels = without_repeats(labels, shard)
+
+    # A rank without samples takes part too, because DDP expects gradients from every rank.
+    with batch_norm_at_rest(task.model, shard):
+        with progress.timed("forward"), autocast:
+            loss_sum = F.cross_entropy(arm.module(inputs), labels, reduction="sum")
+
+        # DDP averages the gradients over the ranks. The factor turns that into the mean over the
+        # samples of the global batch, also if the ranks have different numbers of samples.
+        with progress.timed("backward"):
+            factor = runtime.world_size / shard.batch_size
+            (loss_sum * factor).backward()  # type: ignore[no-untyped-call]
+            arm.synchronise()
+
+    with progress.timed("optimizer"):
+        runtime.step(task.optimizer)
+    return loss_sum
+
+
+def smallest_share(model: nn.Module, batch_size: int, samples: int) -> int:
+    """Return the fewest images that a rank may get of a batch, if it gets any.
+
+    `batch_size` is the batch size of one rank. BatchNorm divides by the standard deviation of a
+    channel's values. After the network has reduced an image to one pixel, two images are two
+    values, whose deviation may be almost zero. The gradients then become 1e4 times as large, and
+    one step ruins the model.
+    """
+    if not has_batch_norm(model):
+        return 1
+    return max(2, min(STEADY_SHARE, batch_size, samples))
+
+
+def training_sampler(
+    task: Task, options: ClassifierOptions, runtime: Runtime
+) -> GlobalBatchSampler:
+    """Return the sampler that shuffles and splits the training set."""
+    return GlobalBatchSampler(
+        task.samples,
+        options.batch_size * runtime.world_size,
+        runtime.rank,
+        runtime.world_size,
+        seed=options.seed,
+        at_least=smallest_share(task.model, options.batch_size, task.samples),
+        equal_shares=runtime.hardware.wants_equal_shapes,
+    )
+
+
+def wrap_model(task: Task, options: ClassifierOptions, runtime: Runtime) -> Arm:
+    """Return the task's arm around its model, after a warm-up step.
+
+    Raise UserError if --sync-batch-norm is given and the model has no BatchNorm.
+    """
+    if options.sync_batch_norm:
+        if not has_batch_norm(task.model):
+            raise UserError(f"--sync-batch-norm: {task.name} has no BatchNorm; omit the flag")
+        synchronise(task.model, runtime)
+    arm = ARMS[task.arm](task.model, runtime)
+    runtime.warm_up(arm.module, torch.zeros(2, *task.image_shape, device=runtime.device))
+    return arm
+
+
+def open_checkpoints(
+    task: Task,
+    options: ClassifierOptions,
+    runtime: Runtime,
+    sampler: GlobalBatchSampler,
+    scores: Scores,
+) -> Checkpoints:
+    """Return the run's checkpoints. Raise UserError if a folder cannot be written to."""
+    checkpoint_folder, model_folder = output_folders(options)
+    # Only rank 0 writes the model, but every rank has to stop if it cannot.
+    runtime.together(
+        lambda: check_writable(model_folder) if model_folder and runtime.is_main else None
+    )
+    identity = {"workload": task.name, **task.identity, "sync_batch_norm": options.sync_batch_norm}
+    return Checkpoints(
+        checkpoint_folder,
+        runtime,
+        parts={
+            "model": task.model,
+            "optimizer": task.optimizer,
+            "sampler": sampler,
+            "scores": scores,
+        },
+        identity=identity,
+    )
+
+
+def restore(checkpoints: Checkpoints, options: ClassifierOptions, progress: Progress) -> int:
+    """Load the newest checkpoint and return its step, or 0 if there is none.
+
+    Raise UserError if --resume is given and there is no checkpoint.
+    """
+    step = checkpoints.restore()
+    progress.beat(step)
+    if options.resume and step == 0:
+        if checkpoints.folder:
+            problem = f"and {checkpoints.folder} has none"
+        else:
+            problem = "so a --checkpoint-dir too"
+        raise UserError(f"--resume needs a checkpoint, {problem}; leave it out to begin anew")
+    return step
+
+
+def report_start(
+    task: Task,
+    options: ClassifierOptions,
+    progress: Progress,
+    sampler: GlobalBatchSampler,
+    step: int,
+) -> None:
+    """Report the size of the run. Warn if a checkpoint shows that it is complete already."""
+    steps_left = sampler.batches_until(options.epochs)
+    progress.start(
+        workload=task.name,
+        parameters=parameter_count(task.model),
+        train_samples=task.samples,
+        test_samples=task.test_samples,
+        epochs=options.epochs,
+        steps=step + steps_left,
+        batch_size=sampler.batch_size,
+        resumed_step=step,
+        precision="bf16" if task.bf16 else "fp32",
+    )
+    if step > 0 and steps_left == 0:
+        progress.runtime.warn(
+            f"training was complete at step {step}: only evaluating again; to train on, use more "
+            "--epochs"
+        )

@@ -1,4 +1,7 @@
-"""Two ways to train one model on several ranks: DistributedDataParallel, and the plain way that it is measured against."""
+"""Two ways to average gradients over the ranks: DistributedDataParallel, and a plain all-reduce.
+
+The plain way is the baseline that DDP is compared with.
+"""
 
 from typing import Protocol
 
@@ -9,12 +12,15 @@ from ddp_trainer.runtime import Runtime
 
 
 class Arm(Protocol):
-    """`module` is what forward is called on; `synchronise` follows every backward pass."""
+    """A way to train one model on several ranks.
+
+    The training calls `module` in the forward pass, and `synchronise` after each backward pass.
+    """
 
     module: nn.Module
 
     def synchronise(self) -> None:
-        """Make the gradients of all ranks their mean, where the backward pass has not done so."""
+        """Average the gradients over the ranks, unless the backward pass already did."""
 
 
 class Ddp:
@@ -24,17 +30,17 @@ class Ddp:
         self.module = runtime.wrap(model)
 
     def synchronise(self) -> None:
-        """See Arm."""
+        pass
 
 
 class Native:
-    """Backward first; then all gradients in one flat tensor, averaged by one all-reduce."""
+    """No DDP: after the backward pass one all-reduce averages all gradients as one flat tensor."""
 
     def __init__(self, model: nn.Module, runtime: Runtime) -> None:
-        self.module, self._runtime = model, runtime
+        self.module = model
+        self._runtime = runtime
 
     def synchronise(self) -> None:
-        """See Arm."""
         if self._runtime.world_size == 1:
             return
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
@@ -44,11 +50,12 @@ class Native:
 
 
 def _spread(flat: Tensor, gradients: list[Tensor]) -> None:
-    """Copy the parts of `flat` into the gradients that it was made of."""
-    parts = torch.split_with_sizes(flat, [gradient.numel() for gradient in gradients])
-    torch._foreach_copy_(
-        gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)]
-    )
+    """Copy the parts of `flat` back into the gradients that it was made of."""
+    sizes = [gradient.numel() for gradient in gradients]
+    parts = torch.split_with_sizes(flat, sizes)
+    shaped = [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+    # One call for all gradients is faster than one copy for each.
+    torch._foreach_copy_(gradients, shaped)
 
 
 ARMS: dict[str, type[Ddp] | type[Native]] = {"ddp": Ddp, "native": Native}

@@ -1,4 +1,4 @@
-"""The networks: plain torch modules that know nothing of ranks, data or files."""
+"""Networks as plain torch modules. They do not depend on ranks, data or files."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,7 +10,10 @@ Stem = Literal["torchvision", "3x3"]
 
 
 class ToyModel(nn.Module):
-    """The model of PyTorch's DDP tutorial: Linear(10, hidden), ReLU, Linear(hidden, 5), with `hidden` 10."""
+    """Model of PyTorch's DDP tutorial: Linear(10, hidden), ReLU, Linear(hidden, 5).
+
+    In the tutorial `hidden` is 10.
+    """
 
     def __init__(self, hidden: int = 10) -> None:
         super().__init__()
@@ -19,13 +22,16 @@ class ToyModel(nn.Module):
         self.net2 = nn.Linear(hidden, 5)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(N, 10) → (N, 5)."""
+        """Map inputs (N, 10) to outputs (N, 5)."""
         out: Tensor = self.net2(self.relu(self.net1(inputs)))
         return out
 
 
 class DigitsNet(nn.Module):
-    """Two convolutions and two linear layers for images of 8 x 8 pixels; 151,306 parameters, no BatchNorm."""
+    """Two convolutions and two linear layers for images of 8 x 8 pixels.
+
+    It has 151,306 parameters and no BatchNorm.
+    """
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -41,13 +47,16 @@ class DigitsNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 1, 8, 8) → (N, classes), unnormalised log-probabilities."""
+        """Map images (N, 1, 8, 8) to logits (N, classes)."""
         out: Tensor = self.classifier(self.features(images))
         return out
 
 
 class MnistNet(nn.Module):
-    """The network of the MNIST examples of PyTorch/XLA: two convolutions, each with BatchNorm; 21,900 parameters."""
+    """Network of PyTorch/XLA's MNIST examples: two convolutions, each with BatchNorm.
+
+    It has 21,900 parameters.
+    """
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -59,7 +68,7 @@ class MnistNet(nn.Module):
         self.fc2 = nn.Linear(50, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 1, 28, 28) → (N, classes), unnormalised log-probabilities."""
+        """Map images (N, 1, 28, 28) to logits (N, classes)."""
         out = self.bn1(F.relu(F.max_pool2d(self.conv1(images), 2)))
         out = self.bn2(F.relu(F.max_pool2d(self.conv2(out), 2)))
         result: Tensor = self.fc2(F.relu(self.fc1(out.flatten(1))))
@@ -67,7 +76,7 @@ class MnistNet(nn.Module):
 
 
 def _downsample(channels_in: int, channels: int, stride: int) -> nn.Module | None:
-    """What fits a block's input to its output for the shortcut; None where it fits already."""
+    """Return the module that fits a block's input to its output, or None if it fits already."""
     if stride == 1 and channels_in == channels:
         return None
     return nn.Sequential(
@@ -91,11 +100,11 @@ class BasicBlock(nn.Module):
 
     @property
     def last_norm(self) -> nn.BatchNorm2d:
-        """The one before the shortcut is added."""
+        """Return the normalisation before the shortcut is added."""
         return self.bn2
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(N, channels_in, H, W) → (N, channels, H / stride, W / stride)."""
+        """Map (N, channels_in, H, W) to (N, channels, H / stride, W / stride)."""
         shortcut = inputs if self.downsample is None else self.downsample(inputs)
         out = self.relu(self.bn1(self.conv1(inputs)))
         out = self.bn2(self.conv2(out))
@@ -125,11 +134,11 @@ class Bottleneck(nn.Module):
 
     @property
     def last_norm(self) -> nn.BatchNorm2d:
-        """The one before the shortcut is added."""
+        """Return the normalisation before the shortcut is added."""
         return self.bn3
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(N, channels_in, H, W) → (N, 4 * channels, H / stride, W / stride)."""
+        """Map (N, channels_in, H, W) to (N, 4 * channels, H / stride, W / stride)."""
         shortcut = inputs if self.downsample is None else self.downsample(inputs)
         out = self.relu(self.bn1(self.conv1(inputs)))
         out = self.relu(self.bn2(self.conv2(out)))
@@ -143,18 +152,23 @@ Block = BasicBlock | Bottleneck
 def _layer(
     block: type[Block], channels_in: int, channels: int, depth: int, stride: int
 ) -> nn.Sequential:
+    """Return `depth` blocks, of which only the first has the stride."""
     later = [block(channels * block.expansion, channels, 1) for _ in range(depth - 1)]
     return nn.Sequential(block(channels_in, channels, stride), *later)
 
 
 class ResNet(nn.Module):
-    """A residual network (He et al. 2016), its modules named as in torchvision, so that state dicts are interchangeable.
+    """Residual network (He et al. 2016) with torchvision's module names.
 
-    `stem="torchvision"` begins with a 7x7 convolution of stride 2 and max pooling, made for large images: fast and less
-    accurate on 32 x 32 pixels. `stem="3x3"` begins with a 3x3 convolution of stride 1 and no pooling, as is usual for
-    CIFAR: about twelve times the work. Only the shape of `conv1.weight` differs between the two.
+    State dicts can be exchanged with torchvision's models.
 
-    With `zero_init_residual` each block begins as its shortcut alone, which helps a short training (Goyal et al. 2017).
+    `stem="torchvision"` begins with a 7x7 convolution of stride 2 and max pooling. It was made for
+    large images: on 32 x 32 pixels it is fast and less accurate. `stem="3x3"` begins with a 3x3
+    convolution of stride 1 and has no pooling, as is usual for CIFAR. It takes about twelve times
+    the work. Only the shape of `conv1.weight` differs between the two.
+
+    With `zero_init_residual` each block initially returns its shortcut alone, which helps a short
+    training (Goyal et al. 2017).
     """
 
     def __init__(
@@ -166,24 +180,24 @@ class ResNet(nn.Module):
         zero_init_residual: bool = False,
     ) -> None:
         super().__init__()
-        small = stem == "3x3"
-        self.conv1 = nn.Conv2d(
-            3,
-            64,
-            3 if small else 7,
-            stride=1 if small else 2,
-            padding=1 if small else 3,
-            bias=False,
-        )
+        self.maxpool: nn.Module
+        if stem == "3x3":
+            self.conv1 = nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)
+            self.maxpool = nn.Identity()
+        else:
+            self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+            self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
-        self.maxpool: nn.Module = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
         self.layer1 = _layer(block, 64, 64, depths[0], stride=1)
         self.layer2 = _layer(block, 64 * block.expansion, 128, depths[1], stride=2)
         self.layer3 = _layer(block, 128 * block.expansion, 256, depths[2], stride=2)
         self.layer4 = _layer(block, 256 * block.expansion, 512, depths[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc = nn.Linear(512 * block.expansion, classes)
+        self._initialise(zero_init_residual)
+
+    def _initialise(self, zero_init_residual: bool) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -191,7 +205,7 @@ class ResNet(nn.Module):
                 nn.init.zeros_(module.last_norm.weight)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, H, W) → (N, classes), unnormalised log-probabilities."""
+        """Map images (N, 3, H, W) to logits (N, classes)."""
         out = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
         result: Tensor = self.fc(self.avgpool(out).flatten(1))
@@ -201,20 +215,20 @@ class ResNet(nn.Module):
 def resnet18(
     classes: int = 10, stem: Stem = "torchvision", zero_init_residual: bool = False
 ) -> ResNet:
-    """ResNet-18: 11,689,512 parameters with 1,000 classes and torchvision's stem."""
+    """Return a ResNet-18: 11,689,512 parameters with 1,000 classes and torchvision's stem."""
     return ResNet(BasicBlock, (2, 2, 2, 2), classes, stem, zero_init_residual)
 
 
 def resnet50(classes: int = 1000) -> ResNet:
-    """ResNet-50: 25,557,032 parameters with 1,000 classes."""
+    """Return a ResNet-50: 25,557,032 parameters with 1,000 classes."""
     return ResNet(Bottleneck, (3, 4, 6, 3), classes)
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of trainable parameters."""
+    """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether it normalises by the statistics of the batch, which a few samples hardly have."""
+    """Return True if a module of `model` normalises by the statistics of the batch."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

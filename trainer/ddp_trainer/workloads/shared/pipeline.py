@@ -1,4 +1,4 @@
-"""A model cut into stages on several devices, and its batches into parts that pass through the stages one behind another."""
+"""A model in stages on several devices, and its batches in parts that overlap in the stages."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,34 +11,34 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class Devices(Protocol):
-    """Where the stages are. Code that mixes them runs inside `watched()`."""
+    """The devices of the stages, by number. Code that uses several runs inside `watched()`."""
 
     def put(self, module: nn.Module, index: int) -> nn.Module:
-        """Move a module's parameters to the device of that number, in place."""
+        """Move the parameters of `module` to device `index`, in place, and return the module."""
 
     def move(self, tensor: Tensor, index: int) -> Tensor:
-        """The tensor on the device of that number; gradients find their way back."""
+        """Return `tensor` on device `index`. Gradients pass back through the move."""
 
     def watched(self) -> AbstractContextManager[object]:
-        """While this is entered, tensors of different devices do not mix."""
+        """Return a context in which an operation on tensors of two devices raises an error."""
 
 
 class Accelerators:
-    """Devices with consecutive numbers, from `first` on. PyTorch itself watches over them."""
+    """Devices of one kind with consecutive numbers, beginning with `first`.
+
+    PyTorch itself raises the error that `watched` is for.
+    """
 
     def __init__(self, first: torch.device) -> None:
         self._first = first
 
     def put(self, module: nn.Module, index: int) -> nn.Module:
-        """See Devices."""
         return module.to(self._device(index))
 
     def move(self, tensor: Tensor, index: int) -> Tensor:
-        """See Devices."""
         return tensor.to(self._device(index), non_blocking=True)
 
     def watched(self) -> AbstractContextManager[object]:
-        """See Devices."""
         return nullcontext()
 
     def _device(self, index: int) -> torch.device:
@@ -46,11 +46,11 @@ class Accelerators:
 
 
 class StandIns(TorchFunctionMode):
-    """Pretended devices on a CPU, where `.to("cpu:1")` would move nothing and forgive everything.
+    """Simulated devices on a CPU, where `.to("cpu:1")` moves nothing and never fails.
 
-    Every tensor that was put or moved carries the number of its device, and so does what is calculated from it. A
-    calculation with tensors of two devices, or of a device and none, fails as it would with GPUs. (As with GPUs, a
-    tensor without dimensions goes with all.)
+    Each tensor that was put or moved has the number of its device, and so do results computed
+    from it. An operation on tensors of two devices, or of a device and the host, raises
+    RuntimeError, as with GPUs. As with GPUs, tensors without dimensions go with any device.
     """
 
     def __init__(self) -> None:
@@ -58,20 +58,17 @@ class StandIns(TorchFunctionMode):
         self._index = WeakTensorKeyDictionary()
 
     def put(self, module: nn.Module, index: int) -> nn.Module:
-        """See Devices."""
         for tensor in (*module.parameters(), *module.buffers()):
             self._index[tensor] = index
         return module
 
     def move(self, tensor: Tensor, index: int) -> Tensor:
-        """See Devices."""
         with torch._C.DisableTorchFunction():
             moved = tensor.clone()
         self._index[moved] = index
         return moved
 
     def watched(self) -> AbstractContextManager[object]:
-        """See Devices."""
         return self
 
     def __torch_function__(
@@ -81,27 +78,43 @@ class StandIns(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Called in place of every function of torch that is given a tensor."""
-        found = {
-            self._index.get(tensor)  # type: ignore[no-untyped-call]
-            for tensor in _tensors((args, *(kwargs or {}).values()))
-            if tensor.dim()
-        }
+        """Check the devices of the arguments, call `func`, and number its results.
+
+        PyTorch calls this in place of each of its functions inside `watched()`.
+        """
+        settings = kwargs or {}
+        found = self._devices_of(args, settings)
         if len(found) > 1:
-            names = " and ".join(
-                sorted("the host" if index is None else f"stand-in {index}" for index in found)
-            )
+            name = getattr(func, "__name__", func)
+            places = " and ".join(sorted(_place(index) for index in found))
             raise RuntimeError(
-                f"{getattr(func, '__name__', func)} was given tensors on {names}: move one of them to the other's device"
+                f"{name} was given tensors on {places}: move one of them to the other's device"
             )
-        result = func(*args, **(kwargs or {}))
-        if found and (index := found.pop()) is not None:
+
+        result = func(*args, **settings)
+
+        # Results of tensors on the host, or of no tensor, stay on the host.
+        index = found.pop() if found else None
+        if index is not None:
             for tensor in _tensors([result]):
                 self._index[tensor] = index
         return result
 
+    def _devices_of(self, args: Sequence[Any], settings: Mapping[str, Any]) -> set[int | None]:
+        """Return the device numbers of all tensors with dimensions, None for the host."""
+        return {
+            self._index.get(tensor)  # type: ignore[no-untyped-call]
+            for tensor in _tensors((args, *settings.values()))
+            if tensor.dim() > 0
+        }
+
+
+def _place(index: int | None) -> str:
+    return "the host" if index is None else f"stand-in {index}"
+
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among `values`, also those inside lists and tuples."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -110,42 +123,48 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def schedule(micro_batches: int, stages: int) -> list[list[tuple[int, int]]]:
-    """What runs side by side: for each tick the (stage, micro-batch) pairs, both counted from 0.
+    """Return the (stage, micro-batch) pairs that run in each tick, both counted from 0.
 
-    Micro-batch m is in stage s at tick m + s, so n parts need n + stages - 1 ticks (GPipe, Huang et al. 2019).
+    Micro-batch m is in stage s at tick m + s, so n micro-batches need n + stages - 1 ticks (GPipe,
+    Huang et al. 2019).
     """
-    return [
-        [(stage, tick - stage) for stage in range(stages) if 0 <= tick - stage < micro_batches]
-        for tick in range(micro_batches + stages - 1)
-    ]
+    ticks = []
+    for tick in range(micro_batches + stages - 1):
+        pairs = [(stage, tick - stage) for stage in range(stages)]
+        ticks.append([pair for pair in pairs if 0 <= pair[1] < micro_batches])
+    return ticks
 
 
 def drawing(micro_batches: int, stages: int) -> list[str]:
-    """The schedule as lines of text: one a stage, one column a tick."""
+    """Return the schedule as lines of text: one line per stage, one column per tick."""
     rows = [["."] * (micro_batches + stages - 1) for _ in range(stages)]
     for tick, running in enumerate(schedule(micro_batches, stages)):
         for stage, micro_batch in running:
             rows[stage][tick] = str(micro_batch)
-    return [
-        f"device {stage}: {' '.join(f'{cell:>2}' for cell in row)}"
-        for stage, row in enumerate(rows)
-    ]
+
+    lines = []
+    for stage, row in enumerate(rows):
+        cells = " ".join(f"{cell:>2}" for cell in row)
+        lines.append(f"device {stage}: {cells}")
+    return lines
 
 
 class Pipeline(nn.Module):
-    """`stages` on devices 0, 1, …; a batch passes through them in `micro_batches` parts of about equal size.
+    """A model whose `stages` are on devices 0, 1, … and whose batches pass through them in parts.
 
-    The devices work at the same time because what is queued on one does not wait for another: at each tick every
-    stage is given its part, and only then the next tick begins. Gradients are those of the unpipelined model.
+    A batch is split into `micro_batches` parts of about equal size. In each tick, every stage gets
+    its part before the next tick begins. Devices work at the same time, because operations queued
+    on one device do not wait for another. The gradients are those of the unpipelined model.
     """
 
     def __init__(self, stages: Sequence[nn.Module], devices: Devices, micro_batches: int) -> None:
         super().__init__()
         self.stages = nn.ModuleList(devices.put(stage, index) for index, stage in enumerate(stages))
-        self.devices, self.micro_batches = devices, micro_batches
+        self.devices = devices
+        self.micro_batches = micro_batches
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(N, …) on any device → (N, …) on the last one."""
+        """Map inputs (N, …) on any device to outputs (N, …) on the last one."""
         parts = list(torch.tensor_split(inputs, self.micro_batches))
         for running in schedule(len(parts), len(self.stages)):
             for stage, part in running:

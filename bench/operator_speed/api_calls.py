@@ -1,0 +1,98 @@
+"""Count the requests to the API server and tell the controllers' own from others.
+
+The API server counts requests in its metric apiserver_request_total, which does not name the
+caller. Callers are told apart by the resources that only the creator of the pods touches.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from ddpjob.core import names
+
+from .client import Client
+
+# Verb, group, resource, subresource: the labels of the metric that tell callers apart.
+Call = tuple[str, str, str, str]
+
+METRIC = re.compile(r"^apiserver_request_total\{([^}]*)\} (\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION")
+READS = ("GET", "LIST")
+
+# Group, resource and subresource of what only the creator of the pods touches while they come up,
+# except events about pods. Bindings are the scheduler's. The subresource pods/status is kwok's.
+# Endpoints and their slices are written by Kubernetes for the Service.
+MADE_BY_CONTROLLERS = {
+    ("", "pods", ""),
+    ("", "services", ""),
+    ("", "events", ""),
+    (names.GROUP, names.PLURAL, ""),
+    (names.GROUP, names.PLURAL, "status"),
+    ("batch", "jobs", ""),
+    ("batch", "jobs", "status"),
+}
+
+# The API server lists Services every few minutes, for the addresses that it gave out. Events are
+# read by people only.
+NOT_BY_CONTROLLERS = {
+    ("LIST", "", "services", ""),
+    ("GET", "", "events", ""),
+    ("LIST", "", "events", ""),
+}
+
+# Written by an idle cluster too: Leases, and the states of nodes.
+WRITTEN_WHEN_QUIET = ("leases", "nodes")
+
+
+def count_calls(client: Client) -> Counter[Call]:
+    """Return the number of requests so far of each kind."""
+    counts: Counter[Call] = Counter()
+    for labels, value in METRIC.findall(client.text("GET", "/metrics")):
+        label = dict(LABEL.findall(labels))
+        call = (label["verb"], label["group"], label["resource"], label["subresource"])
+        counts[call] += round(float(value))
+    return counts
+
+
+def calls_by_controllers(calls: Mapping[Call, float]) -> dict[str, float]:
+    """Return the calls of the operator, the Job controller or the bare client, by "VERB resource".
+
+    Watches stay open and are not counted.
+    """
+    found = {}
+    for call, count in sorted(calls.items()):
+        verb, group, resource, subresource = call
+        if (group, resource, subresource) not in MADE_BY_CONTROLLERS or call in NOT_BY_CONTROLLERS:
+            continue
+        if verb in WRITES + READS and abs(count) >= 0.01:
+            path = f"{resource}/{subresource}" if subresource else resource
+            found[f"{verb} {path}"] = count
+    return found
+
+
+def wait_until_quiet(client: Client, seconds: float = 120) -> Counter[Call]:
+    """Wait until nothing but Leases and node states is written for two seconds.
+
+    Returns the counts of that moment. Raises RuntimeError after `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    before = count_calls(client)
+    while True:
+        time.sleep(2)
+        after = count_calls(client)
+        if _writes(after - before) == 0:
+            return after
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the cluster is not quiet: {dict(after - before)}")
+        before = after
+
+
+def _writes(calls: Counter[Call]) -> int:
+    total = 0
+    for (verb, _, resource, _), count in calls.items():
+        if verb in WRITES and resource not in WRITTEN_WHEN_QUIET:
+            total += count
+    return total

@@ -1,0 +1,120 @@
+"""The three cases that are compared, and the objects that a client creates in each."""
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddpjob.core import names, render
+from ddpjob.core.job import Job
+from ddpjob.core.pod_context import Settings
+
+from .client import Object
+from .fake_nodes import NODE_SELECTOR, TOLERATIONS
+
+NAMESPACE = "bench"
+
+OURS = "DDPJob"
+INDEXED = "Indexed Job"
+FLOOR = "bare client"
+CASES = (OURS, INDEXED, FLOOR)
+
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+COLLECTIONS = {
+    OURS: f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.PLURAL}",
+    INDEXED: f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs",
+    FLOOR: PODS,
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`jobs` jobs of `nodes` nodes each."""
+
+    jobs: int
+    nodes: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        found = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
+        if not found:
+            raise argparse.ArgumentTypeError(f'must be JOBSxNODES such as 100x4, got "{text}"')
+        return cls(int(found[1]), int(found[2]))
+
+    @property
+    def pods(self) -> int:
+        return self.jobs * self.nodes
+
+    def __str__(self) -> str:
+        return f"{self.jobs} x {self.nodes}"
+
+
+def objects_of(case: str, shape: Shape) -> list[bytes]:
+    """Return what the client creates in this case, each as JSON."""
+    objects: list[Object] = []
+    for name in _job_names(shape):
+        if case == OURS:
+            objects.append(manifest(name, shape.nodes))
+        elif case == INDEXED:
+            objects.append(indexed_job(name, shape.nodes))
+        else:
+            objects += rendered_pods(name, shape.nodes)
+    return [json.dumps(created).encode() for created in objects]
+
+
+def _job_names(shape: Shape) -> Iterator[str]:
+    return (f"job-{number:03d}" for number in range(shape.jobs))
+
+
+def manifest(name: str, nodes: int) -> Object:
+    """Return the DDPJob of every case: a plain trainer that requests one core."""
+    spec = {
+        "nodes": nodes,
+        "image": "registry.invalid/trainer:1",
+        "args": ["train.py", "--epochs", "1"],
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
+        "nodeSelector": NODE_SELECTOR,
+        "tolerations": TOLERATIONS,
+    }
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}
+
+
+def rendered_pods(name: str, nodes: int) -> list[Object]:
+    """Return the pods that the operator would create, without owner and without its label.
+
+    With that label the operator would receive the events of these pods, and its work would slow
+    down the cases that it has no part in.
+    """
+    job = manifest(name, nodes)
+    job["metadata"]["uid"] = "00000000-0000-4000-8000-000000000000"
+    job["status"] = {"attempt": 0, "nodes": {"desired": nodes}}
+    pods = list(render.pods(Job.from_dict(job), range(nodes), Settings()))
+    for pod in pods:
+        del pod["metadata"]["ownerReferences"]
+        labels = pod["metadata"]["labels"]
+        labels["operator-speed/job"] = labels.pop(names.LABEL_JOB)
+    return pods
+
+
+def indexed_job(name: str, nodes: int) -> Object:
+    """Return a batch/v1 Indexed Job with the same pod template.
+
+    The Job controller gives the pods their name, host name and index.
+    """
+    pod = rendered_pods(name, nodes)[0]
+    del pod["spec"]["hostname"]
+    metadata = {key: pod["metadata"][key] for key in ("labels", "annotations")}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": 0,
+            "template": {"metadata": metadata, "spec": pod["spec"]},
+        },
+    }

@@ -1,0 +1,150 @@
+"""Evaluation of a classifier after each epoch: scores, the best epoch, and the model's file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_trainer.checkpoint import Checkpoints, save_atomically
+from ddp_trainer.cli.options import ClassifierOptions
+from ddp_trainer.errors import UserError
+from ddp_trainer.evaluation import evaluate
+from ddp_trainer.interrupt import StopVote, leave
+from ddp_trainer.progress import Progress
+from ddp_trainer.workloads.shared.task import Task
+
+
+def output_folders(options: ClassifierOptions) -> tuple[Path | None, Path | None]:
+    """Return the folder of the checkpoints and the folder of the model's file.
+
+    If only one of --checkpoint-dir and --model-dir is given, both folders are the same. If neither
+    is given, both are None and nothing is written.
+    """
+    checkpoint_folder = options.checkpoint_dir or options.model_dir
+    model_folder = options.model_dir or options.checkpoint_dir
+    return checkpoint_folder, model_folder
+
+
+@dataclass
+class Scores:
+    """The evaluations so far. Checkpoints contain them, so a resumed run knows its best epoch.
+
+    Epochs count from 1.
+    """
+
+    # The last epoch that was evaluated.
+    evaluated: int = 0
+    best_epoch: int = 0
+    best_accuracy: float = -1.0
+    # The weights of the best epoch on the CPU, if the task keeps the best.
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+
+
+@dataclass
+class Evaluator:
+    """Evaluates the model, keeps the best scores, and writes the weights to the model's file."""
+
+    task: Task
+    options: ClassifierOptions
+    progress: Progress
+    checkpoints: Checkpoints
+    scores: Scores
+    vote: StopVote
+
+    @property
+    def model_file(self) -> Path | None:
+        """Return the file of the weights, or None if there is no folder for it."""
+        _, model_folder = output_folders(self.options)
+        return model_folder / self.options.model_filename if model_folder else None
+
+    def rewrite_best_model(self) -> None:
+        """Write the best epoch's weights that a checkpoint contained, if any.
+
+        The model's folder may be on another machine than before the resume, and no later epoch may
+        be better.
+        """
+        if self.model_file and self.scores.best_weights:
+            write_model(self.scores.best_weights, self.model_file, self.progress)
+
+    def run(self, epoch: int, step: int) -> dict[str, float]:
+        """Evaluate the model after `epoch` epochs and return the result of the run so far.
+
+        Every rank calls it. Raise Interrupted if the ranks agree to stop, and UserError if the
+        model's file cannot be written.
+        """
+        found = self._evaluate(step)
+        self.progress.emit("eval", epoch=epoch, step=step, **found)
+        is_best = self._update_scores(epoch, found["accuracy"])
+        if self.model_file and (is_best or not self.task.keep_best):
+            with self.progress.timed("checkpoint"):
+                write_model(self.task.model.state_dict(), self.model_file, self.progress)
+
+        result = {"accuracy": found["accuracy"], "loss": found["loss"]}
+        if self.task.keep_best:
+            result["best_accuracy"] = self.scores.best_accuracy
+            result["best_epoch"] = self.scores.best_epoch
+        return result
+
+    def _evaluate(self, step: int) -> dict[str, Any]:
+        """Return accuracy, loss and samples. Leave the training if the ranks agree to stop."""
+        task = self.task
+        runtime = self.progress.runtime
+        autocast = torch.autocast(runtime.device.type, torch.bfloat16, enabled=task.bf16)
+        with self.progress.timed("evaluate"), autocast:
+            found = evaluate(
+                task.model,
+                task.fetch_test,
+                task.test_samples,
+                self.options.batch_size * runtime.world_size,
+                step=step,
+                progress=self.progress,
+                vote=self.vote,
+            )
+        if self.vote.agreed:
+            leave(
+                self.vote.agreed,
+                step,
+                vote=self.vote,
+                checkpoints=self.checkpoints,
+                progress=self.progress,
+            )
+        return found
+
+    def _update_scores(self, epoch: int, accuracy: float) -> bool:
+        """Record an evaluation and return True if it is the best so far."""
+        scores = self.scores
+        scores.evaluated = epoch
+        if accuracy <= scores.best_accuracy:
+            return False
+        scores.best_epoch = epoch
+        scores.best_accuracy = accuracy
+        if self.task.keep_best:
+            weights = self.task.model.state_dict()
+            scores.best_weights = {
+                name: tensor.detach().cpu().clone() for name, tensor in weights.items()
+            }
+        return True
+
+
+def write_model(weights: Mapping[str, Tensor], path: Path, progress: Progress) -> None:
+    """Write only the weights to `path`, completely or not at all, on rank 0.
+
+    Raise UserError if the file cannot be written.
+    """
+    if not progress.runtime.is_main:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_atomically(path, weights)
+    except OSError as error:
+        raise UserError(f"cannot write the model to {path}: {error.strerror or error}") from error
+    progress.emit("model", path=str(path))
