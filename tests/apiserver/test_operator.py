@@ -24,7 +24,7 @@ def cluster(apiserver, namespace):
 
 @pytest.fixture
 def an_operator(apiserver, namespace, tmp_path):
-    """Starts operators of the test's namespace; none of them outlives the test."""
+    """Start operators for the test's namespace, and end them after the test."""
     started = []
 
     def start(*options, kubeconfig=apiserver.kubeconfig, scope=(f"--namespace={namespace}",)):
@@ -145,7 +145,8 @@ def test_an_operator_killed_at_any_write_of_a_restart_loses_and_doubles_nothing(
 ):
     gate, count = a_gate(), itertools.count()
 
-    def fresh():  # the dead one's Lease is left to the dead: nobody should have to wait here until it runs out
+    # Each operator gets its own Lease, so that no test waits until an old one has expired.
+    def fresh():
         return an_operator(f"--lease-name=operator-{next(count)}", kubeconfig=gate.kubeconfig)
 
     operator = fresh()
@@ -168,13 +169,11 @@ def test_an_operator_killed_at_any_write_of_a_restart_loses_and_doubles_nothing(
             break
         cluster.ends(f"{job}-1-0")
         cluster.ends(f"{job}-1-1")
-    assert k > 8, (
-        "a restart writes its status, deletes and creates pods, and tells: its writes were not all tried"
-    )
+    assert k > 8, "not every write of a restart was tried: status, deletions, pods and event"
 
 
 def _is_settled(cluster, job):
-    """The new attempt runs and its event is told, which is the last write of a restart."""
+    """Return True if the new attempt runs and its event exists, the last write of a restart."""
     path = f"/api/v1/namespaces/{cluster.namespace}/events"
     events = cluster.apiserver.request("GET", path).body["items"]
     told = [e["message"] for e in events if e["involvedObject"]["name"] == job]
@@ -241,7 +240,7 @@ needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm
 
 
 def rendered(namespace, *settings):
-    """The chart's objects by kind."""
+    """Return the chart's objects by kind."""
     command = ["helm", "template", "ddpjob", str(CHART), f"--namespace={namespace}", *settings]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     objects = [obj for obj in yaml.safe_load_all(text) if obj]
@@ -252,7 +251,7 @@ def rendered(namespace, *settings):
 
 
 def with_the_rights_of(chart, apiserver, namespace, tmp_path):
-    """Kubeconfig of the chart's ServiceAccount, bound to the chart's roles and nothing else, and the chart's options."""
+    """Return a kubeconfig of the chart's ServiceAccount, with the chart's roles and options."""
     kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
     for obj in (obj for kind in kinds for obj in chart.get(kind, [])):
         if "helm.sh/hook" not in obj["metadata"].get("annotations", {}):
@@ -276,7 +275,10 @@ def with_the_rights_of(chart, apiserver, namespace, tmp_path):
 
 
 def uses_every_right(cluster, operator):
-    """A job whose way needs each verb: its name is taken at first, it fails, it loses a pod, it completes."""
+    """Run a job that needs each verb.
+
+    Its name is in use at first. It fails, loses a pod, and completes.
+    """
     service = {"metadata": {"name": "digits"}, "spec": {"clusterIP": "None"}}
     path = f"/api/v1/namespaces/{cluster.namespace}/services"
     assert cluster.apiserver.request("POST", path, service).code == 201

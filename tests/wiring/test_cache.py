@@ -1,4 +1,4 @@
-"""The cache never goes back: events in any order, twice, and LISTs of any age between them come to the same end."""
+"""The cache never goes back in time, whatever the order of events and the age of LISTs."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +37,10 @@ def a_pod(uid, version, name):
 
 @st.composite
 def histories(draw):
-    """[(version, kind, event type, object)]: objects of two names come, change, go and come again under new UIDs."""
+    """Draw a history [(version, kind, event type, object)] of objects with two names.
+
+    They are created, changed, deleted, and created again with new UIDs.
+    """
     alive, history = {}, []
     for version in range(1, draw(st.integers(1, 12))):
         kind, name = draw(st.sampled_from(("job", "pod"))), draw(st.sampled_from(NAMES))
@@ -61,7 +64,7 @@ def state_at(history, version):
 
 
 def show(cache, kind, event, obj):
-    """What the watches do with an event."""
+    """Show an event to the cache, as the watches do."""
     see, forget = (
         (cache.see_job, cache.forget_job) if kind == "job" else (cache.see_pod, cache.forget_pod)
     )
@@ -69,7 +72,7 @@ def show(cache, kind, event, obj):
 
 
 def show_list(cache, history, version):
-    """What a LIST does whose answer is as old as `version`."""
+    """Show a LIST to the cache whose answer is as old as `version`."""
     state = state_at(history, version)
     for kind, see, keep in (
         ("job", cache.see_job, cache.drop_unlisted_jobs),

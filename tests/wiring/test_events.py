@@ -1,4 +1,4 @@
-"""kopf, cache, queue and writer together: what an operator does about what an API server shows and hides."""
+"""The whole operator, with kopf, against the fake API server."""
 
 import asyncio
 import copy
@@ -29,7 +29,7 @@ def quick_resync(monkeypatch):
 
 @pytest.fixture
 def discovery_held(fake):
-    """kopf cannot begin to list and watch before this event is set; the operator itself does not ask for /api."""
+    """Delay kopf's first LIST and WATCH until this event is set. Only kopf requests /api."""
     free = asyncio.Event()
 
     async def later(_, proceed):
@@ -382,7 +382,7 @@ async def test_the_operator_ends_with_a_sentence_where_its_port_is_taken(fake, o
 
 @pytest.fixture
 def team_b_is_gone(fake):
-    """A namespace was deleted, and the operator's Role with it: whatever is asked of it is refused."""
+    """Refuse all requests to a namespace that was deleted with the operator's Role."""
     fake.fault(
         "GET|WATCH", ".*/namespaces/team-b/.*", refusal(403, "Forbidden"), times=float("inf")
     )
@@ -526,7 +526,7 @@ async def test_what_keeps_pods_from_being_created_is_said_while_it_lasts(
 
 
 async def test_no_job_is_looked_at_before_the_pods_were_listed():
-    """An operator that died between the status of attempt 1 and its deletes leaves attempt 0 running, yet unseen."""
+    """The operator died between the status of attempt 1 and the deletions of attempt 0."""
     cache = Cache()
     cache.see_job(
         {

@@ -25,6 +25,8 @@ LEASE = ".*/leases/op"
 
 
 class Clock:
+    """A clock that the test sets."""
+
     now = 0.0
 
     def __call__(self) -> float:
@@ -49,7 +51,7 @@ def a_lease(api, clock):
 
 @pytest.fixture
 async def background():
-    """Runs a coroutine until the test ends."""
+    """Run a coroutine until the test ends."""
     tasks = []
 
     def run(work):
@@ -67,7 +69,7 @@ def holder(fake):
 
 
 async def looked_at(fake, times=5):
-    """The candidate has read the Lease some times more."""
+    """Wait until the candidate has read the Lease some times more."""
 
     def reads():
         return sum(a.method == "GET" and a.path.endswith("/leases/op") for a in fake.log)

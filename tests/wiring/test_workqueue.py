@@ -29,7 +29,7 @@ def queue(clock):
 
 
 async def taken(queue):
-    """What a worker gets now, or None where it would have to wait."""
+    """Return what a worker gets now, or None if it would have to wait."""
     try:
         return await asyncio.wait_for(queue.get(), 0.02)
     except TimeoutError:
