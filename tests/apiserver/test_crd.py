@@ -301,7 +301,7 @@ for flag in (
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_bad_job_is_refused_with_its_sentence(shared_jobs: Jobs, case: str) -> None:
+def test_a_bad_job_is_refused_with_its_message(shared_jobs: Jobs, case: str) -> None:
     spec, sentence = REFUSED[case]
     answer = shared_jobs.create(job("bad", **spec))
     assert (answer.code, answer.body["kind"]) == (422, "Status")
@@ -313,7 +313,7 @@ LAPTOPS_KNOW_NO_LIMIT = {"too many args", "an endless arg", "a quantity of anoth
 
 
 @pytest.mark.parametrize("case", [case for case in REFUSED if case not in LAPTOPS_KNOW_NO_LIMIT])
-def test_the_local_runner_refuses_it_too(case: str) -> None:
+def test_a_local_run_refuses_the_same_jobs(case: str) -> None:
     with pytest.raises(SpecError):
         refuse_unknown_fields(Spec.from_dict(job("bad", **REFUSED[case][0])["spec"]))
 
@@ -438,7 +438,7 @@ REQUIRED = set(SPEC["required"])
 DEFAULTED = {name for name, field in SPEC["properties"].items() if "default" in field}
 
 
-def test_every_field_is_tested_or_meant_to_change() -> None:
+def test_every_field_is_tested_or_mutable() -> None:
     assert set(SPEC["properties"]) == set(CHANGES) | MUTABLE
 
 
@@ -615,7 +615,7 @@ def test_a_client_that_is_not_strict_is_warned_of_an_unknown_field(jobs: Jobs) -
     assert "suspend" not in answer.body["spec"]
 
 
-def test_the_columns_say_what_goes_on(apiserver: ApiServer, jobs: Jobs) -> None:
+def test_the_columns_show_the_state(apiserver: ApiServer, jobs: Jobs) -> None:
     made = jobs.made(job(nodes=2))
     made["status"] = {
         "phase": "Running",
@@ -765,7 +765,7 @@ def test_the_whole_status_is_kept(jobs: Jobs) -> None:
     )
 
 
-def test_a_condition_stands_once(jobs: Jobs) -> None:
+def test_a_condition_type_is_unique(jobs: Jobs) -> None:
     at = "2026-01-02T03:04:05Z"
     twice = [
         {

@@ -89,7 +89,7 @@ def test_a_pod_that_vanished_while_the_operator_was_down_is_a_disruption(cluster
     assert (status.get("restarts", 0), status["disruptions"]) == (0, 1)
 
 
-def test_a_node_that_is_done_may_lose_its_pod_while_its_peers_train_on(cluster, an_operator):
+def test_a_succeeded_node_may_lose_its_pod_while_its_peers_run(cluster, an_operator):
     an_operator()
     cluster.create_job("digits")
     cluster.is_running("digits")
@@ -106,7 +106,7 @@ def test_a_node_that_is_done_may_lose_its_pod_while_its_peers_train_on(cluster, 
     )
 
 
-def test_a_misspelt_field_below_what_the_crd_knows_ends_the_job_by_its_name(cluster, an_operator):
+def test_a_misspelt_field_below_the_crds_schema_fails_the_job_and_is_named(cluster, an_operator):
     an_operator()
     cluster.create_job("digits", podTemplate={"spec": {"securityContext": {"runAsUsr": 1000}}})
     cluster.until("digits", lambda: cluster.status("digits").get("phase") == "Failed")
@@ -140,7 +140,7 @@ def test_an_api_server_that_is_killed_and_started_again_costs_nothing(
 
 
 @pytest.mark.parametrize("passed_on", [False, True], ids=["before-the-write", "after-the-write"])
-def test_an_operator_killed_at_any_write_of_a_restart_loses_and_doubles_nothing(
+def test_an_operator_killed_at_any_write_of_a_restart_loses_and_repeats_nothing(
     cluster, an_operator, a_gate, passed_on
 ):
     gate, count = a_gate(), itertools.count()
@@ -216,7 +216,7 @@ def test_of_two_operators_one_writes_and_the_other_takes_over_at_once(cluster, a
     assert cluster.status("digits")["restarts"] == 1
 
 
-def test_it_ends_at_once_although_somebody_keeps_a_connection_to_its_probes(cluster, an_operator):
+def test_the_operator_ends_at_once_despite_an_open_connection_to_its_probes(cluster, an_operator):
     operator = an_operator()
     cluster.until("digits", lambda: "leading" in operator.log)
     probe = http.client.HTTPConnection("127.0.0.1", operator.port)

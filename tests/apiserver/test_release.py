@@ -150,7 +150,7 @@ def readyz() -> Iterator[str]:
         thread.join()
 
 
-def test_helm_test_says_what_it_found(
+def test_helm_test_prints_its_checks(
     apiserver: ApiServer,
     namespace: str,
     helm_test: ModuleType,
@@ -170,7 +170,7 @@ def test_helm_test_says_what_it_found(
     )
 
 
-def test_helm_test_fails_with_a_sentence_when_nobody_is_ready(
+def test_helm_test_fails_with_a_message_if_the_operator_is_not_ready(
     namespace: str, helm_test: ModuleType
 ) -> None:
     with pytest.raises(

@@ -117,7 +117,7 @@ def test_events_in_any_order_and_lists_of_any_age_end_at_the_newest_state(data):
 
 @settings(max_examples=50)
 @given(st.data())
-def test_a_list_alone_makes_up_for_every_event_that_was_missed(data):
+def test_a_list_alone_corrects_every_missed_event(data):
     history = data.draw(histories())
     cache = Cache()
     for what in data.draw(st.lists(st.sampled_from(history), max_size=10)) if history else ():
@@ -126,7 +126,7 @@ def test_a_list_alone_makes_up_for_every_event_that_was_missed(data):
     assert content(cache) == content_of(state_at(history, len(history)))
 
 
-def test_what_looks_the_same_is_no_news():
+def test_an_unchanged_pod_is_not_reported():
     cache = Cache()
     pod = a_pod("u", 1, "one")
     assert cache.see_pod(pod)
@@ -135,7 +135,7 @@ def test_what_looks_the_same_is_no_news():
     assert not cache.see_pod(pod)
 
 
-def test_a_list_of_one_namespace_says_nothing_about_another():
+def test_a_list_of_one_namespace_removes_nothing_of_another():
     cache = Cache()
     cache.see_job(a_job("u", 1, "one"))
     cache.drop_unlisted_jobs(set(), 5, "elsewhere")
@@ -144,7 +144,7 @@ def test_a_list_of_one_namespace_says_nothing_about_another():
     assert content(cache) == set()
 
 
-def test_a_removal_is_remembered_until_a_list_after_it_is_an_old_one_itself():
+def test_a_removal_is_remembered_until_the_second_list_after_it():
     cache = Cache()
     cache.see_pod(a_pod("u", 3, "one"))
     cache.drop_unlisted_pods(set(), 5, None)
@@ -154,7 +154,7 @@ def test_a_removal_is_remembered_until_a_list_after_it_is_an_old_one_itself():
     assert cache.gone == {}
 
 
-def test_a_pod_that_was_taken_for_gone_can_be_found_again():
+def test_a_pod_that_was_thought_gone_can_be_restored():
     cache = Cache()
     pod = a_pod("u", 3, "one")
     cache.drop_pod("owner-of-one", "u")
@@ -164,7 +164,7 @@ def test_a_pod_that_was_taken_for_gone_can_be_found_again():
     assert not cache.restore_pod(nobodys)
 
 
-def test_a_pod_that_lost_its_owner_is_nobodys():
+def test_a_pod_that_lost_its_owner_is_removed():
     """`kubectl delete --cascade=orphan` leaves it; a new job of that name need not wait for it."""
     cache, pod = Cache(), a_pod("pod", 1, "one")
     cache.see_pod(pod)
