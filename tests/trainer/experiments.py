@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import evaluate, without_repeats
+from ddp_trainer.evaluation import EvaluationSet, evaluate, without_repeats
 from ddp_trainer.interrupt import StopVote
 from ddp_trainer.process_group import process_group
 from ddp_trainer.progress import Progress
@@ -289,7 +289,11 @@ def counted_by_an_evaluation(runtime: Runtime) -> list[int]:
 
     model = wide_net()
     scores = evaluate(
-        model, fetch, 31, 4, step=0, progress=Progress(runtime), vote=StopVote(runtime)
+        model,
+        EvaluationSet(fetch, samples=31, batch_size=4),
+        step=0,
+        progress=Progress(runtime),
+        vote=StopVote(runtime),
     )
     assert scores["samples"] == 31
     logits = model(inputs).detach()

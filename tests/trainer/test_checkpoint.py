@@ -1,5 +1,6 @@
-"""Checkpoint files: whole or not there, the newest readable one is taken, another job's is refused."""
+"""Checkpoint files: they are complete, the newest readable one is used, another job's is refused."""
 
+import re
 import resource
 import signal
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint_file import save_atomically
 from ddp_trainer.errors import UserError
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler
@@ -18,7 +20,7 @@ from .launch import newest
 
 
 class Job:
-    """A model, an optimizer with state and a sampler, as a workload has them; `fill` makes them recognisable."""
+    """A model, an optimizer with state and a sampler. All weights are `fill`."""
 
     def __init__(self, folder, fill=0.0, width=4, **identity):
         self.model = nn.Linear(width, 3)
@@ -47,11 +49,12 @@ def damage(path, how):
     path.write_bytes(content)
 
 
-def test_what_was_saved_comes_back(tmp_path):
+def test_a_saved_state_is_restored(tmp_path):
     torch.manual_seed(1)
     saved = Job(tmp_path / "not" / "yet" / "there", fill=7.0)
     saved.save(4)
-    expected = torch.rand(3)  # from the generator's state at the time of saving
+    # Drawn from the generator's state at the time of saving.
+    expected = torch.rand(3)
 
     torch.manual_seed(2)
     restored = Job(tmp_path / "not" / "yet" / "there")
@@ -65,8 +68,8 @@ def test_what_was_saved_comes_back(tmp_path):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_scheduler_comes_back_as_it_was(tmp_path):
-    """The milestones of MultiStepLR are a Counter, to which `update` adds."""
+def test_a_scheduler_is_restored_exactly(tmp_path):
+    """Restore the milestones of MultiStepLR, a Counter to which `update` would add."""
 
     def scheduler():
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
@@ -78,7 +81,7 @@ def test_a_scheduler_comes_back_as_it_was(tmp_path):
     assert restored.milestones == {2: 1, 3: 1}
 
 
-def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_first_saved(tmp_path):
+def test_a_state_that_cannot_be_read_again_is_refused_at_the_first_save(tmp_path):
     scores = SimpleNamespace(state_dict=lambda: {"best": np.float64(0.5)})
     with pytest.raises(
         UserError, match=r"the state of scores can be written but not read again .*numpy"
@@ -87,8 +90,8 @@ def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_first_saved(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_how_a_step_is_computed_is_not_taken_from_a_file(tmp_path):
-    """A fused optimizer goes by memory: with a momentum in another order than its weights it would compute nonsense."""
+def test_a_file_does_not_change_how_a_step_is_computed(tmp_path):
+    """Keep the memory order of a fused optimizer, which would compute wrong values otherwise."""
 
     def job(layout, fused):
         torch.manual_seed(1)
@@ -118,16 +121,17 @@ def test_how_a_step_is_computed_is_not_taken_from_a_file(tmp_path):
     assert torch.allclose(resumed.weight, model.weight, rtol=1e-5)
 
 
-def test_without_a_folder_nothing_is_saved_and_it_is_said_once(capsys):
+def test_without_a_folder_nothing_is_saved_and_the_user_is_warned(capsys):
     job = Job(None)
     assert job.checkpoints.restore() == 0
     assert job.save(1) is None
     assert (
-        "no checkpoints: give --checkpoint-dir or set DDP_CHECKPOINT_DIR" in capsys.readouterr().err
+        "no checkpoints are written; give --checkpoint-dir or set DDP_CHECKPOINT_DIR"
+        in capsys.readouterr().err
     )
 
 
-def test_an_empty_folder_means_the_beginning(tmp_path):
+def test_an_empty_folder_starts_from_the_beginning(tmp_path):
     assert Job(tmp_path).checkpoints.restore() == 0
 
 
@@ -142,14 +146,14 @@ def test_the_newest_two_are_kept_and_nothing_else_is_left(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "altered"])
-def test_a_damaged_newest_file_gives_way_to_the_one_before_it(tmp_path, how, capsys):
+def test_a_damaged_newest_file_is_replaced_by_the_one_before_it(tmp_path, how, capsys):
     job = Job(tmp_path, fill=7.0)
     job.save(1)
     damage(job.save(2), how)
     restored = Job(tmp_path)
     assert restored.checkpoints.restore() == 1
     assert restored.model.weight.unique().tolist() == [7.0]
-    assert "step-0000000002.pt cannot be read" in capsys.readouterr().err
+    assert re.search(r"cannot read the checkpoint \S*step-0000000002.pt", capsys.readouterr().err)
     restored.save(3)
     assert sorted(path.name for path in tmp_path.glob("*.pt")) == [
         "step-0000000001.pt",
@@ -157,19 +161,20 @@ def test_a_damaged_newest_file_gives_way_to_the_one_before_it(tmp_path, how, cap
     ]
 
 
-def test_when_no_file_can_be_read_the_run_does_not_silently_begin_anew(tmp_path):
+def test_without_a_readable_file_the_run_does_not_start_again_silently(tmp_path):
     job = Job(tmp_path, fill=7.0)
     for step in (1, 2):
         damage(job.save(step), "truncated")
-    for _ in range(2):  # and the next attempt does not either
+    # The second time shows that the first try has changed nothing.
+    for _ in range(2):
         with pytest.raises(
             UserError,
-            match=r"no checkpoint in .* can be read .* remove them all to train from the begin",
+            match=r"no checkpoint in .* can be read .* remove all of them to train from the begin",
         ):
             Job(tmp_path).checkpoints.restore()
 
 
-def test_a_write_that_was_cut_short_leaves_no_trace(tmp_path, monkeypatch):
+def test_an_incomplete_write_leaves_no_file(tmp_path, monkeypatch):
     job = Job(tmp_path, fill=7.0)
     job.save(1)
 
@@ -189,8 +194,9 @@ def test_a_write_that_was_cut_short_leaves_no_trace(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.pt"]
 
 
-def test_a_full_disk_gets_a_sentence_though_torch_complains_of_its_position(tmp_path):
-    job = Job(tmp_path, width=100_000)  # a tensor larger than the file's buffer
+def test_a_full_disk_gets_its_own_message_instead_of_torchs(tmp_path):
+    # The tensor is larger than the file's buffer.
+    job = Job(tmp_path, width=100_000)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -203,7 +209,7 @@ def test_a_full_disk_gets_a_sentence_though_torch_complains_of_its_position(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_optimizer_with_other_groups_gets_a_sentence(tmp_path):
+def test_an_optimizer_with_other_groups_is_refused(tmp_path):
     Job(tmp_path).save(1)
     job = Job(tmp_path)
     job.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
@@ -215,13 +221,13 @@ def test_only_tensors_and_plain_values_are_loaded(tmp_path, capsys):
     Job(tmp_path).save(1)
     torch.save({"format": 2, "call": print}, tmp_path / "step-0000000002.pt")
     assert Job(tmp_path).checkpoints.restore() == 1
-    assert "step-0000000002.pt cannot be read" in capsys.readouterr().err
+    assert re.search(r"cannot read the checkpoint \S*step-0000000002.pt", capsys.readouterr().err)
 
 
 def test_another_workloads_checkpoint_is_refused(tmp_path):
     Job(tmp_path, workload="toy", model="small").save(1)
     with pytest.raises(
-        UserError, match="made with workload 'toy', this run has 'digits': use the flags"
+        UserError, match="made with workload 'toy', but this run has 'digits'; use the flags"
     ):
         Job(tmp_path, workload="digits").checkpoints.restore()
 
@@ -232,20 +238,20 @@ def test_another_models_checkpoint_is_refused(tmp_path):
         Job(tmp_path, width=5).checkpoints.restore()
 
 
-def test_a_folder_that_is_a_file_gets_a_sentence(tmp_path):
+def test_a_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write the checkpoint"):
         Job(tmp_path / "file" / "folder").save(1)
 
 
-def test_the_parts_keep_their_own_keys(tmp_path):
+def test_the_parts_keep_their_keys(tmp_path):
     Job(tmp_path).save(1)
     state = torch.load(newest(tmp_path), weights_only=True)
     assert list(state["parts"]["model"]) == ["weight", "bias"]
 
 
-def test_a_models_versions_survive_in_its_file(tmp_path):
-    """load_state_dict reads them to know how old a file is."""
+def test_a_file_keeps_the_versions_of_a_model(tmp_path):
+    """Keep what load_state_dict reads to know the age of a file."""
     model = torch.nn.BatchNorm1d(2)
     save_atomically(tmp_path / "model.pth", model.state_dict())
     assert (

@@ -175,18 +175,18 @@ def test_a_position_in_other_data_or_another_order_is_refused(changed):
     [
         (
             {"samples": 0, "batch_size": 2},
-            "0 samples are too few to train on: this needs at least 1",
+            "too few samples: expected at least 1, got 0",
         ),
         (
             {"samples": 1, "batch_size": 2, "at_least": 2},
-            "1 samples are too few to train on: this needs at least 2",
+            "too few samples: expected at least 2, got 1",
         ),
         (
             {"samples": 9, "batch_size": 1, "at_least": 2},
-            "a batch of 1 over all processes is too small",
+            "the batch over all processes is too small: expected at least 2, got 1",
         ),
     ],
 )
-def test_too_little_data_is_refused_with_a_sentence(sizes, sentence):
+def test_too_few_samples_are_refused(sizes, sentence):
     with pytest.raises(UserError, match=sentence):
         GlobalBatchSampler(**sizes)

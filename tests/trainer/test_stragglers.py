@@ -1,4 +1,4 @@
-"""Who is slow: told from what every rank has noted outside the process group."""
+"""The slow rank is found from the positions that every rank writes to the store."""
 
 import re
 import threading
@@ -15,7 +15,7 @@ from ddp_trainer.stragglers import Position, StragglerDetector, describe_frozen,
 from .launch import DEADLINE, TRAINER, torchrun
 
 
-def entries(*positions: tuple[int, bool, float]) -> dict[int, Position]:
+def at(*positions: tuple[int, bool, float]) -> dict[int, Position]:
     return {
         rank: Position(step, backward, time, f"node {rank} (worker-{rank})")
         for rank, (step, backward, time) in enumerate(positions)
@@ -23,50 +23,50 @@ def entries(*positions: tuple[int, bool, float]) -> dict[int, Position]:
 
 
 def test_the_slow_rank_its_node_step_and_seconds_are_named():
-    said = describe_slowest(entries((8, True, 95.0), (7, True, 90.0), (8, True, 96.0)), 100.0, 5.0)
-    assert said.startswith(
-        "rank 1 on node 1 (worker-1) is slow or stuck: it was last seen in step 7, 10.0 s ago; rank 0 on node 0 "
-        "(worker-0) has waited for it in step 8 for 5.0 s, longer than the time-out of 5 s."
+    message = describe_slowest(at((8, True, 95.0), (7, True, 90.0), (8, True, 96.0)), 100.0, 5.0)
+    assert message.startswith(
+        "rank 1 on node 1 (worker-1) is slow or stuck: it was last seen in step 7, 10.0 s ago; "
+        "rank 0 on node 0 (worker-0) has waited for it in step 8 for 5.0 s, longer than the "
+        "timeout of 5 s."
     )
 
 
 @pytest.mark.parametrize(
     ("positions", "slow"),
     [
-        ([(3, True, 9), (3, False, 9)], "rank 1 on"),  # slow in the forward pass
+        # Slow in the forward pass.
+        ([(3, True, 9), (3, False, 9)], "rank 1 on"),
         (
             [(0, False, 1), (1, False, 2)],
             "rank 0 on node 0 (worker-0) is slow or stuck: it was last seen before its",
         ),
-        (
-            [(5, True, 4), (4, True, 3), (4, True, 2)],
-            "rank 2 on",
-        ),  # both behind: the one not heard of for longer
+        # Of two ranks behind, the one that was not heard of for longer is named.
+        ([(5, True, 4), (4, True, 3), (4, True, 2)], "rank 2 on"),
     ],
 )
-def test_the_one_furthest_behind_counts(positions, slow):
-    assert describe_slowest(entries(*positions), 10.0, 1.0).startswith(slow)
+def test_the_rank_furthest_behind_is_named(positions, slow):
+    assert describe_slowest(at(*positions), 10.0, 1.0).startswith(slow)
 
 
-def test_nobody_is_blamed_where_all_are_equally_far():
-    assert describe_slowest(entries((2, True, 1.0), (2, True, 9.0)), 10.0, 1.0) is None
+def test_no_rank_is_named_if_all_are_equally_far():
+    assert describe_slowest(at((2, True, 1.0), (2, True, 9.0)), 10.0, 1.0) is None
 
 
-def test_entries_go_through_the_store():
+def test_positions_are_read_from_the_store():
     store = dist.HashStore()
-    ledgers = [StragglerDetector(store, rank, 2, timeout=2.0) for rank in range(2)]
-    ledgers[0].finished(4)
-    ledgers[0].forward()
+    detectors = [StragglerDetector(store, rank, 2, timeout=2.0) for rank in range(2)]
+    detectors[0].finished(4)
+    detectors[0].forward()
     deadline = time.monotonic() + 30
-    while not (said := ledgers[1].describe_slow_rank()):
-        assert time.monotonic() < deadline, "the entry was never written"
+    while not (said := detectors[1].describe_slow_rank()):
+        assert time.monotonic() < deadline, "the position was never written"
     assert re.match(r"rank 1 on \S.* before its first step.*rank 0 on .* in step 5", said)
-    for ledger in ledgers:
-        ledger.close()
+    for detector in detectors:
+        detector.close()
 
 
-def test_a_rank_that_is_through_with_its_own_inputs_is_behind_nobody():
-    """As under Join, where it goes on to answer the sums of its peers."""
+def test_a_rank_that_has_finished_its_inputs_is_not_behind():
+    """Under Join, such a rank still takes part in the sums of its peers."""
     store = dist.HashStore()
     through, stuck = [StragglerDetector(store, rank, 2, timeout=2.0) for rank in range(2)]
     through.finished(9)
@@ -78,20 +78,20 @@ def test_a_rank_that_is_through_with_its_own_inputs_is_behind_nobody():
     deadline = time.monotonic() + 30
     while not re.match(r"rank 1 on .* in step 15", said := through.describe_slow_rank() or ""):
         assert time.monotonic() < deadline, said
-    for ledger in (through, stuck):
-        ledger.close()
+    for detector in (through, stuck):
+        detector.close()
 
 
 @pytest.mark.parametrize("others", [1, 20])
 def test_ranks_that_are_as_far_behind_are_listed(others):
     behind = [(4, True, 3.0 + rank) for rank in range(others + 1)]
-    said = describe_slowest(entries((5, True, 4.0), *behind), 10.0, 1.0)
-    assert said.startswith("rank 1 on node 1 (worker-1) is slow or stuck")
+    message = describe_slowest(at((5, True, 4.0), *behind), 10.0, 1.0)
+    assert message.startswith("rank 1 on node 1 (worker-1) is slow or stuck")
     listed = {
         1: "As far behind: rank 2. ",
         20: "As far behind: rank 2, 3, 4, 5, 6, 7, 8, 9 and 12 more. ",
     }
-    assert listed[others] in said
+    assert listed[others] in message
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,17 @@ def test_ranks_that_are_as_far_behind_are_listed(others):
     [
         (
             [1, 0, 2],
-            r"rank 1 on node 1 \(worker-1\) is frozen or cut off: it was last seen in step 7, .* nothing for at least 3 s\. Check",
+            r"rank 1 on node 1 \(worker-1\) is frozen or cut off: it was last seen in step 7, .*"
+            r" nothing for at least 3 s\. Check",
         ),
         ([0, 1, 0], r"rank 0 on node 0 \(worker-0\) is frozen .* Likewise: rank 2\. Check"),
-        ([1, 1, 1], None),  # slow in its backward pass, where nothing tells it from those that wait
+        # A rank that is slow in its backward pass looks like those that wait.
+        ([1, 1, 1], None),
         ([0, 0, 0], None),
     ],
 )
-def test_of_ranks_equally_far_those_whose_process_stands_still_are_named(beats, said):
-    before = entries(*[(7, True, 90.0)] * 3)
+def test_of_equally_far_ranks_those_that_write_nothing_are_named(beats, said):
+    before = at(*[(7, True, 90.0)] * 3)
     after = {
         rank: replace(entry, beats=entry.beats + more)
         for (rank, entry), more in zip(before.items(), beats, strict=True)
@@ -116,38 +118,38 @@ def test_of_ranks_equally_far_those_whose_process_stands_still_are_named(beats, 
     assert re.match(said, found) if said else found is None
 
 
-def test_of_two_equally_far_behind_a_third_the_one_that_stands_still_is_named():
-    """In a ring one waiter may be through before its neighbour, which still waits for the frozen one."""
-    before = entries((7, True, 90.0), (6, True, 80.0), (6, True, 81.0))
+def test_of_two_ranks_behind_a_third_the_one_that_writes_nothing_is_named():
+    """In a ring, one waiting rank may be further than its neighbour, which waits for the frozen one."""
+    before = at((7, True, 90.0), (6, True, 80.0), (6, True, 81.0))
     after = {rank: replace(entry, beats=int(rank != 2)) for rank, entry in before.items()}
     assert describe_frozen(before, after, 3.0).startswith("rank 2 on")
     assert describe_frozen(before, {**after, 2: replace(before[2], beats=1)}, 3.0) is None
 
 
-def test_a_rank_that_stops_writing_is_named_but_none_that_writes_until_the_time_out():
+def test_only_a_rank_that_stops_writing_is_named():
     store = dist.HashStore()
     asking, waiting, stopped = [StragglerDetector(store, rank, 3, timeout=1.0) for rank in range(3)]
     stopped.close()
     deadline = time.monotonic() + 30
     while not asking.describe_slow_rank():
-        assert time.monotonic() < deadline, "nobody was named"
+        assert time.monotonic() < deadline, "no rank was named"
     waiting.close()
     said = asking.describe_slow_rank()
     assert re.match(
         r"rank 2 on .* is frozen or cut off: it was last seen before its first step", said
     )
-    assert "Likewise" not in said
+    assert "Likewise" not in message
     asking.close()
 
 
-def test_a_store_that_does_not_answer_is_no_reason_to_wait_for_ever():
-    """As that of a host which is frozen: the read's own time-out does not end it."""
+def test_a_store_that_does_not_answer_ends_the_wait():
+    """On a frozen host, the timeout of the read itself does not end it."""
     thawed = threading.Event()
 
     class Frozen(dist.HashStore):
         def wait(self, *_):
             thawed.wait()
-            raise RuntimeError("nobody has written")
+            raise RuntimeError("no rank has written")
 
     asked = StragglerDetector(Frozen(), 0, 2, timeout=100)
     assert "the rendezvous store does not answer" in asked.describe_slow_rank()
@@ -176,9 +178,8 @@ def test_of_three_ranks_the_one_that_freezes_is_named():
     }
     workers["2"].suspend()
     workers["0"].wait(DEADLINE)
-    workers[
-        "2"
-    ].kill()  # torchrun's SIGTERM does not reach it, and its SIGKILL comes after half a minute
+    # A suspended process ignores torchrun's SIGTERM, and SIGKILL would come after 30 s.
+    workers["2"].kill()
     assert run.finish() == 1
     named = re.findall(
         r"SlowRankError: rank (\d) on node 0 \(\S+\) is (?:frozen or cut off|slow or stuck)",
@@ -187,17 +188,17 @@ def test_of_three_ranks_the_one_that_freezes_is_named():
     assert set(named) == {"2"}, run.stderr
 
 
-def test_below_the_skew_a_time_out_names_the_slow_rank():
+def test_a_timeout_below_the_skew_names_the_slow_rank():
     run = torchrun(*TRAINER, "skewed", "--steps", 3, "--skew", 20, "--timeout", 3)
     assert run.finish() == 1
     assert re.search(
-        r"SlowRankError: rank 1 on node 0 \(\S+\) is slow or stuck: it was last seen before its first step, [\d.]+ s ago; "
-        r"rank 0 on node 0 \(\S+\) has waited for it in step 1 for [\d.]+ s, longer than the time-out of 3 s",
+        r"SlowRankError: rank 1 on node 0 \(\S+\) is slow or stuck: it was last seen before its "
+        r"first step, [\d.]+ s ago; rank 0 on node 0 \(\S+\) has waited for it in step 1 for [\d.]+ s, longer than the timeout of 3 s",
         run.stderr,
     ), run.stderr
 
 
-def test_of_three_ranks_both_that_sleep_are_named():
+def test_of_three_ranks_the_two_that_sleep_are_named():
     run = torchrun(*TRAINER, "skewed", "--steps", 3, "--skew", 20, "--timeout", 3, processes=3)
     assert run.finish() == 1
     assert re.search(
@@ -209,25 +210,23 @@ def test_of_three_ranks_both_that_sleep_are_named():
     ("words", "is_one"),
     [
         ("[unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete", True),
-        (
-            "[pair.cc:546] Application timeout caused pair closure",
-            True,
-        ),  # with several buckets under way
+        # With several buckets under way.
+        ("[pair.cc:546] Application timeout caused pair closure", True),
         ("[pair.cc:537] Read error [127.0.0.1]:15781: Connection reset by peer", False),
     ],
 )
-def test_both_of_gloos_words_for_a_time_out_are_known(words, is_one):
+def test_both_messages_of_gloo_after_a_timeout_are_known(words, is_one):
     assert bool(process_group.TIMED_OUT.search(words)) == is_one
 
 
-def test_above_the_skew_it_completes_and_says_who_waited():
+def test_a_timeout_above_the_skew_completes_and_reports_the_waits():
     run = torchrun(*TRAINER, "skewed", "--steps", 3, "--skew", 0.5, "--timeout", 30)
     assert run.finish() == 0, run.stderr
     fast, slow = run.of("end")[0]["result"]["seconds_waited_per_step"]
     assert fast >= 0.4 > slow
 
 
-def test_join_lets_ranks_have_one_to_three_times_the_inputs():
+def test_join_lets_ranks_have_different_numbers_of_inputs():
     run = torchrun(*TRAINER, "skewed", "--uneven", "--steps", 10)
     assert run.finish() == 0, run.stderr
     result = run.of("end")[0]["result"]

@@ -1,8 +1,9 @@
-"""Wrong use ends with exit code 2 and one sentence that says what to do, without a traceback."""
+"""Wrong use ends with exit code 2 and one message that says what to do, without a traceback."""
 
 import pytest
 
 from ddp_trainer.cli import command_line, main
+from ddp_trainer.cli.flags import LARGEST_INTEGER
 from ddp_trainer.cli.options import WORKLOADS
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import StopVote
@@ -24,6 +25,10 @@ LAUNCHED = {
     [
         ("", "the following arguments are required: WORKLOAD"),
         ("imagenet", "invalid choice: 'imagenet'"),
+        ("digts", "(did you mean digits?)"),
+        ("digits --epoch 3", "unrecognized arguments: --epoch 3 (did you mean --epochs?)"),
+        ("cifar10 --data . --recipe fats", "invalid choice: 'fats'"),
+        ("cifar10 --data . --recipe fats", "(did you mean fast?)"),
         (
             "digits --epochs 0",
             "argument --epochs/--num-epochs: '0' is not an integer >= 1",
@@ -57,7 +62,7 @@ def test_a_wrong_flag_is_named(arguments, sentence, capsys, monkeypatch):
     assert sentence in capsys.readouterr().err
 
 
-def test_flags_may_be_spelt_with_underscores():
+def test_flags_may_have_underscores():
     parsed = command_line.parse(
         [
             "cifar10",
@@ -73,8 +78,8 @@ def test_flags_may_be_spelt_with_underscores():
         ]
     )
     assert parsed.workload == "cifar10"
-    mine = parsed.options
-    assert (str(mine.data), mine.epochs, mine.batch_size, mine.seed, mine.local_rank) == (
+    given = parsed.options
+    assert (str(given.data), given.epochs, given.batch_size, given.seed, given.local_rank) == (
         "a_b",
         3,
         256,
@@ -108,7 +113,7 @@ def test_a_switch_takes_a_value_as_sagemaker_passes_it():
     ]
 
 
-def test_only_rank_0_complains_of_a_flag(capsys, monkeypatch):
+def test_only_rank_0_reports_a_wrong_flag(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit, match="2"):
         command_line.parse(["digits", "--epochs", "0"])
@@ -126,22 +131,26 @@ def test_the_checkpoint_folder_defaults_to_the_environment(monkeypatch):
     assert command_line.parse(["digits"]).options.checkpoint_dir is None
 
 
-def test_a_checkpoint_folder_of_the_environment_is_no_wrong_flag(monkeypatch):
+def test_a_checkpoint_folder_in_the_environment_is_never_a_useless_flag(monkeypatch):
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "./checkpoints//job/")
     assert command_line.parse(["mnist", "--fake", "--rounds", "2"]).options.fake
 
 
 def test_the_largest_numbers_can_be_used(monkeypatch):
-    monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # signals are pytest's here
-    found = command_line.parse(["toy", "--seed", str(options.LARGEST), "--timeout", "999999999"])
+    # pytest handles the signals itself.
+    monkeypatch.setattr(StopVote, "_listen", lambda vote: None)
+    found = command_line.parse(["toy", "--seed", str(LARGEST_INTEGER), "--timeout", "999999999"])
     assert main.run(found) == 0
 
 
 def test_sagemakers_channel_and_model_folder_are_defaults(monkeypatch):
     monkeypatch.setenv("SM_CHANNEL_TRAINING", "/opt/ml/input/data/training")
     monkeypatch.setenv("SM_MODEL_DIR", "/opt/ml/model")
-    told = command_line.parse(["cifar10"]).options
-    assert (str(told.data), str(told.model_dir)) == ("/opt/ml/input/data/training", "/opt/ml/model")
+    found = command_line.parse(["cifar10"]).options
+    assert (str(found.data), str(found.model_dir)) == (
+        "/opt/ml/input/data/training",
+        "/opt/ml/model",
+    )
     assert str(command_line.parse(["cifar10", "--data", "here"]).options.data) == "here"
 
 
@@ -152,7 +161,7 @@ def test_every_workload_explains_itself(capsys):
         assert len(capsys.readouterr().out.splitlines()) > 10
 
 
-def test_without_a_launcher_there_are_no_read_launch():
+def test_without_variables_there_is_no_launch():
     assert read_launch({}) is None
     assert read_launch(LAUNCHED).world_size == 2
 
@@ -169,19 +178,19 @@ def test_without_a_launcher_there_are_no_read_launch():
         ({"RANK": "2"}, "RANK: must be less than WORLD_SIZE=2, got 2"),
     ],
 )
-def test_half_a_launch_is_refused(change, sentence):
+def test_an_incomplete_launch_is_refused(change, sentence):
     with pytest.raises(UserError, match=sentence):
         read_launch(LAUNCHED | change)
 
 
-def test_a_sentence_and_exit_code_2_instead_of_a_traceback():
+def test_wrong_use_ends_with_a_message_and_exit_code_2():
     run = alone(*TRAINER, "digits", RANK=0, WORLD_SIZE=2)
     assert run.finish() == 2
     assert run.stderr.count("\n") == 1
     assert "MASTER_ADDR and MASTER_PORT not set" in run.stderr
 
 
-def test_two_ranks_complain_once_and_torchrun_repeats_it_in_its_summary(tmp_path):
+def test_two_ranks_print_one_message_and_torchrun_repeats_it_in_its_summary(tmp_path):
     run = torchrun(*TRAINER, "cifar10", "--data", tmp_path)
     assert run.finish() == 1
     assert run.stderr.count("ddp-trainer: no CIFAR-10 in") == 1
@@ -204,9 +213,9 @@ def test_two_ranks_complain_once_and_torchrun_repeats_it_in_its_summary(tmp_path
         ),
         ("resnet50", "one process has no gradients to send"),
         ("digits --resume", "--resume needs a checkpoint, so a --checkpoint-dir too; leave it out"),
-        ("digits --checkpoint-dir /proc/none", "cannot write to /proc/none"),
+        ("digits --checkpoint-dir /proc/none", "/proc/none: cannot be written"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_training(arguments, sentence, capfd):
+def test_wrong_use_is_refused_before_training(arguments, sentence, capfd):
     assert main.run(command_line.parse(arguments.split())) == 2
     assert f"ddp-trainer: {sentence}" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""torchrun on clusters of other people: what the environment says, in torchrun's words. Needs no torch."""
+"""torchrun's arguments on SageMaker and Slurm. These tests need no torch."""
 
 import json
 
@@ -33,33 +33,33 @@ def arguments(environment: dict[str, str]) -> dict[str, str]:
 
 
 def test_twelve_sagemaker_hosts_are_ranked_by_their_numbers():
-    told = [arguments(sagemaker(host)) for host in TWELVE]
-    assert {said["--rdzv-endpoint"] for said in told} == {"algo-1:29400"}
-    assert {said["--rdzv-id"] for said in told} == {"job-7"}
-    assert {(said["--nnodes"], said["--nproc-per-node"]) for said in told} == {("12", "8")}
-    assert ["is_host=true" in said["--rdzv-conf"] for said in told] == [True] + [False] * 11
-    addresses = [said["--local-addr"] for said in told]
-    assert addresses == sorted(addresses), "c10d ranks them by these as strings"
-    assert addresses[0] == "algo-1", "the only one that is looked up"
+    found = [arguments(sagemaker(host)) for host in TWELVE]
+    assert {one["--rdzv-endpoint"] for one in found} == {"algo-1:29400"}
+    assert {one["--rdzv-id"] for one in found} == {"job-7"}
+    assert {(one["--nnodes"], one["--nproc-per-node"]) for one in found} == {("12", "8")}
+    assert ["is_host=true" in one["--rdzv-conf"] for one in found] == [True] + [False] * 11
+    addresses = [one["--local-addr"] for one in found]
+    assert addresses == sorted(addresses), "c10d sorts them as strings"
+    assert addresses[0] == "algo-1", "only this one is looked up"
 
 
-def test_a_machine_without_gpus_has_one_process_and_the_port_may_be_chosen():
-    said = arguments(sagemaker("algo-2", SM_NUM_GPUS="0", RDZV_PORT="7777"))
-    assert said["--nproc-per-node"] == "1"
-    assert said["--rdzv-endpoint"] == "algo-1:7777"
+def test_a_machine_without_gpus_has_one_process_and_the_port_can_be_set():
+    one = arguments(sagemaker("algo-2", SM_NUM_GPUS="0", RDZV_PORT="7777"))
+    assert one["--nproc-per-node"] == "1"
+    assert one["--rdzv-endpoint"] == "algo-1:7777"
 
 
-def test_neuron_cores_count_too_and_the_user_may_choose_how_many_processes_there_are():
+def test_neuron_cores_count_and_the_user_can_set_the_number_of_processes():
     assert (
         arguments(sagemaker("algo-2", SM_NUM_GPUS="0", SM_NUM_NEURONS="32"))["--nproc-per-node"]
         == "32"
     )
     for environment in (sagemaker("algo-2"), slurm(SLURM_GPUS_ON_NODE="4")):
-        said = arguments({**environment, "PET_NPROC_PER_NODE": "2"})
-        assert "--nproc-per-node" not in said, "torchrun reads the variable"
+        one = arguments({**environment, "PET_NPROC_PER_NODE": "2"})
+        assert "--nproc-per-node" not in one, "torchrun reads the variable"
 
 
-def test_slurms_nodes_are_in_the_order_of_its_list():
+def test_slurm_nodes_keep_the_order_of_the_list():
     found = clusters.find_cluster(slurm(SLURM_GPUS_ON_NODE="4", SLURM_RESTART_COUNT="2"))
     assert found == clusters.Cluster(
         ("gpu08", "gpu09", "gpu10", "gpu12", "login"), 3, 4, "77-2", 29477
@@ -85,50 +85,62 @@ def test_node_lists_are_expanded_as_scontrol_does(text, names):
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        (sagemaker("algo-13"), "SM_CURRENT_HOST is 'algo-13', which is none of SM_HOSTS"),
-        (sagemaker("algo-1", SM_HOSTS="algo-1"), "SM_HOSTS is 'algo-1', no JSON list"),
-        (sagemaker("algo-1", SM_NUM_GPUS="many"), "SM_NUM_GPUS is 'many', which is no number"),
+        (sagemaker("algo-13"), "SM_CURRENT_HOST: must be one of .*, got 'algo-13'"),
+        (
+            sagemaker("algo-1", SM_HOSTS="algo-1"),
+            "SM_HOSTS: must be a JSON list of names, got 'algo-1'",
+        ),
+        (sagemaker("algo-1", SM_NUM_GPUS="many"), "SM_NUM_GPUS: must be an integer, got 'many'"),
         (
             slurm(SLURM_NODEID=""),
-            "SLURM_STEP_NODELIST has several nodes and SLURM_NODEID is not set",
+            "SLURM_NODEID is not set, although SLURM_STEP_NODELIST has several nodes",
         ),
-        (slurm(SLURM_NODEID="5"), "SLURM_NODEID is 5, and SLURM_STEP_NODELIST has 5 nodes"),
-        (slurm(SLURM_LOCALID="1"), "Slurm started several launchers on a node"),
-        (slurm(SLURM_STEP_NODELIST="n[1-"), "Slurm's node list is 'n[1-', which is none"),
-        (slurm(SLURM_STEP_NODELIST="n[a-c]"), "which are no numbers"),
-        (slurm(SLURM_STEP_NODELIST=""), "which is none"),
+        (
+            slurm(SLURM_NODEID="5"),
+            "SLURM_NODEID: must be less than 5, the number of nodes in SLURM_STEP_NODELIST, got 5",
+        ),
+        (
+            slurm(SLURM_LOCALID="1"),
+            "Slurm started several launchers on one node; start one per node",
+        ),
+        (slurm(SLURM_STEP_NODELIST="n[1-"), "cannot parse Slurm's node list 'n[1-'"),
+        (slurm(SLURM_STEP_NODELIST="n[a-c]"), "must have numbers in brackets, got [a-c]"),
+        (slurm(SLURM_STEP_NODELIST=""), "cannot parse Slurm's node list ''"),
         ({"SLURM_JOB_NODELIST": "n[1-2]"}, "start it on each with srun --ntasks-per-node=1"),
-        ({"TRAINING_JOB_NAME": "job"}, "a SageMaker job without SM_HOSTS"),
+        (
+            {"TRAINING_JOB_NAME": "job"},
+            "SM_HOSTS is not set in this SageMaker job, so every host would train alone",
+        ),
         (
             sagemaker("algo-1", RDZV_PORT="70000"),
-            "RDZV_PORT is '70000', which is no number of a port",
+            "RDZV_PORT: must be at most 65535, got 70000",
         ),
     ],
 )
-def test_half_a_cluster_is_refused(environment, sentence):
+def test_an_incomplete_cluster_is_refused(environment, sentence):
     with pytest.raises(UserError, match=sentence.replace("[", r"\[")):
         clusters.find_cluster(environment)
 
 
-def test_without_a_cluster_torchrun_stays_on_this_machine():
+def test_without_a_cluster_torchrun_runs_on_this_machine():
     assert clusters.find_cluster({"PATH": "/bin"}) is None
     assert clusters.find_cluster({"SLURM_JOB_NODELIST": "login"}) is None
     assert launch.torchrun_arguments(None) == ["--standalone"]
 
 
-def test_a_single_node_takes_a_free_port():
+def test_a_single_node_uses_a_free_port():
     found = clusters.find_cluster(
         slurm(SLURM_STEP_NODELIST="gpu08", SLURM_NODEID="0", SLURM_GPUS_ON_NODE="4")
     )
     assert launch.torchrun_arguments(found) == ["--standalone", "--nproc-per-node=4"]
 
 
-def test_a_node_waits_as_long_for_the_first_one_as_for_all():
+def test_a_node_waits_equally_long_for_the_first_node_and_for_all():
     assert arguments(slurm())["--rdzv-conf"] == "is_host=false,join_timeout=1800,read_timeout=1800"
 
 
 @pytest.mark.parametrize("named", [["--train-script", "train.py"], ["--train-script=train.py"]])
-def test_all_but_the_script_is_passed_on_byte_for_byte(named):
+def test_all_arguments_but_the_script_are_passed_on_unchanged(named):
     others = ["--learning_rate", "1e-3", "-x", "", "a b", "--flag=--train", "--", "--nnodes=3"]
     for at in range(len(others) + 1):
         assert launch.take_out_script([*others[:at], *named, *others[at:]]) == ("train.py", others)
@@ -138,5 +150,7 @@ def test_all_but_the_script_is_passed_on_byte_for_byte(named):
     "words", [[], ["--train-script"], ["--train-script=a.py", "--train-script", "b.py"]]
 )
 def test_a_launch_without_its_script_is_refused(words):
-    with pytest.raises(UserError, match="launch needs --train-script"):
+    with pytest.raises(
+        UserError, match="launch: --train-script with a file or a module is required once"
+    ):
         launch.take_out_script(words)

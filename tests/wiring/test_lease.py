@@ -263,4 +263,4 @@ async def test_a_standby_that_cannot_read_the_lease_is_not_ready(fake, api, a_le
     await acquiring
     assert probes.ready() is None
     probes.leading = True
-    assert probes.ready() == "has not listed jobs and pods yet"
+    assert probes.ready() == "jobs and pods are not listed yet"
