@@ -1,12 +1,16 @@
-"""What the workloads learn, as means over several seeds: the figures in docs/workloads.
+"""Accuracy of the workloads as means over several seeds: the figures in docs/workloads.
 
-    python bench/accuracy.py mnist --data FOLDER            both arms, 5 seeds
-    python bench/accuracy.py cifar10 --data FOLDER          the fast recipe, one epoch, 5 seeds
-    python bench/accuracy.py hymenoptera --data FOLDER --weights FILE    with and without the weights, 3 seeds
+    python bench/accuracy.py mnist --data FOLDER
+    python bench/accuracy.py cifar10 --data FOLDER
+    python bench/accuracy.py hymenoptera --data FOLDER --weights FILE
 
-Each run is the trainer's own command on two processes of this machine with one thread each, cifar10 on one process with
-two threads as well, at an equal global batch; what follows `--` is added to its flags. Prints a table and writes every
-run to build/accuracy/<experiment>.json.
+mnist        both arms, 5 seeds
+cifar10      the fast recipe, one epoch, 5 seeds
+hymenoptera  with and without the weights, 3 seeds
+
+Each run is the trainer's own command on two processes of this machine with one thread each. cifar10
+also runs on one process with two threads, at the same global batch size. Arguments after `--` are
+added to the trainer's flags. Prints a table. Writes every run to build/accuracy/<experiment>.json.
 """
 
 import argparse
@@ -18,45 +22,44 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TRAINER = ["-m", "ddp_trainer"]
+ALONE = [sys.executable, "-m", "ddp_trainer"]
 TORCHRUN = [
-    sys.executable,
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--nproc-per-node",
-    "2",
-    *TRAINER,
+    *(sys.executable, "-m", "torch.distributed.run"),
+    *("--standalone", "--nproc-per-node", "2"),
+    *("-m", "ddp_trainer"),
 ]
-ALONE = [sys.executable, *TRAINER]
+
+# Runs of each variant.
 SEEDS = {"mnist": 5, "cifar10": 5, "hymenoptera": 3}
 
+# A launcher, and the flags that distinguish a variant from the others.
+Variant = tuple[list[str], list[str]]
 
-def variants(experiment: str, weights: Path | None) -> dict[str, tuple[list[str], list[str]]]:
-    """What is compared: a name; how it is launched, and the flags that make the difference."""
-    match experiment:
-        case "mnist":
-            return {arm: (TORCHRUN, ["--arm", arm, "--threads", "1"]) for arm in ("ddp", "native")}
-        case "cifar10":
-            fast = ["--recipe", "fast"]
-            return {
-                "one process": (ALONE, [*fast, "--threads", "2", "--batch-size", "32"]),
-                "two processes": (TORCHRUN, [*fast, "--threads", "1", "--batch-size", "16"]),
-            }
-        case _:
-            if weights is None:
-                sys.exit(
-                    "accuracy: hymenoptera needs --weights: the model.pth of a cifar10 run, or torchvision's"
-                )
-            flags = ["--threads", "1"]
-            return {
-                "pretrained": (TORCHRUN, [*flags, "--weights", str(weights)]),
-                "random": (TORCHRUN, flags),
-            }
+
+def variants(experiment: str, weights: Path | None) -> dict[str, Variant]:
+    """Return the variants that an experiment compares, by name."""
+    one_thread = ["--threads", "1"]
+    if experiment == "mnist":
+        return {arm: (TORCHRUN, ["--arm", arm, *one_thread]) for arm in ("ddp", "native")}
+    if experiment == "cifar10":
+        fast = ["--recipe", "fast"]
+        return {
+            "one process": (ALONE, [*fast, "--threads", "2", "--batch-size", "32"]),
+            "two processes": (TORCHRUN, [*fast, *one_thread, "--batch-size", "16"]),
+        }
+    if weights is None:
+        sys.exit(
+            "accuracy: hymenoptera requires --weights FILE: the model.pth of a cifar10 run, or "
+            "torchvision's weights"
+        )
+    return {
+        "pretrained": (TORCHRUN, [*one_thread, "--weights", str(weights)]),
+        "random": (TORCHRUN, one_thread),
+    }
 
 
 def train(command: list[str]) -> dict[str, float]:
-    """One run; what it reported in the end, and how long it took in seconds from start to end."""
+    """Run the command and return its result and its duration in seconds."""
     began = time.monotonic()
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True, stderr=subprocess.DEVNULL
@@ -65,7 +68,20 @@ def train(command: list[str]) -> dict[str, float]:
     return {"seconds": time.monotonic() - began, **events[-1]["result"]}
 
 
-def main() -> None:
+def report(name: str, results: list[dict[str, float]]) -> None:
+    """Print mean and range of a variant's accuracies, and the median duration of a run."""
+    seconds = statistics.median(result["seconds"] for result in results)
+    for score in ("accuracy", "best_accuracy"):
+        scores = [result[score] for result in results if score in result]
+        if scores:
+            print(
+                f"{name:14} {score:14} mean {statistics.fmean(scores):.2%}, "
+                f"{min(scores):.2%} to {max(scores):.2%}; {seconds:.0f} s per run"
+            )
+
+
+def parse_options() -> tuple[argparse.Namespace, list[str]]:
+    """Return this script's options, and the arguments after `--`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -74,25 +90,32 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--seeds", type=int, help="how many (default 5, for hymenoptera 3)")
     words = sys.argv[1:]
-    ours = words[: words.index("--")] if "--" in words else words
-    options, more = parser.parse_args(ours), words[len(ours) + 1 :]
+    more: list[str] = []
+    if "--" in words:
+        end = words.index("--")
+        more = words[end + 1 :]
+        words = words[:end]
+    return parser.parse_args(words), more
+
+
+def main() -> None:
+    options, more = parse_options()
+    experiment = options.experiment
+
+    # The variants take turns, so that all run under the same conditions.
     runs: dict[str, list[dict[str, float]]] = {}
-    for seed in range(options.seeds or SEEDS[options.experiment]):
-        for name, (launcher, flags) in variants(options.experiment, options.weights).items():
-            common = [options.experiment, "--data", str(options.data), "--seed", str(seed)]
-            runs.setdefault(name, []).append(train([*launcher, *common, *flags, *more]))
-            print(f"{name:14} seed {seed}: {runs[name][-1]}", flush=True)
-    out = ROOT / "build" / "accuracy" / f"{options.experiment}.json"
+    for seed in range(options.seeds or SEEDS[experiment]):
+        for name, (launcher, flags) in variants(experiment, options.weights).items():
+            common = [experiment, "--data", str(options.data), "--seed", str(seed)]
+            result = train([*launcher, *common, *flags, *more])
+            runs.setdefault(name, []).append(result)
+            print(f"{name:14} seed {seed}: {result}", flush=True)
+
+    out = ROOT / "build" / "accuracy" / f"{experiment}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(runs, indent=1))
     for name, results in runs.items():
-        seconds = statistics.median(result["seconds"] for result in results)
-        for score in ("accuracy", "best_accuracy"):
-            if scores := [result[score] for result in results if score in result]:
-                spread = f"{min(scores):.2%} to {max(scores):.2%}"
-                print(
-                    f"{name:14} {score:14} mean {statistics.fmean(scores):.2%}, {spread}; {seconds:.0f} s a run"
-                )
+        report(name, results)
 
 
 if __name__ == "__main__":

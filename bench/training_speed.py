@@ -1,414 +1,291 @@
-"""How fast the trainer's steps are: side by side, in turns within one run, so that all see the same machine.
+"""Speed of the trainer's steps, measured in turns within one run, under the same conditions.
 
-    python bench/training_speed.py scaling             ResNet-18: two ranks under DDP beside two independent processes
-    python bench/training_speed.py small               small nets: plain DDP, and what each of the trainer's means gives
-    python bench/training_speed.py tutorial --data FOLDER   CIFAR-10: a loop written as tutorials do, and ours
+    python bench/training_speed.py scaling
+    python bench/training_speed.py small
+    python bench/training_speed.py tutorial --data FOLDER
 
-Two processes with one thread each, on random data but for `tutorial`. A turn's time is that of the slower rank; what counts
-are medians over the turns. The first of the variants is there twice, under another name: the difference between it and itself
-is noise, and smaller differences say nothing. Equal processes differ, too, by where their memory lies, so the turns are
-spread over several starts. What cannot change within a process is measured in another pair of processes, started in turns;
-there, too, one variant is measured twice. Prints a table in markdown, and writes every turn to
-build/training-speed/<experiment>.json.
+scaling   ResNet-18: two ranks under DDP, compared with two independent processes
+small     small nets: plain DDP, and the effect of each optimisation of the trainer
+tutorial  CIFAR-10: the loop of the tutorials (bench/tutorial_loop.py), and ours
+
+Two processes with one thread each train on random data (`tutorial` on real data). The time of a
+turn is that of the slower rank. Results are medians over the turns. The first variant is measured
+twice under two names. The difference between the two is noise, so smaller differences mean nothing.
+
+Equal processes differ too, by the position of their memory. So the turns are spread over several
+starts. Settings that cannot change within a process are measured in another pair of processes,
+started in turns. There, too, one variant is measured twice.
+
+Prints a table in markdown. Writes every turn to build/training-speed/<experiment>.json.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
+from training_variants import CASES, EXPERIMENTS, Case, Step, Variant
 
 from ddp_trainer.process_group import process_group
 from ddp_trainer.runtime import Runtime
-from ddp_trainer.workloads.shared.gradient_arms import Native
-from ddp_trainer.workloads.shared.models import MnistNet, parameter_count, resnet18
+from ddp_trainer.workloads.shared.models import parameter_count
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build" / "training-speed"
 TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-DROPPED = 3  # turns before the first that counts
-MALLOC_AS_IT_IS = {
-    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"
-}  # its default; docs/decisions/0008-freed-memory.md
-STARTS = 5  # of each part of an experiment
+
+# Turns before the first one that counts.
+DROPPED = 3
+
+# Starts of each part of an experiment.
+STARTS = 5
+
+# Setting any tunable keeps the trainer from changing malloc; this one has its default value. See
+# docs/decisions/0008-freed-memory.md.
+DEFAULT_MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}
+
+# Seconds per step of each variant, one number per turn.
+Turns = dict[str, list[float]]
 
 
-class SmallNet(nn.Sequential):
-    """Five convolutions with BatchNorm, 0.2 M parameters, for images of shape (3, 32, 32)."""
-
-    def __init__(self) -> None:
-        layers: list[nn.Module] = []
-        channels = 3
-        for width, stride in ((32, 1), (64, 2), (64, 2), (96, 2), (96, 2)):
-            layers += [
-                nn.Conv2d(channels, width, 3, stride, 1, bias=False),
-                nn.BatchNorm2d(width),
-                nn.ReLU(),
-            ]
-            channels = width
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+# --- In the two ranks.
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a step calls, the context that it runs in, and what follows each backward pass."""
+class Trainer:
+    """A variant that is ready to train: its step, optimizer, memory layout and scheduling."""
 
-    module: nn.Module
-    context: Callable[[], AbstractContextManager[object]] = nullcontext
-    after_backward: Callable[[], None] = lambda: None
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How the ranks are kept together, and which of the trainer's other means a step has."""
-
-    make: Callable[[nn.Module, Runtime], Step]
-    batch_scheduling: bool = True
-    channels_last: bool = True  # images and weights
-    fused_optimizer: bool = True
+    step: Step
+    optimizer: torch.optim.Optimizer
+    layout: torch.memory_format
+    batch_scheduling: bool
 
 
-def plain(model: nn.Module, _: Runtime) -> Step:
-    """DDP as tutorials use it."""
-    return Step(DistributedDataParallel(model))
+def run_part(experiment: str, part_number: int, turns: int) -> None:
+    """Measure one part of an experiment. Rank 0 writes the results of both ranks to part.json."""
+    part = EXPERIMENTS[experiment][part_number]
+    with process_group(threads=1) as runtime:
+        if part.pinned and hasattr(os, "sched_setaffinity"):
+            cores = sorted(os.sched_getaffinity(0))
+            pin_to_core(cores[runtime.rank])
+        found = {}
+        for name, case in CASES[experiment].items():
+            found[name] = measure(case, part.variants, turns, runtime)
+        if runtime.is_main:
+            write_results("part", found)
 
 
-def with_bucket_view(model: nn.Module, _: Runtime) -> Step:
-    """The same, with gradients that are views of the buckets."""
-    return Step(DistributedDataParallel(model, gradient_as_bucket_view=True))
-
-
-def ours(model: nn.Module, runtime: Runtime) -> Step:
-    """DDP as the trainer uses it."""
-    return Step(runtime.wrap(model))
-
-
-def static_graph(model: nn.Module, runtime: Runtime) -> Step:
-    """Ours, told that the graph never changes."""
-    return Step(runtime.wrap(model, static_graph=True))
-
-
-def small_buckets(model: nn.Module, runtime: Runtime) -> Step:
-    """Ours with buckets of 0.1 MB."""
-    return Step(runtime.wrap(model, bucket_cap_mb=0.1))
-
-
-def fp16_hook(model: nn.Module, runtime: Runtime) -> Step:
-    """Ours with PyTorch's hook that sends gradients as fp16 (bf16 needs NCCL): half the bytes, less exact."""
-    ddp = runtime.wrap(model)
-    assert isinstance(ddp, DistributedDataParallel)
-    ddp.register_comm_hook(None, fp16_compress_hook)
-    return Step(ddp)
-
-
-def no_sync(model: nn.Module, runtime: Runtime) -> Step:
-    """Ours, which never communicates: what is left to be gained."""
-    ddp = runtime.wrap(model)
-    assert isinstance(ddp, DistributedDataParallel)
-    return Step(ddp, context=ddp.no_sync)
-
-
-def one_flat_all_reduce(model: nn.Module, runtime: Runtime) -> Step:
-    """No DDP: one all-reduce over all gradients after the backward pass."""
-    arm = Native(model, runtime)
-    return Step(model, after_backward=arm.synchronise)
-
-
-def independent(model: nn.Module, _: Runtime) -> Step:
-    """The ranks train each for itself, at the same time."""
-    return Step(model)
-
-
-TUTORIALS = {"batch_scheduling": False, "channels_last": False, "fused_optimizer": False}
-SMALL_AS_MALLOC_DOES = {
-    "plain DDP": Variant(plain, **TUTORIALS),
-    "plain DDP again": Variant(plain, **TUTORIALS),
-    "+ bucket view": Variant(with_bucket_view, **TUTORIALS),
-    "+ buffers only where read": Variant(ours, **TUTORIALS),
-    "+ batch scheduling": Variant(ours, channels_last=False, fused_optimizer=False),
-    "+ channels last": Variant(ours, fused_optimizer=False),
-    "+ fused optimizer": Variant(ours),
-}
-SMALL_IN_ANOTHER_PAIR = {"+ fused optimizer again": Variant(ours)}
-SMALL = {
-    "+ freed memory kept (ours)": Variant(ours),
-    "ours with static graph": Variant(static_graph),
-    "ours with buckets of 0.1 MB": Variant(small_buckets),
-    "ours with gradients sent as fp16": Variant(fp16_hook),
-    "one flat all-reduce": Variant(one_flat_all_reduce),
-    "ours in no_sync": Variant(no_sync),
-}
-SCALING = {
-    "independent processes": Variant(independent),
-    "independent processes again": Variant(independent),
-    "DDP (ours)": Variant(ours),
-    "ours with static graph": Variant(static_graph),
-    "one flat all-reduce": Variant(one_flat_all_reduce),
-    "plain DDP": Variant(plain, **TUTORIALS),
-}
-
-
-@dataclass(frozen=True)
-class Part:
-    """Variants that take turns in one pair of processes. How malloc works is a matter of the whole process."""
-
-    variants: Mapping[str, Variant]
-    keeps_freed_memory: bool = True
-    pinned: bool = False  # each rank to a core of its own
-
-
-EXPERIMENTS = {
-    "scaling": [Part(SCALING, pinned=True)],
-    "small": [
-        Part(SMALL_AS_MALLOC_DOES, keeps_freed_memory=False),
-        Part(SMALL_IN_ANOTHER_PAIR, keeps_freed_memory=False),
-        Part(SMALL),
-    ],
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A network, the shape of an image, images a step and rank, and steps a turn."""
-
-    make: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    batch_size: int
-    steps: int
-
-
-def cases(experiment: str) -> dict[str, Case]:
-    """What an experiment goes through."""
-    if experiment == "scaling":
-        return {
-            f"ResNet-18, {stem} stem, batch 32": Case(
-                lambda stem=stem: resnet18(stem=stem), (3, 32, 32), 32, steps
-            )
-            for stem, steps in (("3x3", 2), ("torchvision", 12))
-        }
-    return {
-        f"{name}, batch {batch}": Case(net, shape, batch, 320 // batch)
-        for name, net, shape in (
-            ("MNIST net", MnistNet, (1, 28, 28)),
-            ("0.2 M net", SmallNet, (3, 32, 32)),
-        )
-        for batch in (8, 32)
-    }
-
-
-def measure(
-    case: Case, variants: Mapping[str, Variant], turns: int, runtime: Runtime
-) -> dict[str, list[float]]:
-    """Seconds a step of each variant, one number a turn: the slower rank's."""
-    made: dict[str, tuple[Step, torch.memory_format, torch.optim.Optimizer]] = {}
-    for name, variant in variants.items():
-        torch.manual_seed(0)
-        layout = torch.channels_last if variant.channels_last else torch.contiguous_format
-        model = case.make().to(memory_format=layout)
-        step = variant.make(model, runtime)
-        runtime.warm_up(step.module, torch.randn(2, *case.shape))
-        optimizer = torch.optim.SGD(
-            model.parameters(), lr=1e-3, momentum=0.9, fused=variant.fused_optimizer
-        )
-        made[name] = step, layout, optimizer
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
+def measure(case: Case, variants: Mapping[str, Variant], turns: int, runtime: Runtime) -> Turns:
+    """Return the seconds per step of each variant in each turn, of the slower rank."""
+    trainers = {name: prepare(case, variant, runtime) for name, variant in variants.items()}
+    seconds: Turns = {name: [] for name in variants}
     generator = torch.Generator().manual_seed(runtime.rank)
     for turn in range(DROPPED + turns):
         inputs = torch.randn(case.batch_size, *case.shape, generator=generator)
         labels = torch.randint(0, 10, (case.batch_size,), generator=generator)
-        names = (
-            list(variants) if turn % 2 else list(variants)[::-1]
-        )  # so that none always follows the same
+        # The order changes from turn to turn, so that no variant always follows the same one.
+        names = list(variants)
+        if turn % 2 == 0:
+            names.reverse()
         for name in names:
-            _schedule(batch=variants[name].batch_scheduling)
-            took = _turn(*made[name], inputs, labels, case.steps, runtime)
+            took = take_turn(trainers[name], (inputs, labels), case.steps, runtime)
             if turn >= DROPPED:
                 seconds[name].append(took)
     return seconds
 
 
-def _turn(
-    step: Step,
-    layout: torch.memory_format,
-    optimizer: torch.optim.Optimizer,
-    inputs: Tensor,
-    labels: Tensor,
-    steps: int,
-    runtime: Runtime,
+def prepare(case: Case, variant: Variant, runtime: Runtime) -> Trainer:
+    """Return the variant with a model of the same weights as the others, after a warm-up."""
+    torch.manual_seed(0)
+    layout = torch.channels_last if variant.channels_last else torch.contiguous_format
+    model = case.make().to(memory_format=layout)
+    step = variant.make(model, runtime)
+    runtime.warm_up(step.module, torch.randn(2, *case.shape))
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=1e-3, momentum=0.9, fused=variant.fused_optimizer
+    )
+    return Trainer(step, optimizer, layout, variant.batch_scheduling)
+
+
+def take_turn(
+    trainer: Trainer, batch: tuple[Tensor, Tensor], steps: int, runtime: Runtime
 ) -> float:
+    """Train `steps` steps on one batch and return the seconds per step of the slower rank."""
+    inputs, labels = batch
+    step = trainer.step
+    set_scheduling(batch=trainer.batch_scheduling)
     runtime.barrier()
     began = time.perf_counter()
     for _ in range(steps):
         with step.context():
-            F.cross_entropy(step.module(inputs.to(memory_format=layout)), labels).backward()
+            logits = step.module(inputs.to(memory_format=trainer.layout))
+            F.cross_entropy(logits, labels).backward()
         step.after_backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
     took = torch.tensor((time.perf_counter() - began) / steps, dtype=torch.float64)
     return float(runtime.maximum(took))
 
 
-def _schedule(*, batch: bool) -> None:
-    """Let Linux schedule all threads of this process, gloo's among them, as the trainer asks for it or as by default."""
-    if sys.platform == "linux":
-        for thread in os.listdir("/proc/self/task"):
-            with suppress(ProcessLookupError):  # it has ended meanwhile
-                os.sched_setscheduler(
-                    int(thread), os.SCHED_BATCH if batch else os.SCHED_OTHER, os.sched_param(0)
-                )
+def set_scheduling(*, batch: bool) -> None:
+    """Set the Linux scheduling of all threads of this process, gloo's included.
+
+    The trainer uses SCHED_BATCH. The default is SCHED_OTHER.
+    """
+    if sys.platform != "linux":
+        return
+    policy = os.SCHED_BATCH if batch else os.SCHED_OTHER
+    for thread in os.listdir("/proc/self/task"):
+        # A thread may have ended since.
+        with suppress(ProcessLookupError):
+            os.sched_setscheduler(int(thread), policy, os.sched_param(0))
 
 
-def _pin_to(core: int) -> None:
-    """Keep all threads of this process, those to come too, on one core, so that none of them moves between two ranks' cores."""
+def pin_to_core(core: int) -> None:
+    """Keep all threads of this process, also later ones, on one core."""
     for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), {core})
 
 
-def table(seconds: Mapping[str, list[float]], images: int) -> Iterator[str]:
-    """A table in markdown: medians, their ratio to the first variant, and the share of the fastest possible."""
+# --- The experiments `scaling` and `small`.
+
+
+def compare_variants(experiment: str, turns: int) -> None:
+    """Start the parts of an experiment in turns, and print a table for each case."""
+    cases = CASES[experiment]
+    parts = EXPERIMENTS[experiment]
+    seconds: dict[str, Turns] = {name: {} for name in cases}
+    for start in range(STARTS):
+        for number in range(len(parts)):
+            measured = start_part(experiment, number, math.ceil(turns / STARTS))
+            for name, found in measured.items():
+                for variant, values in found.items():
+                    seconds[name].setdefault(variant, []).extend(values)
+            done = f"start {start + 1} of {STARTS}, part {number + 1} of {len(parts)}"
+            print(done, file=sys.stderr)
+
+    write_results(experiment, seconds)
+    for name, case in cases.items():
+        counted = len(next(iter(seconds[name].values())))
+        parameters = parameter_count(case.make())
+        print(f"\n{name}: {parameters:,} parameters, {counted} turns of {case.steps} steps\n")
+        print("\n".join(table(seconds[name], case.batch_size * 2)), flush=True)
+
+
+def start_part(experiment: str, number: int, turns: int) -> dict[str, Turns]:
+    """Run one part on two ranks and return its results for each case."""
+    environment = one_thread()
+    if not EXPERIMENTS[experiment][number].keeps_freed_memory:
+        environment |= DEFAULT_MALLOC
+    flags = ["--part", str(number), "--turns", str(turns)]
+    subprocess.run([*TWO_RANKS, __file__, experiment, *flags], check=True, env=environment)
+    found: dict[str, Turns] = json.loads((OUT / "part.json").read_text())
+    return found
+
+
+def table(seconds: Turns, images: int) -> Iterator[str]:
+    """Yield a table in markdown: medians, their ratio to the first, and to the fastest."""
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    first, bound = next(iter(medians.values())), min(medians.values())
-    yield "| | ms a step | images/s | times the first | share of the fastest | 10th to 90th percentile, ms |"
+    first = next(iter(medians.values()))
+    fastest = min(medians.values())
+    yield (
+        "| | ms a step | images/s | times the first | share of the fastest "
+        "| 10th to 90th percentile, ms |"
+    )
     yield "|---|---|---|---|---|---|"
     for name, median in medians.items():
         tenths = statistics.quantiles(seconds[name], n=10, method="inclusive")
         yield (
-            f"| {name} | {median * 1e3:.2f} | {images / median:.0f} | {first / median:.2f} | {bound / median:.0%} "
-            f"| {tenths[0] * 1e3:.2f} to {tenths[-1] * 1e3:.2f} |"
+            f"| {name} | {median * 1e3:.2f} | {images / median:.0f} | {first / median:.2f} "
+            f"| {fastest / median:.0%} | {tenths[0] * 1e3:.2f} to {tenths[-1] * 1e3:.2f} |"
         )
 
 
-def as_rank(experiment: str, part: int, turns: int) -> None:
-    """What each of the two ranks does; rank 0 writes what both measured to `part.json`."""
-    what = EXPERIMENTS[experiment][part]
-    with process_group(threads=1) as runtime:
-        if what.pinned and hasattr(os, "sched_setaffinity"):
-            _pin_to(sorted(os.sched_getaffinity(0))[runtime.rank])
-        found = {
-            name: measure(case, what.variants, turns, runtime)
-            for name, case in cases(experiment).items()
-        }
-        if runtime.is_main:
-            _keep("part", found)
+# --- The experiment `tutorial`.
 
 
-def side_by_side(experiment: str, turns: int) -> None:
-    """Start the parts in turns, and print a table for each case."""
-    made = cases(experiment)
-    parts = EXPERIMENTS[experiment]
-    seconds: dict[str, dict[str, list[float]]] = {name: {} for name in made}
-    for start in range(STARTS):
-        for number, part in enumerate(parts):
-            program = [
-                __file__,
-                experiment,
-                "--part",
-                str(number),
-                "--turns",
-                str(-(-turns // STARTS)),
-            ]
-            environment = _one_thread() | ({} if part.keeps_freed_memory else MALLOC_AS_IT_IS)
-            subprocess.run([*TWO_RANKS, *program], check=True, env=environment)
-            for name, found in json.loads((OUT / "part.json").read_text()).items():
-                for variant, values in found.items():
-                    seconds[name].setdefault(variant, []).extend(values)
-            print(
-                f"start {start + 1} of {STARTS}, part {number + 1} of {len(parts)}", file=sys.stderr
-            )
-    _keep(experiment, seconds)
-    for name, case in made.items():
-        counted = len(next(iter(seconds[name].values())))
-        print(
-            f"\n{name}: {parameter_count(case.make()):,} parameters, {counted} turns of {case.steps} steps\n"
-        )
-        print("\n".join(table(seconds[name], case.batch_size * 2)), flush=True)
+def compare_with_tutorial(data: Path, runs: int, more: list[str]) -> None:
+    """Train one epoch with both programs in turns, and print a table.
 
-
-# --- tutorial
-
-
-def tutorial(data: Path, runs: int, more: list[str]) -> None:
-    """One epoch by both, in turns: seconds of its steps, the share that waits for data, the mean loss of its last fifth.
-
-    The tutorial's loop reads an image when it is needed, ours the whole set before the first step: its first run decodes
-    all files, the others find them in a cache.
+    The tutorial's loop decodes an image when it is needed. Ours decodes the whole set before the
+    first step of its first run, and then uses a cache.
     """
+    ours = ["-m", "ddp_trainer", "cifar10", "--epochs", "1", "--precision", "auto"]
     programs = {
         "tutorial": [str(ROOT / "bench" / "tutorial_loop.py")],
-        "ours": [
-            "-m",
-            "ddp_trainer",
-            "cifar10",
-            "--epochs",
-            "1",
-            "--precision",
-            "auto",
-            "--log-every",
-            "5",
-        ],
+        "ours": [*ours, "--log-every", "5"],
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in programs}
     for seed in range(runs):
         for name, program in programs.items():
             same = ["--data", str(data), "--seed", str(seed), "--batch-size", "32", "--stem", "3x3"]
-            found[name].append(_epoch([*program, *same, *more]))  # a later flag wins
+            # Of two equal flags the later one counts, so `more` comes last.
+            found[name].append(run_epoch([*program, *same, *more]))
             print(f"{name:9} seed {seed}: {found[name][-1]}", flush=True)
-    _keep("tutorial", found)
+    write_results("tutorial", found)
+
     first = statistics.median(run["steps"] for run in found["tutorial"])
-    print(
-        "\n| | seconds of steps | times the tutorial's | waiting for data | loss of the last fifth |"
-    )
+    print("\n| | seconds of steps | times the tutorial's | waiting for data ", end="")
+    print("| loss of the last fifth |")
     print("|---|---|---|---|---|")
     for name, values in found.items():
-        middle = {key: statistics.median(run[key] for run in values) for key in values[0]}
+        steps = statistics.median(run["steps"] for run in values)
+        data_seconds = statistics.median(run["data"] for run in values)
+        loss = statistics.fmean(run["loss"] for run in values)
         print(
-            f"| {name} | {middle['steps']:.1f} | {first / middle['steps']:.2f} | {middle['data'] / middle['steps']:.1%} "
-            f"| {statistics.fmean(run['loss'] for run in values):.4f} |"
+            f"| {name} | {steps:.1f} | {first / steps:.2f} | {data_seconds / steps:.1%} "
+            f"| {loss:.4f} |"
         )
 
 
-def _epoch(program: list[str]) -> dict[str, float]:
-    """Run it on two ranks: seconds of its steps, of them waiting for data, mean loss of the last fifth."""
+def run_epoch(program: list[str]) -> dict[str, float]:
+    """Run a program on two ranks and return figures of its epoch.
+
+    `steps` is the seconds of its steps, `data` the part of them that waits for data, and `loss`
+    the mean loss of the last fifth of the steps.
+    """
     done = subprocess.run(
         [*TWO_RANKS, *program],
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=_one_thread(),
+        env=one_thread(),
     )
     *events, end = [json.loads(line) for line in done.stdout.splitlines()]
-    spent = end["seconds"]
-    late = [
-        event["loss"]
-        for event in events
-        if event["event"] == "train" and event["step"] > 0.8 * event["steps"]
-    ]
+    seconds = end["seconds"]
+
+    # The tutorial's loop reports the final loss itself. Ours reports the loss every few steps.
+    loss = end["result"].get("final_loss")
+    if not loss:
+        reports = [event for event in events if event["event"] == "train"]
+        late = [event["loss"] for event in reports if event["step"] > 0.8 * event["steps"]]
+        loss = statistics.fmean(late)
     return {
-        "steps": sum(spent[phase] for phase in ("data", "forward", "backward", "optimizer")),
-        "data": spent["data"],
-        "loss": end["result"].get("final_loss") or statistics.fmean(late),
+        "steps": sum(seconds[phase] for phase in ("data", "forward", "backward", "optimizer")),
+        "data": seconds["data"],
+        "loss": loss,
     }
 
 
-def _one_thread() -> dict[str, str]:
+def one_thread() -> dict[str, str]:
+    """Return this process's environment with one thread per process."""
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def _keep(experiment: str, results: object) -> None:
+def write_results(experiment: str, results: object) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / f"{experiment}.json").write_text(json.dumps(results, indent=1))
 
@@ -418,23 +295,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("experiment", choices=["scaling", "small", "tutorial"])
-    parser.add_argument("--turns", type=int, default=15, help="of each variant (default 15)")
-    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)  # for the ranks that it starts
+    parser.add_argument("--turns", type=int, default=15, help="turns per variant (default 15)")
+    # For the ranks that this script starts.
+    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help="CIFAR-10's folder, for tutorial")
     parser.add_argument(
-        "--seeds", type=int, default=3, help="runs of each, for tutorial (default 3)"
+        "--seeds", type=int, default=3, help="runs per program, for tutorial (default 3)"
     )
     options, more = parser.parse_known_args()
+
     if options.experiment == "tutorial":
         if options.data is None:
-            parser.error("tutorial needs --data FOLDER")
-        tutorial(options.data, options.seeds, more)
+            parser.error("tutorial requires --data FOLDER")
+        compare_with_tutorial(options.data, options.seeds, more)
     elif options.part is not None:
-        as_rank(options.experiment, options.part, options.turns)
+        run_part(options.experiment, options.part, options.turns)
+    elif options.turns < 2:
+        parser.error(
+            f"--turns: must be at least 2 for a median and its spread, got {options.turns}"
+        )
     else:
-        if options.turns < 2:
-            parser.error("--turns: a median and its spread need at least 2")
-        side_by_side(options.experiment, options.turns)
+        compare_variants(options.experiment, options.turns)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""CIFAR-10 as tutorials train it, written plainly: what bench/training_speed.py measures the trainer against.
+"""CIFAR-10 as tutorials train it. bench/training_speed.py compares the trainer with this loop.
 
     torchrun --standalone --nproc-per-node 2 bench/tutorial_loop.py --data FOLDER
 
-Pillow transforms one image at a time, a DataLoader, a DistributedSampler, DDP, and nothing more. FOLDER holds image folders
-{train,test}/<class>/*. Prints one JSON line in the form of the trainer's last event.
+Pillow transforms one image at a time. There are a DataLoader, a DistributedSampler, DDP, and
+nothing else. FOLDER has image folders {train,test}/<class>/*. Prints one JSON line in the form of
+the trainer's last event.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from PIL import Image, ImageOps
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -25,8 +27,9 @@ from ddp_trainer.workloads.shared.models import resnet18
 
 
 def crop_and_flip(image: Image.Image) -> Image.Image:
-    """32 x 32 pixels from an image with a black border of four, mirrored or not."""
-    left, top = random.randint(0, 8), random.randint(0, 8)
+    """Return 32 x 32 pixels of the image with a black border of 4, mirrored half of the time."""
+    left = random.randint(0, 8)
+    top = random.randint(0, 8)
     image = ImageOps.expand(image, 4).crop((left, top, left + 32, top + 32))
     return ImageOps.mirror(image) if random.random() < 0.5 else image
 
@@ -36,16 +39,14 @@ class Photographs(Dataset):
 
     def __init__(self, folder: Path, augment: bool, limit: int | None) -> None:
         classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        files = [
-            (path, number)
-            for number, name in enumerate(classes)
-            for path in sorted((folder / name).iterdir())
-        ]
-        # Spread evenly, so that no class is left out.
-        self.files = [
-            files[index]
-            for index in np.linspace(0, len(files) - 1, limit or len(files)).astype(int)
-        ]
+        files = []
+        for number, name in enumerate(classes):
+            for path in sorted((folder / name).iterdir()):
+                files.append((path, number))
+
+        # With a limit, images at even distances, so that all classes are among them.
+        chosen = np.linspace(0, len(files) - 1, limit or len(files)).astype(int)
+        self.files = [files[index] for index in chosen]
         self.augment = augment
         self.mean = torch.tensor(MEAN).view(3, 1, 1)
         self.deviation = torch.tensor(DEVIATION).view(3, 1, 1)
@@ -62,7 +63,31 @@ class Photographs(Dataset):
         return (pixels - self.mean) / self.deviation, label
 
 
-def main() -> None:
+class Stopwatch:
+    """Adds up the seconds of the phases of the steps."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(("data", "forward", "backward", "optimizer"), 0.0)
+        self._last = time.perf_counter()
+
+    def book(self, phase: str) -> None:
+        """Add the time since the last call to `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._last
+        self._last = now
+
+
+def test_loss(model: nn.Module, test: Photographs) -> float:
+    """Return the mean loss over the test set."""
+    model.eval()
+    total = 0.0
+    with torch.no_grad():
+        for inputs, labels in DataLoader(test, 256):
+            total += F.cross_entropy(model(inputs), labels, reduction="sum").item()
+    return total / len(test)
+
+
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,11 +97,16 @@ def main() -> None:
     parser.add_argument("--stem", default="3x3")
     parser.add_argument("--limit-train", type=int)
     parser.add_argument("--limit-test", type=int)
-    options = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    options = parse_options()
     dist.init_process_group("gloo")
     torch.manual_seed(options.seed)
     random.seed(options.seed + dist.get_rank())
+
+    # Data, model and optimizer.
     train = Photographs(options.data / "train", True, options.limit_train)
     test = Photographs(options.data / "test", False, options.limit_test)
     sampler = DistributedSampler(train, seed=options.seed)
@@ -85,40 +115,29 @@ def main() -> None:
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-5)
 
-    seconds = dict.fromkeys(("data", "forward", "backward", "optimizer"), 0.0)
-    clock = time.perf_counter()
-
-    def book(phase: str) -> None:
-        nonlocal clock
-        now = time.perf_counter()
-        seconds[phase] += now - clock
-        clock = now
-
+    # Train for one epoch.
     losses = []
+    stopwatch = Stopwatch()
     for inputs, labels in loader:
-        book("data")
+        stopwatch.book("data")
         loss = F.cross_entropy(ddp(inputs), labels)
-        book("forward")
+        stopwatch.book("forward")
         loss.backward()
-        book("backward")
+        stopwatch.book("backward")
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-        book("optimizer")
+        stopwatch.book("optimizer")
+
+    # The mean loss of the last fifth of the steps, over both ranks.
     last_fifth = losses[-(len(losses) // 5) :]
     final = torch.stack(last_fifth).mean() / dist.get_world_size()
     dist.all_reduce(final)
 
-    model.eval()
-    with torch.no_grad():
-        batches = DataLoader(test, 256)
-        losses = [
-            F.cross_entropy(model(inputs), labels, reduction="sum").item()
-            for inputs, labels in batches
-        ]
+    loss = test_loss(model, test)
     if dist.get_rank() == 0:
-        result = {"final_loss": float(final), "loss": sum(losses) / len(test)}
-        print(json.dumps({"event": "end", "result": result, "seconds": seconds}))
+        result = {"final_loss": float(final), "loss": loss}
+        print(json.dumps({"event": "end", "result": result, "seconds": stopwatch.seconds}))
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need a real API server: one for the whole run, with a namespace for each test."""
+"""Fixtures: one API server for the whole run, and a namespace for each test."""
 
 import os
 import uuid
@@ -10,7 +10,7 @@ from envtest import CRD, MISSING, NEEDED, ApiServer, find_binaries
 
 @pytest.fixture(scope="session")
 def bare_apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """A running API server without our CRD."""
+    """Start an API server without the CRD."""
     binaries = find_binaries()
     missing = ", ".join(name for name in NEEDED if name not in binaries)
     if missing and os.environ.get("CI") == "true":
@@ -27,7 +27,7 @@ def bare_apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServ
 
 @pytest.fixture(scope="session")
 def apiserver(bare_apiserver: ApiServer) -> ApiServer:
-    """A running API server that serves DDPJobs."""
+    """Return an API server that serves DDPJobs."""
     bare_apiserver.kubectl("apply", "--server-side", "-f", str(CRD))
     bare_apiserver.kubectl(
         "wait", "--for=condition=Established", "--timeout=30s", "crd/ddpjobs.ddpjob.dev"
@@ -37,7 +37,10 @@ def apiserver(bare_apiserver: ApiServer) -> ApiServer:
 
 @pytest.fixture
 def namespace(apiserver: ApiServer) -> Iterator[str]:
-    """A namespace of the test's own. It stays (without a controller manager none is ever gone), but no job stays in it."""
+    """Create a namespace for the test, and delete its jobs afterwards.
+
+    The namespace stays, because only a controller manager could remove it.
+    """
     name = f"t-{uuid.uuid4().hex[:10]}"
     assert apiserver.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}}).code == 201
     yield name

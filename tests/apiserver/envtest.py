@@ -1,6 +1,7 @@
-"""A real API server for these tests: etcd and kube-apiserver as two processes of this machine, envtest's way.
+"""A real API server: etcd and kube-apiserver as two processes of this machine, as envtest has it.
 
-No kubelet, scheduler or controller stands behind it: what is created stays as it is. Nothing here knows the operator.
+No kubelet, scheduler or controller stands behind it: what is created stays as it is. Nothing here
+knows the operator.
 """
 
 import base64
@@ -22,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CRD = ROOT / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
 NEEDED = ("etcd", "kube-apiserver", "kubectl")
 MISSING = (
-    "needs {}: run `setup-envtest use 1.36.x -p path` and set KUBEBUILDER_ASSETS to the folder it prints "
+    "{} not found: run `setup-envtest use 1.36.x -p path`, and set KUBEBUILDER_ASSETS to the "
+    "folder that it prints "
     "(or put etcd, kube-apiserver and kubectl into /usr/local/kubebuilder/bin)"
 )
 ADMIN_TOKEN = "admin-of-the-tests"
@@ -31,7 +33,7 @@ APPLY = "application/apply-patch+yaml"
 
 
 class Answer(NamedTuple):
-    """What the API server said: HTTP status, the object or Status as a dict, and its Warning headers."""
+    """An answer: HTTP status, the object or Status as a dict, and the Warning headers."""
 
     code: int
     body: dict[str, Any]
@@ -39,9 +41,12 @@ class Answer(NamedTuple):
 
 
 def find_binaries() -> dict[str, str]:
-    """Absolute path by name of what is there of NEEDED: $KUBEBUILDER_ASSETS first, then envtest's usual folder and PATH.
+    """Return the paths of the programs in NEEDED that exist, by name.
 
-    Links are not resolved: some distributions ship one program that looks at the name it is called by.
+    $KUBEBUILDER_ASSETS comes first, then envtest's usual folder, then PATH.
+
+    Links are not resolved: some distributions ship one program that looks at the name it is called
+    by.
     """
     folders = [
         os.environ.get("KUBEBUILDER_ASSETS", ""),
@@ -65,10 +70,12 @@ def free_ports(count: int) -> list[int]:
 
 
 class ApiServer:
-    """etcd and kube-apiserver with their data in `folder`; the API server can be killed and started again.
+    """etcd and kube-apiserver with their data in `folder`.
 
-    `kubeconfig` (a path), `environment` (with which kubectl and helm find it) and `url` stay valid over a restart: port,
-    certificate and data stay the same.
+    The API server can be killed and started again.
+
+    `kubeconfig` (a path), `environment` (with which kubectl and helm find it) and `url` stay valid
+    over a restart: port, certificate and data stay the same.
     """
 
     def __init__(self, folder: Path, binaries: dict[str, str]) -> None:
@@ -87,7 +94,8 @@ class ApiServer:
         }
         (folder / "tokens.csv").write_text(f"{ADMIN_TOKEN},admin,admin,system:masters\n")
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- life
+
     def start(self) -> None:
         """Start what is not running and return once the API server is ready."""
         self._spawn("etcd", self._etcd_flags())
@@ -110,11 +118,12 @@ class ApiServer:
         self._end("kube-apiserver")
         self._end("etcd", kill=True)
 
-    # -- use -------------------------------------------------------------------------------------------------------
+    # -- use
+
     def kubectl(
         self, *args: str, stdin: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as the administrator; with `check` a failure is an AssertionError with what it said."""
+        """Run kubectl as the administrator. With `check`, a failure raises AssertionError."""
         command = [self.kubectl_path, *args]
         done = subprocess.run(
             command, input=stdin, capture_output=True, text=True, timeout=60, env=self.environment
@@ -125,7 +134,7 @@ class ApiServer:
     def request(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> Answer:
-        """Send one request as the administrator, as a client that does not ask for strict validation."""
+        """Send one request as the administrator, without strict validation."""
         request = urllib.request.Request(
             self.url + path,
             method=method,
@@ -148,7 +157,7 @@ class ApiServer:
         )
 
     def kubeconfig_for(self, token: str) -> str:
-        """The text of a kubeconfig for this server (JSON is YAML) with the given bearer token."""
+        """Return a kubeconfig for this server with the given bearer token. JSON is YAML too."""
         certificate = base64.b64encode(self.certificate.read_bytes()).decode()
         named: dict[str, Any] = {
             "clusters": [
@@ -166,7 +175,8 @@ class ApiServer:
     def _trusted(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self.certificate))
 
-    # -- parts -----------------------------------------------------------------------------------------------------
+    # -- parts
+
     def _etcd_flags(self) -> list[str]:
         client, peer = f"http://127.0.0.1:{self._etcd_port}", f"http://127.0.0.1:{self._peer_port}"
         return [
@@ -185,14 +195,16 @@ class ApiServer:
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
             f"--secure-port={self._port}",
             "--bind-address=127.0.0.1",
-            f"--cert-dir={certificates}",  # it makes apiserver.crt and apiserver.key there when they are missing
+            # The API server creates apiserver.crt and apiserver.key there.
+            f"--cert-dir={certificates}",
             f"--service-account-signing-key-file={certificates / 'apiserver.key'}",
             f"--service-account-key-file={certificates / 'apiserver.key'}",
             f"--service-account-issuer={self.url}",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
             "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.0.0.0/24",
-            # Nobody makes a namespace's default ServiceAccount here, and pods must be accepted all the same.
+            # Nobody makes a namespace's default ServiceAccount here, and pods must be accepted all
+            # the same.
             "--disable-admission-plugins=ServiceAccount",
         ]
 
@@ -216,7 +228,7 @@ class ApiServer:
             process.wait()
 
     def _is_ready(self) -> bool:
-        """Whether the namespace that the API server makes last of all can be read, and all its own checks pass."""
+        """Return True if all checks pass and the namespace that is created last can be read."""
         try:
             ready = self.kubectl("get", "--raw=/readyz", check=False).stdout == "ok"
             return ready and self.request("GET", "/api/v1/namespaces/default").code == 200

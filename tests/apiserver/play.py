@@ -1,4 +1,4 @@
-"""What the operator's tests play with: the operator as a process, a gate in front of the API server, and a kubelet."""
+"""The operator as a process, a gate in front of the API server, and a simulated kubelet."""
 
 import http.client
 import json
@@ -62,10 +62,13 @@ class Operator:
 
 
 class Gate:
-    """A plain HTTP door to the API server. It counts writes (the Lease's aside) and can shut at one of them for good.
+    """A plain HTTP proxy of the API server.
 
-    `shut_at(k, answered)`: at the k-th write from now `on_shut` is called, before the write is passed on or else after
-    it was but before its answer is; from then on nothing passes until `open`. `is_shut` says that `on_shut` has run.
+    It counts writes, except those of the Lease, and can refuse everything from one of them on.
+
+    `shut_at(k, answered)`: at the k-th write from now `on_shut` is called, before the write is
+    passed on or else after it was but before its answer is; from then on nothing passes until
+    `open`. `is_shut` says that `on_shut` has run.
     """
 
     def __init__(self, apiserver: ApiServer) -> None:
@@ -150,7 +153,7 @@ class Gate:
         silent: bool = False,
         withheld: bool = False,
     ) -> None:
-        """The request to the API server and its answer back, piece by piece: a watch never ends."""
+        """Pass on a request and its answer, piece by piece, because a watch never ends."""
         request.close_connection = silent
         if withheld:
             return
@@ -213,7 +216,7 @@ class Cluster:
         return {pod["metadata"]["name"]: pod for pod in found}
 
     def ends(self, pod: str, code: int = 0, message: str = "") -> None:
-        """The pod's trainer ends; with a code other than 0 its launcher says so in its last words."""
+        """End the trainer of a pod. With another code than 0, its log ends with a summary."""
         state = {
             "exitCode": code,
             "message": message or (SUMMARY if code else ""),
@@ -222,7 +225,7 @@ class Cluster:
         self._report(pod, "Failed" if code else "Succeeded", {"terminated": state})
 
     def vanishes(self, pod: str) -> None:
-        """Deleted with no grace, whatever its kubelet thinks."""
+        """Delete a pod at once, without its kubelet."""
         answer = self._delete(pod)
         assert answer.code == 200, answer.body
 
@@ -233,8 +236,8 @@ class Cluster:
         """Every pod gets a node and runs there; a pod that is being deleted is gone."""
         for name, pod in self.pods(job).items():
             if pod["metadata"].get("deletionTimestamp"):
-                # The API server itself may have been first: it removes a finished pod in two writes, this mark and then
-                # the pod.
+                # The API server itself may have been first: it removes a finished pod in two
+                # writes, this mark and then the pod.
                 answer = self._delete(name)
                 assert answer.code in (200, 404), answer.body
             elif not pod["spec"].get("nodeName"):

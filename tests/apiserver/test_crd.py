@@ -1,4 +1,4 @@
-"""What the API server itself makes of DDPJobs: rules and their sentences, immutability, defaults, columns, subresources."""
+"""The CRD in a real API server: rules, messages, immutability, defaults, columns, subresources."""
 
 import copy
 import uuid
@@ -24,9 +24,11 @@ SCHEMA = DEFINITION["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPEC = SCHEMA["properties"]["spec"]
 
 
-# -- builders --------------------------------------------------------------------------------------------------------
+# -- builders
+
+
 def job(name: str = "job", **spec: Any) -> dict[str, Any]:
-    """A DDPJob with what must be there, and `spec` on top."""
+    """Return a DDPJob with the required fields and `spec`."""
     spec = {"image": "trainer:1", "args": ["train.py"], **spec}
     return {
         "apiVersion": "ddpjob.dev/v1alpha1",
@@ -37,7 +39,7 @@ def job(name: str = "job", **spec: Any) -> dict[str, Any]:
 
 
 def overlay(**container: Any) -> dict[str, Any]:
-    """The podTemplate that changes the container trainer so."""
+    """Return a podTemplate that changes the container trainer."""
     return {"spec": {"containers": [{"name": "trainer", **container}]}}
 
 
@@ -84,7 +86,8 @@ def shared_jobs(apiserver: ApiServer) -> Iterator[Jobs]:
     apiserver.delete_jobs(name)
 
 
-# -- rules and their sentences ---------------------------------------------------------------------------------------
+# -- rules and their sentences
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no nodes": (
         {"nodes": 0},
@@ -106,7 +109,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unknown accelerator": (
         {"accelerator": "p9.48xlarge"},
-        'spec.accelerator: Unsupported value: "p9.48xlarge": supported values: "cpu", "gpu", "trn1.32xlarge"',
+        'spec.accelerator: Unsupported value: "p9.48xlarge": supported values: "cpu", "gpu", '
+        '"trn1.32xlarge"',
     ),
     "empty image": ({"image": ""}, "spec.image in body should be at least 1 chars long"),
     "no image": ({"image": None}, "spec.image: Required value"),
@@ -203,7 +207,8 @@ for field, value in {
 }.items():
     REFUSED[f"podTemplate.spec.{field}"] = (
         {"podTemplate": {"spec": {field: value}}},
-        "restartPolicy, hostname, subdomain and activeDeadlineSeconds are set by the operator; remove them",
+        "restartPolicy, hostname, subdomain and activeDeadlineSeconds are set by the operator; "
+        "remove them",
     )
 for field, value in {
     "command": ["sh"],
@@ -230,7 +235,10 @@ for variable in (
     entry = {"env": [{"name": "A", "value": "1"}, {"name": variable, "value": "1"}]}
     REFUSED[f"env {variable}"] = (entry, RESERVED)
     REFUSED[f"overlay env {variable}"] = ({"podTemplate": overlay(**entry)}, RESERVED)
-TOGETHER = "must be auto, or 1 or 2 on a trn1.2xlarge, 1, 2, 8 or 32 on one trn1.32xlarge, 32 on each of several"
+PROCESS_COUNTS = (
+    "must be auto, or 1 or 2 on a trn1.2xlarge, 1, 2, 8 or 32 on one trn1.32xlarge, "
+    "32 on each of several"
+)
 for accelerator, nodes, processes in (
     ("trn1.32xlarge", 1, 16),
     ("trn1.32xlarge", 2, 8),
@@ -238,7 +246,7 @@ for accelerator, nodes, processes in (
 ):
     REFUSED[f"{processes} processes on {nodes} {accelerator}"] = (
         {"accelerator": accelerator, "nodes": nodes, "nprocPerNode": processes},
-        TOGETHER,
+        PROCESS_COUNTS,
     )
 REFUSED["several trn1.2xlarge"] = (
     {"accelerator": "trn1.2xlarge", "nodes": 2},
@@ -293,7 +301,7 @@ for flag in (
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_bad_job_is_refused_with_its_sentence(shared_jobs: Jobs, case: str) -> None:
+def test_a_bad_job_is_refused_with_its_message(shared_jobs: Jobs, case: str) -> None:
     spec, sentence = REFUSED[case]
     answer = shared_jobs.create(job("bad", **spec))
     assert (answer.code, answer.body["kind"]) == (422, "Status")
@@ -305,7 +313,7 @@ LAPTOPS_KNOW_NO_LIMIT = {"too many args", "an endless arg", "a quantity of anoth
 
 
 @pytest.mark.parametrize("case", [case for case in REFUSED if case not in LAPTOPS_KNOW_NO_LIMIT])
-def test_the_local_runner_refuses_it_too(case: str) -> None:
+def test_a_local_run_refuses_the_same_jobs(case: str) -> None:
     with pytest.raises(SpecError):
         refuse_unknown_fields(Spec.from_dict(job("bad", **REFUSED[case][0])["spec"]))
 
@@ -389,10 +397,7 @@ def test_a_name_that_no_service_can_have_is_refused(shared_jobs: Jobs, name: str
     answer = shared_jobs.create(job(name))
     assert answer.code == 422
     assert "metadata.name: Invalid value" in answer.body["message"]
-    assert (
-        "must be at most 52 lower-case letters, digits"
-        in answer.body["message"]
-    )
+    assert "must be at most 52 lower-case letters, digits" in answer.body["message"]
 
 
 def test_the_server_may_choose_the_name(jobs: Jobs) -> None:
@@ -401,7 +406,8 @@ def test_the_server_may_choose_the_name(jobs: Jobs) -> None:
     assert jobs.made(manifest)["metadata"]["name"].startswith("digits-")
 
 
-# -- immutability ----------------------------------------------------------------------------------------------------
+# -- immutability
+
 # A value and another one for every immutable field of spec.
 CHANGES: dict[str, tuple[Any, Any]] = {
     "nprocPerNode": (2, 4),
@@ -432,7 +438,7 @@ REQUIRED = set(SPEC["required"])
 DEFAULTED = {name for name, field in SPEC["properties"].items() if "default" in field}
 
 
-def test_every_field_is_tested_or_meant_to_change() -> None:
+def test_every_field_is_tested_or_mutable() -> None:
     assert set(SPEC["properties"]) == set(CHANGES) | MUTABLE
 
 
@@ -478,7 +484,10 @@ def test_an_empty_field_cannot_be_removed(jobs: Jobs, field: str) -> None:
 def leaves(
     schema: dict[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    """Every leaf below `schema` as (path, two different values); "[]" in a path is an item, "{}" a key that differs."""
+    """Yield every leaf below `schema` as (path, two different values).
+
+    In a path, "[]" is an item and "{}" is a key that differs.
+    """
     kind = schema.get("type", "integer" if "x-kubernetes-int-or-string" in schema else "any")
     if "properties" in schema:
         for name, child in schema["properties"].items():
@@ -503,7 +512,7 @@ def leaves(
 
 
 def instance(schema: dict[str, Any], path: tuple[str, ...], value: Any) -> Any:
-    """The least object of `schema` that has `value` at `path`."""
+    """Return the smallest object of `schema` that has `value` at `path`."""
     if not path:
         return value
     step, rest = path[0], path[1:]
@@ -559,7 +568,9 @@ def test_nodes_and_failure_policy_can_change(jobs: Jobs) -> None:
     assert jobs.get()["metadata"]["generation"] == 2
 
 
-# -- what is filled in, pruned and shown -----------------------------------------------------------------------------
+# -- what is filled in, pruned and shown
+
+
 def test_defaults_are_filled_in(jobs: Jobs) -> None:
     assert jobs.made(job(checkpoint={"claimName": "c"}))["spec"] == {
         "image": "trainer:1",
@@ -604,7 +615,7 @@ def test_a_client_that_is_not_strict_is_warned_of_an_unknown_field(jobs: Jobs) -
     assert "suspend" not in answer.body["spec"]
 
 
-def test_the_columns_say_what_goes_on(apiserver: ApiServer, jobs: Jobs) -> None:
+def test_the_columns_show_the_state(apiserver: ApiServer, jobs: Jobs) -> None:
     made = jobs.made(job(nodes=2))
     made["status"] = {
         "phase": "Running",
@@ -635,7 +646,9 @@ def test_kubectl_explains_every_level(apiserver: ApiServer) -> None:
     assert "Variables of the container, as in a pod." in explained
 
 
-# -- writing ---------------------------------------------------------------------------------------------------------
+# -- writing
+
+
 def test_server_side_apply_keeps_what_another_manager_set(jobs: Jobs) -> None:
     path = f"{jobs.path}/job"
     first, second = job(nodes=2), job(failurePolicy={"maxRestarts": 9})
@@ -662,7 +675,7 @@ def test_a_stale_write_is_a_conflict(jobs: Jobs) -> None:
 
 
 def minimal_status(made: dict[str, Any], **status: Any) -> dict[str, Any]:
-    """The shortest body of a status write: no spec, and of the metadata only what says which object at which version."""
+    """Return the shortest body of a status write: no spec, and only the required metadata."""
     metadata = {
         key: made["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")
     }
@@ -752,7 +765,7 @@ def test_the_whole_status_is_kept(jobs: Jobs) -> None:
     )
 
 
-def test_a_condition_stands_once(jobs: Jobs) -> None:
+def test_a_condition_type_is_unique(jobs: Jobs) -> None:
     at = "2026-01-02T03:04:05Z"
     twice = [
         {
@@ -793,10 +806,12 @@ def test_scaling_to_a_size_that_cannot_work_is_refused(apiserver: ApiServer, job
     refused = apiserver.kubectl(
         "scale", "-n", jobs.namespace, "ddp/job", "--replicas=2", check=False
     )
-    assert TOGETHER in refused.stderr
+    assert PROCESS_COUNTS in refused.stderr
 
 
-# -- the file itself -------------------------------------------------------------------------------------------------
+# -- the file itself
+
+
 def test_the_crd_stays_readable() -> None:
     """Merge keys (`<<`) are not YAML 1.2, and many tools cannot read them."""
     text = CRD.read_text()
@@ -825,7 +840,8 @@ def test_no_object_keeps_unknown_fields_where_equality_would_miss_a_renamed_key(
         for key in schema.keys() & {"items", "additionalProperties"}:
             yield from traps(schema[key], path)
 
-    # podTemplate.metadata has a rule that lets no unknown key in, so that its sentence can be given.
+    # podTemplate.metadata has a rule that lets no unknown key in, so that its sentence can be
+    # given.
     assert list(traps(SPEC, "spec")) == ["spec.podTemplate.metadata"]
 
 

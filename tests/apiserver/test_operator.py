@@ -24,7 +24,7 @@ def cluster(apiserver, namespace):
 
 @pytest.fixture
 def an_operator(apiserver, namespace, tmp_path):
-    """Starts operators of the test's namespace; none of them outlives the test."""
+    """Start operators for the test's namespace, and end them after the test."""
     started = []
 
     def start(*options, kubeconfig=apiserver.kubeconfig, scope=(f"--namespace={namespace}",)):
@@ -89,7 +89,7 @@ def test_a_pod_that_vanished_while_the_operator_was_down_is_a_disruption(cluster
     assert (status.get("restarts", 0), status["disruptions"]) == (0, 1)
 
 
-def test_a_node_that_is_done_may_lose_its_pod_while_its_peers_train_on(cluster, an_operator):
+def test_a_succeeded_node_may_lose_its_pod_while_its_peers_run(cluster, an_operator):
     an_operator()
     cluster.create_job("digits")
     cluster.is_running("digits")
@@ -106,7 +106,7 @@ def test_a_node_that_is_done_may_lose_its_pod_while_its_peers_train_on(cluster, 
     )
 
 
-def test_a_misspelt_field_below_what_the_crd_knows_ends_the_job_by_its_name(cluster, an_operator):
+def test_a_misspelt_field_below_the_crds_schema_fails_the_job_and_is_named(cluster, an_operator):
     an_operator()
     cluster.create_job("digits", podTemplate={"spec": {"securityContext": {"runAsUsr": 1000}}})
     cluster.until("digits", lambda: cluster.status("digits").get("phase") == "Failed")
@@ -140,12 +140,13 @@ def test_an_api_server_that_is_killed_and_started_again_costs_nothing(
 
 
 @pytest.mark.parametrize("passed_on", [False, True], ids=["before-the-write", "after-the-write"])
-def test_an_operator_killed_at_any_write_of_a_restart_loses_and_doubles_nothing(
+def test_an_operator_killed_at_any_write_of_a_restart_loses_and_repeats_nothing(
     cluster, an_operator, a_gate, passed_on
 ):
     gate, count = a_gate(), itertools.count()
 
-    def fresh():  # the dead one's Lease is left to the dead: nobody should have to wait here until it runs out
+    # Each operator gets its own Lease, so that no test waits until an old one has expired.
+    def fresh():
         return an_operator(f"--lease-name=operator-{next(count)}", kubeconfig=gate.kubeconfig)
 
     operator = fresh()
@@ -168,13 +169,11 @@ def test_an_operator_killed_at_any_write_of_a_restart_loses_and_doubles_nothing(
             break
         cluster.ends(f"{job}-1-0")
         cluster.ends(f"{job}-1-1")
-    assert k > 8, (
-        "a restart writes its status, deletes and creates pods, and tells: its writes were not all tried"
-    )
+    assert k > 8, "not every write of a restart was tried: status, deletions, pods and event"
 
 
 def _is_settled(cluster, job):
-    """The new attempt runs and its event is told, which is the last write of a restart."""
+    """Return True if the new attempt runs and its event exists, the last write of a restart."""
     path = f"/api/v1/namespaces/{cluster.namespace}/events"
     events = cluster.apiserver.request("GET", path).body["items"]
     told = [e["message"] for e in events if e["involvedObject"]["name"] == job]
@@ -217,7 +216,7 @@ def test_of_two_operators_one_writes_and_the_other_takes_over_at_once(cluster, a
     assert cluster.status("digits")["restarts"] == 1
 
 
-def test_it_ends_at_once_although_somebody_keeps_a_connection_to_its_probes(cluster, an_operator):
+def test_the_operator_ends_at_once_despite_an_open_connection_to_its_probes(cluster, an_operator):
     operator = an_operator()
     cluster.until("digits", lambda: "leading" in operator.log)
     probe = http.client.HTTPConnection("127.0.0.1", operator.port)
@@ -241,7 +240,7 @@ needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm
 
 
 def rendered(namespace, *settings):
-    """The chart's objects by kind."""
+    """Return the chart's objects by kind."""
     command = ["helm", "template", "ddpjob", str(CHART), f"--namespace={namespace}", *settings]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     objects = [obj for obj in yaml.safe_load_all(text) if obj]
@@ -252,7 +251,7 @@ def rendered(namespace, *settings):
 
 
 def with_the_rights_of(chart, apiserver, namespace, tmp_path):
-    """Kubeconfig of the chart's ServiceAccount, bound to the chart's roles and nothing else, and the chart's options."""
+    """Return a kubeconfig of the chart's ServiceAccount, with the chart's roles and options."""
     kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
     for obj in (obj for kind in kinds for obj in chart.get(kind, [])):
         if "helm.sh/hook" not in obj["metadata"].get("annotations", {}):
@@ -276,7 +275,10 @@ def with_the_rights_of(chart, apiserver, namespace, tmp_path):
 
 
 def uses_every_right(cluster, operator):
-    """A job whose way needs each verb: its name is taken at first, it fails, it loses a pod, it completes."""
+    """Run a job that needs each verb.
+
+    Its name is in use at first. It fails, loses a pod, and completes.
+    """
     service = {"metadata": {"name": "digits"}, "spec": {"clusterIP": "None"}}
     path = f"/api/v1/namespaces/{cluster.namespace}/services"
     assert cluster.apiserver.request("POST", path, service).code == 201

@@ -1,4 +1,4 @@
-"""The chart as a release: installed, upgraded, uninstalled and installed again, with a user's job in the cluster all along."""
+"""The chart as a release: install, upgrade, uninstall and install again, while a job exists."""
 
 import importlib.util
 import shutil
@@ -40,7 +40,7 @@ def helm(apiserver: ApiServer, namespace: str) -> Iterator[Helm]:
 
 
 def job_in_notes(notes: str) -> str:
-    """The manifest in the heredoc of NOTES."""
+    """Return the manifest in the heredoc of NOTES."""
     return textwrap.dedent(notes.partition("<<'JOB'\n")[2].partition("  JOB\n")[0])
 
 
@@ -118,7 +118,7 @@ def test_the_owner_of_one_namespace_can_install_for_it(
 
 @pytest.fixture
 def helm_test(apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script of `helm test`, looking at this API server with the token of an administrator."""
+    """Return the script of `helm test` for this API server, with an administrator's token."""
     spec = importlib.util.spec_from_file_location("helm_test", CHART / "files" / "helm_test.py")
     assert spec is not None
     assert spec.loader is not None
@@ -150,7 +150,7 @@ def readyz() -> Iterator[str]:
         thread.join()
 
 
-def test_helm_test_says_what_it_found(
+def test_helm_test_prints_its_checks(
     apiserver: ApiServer,
     namespace: str,
     helm_test: ModuleType,
@@ -170,7 +170,7 @@ def test_helm_test_says_what_it_found(
     )
 
 
-def test_helm_test_fails_with_a_sentence_when_nobody_is_ready(
+def test_helm_test_fails_with_a_message_if_the_operator_is_not_ready(
     namespace: str, helm_test: ModuleType
 ) -> None:
     with pytest.raises(

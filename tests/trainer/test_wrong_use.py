@@ -119,7 +119,8 @@ def test_the_checkpoint_folder_defaults_to_the_environment(monkeypatch):
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "/checkpoints/job")
     assert str(command_line.parse(["digits"]).options.checkpoint_dir) == "/checkpoints/job"
     assert (
-        str(command_line.parse(["digits", "--checkpoint-dir", "here"]).options.checkpoint_dir) == "here"
+        str(command_line.parse(["digits", "--checkpoint-dir", "here"]).options.checkpoint_dir)
+        == "here"
     )
     monkeypatch.setenv("DDP_CHECKPOINT_DIR", "")
     assert command_line.parse(["digits"]).options.checkpoint_dir is None

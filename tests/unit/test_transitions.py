@@ -128,7 +128,7 @@ def test_a_job_is_complete_when_every_trainer_exited_with_0():
     assert plan.status.has(Condition.COMPLETE)
     assert not plan.status.has(Condition.RUNNING)
     assert plan.status.completion_time == at(90)
-    assert plan.status.message == "all 2 nodes succeeded after 90 s and 0 restarts"
+    assert plan.status.message == "2 nodes succeeded after 90 s and 0 restarts"
     assert [(event.kind, event.reason) for event in plan.events] == [("Normal", "Complete")]
 
 

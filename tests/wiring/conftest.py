@@ -1,4 +1,4 @@
-"""Fixtures: a fake API server in the test's loop, and an operator against it, in a loop (and thread) of its own."""
+"""Fixtures: a fake API server in the test's loop, and an operator in a thread of its own."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def kubeconfig(fake: FakeApi, tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def api(kubeconfig: Path) -> AsyncIterator[ApiClient]:
-    """The operator's own client of the fake."""
+    """Return the operator's client of the fake API server."""
     client = ApiClient(await configuration(kubeconfig))
     yield client
     await client.close()
@@ -41,7 +41,7 @@ async def api(kubeconfig: Path) -> AsyncIterator[ApiClient]:
 
 @pytest.fixture
 def namespaces() -> tuple[str, ...]:
-    """What the operator watches: everything, unless a test says otherwise by a parameter of this name."""
+    """Return the namespaces to watch: all, unless a test has a parameter of this name."""
     return ()
 
 
@@ -55,7 +55,7 @@ def options(kubeconfig: Path, namespaces: tuple[str, ...]) -> Options:
 
 @pytest.fixture
 async def operator(options: Options) -> AsyncIterator[None]:
-    """One operator from start to end; a test during which it ended by itself fails."""
+    """Run one operator during the test. A test during which it ends by itself fails."""
     started: asyncio.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = asyncio.Future()
     here = asyncio.get_running_loop()
 

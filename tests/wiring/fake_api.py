@@ -1,7 +1,8 @@
-"""A Kubernetes API server as far as an operator can tell, in the test's own loop, with every way it can misbehave.
+"""A fake Kubernetes API server in the test's own loop, which can misbehave in every way.
 
-It keeps objects under resourceVersions, answers LISTs by pages and WATCHes as streams with bookmarks, and logs each
-request. The test plays scheduler, kubelet and garbage collector. Nothing here knows what the operator does.
+It keeps objects under resourceVersions, answers LISTs by pages and WATCHes as streams with
+bookmarks, and logs each request. The test plays scheduler, kubelet and garbage collector. Nothing
+here knows what the operator does.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ KINDS = {
 
 
 class Asked(NamedTuple):
-    """One request: monotonic seconds, method (WATCH for a streaming GET) and path without its query."""
+    """One request: monotonic seconds, method (WATCH for a stream) and path without its query."""
 
     time: float
     method: str
@@ -40,6 +41,8 @@ class Asked(NamedTuple):
 
 
 class Change(NamedTuple):
+    """One change of an object, as a WATCH reports it."""
+
     version: int
     plural: str
     type: str
@@ -57,7 +60,7 @@ class Fault:
 
 
 def refusal(code: int, reason: str = "", message: str = "", **headers: str) -> Answer:
-    """An answer: the Status of an API server that says no."""
+    """Return an answer that is an error of the API server."""
 
     async def answer(_: web.Request, __: Proceed) -> web.StreamResponse:
         return _status(code, reason, message or f"injected {code}", headers)
@@ -66,7 +69,7 @@ def refusal(code: int, reason: str = "", message: str = "", **headers: str) -> A
 
 
 async def unanswered(request: web.Request, proceed: Proceed) -> web.StreamResponse:
-    """An answer: what was asked happens, and the connection breaks before anybody hears of it."""
+    """Carry out the request, and break the connection before the answer."""
     await proceed()
     assert request.transport
     request.transport.close()
@@ -83,7 +86,10 @@ def _status(
 
 
 class FakeApi:
-    """`objects` by (plural, namespace, name). `stale_list` answers LISTs from an older `snapshot()` while it is set."""
+    """The server. `objects` are stored by (plural, namespace, name).
+
+    While `stale_list` is set, LISTs are answered from that older `snapshot()`.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -117,7 +123,10 @@ class FakeApi:
     # --- misbehaviour
 
     def fault(self, method: str, path: str, answer: Answer, times: float = 1) -> None:
-        """`method` and `path` are regular expressions that have to match the whole; a stream's method is WATCH."""
+        """Answer the next `times` matching requests with `answer`.
+
+        `method` and `path` are regular expressions for the whole text. A stream's method is WATCH.
+        """
         self.faults.append(Fault(method, re.compile(path), answer, times))
 
     def stall(self) -> None:
@@ -142,7 +151,7 @@ class FakeApi:
         return self.version, copy.deepcopy(self.objects)
 
     def emit(self, plural: str, kind: str, obj: dict[str, Any]) -> None:
-        """An event of an old object to every open stream, as a server that lags behind sends it."""
+        """Send an event of an old object to every stream, as a server does that lags behind."""
         self._history.append(Change(self.version, plural, kind, copy.deepcopy(obj)))
         self._wake()
 
@@ -155,7 +164,7 @@ class FakeApi:
         return [obj for (kind, _, _), obj in self.objects.items() if kind == plural]
 
     def create(self, plural: str, obj: dict[str, Any]) -> dict[str, Any]:
-        """Stored with what an API server adds to an object."""
+        """Store an object with what an API server adds to it."""
         made = copy.deepcopy(obj)
         metadata = made["metadata"]
         metadata.setdefault("namespace", "ml")
@@ -197,14 +206,14 @@ class FakeApi:
     # --- what was asked
 
     def writes(self, path: str = ".*") -> list[Asked]:
-        """Requests that change something, the Lease's aside."""
+        """Return the requests that change something, except those of the Lease."""
         changing = [
             a for a in self.log if a.method in ("POST", "PUT", "DELETE") and "/leases" not in a.path
         ]
         return [a for a in changing if re.fullmatch(path, a.path)]
 
     def reads(self, path: str = ".*/namespaces/.*") -> list[Asked]:
-        """GETs and LISTs, by default those within a namespace; the Lease's aside."""
+        """Return the GETs and LISTs, by default those within a namespace, except the Lease's."""
         return [
             a
             for a in self.log

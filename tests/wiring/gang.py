@@ -38,7 +38,7 @@ def status(fake: FakeApi, name: str = "digits") -> dict[str, Any]:
 
 
 def runs(fake: FakeApi, *names: str) -> None:
-    """The scheduler finds a node for each pod and its kubelet starts it."""
+    """Let a scheduler assign a node to each pod, and let its kubelet start it."""
     for name in names:
         pod = fake.get("pods", name)
         assert pod
@@ -76,15 +76,15 @@ def _report(fake: FakeApi, name: str, phase: str, state: dict[str, Any], **field
 
 
 async def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Returns once it holds; fails when it never does."""
+    """Wait until a condition holds, and fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "what was waited for never came"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         await asyncio.sleep(0.01)
 
 
 async def is_running(fake: FakeApi, attempt: int = 0, nodes: int = 2) -> None:
-    """Plays the job `digits` to Running in `attempt`, from wherever it is."""
+    """Bring the job `digits` to Running in `attempt`."""
     names = [f"digits-{attempt}-{index}" for index in range(nodes)]
     await until(lambda: set(names) <= set(pods(fake)))
     runs(fake, *names)

@@ -1,4 +1,4 @@
-"""The cache never goes back: events in any order, twice, and LISTs of any age between them come to the same end."""
+"""The cache never goes back in time, whatever the order of events and the age of LISTs."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +37,10 @@ def a_pod(uid, version, name):
 
 @st.composite
 def histories(draw):
-    """[(version, kind, event type, object)]: objects of two names come, change, go and come again under new UIDs."""
+    """Draw a history [(version, kind, event type, object)] of objects with two names.
+
+    They are created, changed, deleted, and created again with new UIDs.
+    """
     alive, history = {}, []
     for version in range(1, draw(st.integers(1, 12))):
         kind, name = draw(st.sampled_from(("job", "pod"))), draw(st.sampled_from(NAMES))
@@ -61,7 +64,7 @@ def state_at(history, version):
 
 
 def show(cache, kind, event, obj):
-    """What the watches do with an event."""
+    """Show an event to the cache, as the watches do."""
     see, forget = (
         (cache.see_job, cache.forget_job) if kind == "job" else (cache.see_pod, cache.forget_pod)
     )
@@ -69,7 +72,7 @@ def show(cache, kind, event, obj):
 
 
 def show_list(cache, history, version):
-    """What a LIST does whose answer is as old as `version`."""
+    """Show a LIST to the cache whose answer is as old as `version`."""
     state = state_at(history, version)
     for kind, see, keep in (
         ("job", cache.see_job, cache.drop_unlisted_jobs),
@@ -114,7 +117,7 @@ def test_events_in_any_order_and_lists_of_any_age_end_at_the_newest_state(data):
 
 @settings(max_examples=50)
 @given(st.data())
-def test_a_list_alone_makes_up_for_every_event_that_was_missed(data):
+def test_a_list_alone_corrects_every_missed_event(data):
     history = data.draw(histories())
     cache = Cache()
     for what in data.draw(st.lists(st.sampled_from(history), max_size=10)) if history else ():
@@ -123,7 +126,7 @@ def test_a_list_alone_makes_up_for_every_event_that_was_missed(data):
     assert content(cache) == content_of(state_at(history, len(history)))
 
 
-def test_what_looks_the_same_is_no_news():
+def test_an_unchanged_pod_is_not_reported():
     cache = Cache()
     pod = a_pod("u", 1, "one")
     assert cache.see_pod(pod)
@@ -132,7 +135,7 @@ def test_what_looks_the_same_is_no_news():
     assert not cache.see_pod(pod)
 
 
-def test_a_list_of_one_namespace_says_nothing_about_another():
+def test_a_list_of_one_namespace_removes_nothing_of_another():
     cache = Cache()
     cache.see_job(a_job("u", 1, "one"))
     cache.drop_unlisted_jobs(set(), 5, "elsewhere")
@@ -141,7 +144,7 @@ def test_a_list_of_one_namespace_says_nothing_about_another():
     assert content(cache) == set()
 
 
-def test_a_removal_is_remembered_until_a_list_after_it_is_an_old_one_itself():
+def test_a_removal_is_remembered_until_the_second_list_after_it():
     cache = Cache()
     cache.see_pod(a_pod("u", 3, "one"))
     cache.drop_unlisted_pods(set(), 5, None)
@@ -151,7 +154,7 @@ def test_a_removal_is_remembered_until_a_list_after_it_is_an_old_one_itself():
     assert cache.gone == {}
 
 
-def test_a_pod_that_was_taken_for_gone_can_be_found_again():
+def test_a_pod_that_was_thought_gone_can_be_restored():
     cache = Cache()
     pod = a_pod("u", 3, "one")
     cache.drop_pod("owner-of-one", "u")
@@ -161,7 +164,7 @@ def test_a_pod_that_was_taken_for_gone_can_be_found_again():
     assert not cache.restore_pod(nobodys)
 
 
-def test_a_pod_that_lost_its_owner_is_nobodys():
+def test_a_pod_that_lost_its_owner_is_removed():
     """`kubectl delete --cascade=orphan` leaves it; a new job of that name need not wait for it."""
     cache, pod = Cache(), a_pod("pod", 1, "one")
     cache.see_pod(pod)

@@ -15,7 +15,7 @@ from ddpjob.controller.refusals import refused_or_error
 from ddpjob.core.names import Reason
 
 
-async def test_a_refusal_carries_the_api_servers_own_words(fake, api):
+async def test_an_error_has_the_message_of_the_api_server(fake, api):
     fake.fault("GET", ".*", refusal(403, "Forbidden", "no, and this is why"))
     with pytest.raises(ApiError, match="no, and this is why") as caught:
         await api.call("GET", JOBS)
@@ -28,7 +28,7 @@ async def test_an_api_server_that_answers_too_late_counts_as_unreachable(fake, a
         await api.call("GET", JOBS, timeout=0.05)
 
 
-async def test_an_api_server_that_is_not_there_counts_as_unreachable(kubeconfig, fake):
+async def test_a_missing_api_server_counts_as_unreachable(kubeconfig, fake):
     settings = await configuration(kubeconfig)
     settings.host = "http://127.0.0.1:1"
     api = ApiClient(settings)
@@ -38,7 +38,7 @@ async def test_an_api_server_that_is_not_there_counts_as_unreachable(kubeconfig,
 
 
 @pytest.mark.parametrize("text", ["<html>a proxy's page</html>", "[]", ""])
-async def test_a_success_that_is_no_object_counts_as_no_answer(fake, api, text):
+async def test_an_answer_that_is_no_object_counts_as_unreachable(fake, api, text):
     async def page(request, proceed):
         return web.Response(text=text)
 
@@ -56,7 +56,7 @@ async def test_a_long_list_comes_page_by_page(fake, api, monkeypatch):
     assert len({job["metadata"]["uid"] for objects in pages for job in objects}) == 5
 
 
-async def test_calm_is_what_the_api_server_asked_for(fake, api):
+async def test_retry_after_delays_the_next_request(fake, api):
     await asyncio.wait_for(api.wait_until_allowed(), 1)
     fake.fault("GET", ".*", refusal(429, "TooManyRequests", **{"Retry-After": "1"}))
     with pytest.raises(ApiError):
@@ -95,19 +95,19 @@ async def test_calm_is_what_the_api_server_asked_for(fake, api):
         (403, 'User "x" cannot create resource "pods"', Reason.FORBIDDEN, False),
     ],
 )
-def test_what_a_refusal_means_for_the_job(status, words, reason, final):
+def test_each_refusal_has_its_reason(status, words, reason, final):
     refused = refused_or_error(ApiError(status, "", words))
     assert isinstance(refused, Refused)
     assert (refused.reason, refused.final) == (reason, final)
     assert words in refused.message
 
 
-def test_pod_security_is_told_with_what_to_do_about_it():
+def test_a_refusal_by_pod_security_names_the_chart_value():
     error = ApiError(403, "Forbidden", 'violates PodSecurity "restricted:latest"')
     assert "podSecurity=restricted" in str(refused_or_error(error))
 
 
-def test_a_quota_that_counts_what_the_pod_does_not_name_is_told_with_what_to_do_about_it():
+def test_a_quota_on_an_unnamed_resource_gets_advice():
     error = ApiError(
         403, "Forbidden", 'pods "a" is forbidden: failed quota: small: must specify limits.memory'
     )
@@ -115,6 +115,6 @@ def test_a_quota_that_counts_what_the_pod_does_not_name_is_told_with_what_to_do_
 
 
 @pytest.mark.parametrize("status", [401, 409, 429, 500, 503, 504])
-def test_what_is_not_the_jobs_doing_stays_an_error(status):
+def test_other_errors_stay_errors(status):
     error = ApiError(status, "", "later")
     assert refused_or_error(error) is error

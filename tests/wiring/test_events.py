@@ -1,4 +1,4 @@
-"""kopf, cache, queue and writer together: what an operator does about what an API server shows and hides."""
+"""The whole operator, with kopf, against the fake API server."""
 
 import asyncio
 import copy
@@ -29,7 +29,7 @@ def quick_resync(monkeypatch):
 
 @pytest.fixture
 def discovery_held(fake):
-    """kopf cannot begin to list and watch before this event is set; the operator itself does not ask for /api."""
+    """Delay kopf's first LIST and WATCH until this event is set. Only kopf requests /api."""
     free = asyncio.Event()
 
     async def later(_, proceed):
@@ -66,7 +66,7 @@ async def metrics(options):
 # --- the normal path
 
 
-async def test_a_job_gets_its_service_and_its_pods_and_is_told_when_they_run(fake, operator):
+async def test_a_job_gets_a_service_pods_and_an_event_when_they_run(fake, operator):
     await settled(fake)
     fake.create("ddpjobs", a_job())
     await is_running(fake)
@@ -75,12 +75,12 @@ async def test_a_job_gets_its_service_and_its_pods_and_is_told_when_they_run(fak
     assert [event["reason"] for event in fake.all("events")] == ["Running"]
 
 
-async def test_a_job_that_was_there_before_the_operator_is_worked_on(fake, operator):
+async def test_a_job_from_before_the_operator_is_started(fake, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
 
 
-async def test_the_normal_path_reads_nothing_and_writes_at_most_the_pods_and_five_more(
+async def test_the_normal_path_reads_nothing_and_writes_at_most_five_times_beside_the_pods(
     fake, operator
 ):
     await settled(fake)
@@ -119,9 +119,7 @@ async def test_a_failure_restarts_the_gang_once_its_last_pod_has_ended(fake, ope
     assert (status(fake)["restarts"], status(fake)["disruptions"]) == (1, 0)
 
 
-async def test_progress_is_written_at_intervals_and_the_last_of_it_always(
-    fake, operator, monkeypatch
-):
+async def test_progress_is_written_at_intervals_and_always_at_the_end(fake, operator, monkeypatch):
     monkeypatch.setattr(act, "PROGRESS_INTERVAL", 0.5)
     fake.create("ddpjobs", a_job(nodes=12))
     names = [f"digits-0-{index}" for index in range(11)]  # one never runs: all of it is progress
@@ -153,7 +151,7 @@ async def test_an_operator_of_one_namespace_leaves_the_others_alone(fake, operat
 # --- what was missed
 
 
-async def test_the_history_being_gone_stops_nothing(fake, operator):
+async def test_a_compacted_history_stops_nothing(fake, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.compact()
@@ -163,9 +161,7 @@ async def test_the_history_being_gone_stops_nothing(fake, operator):
     await until(lambda: status(fake)["phase"] == "Complete")
 
 
-async def test_a_pod_deleted_while_no_watch_ran_is_noticed_and_confirmed_by_one_get(
-    fake, quick_resync, operator
-):
+async def test_a_pod_deleted_without_a_watch_is_confirmed_by_one_get(fake, quick_resync, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.fault("WATCH", ".*", refusal(500), times=float("inf"))
@@ -197,7 +193,7 @@ async def test_a_pod_deleted_between_the_first_list_and_the_first_watch_is_notic
     await until(lambda: status(fake)["attempt"] == 1, seconds=15)
 
 
-async def test_a_job_deleted_while_no_watch_ran_is_forgotten(fake, quick_resync, operator, options):
+async def test_a_job_deleted_without_a_watch_is_forgotten(fake, quick_resync, operator, options):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.fault("WATCH", ".*", refusal(500), times=float("inf"))
@@ -243,9 +239,7 @@ async def test_an_old_event_of_a_job_neither_creates_nor_restarts_anything_again
     assert pods(fake) == ["digits-0-1", "digits-1-0", "digits-1-1"]
 
 
-async def test_pods_of_an_attempt_that_the_job_does_not_know_lead_to_another_look_at_the_job(
-    fake, operator
-):
+async def test_a_pod_of_an_unknown_attempt_makes_the_operator_read_the_job_again(fake, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.fault("WATCH", ".*/ddpjobs", refusal(500), times=float("inf"))
@@ -265,7 +259,7 @@ async def test_pods_of_an_attempt_that_the_job_does_not_know_lead_to_another_loo
     assert status(fake)["attempt"] == 1
 
 
-async def test_a_pod_that_no_list_shows_but_the_api_server_knows_costs_nothing(
+async def test_a_pod_missing_from_a_list_but_found_by_get_costs_nothing(
     fake, quick_resync, operator
 ):
     fake.create("ddpjobs", a_job())
@@ -277,9 +271,7 @@ async def test_a_pod_that_no_list_shows_but_the_api_server_knows_costs_nothing(
     assert (status(fake)["attempt"], status(fake).get("disruptions", 0)) == (0, 0)
 
 
-async def test_a_pod_that_lost_all_its_labels_is_a_lost_pod_and_not_asked_for_for_ever(
-    fake, quick_resync, operator
-):
+async def test_a_pod_that_lost_its_labels_counts_as_lost_once(fake, quick_resync, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.change("pods", "digits-0-1", metadata={"labels": {}})
@@ -291,9 +283,7 @@ async def test_a_pod_that_lost_all_its_labels_is_a_lost_pod_and_not_asked_for_fo
 # --- an API server that is ill
 
 
-async def test_an_api_server_that_answers_nothing_for_a_while_stops_nothing(
-    fake, operator, monkeypatch
-):
+async def test_an_api_server_that_is_silent_for_a_while_stops_nothing(fake, operator, monkeypatch):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.stall()
@@ -314,7 +304,7 @@ async def test_an_api_server_that_refuses_for_a_while_stops_nothing(
     assert pods(fake) == ["digits-0-0", "digits-0-1"]
 
 
-async def test_nothing_is_written_before_the_time_that_the_api_server_asked_for(fake, operator):
+async def test_nothing_is_written_before_retry_after_has_passed(fake, operator):
     fake.fault("POST", ".*/pods", refusal(429, "TooManyRequests", **{"Retry-After": "1"}))
     fake.create("ddpjobs", a_job())
     await until(lambda: len(fake.writes(".*/pods")) == 2)
@@ -325,7 +315,7 @@ async def test_nothing_is_written_before_the_time_that_the_api_server_asked_for(
 
 
 @pytest.mark.parametrize("path", [".*/ddpjobs/digits/status", ".*/pods", ".*/services"])
-async def test_a_write_whose_answer_got_lost_is_not_done_twice(fake, operator, path):
+async def test_a_write_whose_answer_was_lost_is_not_repeated(fake, operator, path):
     fake.fault("POST|PUT", path, unanswered)
     fake.create("ddpjobs", a_job())
     await is_running(fake)
@@ -333,7 +323,7 @@ async def test_a_write_whose_answer_got_lost_is_not_done_twice(fake, operator, p
     assert status(fake).get("restarts", 0) == 0
 
 
-async def test_a_conflict_on_the_status_leads_to_another_look_at_the_job(fake, operator):
+async def test_a_conflict_on_the_status_makes_the_operator_look_again(fake, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.fault("WATCH", ".*/ddpjobs", refusal(500), times=float("inf"))
@@ -366,13 +356,13 @@ async def test_an_attempt_that_costs_no_budget_is_counted_too(fake, operator, op
     assert 'ddpjob_restarts_total{cause="Disruption"} 0.0' in said
 
 
-async def test_the_operator_ends_with_a_sentence_where_the_crd_is_not_served(fake, options):
+async def test_the_operator_ends_with_a_message_if_the_crd_is_missing(fake, options):
     fake.fault("GET", "/apis/ddpjob.dev/v1alpha1", refusal(404, "NotFound"), times=float("inf"))
     with pytest.raises(CannotRun, match="Install the CRD"):
         await asyncio.to_thread(asyncio.run, operate(options))
 
 
-async def test_the_operator_ends_with_a_sentence_where_its_port_is_taken(fake, options):
+async def test_the_operator_ends_with_a_message_if_its_port_is_in_use(fake, options):
     with (
         socket.create_server(("", options.http_port)),
         pytest.raises(CannotRun, match="--http-port"),
@@ -382,14 +372,14 @@ async def test_the_operator_ends_with_a_sentence_where_its_port_is_taken(fake, o
 
 @pytest.fixture
 def team_b_is_gone(fake):
-    """A namespace was deleted, and the operator's Role with it: whatever is asked of it is refused."""
+    """Refuse all requests to a namespace that was deleted with the operator's Role."""
     fake.fault(
         "GET|WATCH", ".*/namespaces/team-b/.*", refusal(403, "Forbidden"), times=float("inf")
     )
 
 
 @pytest.mark.parametrize("namespaces", [("team-b", "ml")])
-async def test_a_namespace_that_cannot_be_read_keeps_no_other_waiting(
+async def test_an_unreadable_namespace_does_not_block_the_others(
     fake, team_b_is_gone, operator, caplog
 ):
     fake.create("ddpjobs", a_job())
@@ -399,7 +389,7 @@ async def test_a_namespace_that_cannot_be_read_keeps_no_other_waiting(
 
 
 @pytest.mark.parametrize("namespaces", [("ml", "team-b")])
-async def test_the_operator_starts_anew_when_a_namespace_can_be_read_again(
+async def test_the_operator_restarts_when_a_namespace_becomes_readable(
     fake, team_b_is_gone, options, quick_resync
 ):
     running = asyncio.create_task(asyncio.to_thread(asyncio.run, operate(options)))
@@ -418,7 +408,7 @@ async def test_the_operator_waits_for_an_api_server_that_is_starting(fake, opera
 # --- what an API server refuses
 
 
-async def test_a_foreign_service_of_the_jobs_name_is_said_and_never_adopted(fake, operator):
+async def test_a_foreign_service_with_the_jobs_name_is_reported_and_never_adopted(fake, operator):
     fake.create("services", {"metadata": {"name": "digits"}, "spec": {}})
     fake.create("ddpjobs", a_job())
     await until(lambda: status(fake).get("reason") == "NameInUse")
@@ -444,9 +434,7 @@ async def test_a_pod_that_is_going_away_is_waited_for(fake, operator):
     assert not old & {pod["metadata"]["uid"] for pod in fake.all("pods")}
 
 
-async def test_a_later_attempt_of_an_earlier_job_is_waited_for_though_its_pods_have_other_names(
-    fake, operator
-):
+async def test_pods_of_any_attempt_of_an_earlier_job_are_waited_for(fake, operator):
     """Both would write checkpoints into the same folder."""
     fake.create("ddpjobs", a_job())
     await is_running(fake)
@@ -469,7 +457,7 @@ async def test_a_later_attempt_of_an_earlier_job_is_waited_for_though_its_pods_h
     assert pods(fake) == ["digits-0-0", "digits-0-1"]
 
 
-async def test_a_spec_of_which_no_pod_can_be_made_fails_the_job(fake, operator):
+async def test_a_spec_that_makes_no_pod_fails_the_job(fake, operator):
     """The CRD leaves the shapes below affinity open."""
     node = {"requiredDuringSchedulingIgnoredDuringExecution": [{"nodeSelectorTerms": []}]}
     fake.create("ddpjobs", a_job(accelerator="trn1.32xlarge", affinity={"nodeAffinity": node}))
@@ -478,7 +466,7 @@ async def test_a_spec_of_which_no_pod_can_be_made_fails_the_job(fake, operator):
     assert "spec: no pod can be made of it" in status(fake)["message"]
 
 
-async def test_old_pods_that_may_not_be_deleted_keep_no_attempt_waiting(fake, operator):
+async def test_ended_pods_that_cannot_be_deleted_do_not_block_an_attempt(fake, operator):
     fake.create("ddpjobs", a_job(failurePolicy={"maxRestarts": 9}))
     fake.fault("DELETE", ".*/pods/digits-0-1", refusal(403, "Forbidden", "a policy"), float("inf"))
     for attempt in range(3):
@@ -488,7 +476,7 @@ async def test_old_pods_that_may_not_be_deleted_keep_no_attempt_waiting(fake, op
     assert "digits-0-1" in pods(fake)
 
 
-async def test_an_invalid_pod_fails_the_job_with_the_api_servers_sentence(fake, operator):
+async def test_an_invalid_pod_fails_the_job_with_the_api_servers_message(fake, operator):
     fake.fault(
         "POST",
         ".*/pods",
@@ -513,7 +501,7 @@ async def test_an_invalid_pod_fails_the_job_with_the_api_servers_sentence(fake, 
         ('pods is forbidden: User "it" cannot create resource "pods"', "Forbidden"),
     ],
 )
-async def test_what_keeps_pods_from_being_created_is_said_while_it_lasts(
+async def test_the_status_has_the_reason_while_pods_are_refused(
     fake, operator, quick_retries, words, reason
 ):
     fake.fault(
@@ -525,8 +513,8 @@ async def test_what_keeps_pods_from_being_created_is_said_while_it_lasts(
     await is_running(fake)
 
 
-async def test_no_job_is_looked_at_before_the_pods_were_listed():
-    """An operator that died between the status of attempt 1 and its deletes leaves attempt 0 running, yet unseen."""
+async def test_no_job_is_reconciled_before_the_first_list():
+    """The operator died between the status of attempt 1 and the deletions of attempt 0."""
     cache = Cache()
     cache.see_job(
         {

@@ -25,6 +25,8 @@ LEASE = ".*/leases/op"
 
 
 class Clock:
+    """A clock that the test sets."""
+
     now = 0.0
 
     def __call__(self) -> float:
@@ -49,7 +51,7 @@ def a_lease(api, clock):
 
 @pytest.fixture
 async def background():
-    """Runs a coroutine until the test ends."""
+    """Run a coroutine until the test ends."""
     tasks = []
 
     def run(work):
@@ -67,7 +69,7 @@ def holder(fake):
 
 
 async def looked_at(fake, times=5):
-    """The candidate has read the Lease some times more."""
+    """Wait until the candidate has read the Lease some times more."""
 
     def reads():
         return sum(a.method == "GET" and a.path.endswith("/leases/op") for a in fake.log)
@@ -90,7 +92,7 @@ async def test_of_many_candidates_one_gets_it(fake, a_lease, background):
     assert sum(task.done() for task in candidates) == 1
 
 
-async def test_a_candidate_waits_as_long_as_the_lease_moves(fake, a_lease, background, clock):
+async def test_a_candidate_waits_while_the_lease_is_renewed(fake, a_lease, background, clock):
     first = a_lease()
     await first.acquire()
     waiting = background(a_lease("second").acquire())
@@ -102,7 +104,7 @@ async def test_a_candidate_waits_as_long_as_the_lease_moves(fake, a_lease, backg
     assert not waiting.done()
 
 
-async def test_a_candidate_takes_over_when_the_lease_has_not_moved_for_its_duration(
+async def test_a_candidate_takes_over_a_lease_that_was_not_renewed_for_its_duration(
     fake, a_lease, background, clock
 ):
     await a_lease().acquire()
@@ -171,7 +173,7 @@ async def test_a_renewal_counts_from_when_it_was_sent(fake, a_lease, clock):
     assert lease.remaining == DEADLINE - 4
 
 
-async def test_a_lease_in_other_hands_is_lost_at_once(fake, a_lease, background):
+async def test_a_lease_of_another_holder_is_lost_at_once(fake, a_lease, background):
     lease = a_lease()
     await lease.acquire()
     fake.change("leases", "op", spec={"holderIdentity": "second"})
@@ -179,7 +181,7 @@ async def test_a_lease_in_other_hands_is_lost_at_once(fake, a_lease, background)
         await asyncio.wait_for(lease.keep(), 10)
 
 
-async def test_a_lease_that_somebody_deleted_is_lost_at_once(fake, a_lease):
+async def test_a_deleted_lease_is_lost_at_once(fake, a_lease):
     lease = a_lease()
     await lease.acquire()
     fake.remove("leases", "op")
@@ -187,7 +189,7 @@ async def test_a_lease_that_somebody_deleted_is_lost_at_once(fake, a_lease):
         await asyncio.wait_for(lease.keep(), 10)
 
 
-async def test_a_renewal_whose_answer_got_lost_is_no_loss(fake, a_lease, background, clock):
+async def test_a_renewal_whose_answer_was_lost_keeps_the_lease(fake, a_lease, background, clock):
     lease = a_lease()
     await lease.acquire()
     fake.fault("PUT", LEASE, unanswered)
@@ -197,7 +199,7 @@ async def test_a_renewal_whose_answer_got_lost_is_no_loss(fake, a_lease, backgro
     assert not keeping.done()
 
 
-async def test_a_lease_deleted_while_two_fought_for_it_can_be_made_again(fake, a_lease, background):
+async def test_a_lease_deleted_during_a_conflict_can_be_created_again(fake, a_lease, background):
     fake.create("leases", {"metadata": {"name": "op"}, "spec": {"holderIdentity": ""}})
     fake.fault("PUT", LEASE, refusal(409, "Conflict"), times=float("inf"))
     waiting = background(a_lease().acquire())
@@ -207,7 +209,7 @@ async def test_a_lease_deleted_while_two_fought_for_it_can_be_made_again(fake, a
     assert holder(fake) == "first"
 
 
-async def test_what_was_lost_is_not_released(fake, a_lease, clock):
+async def test_a_lost_lease_is_not_released(fake, a_lease, clock):
     lease = a_lease()
     await lease.acquire()
     clock.now = DEADLINE
@@ -229,7 +231,7 @@ async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):
     assert fake.writes() == []
 
 
-async def test_an_operator_that_lost_its_lease_ends_with_a_sentence(fake, options):
+async def test_an_operator_that_lost_its_lease_ends_with_a_message(fake, options):
     running = asyncio.create_task(asyncio.to_thread(asyncio.run, operate(options)))
     await until(lambda: fake.get("leases", "ddpjob-operator", "default"))
     fake.change("leases", "ddpjob-operator", "default", spec={"holderIdentity": "second"})
@@ -238,7 +240,7 @@ async def test_an_operator_that_lost_its_lease_ends_with_a_sentence(fake, option
     assert fake.get("leases", "ddpjob-operator", "default")["spec"]["holderIdentity"] == "second"
 
 
-async def test_an_operator_that_ends_gives_its_lease_back(fake, options):
+async def test_an_operator_that_ends_releases_its_lease(fake, options):
     async def a_short_life():
         running = asyncio.create_task(operate(options))
         while not fake.get("leases", "ddpjob-operator", "default"):
@@ -250,7 +252,7 @@ async def test_an_operator_that_ends_gives_its_lease_back(fake, options):
     assert fake.get("leases", "ddpjob-operator", "default")["spec"]["holderIdentity"] == ""
 
 
-async def test_who_cannot_read_the_lease_is_not_ready(fake, api, a_lease, background):
+async def test_a_standby_that_cannot_read_the_lease_is_not_ready(fake, api, a_lease, background):
     """Else `helm upgrade --wait` would succeed, and the operator that works be stopped for it."""
     lease = a_lease()
     probes = Probes(SimpleNamespace(synced=False), lease, SimpleNamespace())

@@ -29,14 +29,14 @@ def queue(clock):
 
 
 async def taken(queue):
-    """What a worker gets now, or None where it would have to wait."""
+    """Return what a worker gets now, or None if it would have to wait."""
     try:
         return await asyncio.wait_for(queue.get(), 0.02)
     except TimeoutError:
         return None
 
 
-async def test_a_key_that_was_added_often_is_worked_on_once(queue):
+async def test_a_key_added_several_times_is_taken_once(queue):
     for _ in range(3):
         queue.add("a")
     assert await taken(queue) == "a"
@@ -53,7 +53,7 @@ async def test_no_two_workers_have_the_same_key(queue):
     assert await taken(queue) is None
 
 
-async def test_a_key_added_while_it_is_worked_on_is_worked_on_again(queue):
+async def test_a_key_added_while_a_worker_has_it_is_taken_again(queue):
     queue.add("a")
     await taken(queue)
     queue.add("a")
@@ -62,7 +62,7 @@ async def test_a_key_added_while_it_is_worked_on_is_worked_on_again(queue):
 
 
 @pytest.mark.parametrize("wishes", [(5, 10), (10, 5)])
-async def test_the_earliest_wish_wins_and_serves_the_later_ones(queue, clock, wishes):
+async def test_the_earliest_time_of_a_key_counts(queue, clock, wishes):
     for after in wishes:
         queue.add("a", after)
     clock.now = 4.9
@@ -74,7 +74,7 @@ async def test_the_earliest_wish_wins_and_serves_the_later_ones(queue, clock, wi
     assert await taken(queue) is None
 
 
-async def test_a_failed_key_comes_back_later_each_time_and_soon_again_after_a_success(queue, clock):
+async def test_a_failed_key_is_retried_later_each_time_until_it_succeeds(queue, clock):
     async def fails_and_comes_back_after(seconds):
         queue.done("a", failed=True)
         clock.now += seconds - 0.1
@@ -92,7 +92,7 @@ async def test_a_failed_key_comes_back_later_each_time_and_soon_again_after_a_su
     await fails_and_comes_back_after(0.5)
 
 
-async def test_news_of_a_failing_key_is_not_kept_waiting(queue):
+async def test_a_failing_key_that_is_added_is_taken_at_once(queue):
     queue.add("a")
     await taken(queue)
     queue.done("a", failed=True)
@@ -116,7 +116,7 @@ async def test_of_two_waiting_workers_each_gets_one_of_two_keys(queue):
     assert set(await asyncio.wait_for(asyncio.gather(*workers), 5)) == {"a", "b"}
 
 
-def test_its_length_is_what_is_due(queue):
+def test_the_length_is_the_number_of_due_keys(queue):
     queue.add("now")
     queue.add("later", 10)
     assert len(queue) == 1
@@ -135,7 +135,7 @@ STEPS = st.lists(
 
 @settings(max_examples=50)
 @given(STEPS)
-def test_whatever_happens_no_key_is_lost_and_none_is_in_two_hands(steps):
+def test_no_key_is_lost_and_no_two_workers_have_the_same_key_in_any_history(steps):
     asyncio.run(_play(steps))
 
 

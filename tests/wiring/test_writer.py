@@ -43,7 +43,7 @@ class Calls:
             raise error
 
 
-async def test_calls_are_made_as_there_is_room_for_them():
+async def test_a_call_is_made_only_when_a_slot_is_free():
     calls = Calls(5 * MAX_WRITES, together=asyncio.Barrier(MAX_WRITES))
     await run_all(calls)
     assert (calls.done, calls.most) == (5 * MAX_WRITES, MAX_WRITES)
@@ -57,14 +57,14 @@ async def test_calls_are_made_as_there_is_room_for_them():
         ({1: REFUSED, 2: UNREACHABLE}, REFUSED),
     ],
 )
-async def test_all_are_tried_and_a_refusal_outranks_what_is_worth_another_try(failing, raised):
+async def test_all_calls_run_and_a_refusal_comes_before_a_retryable_error(failing, raised):
     calls = Calls(3 * MAX_WRITES, failing, asyncio.Barrier(MAX_WRITES))
     with pytest.raises(type(raised)) as caught:
         await run_all(calls)
     assert (caught.value, calls.done) == (raised, 3 * MAX_WRITES)
 
 
-async def test_the_loss_of_the_lease_ends_it_and_outranks_everything():
+async def test_the_loss_of_the_lease_ends_the_run_and_comes_first():
     calls = Calls(100 * MAX_WRITES, {0: REFUSED} | dict.fromkeys(range(1, 100 * MAX_WRITES), LOST))
     with pytest.raises(LeaseLost):
         await run_all(calls)

@@ -5,22 +5,18 @@ ranks resume from the same bytes even if a shared file system shows its nodes di
 a while. Everything with `state_dict` and `load_state_dict` can be saved.
 """
 
-import copy
 import io
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
+from ddp_trainer.checkpoint_file import FORMAT, find_fault, first_line, save_atomically
 from ddp_trainer.errors import UserError
-from ddp_trainer.files import PARTIAL, check_writable, write_atomically
+from ddp_trainer.files import PARTIAL, check_writable
 from ddp_trainer.runtime import Runtime
-
-# Version of the file's contents.
-FORMAT = 2
 
 # Files that are kept: the newest, and the one before it, in case the newest cannot be read.
 KEPT = 2
@@ -70,7 +66,7 @@ class Checkpoints:
 
     @property
     def newest(self) -> Path | None:
-        """The file that was last written or restored; None before."""
+        """File that was last written or restored; None before."""
         return self._saved_file
 
     def save(self, step: int) -> Path | None:
@@ -120,7 +116,7 @@ class Checkpoints:
         if self._checked:
             return
         self._checked = True
-        reason = _find_fault(path.read_bytes())
+        reason = find_fault(path.read_bytes())
         if reason:
             path.unlink()
             raise UserError(
@@ -164,7 +160,7 @@ class Checkpoints:
             raise
         except (RuntimeError, KeyError, ValueError) as error:
             # An optimizer raises ValueError if it has other parameter groups.
-            reason = _first_line(error)
+            reason = first_line(error)
             raise UserError(
                 f"the checkpoint in {self.folder} does not fit this {name} ({reason}); use the "
                 "flags that it was made with, or another --checkpoint-dir"
@@ -207,7 +203,7 @@ class Checkpoints:
             _remove_partial_files(folder)
             for path in _list_files(folder):
                 data = path.read_bytes()
-                reason = _find_fault(data)
+                reason = find_fault(data)
                 if reason is None:
                     # An unreadable file must not take the place of a good one in KEPT.
                     for bad, _ in unreadable:
@@ -246,93 +242,6 @@ def _list_files(folder: Path) -> list[Path]:
 def _remove_partial_files(folder: Path) -> None:
     for partial in folder.glob(f".*{PARTIAL}"):
         partial.unlink(missing_ok=True)
-
-
-def _find_fault(data: bytes) -> str | None:
-    """Return in a few words why these bytes are no readable checkpoint, or None."""
-    try:
-        damage = find_damage(io.BytesIO(data))
-        if damage:
-            return damage
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:
-        # It is not documented what zipfile, torch and pickle raise on arbitrary bytes.
-        return _reason_of(error)
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        return f"it does not have format {FORMAT}"
-    return None
-
-
-def _reason_of(error: Exception) -> str:
-    """Return the line of an error of torch.load that says what was wrong.
-
-    The message begins with the advice to trust the file.
-    """
-    marker = "WeightsUnpickler error: "
-    for line in str(error).splitlines():
-        if marker in line:
-            return line.rpartition(marker)[2].rstrip(":. ")
-    return _first_line(error).rstrip(":. ")
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
-
-
-def find_damage(file: Path | IO[bytes]) -> str | None:
-    """Return in a few words how a file of torch.save is damaged, or None.
-
-    Such a file is a zip archive with a CRC for every tensor, which torch does not check. Raises
-    OSError if the file cannot be read.
-    """
-    try:
-        with zipfile.ZipFile(file) as archive:
-            damaged = archive.testzip()
-    except OSError:
-        raise
-    except Exception as error:
-        # It is not documented what zipfile raises on arbitrary bytes.
-        return str(error) or type(error).__name__
-    return f"the checksum of {damaged} is wrong" if damaged else None
-
-
-def save_atomically(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state by torch.save, so that it survives a crash and a power failure.
-
-    Raises OSError if it cannot be written.
-    """
-    write_atomically(path, lambda file: _save(_on_cpu(state), file), durable=True)
-
-
-def _save(state: Any, file: IO[bytes]) -> None:
-    try:
-        torch.save(state, file)
-    except RuntimeError as error:
-        # After a failed write, torch complains about its own position in the file.
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
-
-
-def _on_cpu(state: Any) -> Any:
-    """Return the state with every tensor on the CPU and in row-major order.
-
-    So the file does not depend on the hardware. On XLA this also computes the tensors' values, as
-    `xm.save` does.
-    """
-    if isinstance(state, torch.Tensor):
-        return state.cpu().contiguous()
-    if isinstance(state, dict):
-        # A shallow copy keeps the type and its attributes, such as a module's `_metadata`. Items
-        # are set one by one, because `update` of a Counter (a scheduler's milestones) adds.
-        copied = copy.copy(state)
-        for key, value in state.items():
-            copied[key] = _on_cpu(value)
-        return copied
-    if type(state) in (list, tuple):
-        return type(state)(_on_cpu(value) for value in state)
-    return state
 
 
 def _load(part: Stateful, state: Any) -> None:

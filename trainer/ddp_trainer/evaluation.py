@@ -1,6 +1,7 @@
 """Accuracy and loss over a test set. Each sample counts exactly once at any number of ranks."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,20 +26,21 @@ def without_repeats(labels: Tensor, shard: Shard) -> Tensor:
     return labels.masked_fill(torch.from_numpy(~shard.real).to(labels.device), IGNORED)
 
 
-def evaluate(  # noqa: PLR0913 (each caller names the keyword arguments)
-    model: nn.Module,
-    fetch: Fetch,
-    samples: int,
-    batch_size: int,
-    *,
-    step: int,
-    progress: Progress,
-    vote: StopVote,
-) -> dict[str, Any]:
-    """Return accuracy and mean loss of `model` over `samples` test samples. Every rank calls it.
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Samples to evaluate on. `batch_size` is the size of a global batch."""
 
-    `model` is the bare model, without its DDP wrapper. `batch_size` is the size of a global batch.
-    Only sums are exchanged between the ranks.
+    fetch: Fetch
+    samples: int
+    batch_size: int
+
+
+def evaluate(
+    model: nn.Module, data: EvaluationSet, *, step: int, progress: Progress, vote: StopVote
+) -> dict[str, Any]:
+    """Return accuracy and mean loss of `model` over `data`. Every rank calls it.
+
+    `model` is the bare model, without its DDP wrapper. Only sums are exchanged between the ranks.
 
     Returns {"accuracy", "loss", "samples"}. If the ranks agree to stop in the middle, it returns an
     empty dict: a test set may take longer than a node's grace period.
@@ -49,8 +51,8 @@ def evaluate(  # noqa: PLR0913 (each caller names the keyword arguments)
     # On XLA, the broadcast in the graph of the first batch would make that graph another one.
     hardware.end_step()
     sampler = GlobalBatchSampler(
-        samples,
-        batch_size,
+        data.samples,
+        data.batch_size,
         runtime.rank,
         runtime.world_size,
         shuffle=False,
@@ -63,15 +65,15 @@ def evaluate(  # noqa: PLR0913 (each caller names the keyword arguments)
     with torch.no_grad():
         for shard in sampler:
             if len(shard.indices):
-                sums += _sums_of(model, fetch, shard, sums.dtype)
+                sums += _sums_of(model, data.fetch, shard, sums.dtype)
             hardware.end_step()
             progress.beat(step)
             if vote.at_step_boundary():
                 return {}
     vote.soon()
     loss_sum, correct_sum, counted = runtime.sum(sums).tolist()
-    assert counted == samples
-    return {"accuracy": correct_sum / counted, "loss": loss_sum / counted, "samples": samples}
+    assert counted == data.samples
+    return {"accuracy": correct_sum / counted, "loss": loss_sum / counted, "samples": data.samples}
 
 
 def _sums_of(model: nn.Module, fetch: Fetch, shard: Shard, dtype: torch.dtype) -> Tensor:

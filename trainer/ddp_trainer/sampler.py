@@ -10,7 +10,7 @@ torch's DistributedSampler pads or drops samples instead: with two ranks it coun
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Shard:
         return sum(self.sizes)
 
 
+@dataclass
 class GlobalBatchSampler:
     """Iterates over the shards of an epoch, from the current position to its end.
 
@@ -73,36 +74,30 @@ class GlobalBatchSampler:
       loss by `Shard.real`. With `at_least`, the shares of the last batch of an epoch may be longer.
     """
 
-    def __init__(  # noqa: PLR0913 (each is a property of the data or of the world)
-        self,
-        samples: int,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        at_least: int = 1,
-        equal_shares: bool = False,
-    ) -> None:
-        if samples < at_least:
-            raise UserError(f"too few samples: expected at least {at_least}, got {samples}")
-        if batch_size < at_least:
+    samples: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    _: KW_ONLY
+    seed: int = 0
+    shuffle: bool = True
+    at_least: int = 1
+    equal_shares: bool = False
+    epoch: int = field(default=0, init=False)
+    offset: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        """Raise UserError if there are too few samples, or if a batch is too small."""
+        if self.samples < self.at_least:
             raise UserError(
-                f"the batch over all processes is too small: expected at least {at_least}, "
-                f"got {batch_size}"
+                f"too few samples: expected at least {self.at_least}, got {self.samples}"
             )
-        assert 0 <= rank < world_size
-        self.samples = samples
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.at_least = at_least
-        self.equal_shares = equal_shares
-        self.epoch = 0
-        self.offset = 0
+        if self.batch_size < self.at_least:
+            raise UserError(
+                f"the batch over all processes is too small: expected at least {self.at_least}, "
+                f"got {self.batch_size}"
+            )
+        assert 0 <= self.rank < self.world_size
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`. A position inside that epoch, after a resume, is kept."""

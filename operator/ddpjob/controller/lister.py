@@ -57,7 +57,7 @@ class Lister:
 
     @property
     def readable(self) -> list[str]:
-        """The watched namespaces that the last LIST could read."""
+        """Watched namespaces that the last LIST could read."""
         return [name for name in self.namespaces if name not in self.unreadable]
 
     async def run(self) -> None:

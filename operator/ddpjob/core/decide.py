@@ -16,7 +16,14 @@ from ddpjob.core import names
 from ddpjob.core.causes import Undecided, judge
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Refusal, TrainerState
-from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, delete_all, delete_unfinished
+from ddpjob.core.plan import (
+    MAX_MESSAGE,
+    Event,
+    Plan,
+    counted,
+    delete_all,
+    delete_unfinished,
+)
 from ddpjob.core.spec import Spec
 from ddpjob.core.status import stamp_conditions
 from ddpjob.core.transitions import (
@@ -186,7 +193,7 @@ def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | 
         return Plan(describe_backoff(obs), wake_after=_seconds_until(until, now))
     if refusal:
         return _retry_after_refusal(obs, refusal, now)
-    message = f"creating {obs.status.pods.desired} pods of attempt {obs.attempt}"
+    message = f"creating {counted(obs.status.pods.desired, 'pod')} of attempt {obs.attempt}"
     status = describe(obs, Phase.STARTING, Reason.CREATING_PODS, message)
     return Plan(status, create=obs.missing, delete=delete_outdated(obs))
 

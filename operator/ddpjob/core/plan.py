@@ -49,6 +49,11 @@ class Plan:
     wake_after: float | None = None
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 node`, `2 nodes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def delete_unfinished(pods: Iterable[Pod], grace: int | None) -> tuple[Delete, ...]:
     """Delete the pods in which a container still runs and that are not being deleted yet."""
     unfinished = (pod for pod in pods if not pod.released and not pod.deleting)

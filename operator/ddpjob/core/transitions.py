@@ -12,7 +12,15 @@ from ddpjob.core.backoff import exponential_delay
 from ddpjob.core.causes import Verdict
 from ddpjob.core.names import Cause, Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Pod, TrainerState
-from ddpjob.core.plan import MAX_MESSAGE, Delete, Event, Plan, delete_all, delete_unfinished
+from ddpjob.core.plan import (
+    MAX_MESSAGE,
+    Delete,
+    Event,
+    Plan,
+    counted,
+    delete_all,
+    delete_unfinished,
+)
 from ddpjob.core.spec import Spec
 from ddpjob.core.status import (
     Backoff,
@@ -111,7 +119,7 @@ def observe_running(obs: Observation) -> Status:
     running = [pod for pod in obs.current if pod.state is TrainerState.RUNNING]
     all_run = len(obs.succeeded) + len(running) == total
     if all_run:
-        message = f"attempt {obs.attempt} runs on {total} nodes"
+        message = f"attempt {obs.attempt} runs on {counted(total, 'node')}"
         status = describe(obs, Phase.RUNNING, Reason.NODES_RUNNING, message)
     else:
         status = _describe_start(obs, total)
@@ -148,8 +156,8 @@ def complete(obs: Observation, now: datetime) -> Plan:
     started = obs.status.start_time or now
     seconds = int((now - started).total_seconds())
     message = (
-        f"all {len(obs.succeeded)} nodes succeeded after {seconds} s and "
-        f"{obs.status.restarts} restarts"
+        f"{counted(len(obs.succeeded), 'node')} succeeded after {seconds} s and "
+        f"{counted(obs.status.restarts, 'restart')}"
     )
     status = replace(
         describe(obs, Phase.COMPLETE, Reason.SUCCEEDED, message),

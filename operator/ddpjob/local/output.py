@@ -22,7 +22,7 @@ class Output:
 
     @property
     def tail(self) -> str:
-        """The end of the output so far."""
+        """End of the output so far."""
         return self._tail.decode(errors="replace")
 
     async def copy(self, read_end: int) -> None:

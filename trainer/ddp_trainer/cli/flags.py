@@ -3,7 +3,8 @@
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
 from typing import Any, get_args
 
 # Largest seed that torch accepts on every platform.
@@ -57,38 +58,42 @@ def _boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-# Readers of values by their placeholder in the help text, if the flag has no reader of its own.
-READERS: dict[str, Callable[[str], Any]] = {
-    "N": integer(1),
-    "STEPS": integer(1),
-    "X": positive_number,
-}
+@dataclass(frozen=True)
+class Value:
+    """A value of a flag: its placeholder in the help text, and what turns the text into a value."""
+
+    placeholder: str
+    read: Callable[[str], Any]
+
+
+COUNT = Value("N", integer(1))
+COUNT_FROM_0 = Value("N", integer(0))
+PIXELS = Value("N", integer(32))
+STEPS = Value("STEPS", integer(1))
+POSITIVE = Value("X", positive_number)
+NON_NEGATIVE = Value("X", non_negative_number)
+FOLDER = Value("FOLDER", Path)
+NAME = Value("NAME", str)
+URL = Value("URL", str)
+FILE_OR_URL = Value("FILE|URL", str)
 
 
 def flag(
     default: Any,
     meaning: str,
-    placeholder: str = "",
+    value: Value | None = None,
     *,
-    read: Callable[[str], Any] | None = None,
     also: Sequence[str] = (),
     environment: str = "",
 ) -> Any:
     """Declare a field that is a flag with the field's name.
 
     - `default`: `...` if the flag is required.
-    - `placeholder`: of the value in the help text; empty for a switch and for a Literal.
-    - `read`: turns the text into a value; by default the placeholder decides.
+    - `value`: None for a switch and for a Literal.
     - `also`: further names of the flag.
     - `environment`: a variable that overrides the default.
     """
-    metadata = {
-        "meaning": meaning,
-        "placeholder": placeholder,
-        "read": read,
-        "also": also,
-        "environment": environment,
-    }
+    metadata = {"meaning": meaning, "value": value, "also": also, "environment": environment}
     if default is ...:
         return field(metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -101,7 +106,7 @@ def flag_name(option: str) -> str:
 def default_of(option: "Field[Any]") -> Any:
     """Return the value if the flag is not given; MISSING if it is required."""
     text = os.environ.get(option.metadata["environment"])
-    return option.metadata["read"](text) if text else option.default
+    return option.metadata["value"].read(text) if text else option.default
 
 
 def own_options_first(kind: type[Any]) -> Iterator["Field[Any]"]:
@@ -128,9 +133,10 @@ def add_flag(parser: argparse.ArgumentParser, option: "Field[Any]") -> None:
         )
         return
     settings: dict[str, Any] = {"dest": option.name, "default": default_of(option)}
-    if about["placeholder"]:
-        settings["metavar"] = about["placeholder"]
-        settings["type"] = about["read"] or READERS[about["placeholder"]]
+    value = about["value"]
+    if value:
+        settings["metavar"] = value.placeholder
+        settings["type"] = value.read
     else:
         settings["choices"] = get_args(option.type)
     if settings["default"] is MISSING:

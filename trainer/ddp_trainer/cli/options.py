@@ -5,29 +5,41 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ddp_trainer.cli.flags import flag, integer, non_negative_number
+from ddp_trainer.cli.flags import (
+    COUNT,
+    COUNT_FROM_0,
+    FILE_OR_URL,
+    FOLDER,
+    NAME,
+    NON_NEGATIVE,
+    PIXELS,
+    POSITIVE,
+    STEPS,
+    URL,
+    flag,
+)
 
 # Flags that several workloads declare with other defaults
 
 
 def _batch_size(default: int) -> Any:
-    return flag(default, "samples per step and process", "N")
+    return flag(default, "samples per step and process", COUNT)
 
 
 def _learning_rate(default: float, meaning: str = "highest learning rate of the schedule") -> Any:
-    return flag(default, meaning, "X")
+    return flag(default, meaning, POSITIVE)
 
 
 def _epochs(default: int, meaning: str = "passes over the data") -> Any:
-    return flag(default, meaning, "N", also=("--num-epochs",))
+    return flag(default, meaning, COUNT, also=("--num-epochs",))
 
 
 def _log_every(default: int) -> Any:
-    return flag(default, "steps between two reports of the training loss", "STEPS")
+    return flag(default, "steps between two reports of the training loss", STEPS)
 
 
 def _steps(default: int) -> Any:
-    return flag(default, "steps to train", "N")
+    return flag(default, "steps to train", COUNT)
 
 
 @dataclass(frozen=True)
@@ -45,30 +57,28 @@ class Common:
     seed: int = flag(
         0,
         "seed of weights, order and augmentation",
-        "N",
-        read=integer(0),
+        COUNT_FROM_0,
         also=("--random-seed",),
     )
     threads: int | None = flag(
-        None, "CPU threads per process (default $OMP_NUM_THREADS or torch's)", "N"
+        None, "CPU threads per process (default $OMP_NUM_THREADS or torch's)", COUNT
     )
     timeout: float | None = flag(
         None,
         "seconds that the processes wait for each other, in a step or while one loads data "
         "(default torch's: 1,800)",
-        "X",
+        POSITIVE,
     )
     spawn: int | None = flag(
         None,
         "start N processes on this machine with torch.multiprocessing, without torchrun",
-        "N",
+        COUNT,
     )
     local_rank: int | None = flag(
         None,
         "number of the process on its node, as torch.distributed.launch passes it; torchrun sets "
         "LOCAL_RANK instead",
-        "N",
-        read=integer(0),
+        COUNT_FROM_0,
     )
     device: Literal["auto", "cpu", "cuda", "xla", "neuron"] = flag(
         "auto",
@@ -79,8 +89,7 @@ class Common:
         "env://",
         "how the processes meet: env:// uses torchrun's variables; file:///PATH uses a new file "
         "that all processes see, with RANK and WORLD_SIZE set; xla:// needs --device xla",
-        "URL",
-        read=str,
+        URL,
     )
 
     @property
@@ -103,15 +112,14 @@ class Options(Common):
     checkpoint_dir: Path | None = flag(
         None,
         "folder of the checkpoints (default $DDP_CHECKPOINT_DIR; without it, none are written)",
-        "FOLDER",
-        read=Path,
+        FOLDER,
         environment="DDP_CHECKPOINT_DIR",
     )
     checkpoint_every: int = flag(
         100,
         "steps between two checkpoints; there is also one after each epoch, after a signal and at "
         "the end",
-        "STEPS",
+        STEPS,
     )
 
 
@@ -132,7 +140,7 @@ class ToyOptions(Options):
     steps: int = _steps(100)
     batch_size: int = _batch_size(20)
     learning_rate: float | None = flag(
-        None, "learning rate of SGD (default 0.001; for the wide model 0.000001)", "X"
+        None, "learning rate of SGD (default 0.001; for the wide model 0.000001)", POSITIVE
     )
 
 
@@ -148,9 +156,7 @@ class SkewedOptions(Common):
 
     steps: int = _steps(20)
     batch_size: int = _batch_size(20)
-    skew: float = flag(
-        0.1, "seconds that the last rank sleeps in each step", "X", read=non_negative_number
-    )
+    skew: float = flag(0.1, "seconds that the last rank sleeps in each step", NON_NEGATIVE)
     uneven: bool = flag(False, "the last rank has three times the inputs of rank 0")
     log_every: int = _log_every(5)
 
@@ -174,7 +180,9 @@ class ModelParallelOptions(Common):
 
     steps: int = _steps(100)
     batch_size: int = _batch_size(20)
-    micro_batches: int = flag(4, "parts of a batch that are in the pipeline at the same time", "N")
+    micro_batches: int = flag(
+        4, "parts of a batch that are in the pipeline at the same time", COUNT
+    )
     learning_rate: float = _learning_rate(0.001, "learning rate of SGD")
     log_every: int = _log_every(10)
 
@@ -187,8 +195,8 @@ class MessagesOptions(Common):
     product, maximum and minimum; a group of the even ranks.
     """
 
-    repeat: int = flag(20, "number of messages of each size when speed is measured", "N")
-    largest: int = flag(16, "largest message whose speed is measured, in MiB", "N")
+    repeat: int = flag(20, "number of messages of each size when speed is measured", COUNT)
+    largest: int = flag(16, "largest message whose speed is measured, in MiB", COUNT)
 
     @property
     def processes_alone(self) -> int:
@@ -210,11 +218,10 @@ class ClassifierOptions(Options):
         "checkpoints); "
         "without --checkpoint-dir and $DDP_CHECKPOINT_DIR also the checkpoints' folder; on "
         "SageMaker the default is its model folder",
-        "FOLDER",
-        read=Path,
+        FOLDER,
         environment="SM_MODEL_DIR",
     )
-    model_filename: str = flag("model.pth", "file name of the weights", "NAME", read=str)
+    model_filename: str = flag("model.pth", "file name of the weights", NAME)
     resume: bool = flag(
         False,
         "require a checkpoint to resume from; by default a run resumes if there is one",
@@ -240,8 +247,7 @@ class Cifar10Options(ClassifierOptions):
         "folder that contains CIFAR-10, at any depth, as image folders "
         "{train,test}/<class>/*.jpg or .png, as cifar-10-batches-bin or as cifar-10-batches-py; "
         "https://www.cs.toronto.edu/~kriz/cifar.html has archives of it",
-        "FOLDER",
-        read=Path,
+        FOLDER,
         environment="SM_CHANNEL_TRAINING",
     )
     stem: Literal["torchvision", "3x3"] = flag(
@@ -263,15 +269,19 @@ class Cifar10Options(ClassifierOptions):
         "fp32",
     )
     epochs: int = flag(
-        0, "passes over the data (default: the recipe's)", "N", also=("--num-epochs",)
+        0, "passes over the data (default: the recipe's)", COUNT, also=("--num-epochs",)
     )
-    batch_size: int = flag(0, "samples per step and process (default: the recipe's)", "N")
-    learning_rate: float | None = flag(None, "highest learning rate (default: the recipe's)", "X")
+    batch_size: int = flag(0, "samples per step and process (default: the recipe's)", COUNT)
+    learning_rate: float | None = flag(
+        None, "highest learning rate (default: the recipe's)", POSITIVE
+    )
     log_every: int = _log_every(20)
     limit_train: int | None = flag(
-        None, "use only N training images, spread evenly (default: all)", "N"
+        None, "use only N training images, spread evenly (default: all)", COUNT
     )
-    limit_test: int | None = flag(None, "use only N test images, spread evenly (default: all)", "N")
+    limit_test: int | None = flag(
+        None, "use only N test images, spread evenly (default: all)", COUNT
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,8 +296,7 @@ class HymenopteraOptions(ClassifierOptions):
         ...,
         "folder that contains train/<class>/ and val/<class>/ with photographs, at any depth; "
         "https://download.pytorch.org/tutorial/hymenoptera_data.zip has them",
-        "FOLDER",
-        read=Path,
+        FOLDER,
         environment="SM_CHANNEL_TRAINING",
     )
     weights: str | None = flag(
@@ -295,11 +304,10 @@ class HymenopteraOptions(ClassifierOptions):
         "state dict of a ResNet-18 in torchvision's format: a file, such as a cifar10 run writes "
         "to its --model-dir, or a URL, such as "
         "https://download.pytorch.org/models/resnet18-f37072fd.pth (default: a random start)",
-        "FILE|URL",
-        read=str,
+        FILE_OR_URL,
     )
     frozen: bool = flag(False, "train only the new last layer")
-    image_size: int = flag(224, "height and width in pixels", "N", read=integer(32))
+    image_size: int = flag(224, "height and width in pixels", PIXELS)
     epochs: int = _epochs(25)
     batch_size: int = _batch_size(4)
     learning_rate: float = _learning_rate(
@@ -312,8 +320,8 @@ class ThroughputOptions(Common):
     """Options of the measurements of speed on random data."""
 
     batch_size: int = _batch_size(128)
-    rounds: int = flag(8, "rounds in which each arm is measured, on random images", "N")
-    steps: int = flag(10, "steps per round", "N")
+    rounds: int = flag(8, "rounds in which each arm is measured, on random images", COUNT)
+    steps: int = flag(10, "steps per round", COUNT)
 
     @property
     def processes_alone(self) -> int:
@@ -332,15 +340,14 @@ class MnistOptions(ThroughputOptions, ClassifierOptions):
         None,
         "folder that contains MNIST's IDX files, at any depth; with only the 10,000 test images, "
         "it trains on 8,000 of them",
-        "FOLDER",
-        read=Path,
+        FOLDER,
     )
     fake: bool = flag(False, "measure the speed of both arms on random images instead")
     arm: Literal["ddp", "native"] = flag("ddp", "how to train on real data")
     epochs: int = _epochs(30)
     batch_size: int = _batch_size(128)
     learning_rate: float | None = flag(
-        None, "learning rate of SGD (default 0.01 times the number of processes)", "X"
+        None, "learning rate of SGD (default 0.01 times the number of processes)", POSITIVE
     )
 
     @property
@@ -363,12 +370,10 @@ class Resnet50Options(ThroughputOptions):
     The plain loop runs the backward pass, then one all-reduce of all gradients in a flat tensor.
     """
 
-    image_size: int = flag(
-        64, "height and width in pixels; ImageNet's is 224", "N", read=integer(32)
-    )
+    image_size: int = flag(64, "height and width in pixels; ImageNet's is 224", PIXELS)
     batch_size: int = _batch_size(16)
-    rounds: int = flag(6, "rounds in which each arm is measured", "N")
-    steps: int = flag(4, "steps per round", "N")
+    rounds: int = flag(6, "rounds in which each arm is measured", COUNT)
+    steps: int = flag(4, "steps per round", COUNT)
 
 
 WORKLOADS: dict[str, type[Common]] = {

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ddp_trainer.checkpoint import find_damage
+from ddp_trainer.checkpoint_file import find_damage
 from ddp_trainer.cli.options import HymenopteraOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.progress import Progress
@@ -53,6 +53,7 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
         model, weights_hash = pretrained_model(len(train_set.classes), options, runtime)
         if options.frozen:
             freeze_all_but_the_last_layer(model)
+        # The optimizer of a frozen network has the last layer only.
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         fused = runtime.hardware.fused_optimizers
         optimizer = torch.optim.SGD(trained, lr=options.learning_rate, momentum=0.9, fused=fused)

@@ -89,7 +89,7 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
     Raise UserError on XLA, and RuntimeError if the ranks' parameters differ at the end.
     """
     if not runtime.hardware.pairs:
-        raise UserError("--uneven: on XLA all ranks must take the same steps; add --device cpu")
+        raise UserError("--uneven: on XLA all ranks have to take the same steps; add --device cpu")
     progress = Progress(runtime, options.log_every)
     model = ToyModel().to(runtime.device)
     ddp = runtime.wrap(model)

@@ -87,6 +87,7 @@ def _read(path: Path) -> NDArray[np.uint8]:
     """
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        # Errors of numpy on short or wrong headers become a UserError below.
         dimensions = raw[3]
         shape = tuple(np.frombuffer(raw, ">i4", dimensions, offset=4))
         if raw[:3] != bytes([0, 0, UNSIGNED_BYTES]):

@@ -201,7 +201,9 @@ def restore(checkpoints: Checkpoints, options: ClassifierOptions, progress: Prog
             problem = f"and {checkpoints.folder} has none"
         else:
             problem = "so a --checkpoint-dir too"
-        raise UserError(f"--resume needs a checkpoint, {problem}; leave it out to begin anew")
+        raise UserError(
+            f"--resume needs a checkpoint, {problem}; leave it out to start from step 0"
+        )
     return step
 
 

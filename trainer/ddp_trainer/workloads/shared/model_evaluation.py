@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_trainer.checkpoint import Checkpoints, save_atomically
+from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint_file import save_atomically
 from ddp_trainer.cli.options import ClassifierOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import evaluate
+from ddp_trainer.evaluation import EvaluationSet, evaluate
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.progress import Progress
 from ddp_trainer.workloads.shared.task import Task
@@ -100,11 +101,10 @@ class Evaluator:
         runtime = self.progress.runtime
         autocast = torch.autocast(runtime.device.type, torch.bfloat16, enabled=task.bf16)
         with self.progress.timed("evaluate"), autocast:
+            batch_size = self.options.batch_size * runtime.world_size
             found = evaluate(
                 task.model,
-                task.fetch_test,
-                task.test_samples,
-                self.options.batch_size * runtime.world_size,
+                EvaluationSet(task.fetch_test, task.test_samples, batch_size),
                 step=step,
                 progress=self.progress,
                 vote=self.vote,

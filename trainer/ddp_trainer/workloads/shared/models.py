@@ -91,6 +91,7 @@ class BasicBlock(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
+        # Convolutions before a BatchNorm need no bias, because BatchNorm adds its own.
         self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU(inplace=True)
@@ -199,8 +200,10 @@ class ResNet(nn.Module):
 
     def _initialise(self, zero_init_residual: bool) -> None:
         for module in self.modules():
+            # As in torchvision (He et al. 2015).
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            # With a factor of 0, the block adds nothing to its shortcut.
             if zero_init_residual and isinstance(module, Block):
                 nn.init.zeros_(module.last_norm.weight)
 

@@ -118,6 +118,7 @@ def _set_up(
     runtime = progress.runtime
     contestants = {}
     for name, kind in ARMS.items():
+        # The same seed gives both arms the same weights.
         torch.manual_seed(options.seed)
         model = benchmark.make_model().to(runtime.device)
         model.to(memory_format=runtime.hardware.image_layout(bf16=False))  # type: ignore[call-overload]
@@ -166,6 +167,7 @@ def _seconds_of_steps(
         with progress.timed("optimizer"):
             runtime.step(contestant.optimizer)
         progress.beat(step + 1)
+    # Operations on a GPU may still be running, and ranks may end at different times.
     runtime.hardware.wait()
     seconds = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
     return float(runtime.maximum(seconds))
