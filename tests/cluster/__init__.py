@@ -1,1 +1,1 @@
-"""What has to be true on a real cluster: kind, one control plane and two workers, our images, our chart."""
+"""Tests on a real cluster: kind with a control plane and two workers, our images and our chart."""

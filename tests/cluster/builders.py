@@ -1,41 +1,40 @@
-"""Small builders for the objects of the tests."""
+"""Build the objects that the tests apply."""
 
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from .harness import PLAIN, ROOT, TRAINER, Object
+from .cluster import PLAIN, TRAINER
+from .commands import ROOT, Object
 
+MANAGED = {"matchLabels": {"app.kubernetes.io/managed-by": "ddpjob-operator"}}
+
+# Spread the pods of a job over the nodes that it may use.
 SPREAD = {
     "topologyKey": "kubernetes.io/hostname",
     "maxSkew": 1,
     "whenUnsatisfiable": "DoNotSchedule",
     "nodeTaintsPolicy": "Honor",
-    "labelSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "ddpjob-operator"}},
+    "labelSelector": MANAGED,
     "matchLabelKeys": ["ddpjob.dev/job-uid"],
 }
+
+# Keep two pods off one node. SPREAD ignores a node that is not eligible. This waits for a second.
 SEPARATE = {
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
-            {
-                "topologyKey": "kubernetes.io/hostname",
-                "labelSelector": {
-                    "matchLabels": {"app.kubernetes.io/managed-by": "ddpjob-operator"}
-                },
-            }
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": MANAGED}
         ]
     }
 }
-"""Unlike SPREAD, which leaves a node that is not eligible out of account, this waits until there is a second one."""
 
-
+# A label of nodes that the second worker gets only at the end.
 LATE = "ddpjob.dev/test-late"
-"""A label of nodes, which the second worker gets in the end only."""
 
 
 def job(name: str, *args: str, image: str = TRAINER, **spec: Any) -> Object:
-    """A DDPJob of two nodes, spread over them, that runs `args`."""
+    """Return a DDPJob of two nodes, spread over them, that runs `args`."""
     return {
         "apiVersion": "ddpjob.dev/v1alpha1",
         "kind": "DDPJob",
@@ -51,19 +50,19 @@ def job(name: str, *args: str, image: str = TRAINER, **spec: Any) -> Object:
 
 
 def digits(name: str, epochs: int, **spec: Any) -> Object:
-    """A job that trains for about a third of a second an epoch."""
+    """Return a job that trains. An epoch takes about a third of a second."""
     return job(name, "-m", "ddp_trainer", "digits", "--epochs", str(epochs), **spec)
 
 
-def digits_with_checkpoints(name: str, **spec: Any) -> Object:
-    """A job long enough to be hit in the middle; it needs the claim `checkpoints`."""
-    settled = digits(name, 80, checkpoint={"claimName": "checkpoints"}, **spec)
-    settled["spec"]["args"] += ["--checkpoint-every", "25"]
-    return settled
+def digits_with_checkpoints(name: str, epochs: int) -> Object:
+    """Return a job that writes a checkpoint early. It needs the claim `checkpoints`."""
+    manifest = digits(name, epochs, checkpoint={"claimName": "checkpoints"})
+    manifest["spec"]["args"] += ["--checkpoint-every", "25"]
+    return manifest
 
 
 def script_job(name: str, script: str, **spec: Any) -> tuple[Object, Object]:
-    """A script of a user's own in a ConfigMap, and a job that runs it in the plain image."""
+    """Return a ConfigMap with a user's script, and a job that runs it in the plain image."""
     scripts = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -82,11 +81,11 @@ def script_job(name: str, script: str, **spec: Any) -> tuple[Object, Object]:
 
 
 def example(file: str) -> Object:
-    """The one object of a manifest in examples/."""
+    """Return the one object of a manifest in examples/."""
     manifest: Object = yaml.safe_load((ROOT / "examples" / file).read_text())
     return manifest
 
 
 def script(name: str) -> str:
-    """The text of a script that lies beside the tests."""
+    """Return the text of a script in the folder `scripts` of these tests."""
     return (Path(__file__).parent / "scripts" / name).read_text()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# A Kubernetes object.
 Object = dict[str, Any]
 T = TypeVar("T")
 

@@ -1,11 +1,16 @@
-"""A job whose second node is not there yet. It waits from the first test on, this looks at it in the last one."""
+"""A job whose second node is missing from the first test on and comes in this last one."""
 
 from .builders import LATE
-from .harness import WORKERS, Cluster, Space
+from .cluster import WORKERS, Cluster
+from .namespace import Namespace
+
+SECONDS_SINCE_START = (
+    "print(open('/proc/1/stat').read().split()[21], open('/proc/uptime').read().split()[0])"
+)
 
 
-def test_a_job_waits_for_a_node_longer_than_torchrun_would(cluster: Cluster, waiting: Space):
-    """torchrun's own read_timeout of 60 s gives up after less than twice that time."""
+def test_a_job_waits_for_a_node_longer_than_torchrun_would(cluster: Cluster, waiting: Namespace):
+    """Wait for more than twice the default read_timeout of torchrun, which is 60 s."""
     first, second = WORKERS
     status = waiting.wait_for_status("digits", reason="Unschedulable")
     assert "digits-0-" in status["message"]
@@ -17,17 +22,12 @@ def test_a_job_waits_for_a_node_longer_than_torchrun_would(cluster: Cluster, wai
     assert status["attempt"] == 0
 
 
-def agent_seconds(space: Space, node: str) -> float:
-    """For how long the running pod on `node` has run, by the clock of that pod; 0 while there is none."""
-    running = [
-        name
-        for name, pod in space.pods("digits").items()
-        if pod["spec"].get("nodeName") == node and pod["status"]["phase"] == "Running"
-    ]
-    if not running:
-        return 0.0
-    started_ticks, uptime = space.kubectl(
-        "exec", running[0], "--", "python", "-c",
-        "print(open('/proc/1/stat').read().split()[21], open('/proc/uptime').read().split()[0])",
-    ).split()  # fmt: skip
-    return float(uptime) - int(started_ticks) / 100
+def agent_seconds(namespace: Namespace, node: str) -> float:
+    """Return how long the pod on `node` has run, by its own clock, or 0 if none runs there."""
+    for name, pod in namespace.pods("digits").items():
+        if pod["spec"].get("nodeName") == node and pod["status"]["phase"] == "Running":
+            command = ("exec", name, "--", "python", "-c", SECONDS_SINCE_START)
+            # Field 22 of /proc/PID/stat is the start of the process, in hundredths of a second.
+            started, uptime = namespace.kubectl(*command).split()
+            return float(uptime) - int(started) / 100
+    return 0.0

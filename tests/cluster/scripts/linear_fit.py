@@ -1,6 +1,6 @@
-"""A user's own script: plain torch, DistributedDataParallel over gloo, and nothing of this project.
+"""A user's own script: plain torch and DistributedDataParallel over gloo.
 
-Fits y = 3 x + 1 and leaves the line it found as the job's result.
+It fits y = 3 x + 1 and writes the line that it found as the job's result.
 """
 
 import getpass
@@ -22,14 +22,15 @@ for _ in range(300):
     torch.nn.functional.mse_loss(line(x), 3 * x + 1).backward()
     optimizer.step()
 
+# All ranks must have the same parameters.
 mine = torch.cat([parameter.detach().flatten() for parameter in line.parameters()])
-everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-dist.all_gather(everyone, mine)
-assert all(torch.equal(mine, other) for other in everyone), everyone
+gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+dist.all_gather(gathered, mine)
+assert all(torch.equal(mine, other) for other in gathered), gathered
 
-Path.home().joinpath("scratch").write_text(
-    getpass.getuser()
-)  # both fail for a user without name or home
+# Both calls fail for a user without a name or a home directory.
+Path.home().joinpath("scratch").write_text(getpass.getuser())
+
 if dist.get_rank() == 0:
     slope, offset = (round(number, 1) for number in mine.tolist())
     result = {"slope": slope, "offset": offset, "uid": os.getuid(), "world": dist.get_world_size()}

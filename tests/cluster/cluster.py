@@ -1,0 +1,141 @@
+"""The kind cluster of the tests and its operator, made with the programs that a user types."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from .commands import ROOT, Object, node_image, run, wait_until
+
+NAME = "ddpjob-test"
+WORKERS = (f"{NAME}-worker", f"{NAME}-worker2")
+SYSTEM = "ddpjob-system"  # the operator's namespace
+
+# The kubeconfig, and the folder that the nodes share.
+SCRATCH = ROOT / "build" / "cluster-test"
+
+OPERATOR = "ddpjob-operator:0.1.0"
+TRAINER = "ddpjob-trainer:cpu"
+
+# A user's own image: Python and torch, running as root, nothing of this project.
+PLAIN = "ddpjob-test-plain:cpu"
+
+
+def build_operator_image() -> None:
+    run("docker", "build", "--quiet", "--tag", OPERATOR, ".")
+
+
+def build_trainer_images() -> None:
+    """Build the plain image, which is a stage of the trainer's, and the trainer's own."""
+    trainer = ("docker", "build", "--quiet", "--file", "images/cpu/Dockerfile")
+    run(*trainer, "--target", "torch", "--tag", PLAIN, ".")
+    run(*trainer, "--tag", TRAINER, ".")
+
+
+class Cluster:
+    """The cluster, its operator, and the folder that its nodes share."""
+
+    def __init__(self) -> None:
+        self.kubeconfig = SCRATCH / "kubeconfig"
+        self.shared = SCRATCH / "shared"
+
+    # -- create and delete
+
+    def up(self) -> None:
+        """Create the cluster, or take the existing one, and bring images and chart up to date."""
+        SCRATCH.mkdir(parents=True, exist_ok=True)
+        kept = NAME in run("kind", "get", "clusters").split()
+        with ThreadPoolExecutor() as pool:
+            steps = [
+                pool.submit(build_trainer_images),
+                pool.submit(build_operator_image),
+                pool.submit(self._create, kept),
+            ]
+            for step in steps:
+                step.result()
+        images = (OPERATOR, TRAINER, PLAIN)
+        nodes = ",".join(WORKERS)
+        run("kind", "load", "docker-image", "--name", NAME, "--nodes", nodes, *images)
+        self.install()
+        if kept:
+            # The operator may still run an older image of the same tag.
+            self.kubectl("rollout", "restart", "deployment", "--namespace", SYSTEM)
+            self.kubectl("rollout", "status", "deployment", "--namespace", SYSTEM, "--timeout=2m")
+
+    def _create(self, kept: bool) -> None:
+        if kept:
+            run("kind", "export", "kubeconfig", "--name", NAME, "--kubeconfig", self.kubeconfig)
+        settings = {
+            "CLUSTER": NAME,
+            "SHARED": str(self.shared),
+            "KUBECONFIG": str(self.kubeconfig),
+        }
+        image = node_image()
+        if image:
+            settings["KIND_IMAGE"] = image
+        run("examples/kind/up", **settings)
+
+    def delete(self) -> None:
+        run("kind", "delete", "cluster", "--name", NAME, KUBECONFIG=str(self.kubeconfig))
+        shutil.rmtree(SCRATCH, ignore_errors=True)
+
+    # -- objects
+
+    def kubectl(self, *arguments: str | Path, stdin: str | None = None) -> str:
+        return run("kubectl", "--kubeconfig", self.kubeconfig, *arguments, stdin=stdin)
+
+    def apply(self, *objects: Object, namespace: str = "default") -> None:
+        """Apply objects. Raises CommandFailed with the answer of the API server."""
+        manifest = yaml.safe_dump_all(objects)
+        self.kubectl("apply", "--namespace", namespace, "--filename", "-", stdin=manifest)
+
+    def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
+        """Return an object, or None if it does not exist."""
+        flags = ("--ignore-not-found", "--output", "json")
+        answer = self.kubectl("get", kind, name, "--namespace", namespace, *flags)
+        if not answer:
+            return None
+        found: Object = json.loads(answer)
+        return found
+
+    def list(self, kind: str, namespace: str, selector: str = "") -> list[Object]:
+        flags = ("--selector", selector, "--output", "json")
+        answer = self.kubectl("get", kind, "--namespace", namespace, *flags)
+        items: list[Object] = json.loads(answer)["items"]
+        return items
+
+    # -- the operator
+
+    def install(self, **values: str) -> None:
+        """Install or upgrade the chart with `values` only, and wait until the operator is ready."""
+        settings = []
+        for key, value in values.items():
+            settings += ["--set", f"{key}={value}"]
+        run(
+            *("helm", "upgrade", "--install", "ddpjob-operator", "charts/ddpjob-operator"),
+            *("--namespace", SYSTEM, "--create-namespace", "--reset-values"),
+            *("--wait", "--timeout", "3m", *settings),
+            KUBECONFIG=str(self.kubeconfig),
+        )
+
+    def uninstall(self) -> None:
+        command = ("helm", "uninstall", "ddpjob-operator", "--namespace", SYSTEM, "--wait")
+        run(*command, KUBECONFIG=str(self.kubeconfig))
+
+    @contextmanager
+    def operator_down(self) -> Iterator[None]:
+        """Stop the operator for the duration of the block."""
+        self._scale(0)
+        wait_until("the operator's pod is gone", lambda: not self.list("pods", SYSTEM), 60)
+        try:
+            yield
+        finally:
+            self._scale(1)
+
+    def _scale(self, replicas: int) -> None:
+        target = ("deployment", "--all", "--namespace", SYSTEM)
+        self.kubectl("scale", *target, f"--replicas={replicas}")

@@ -1,0 +1,196 @@
+"""A namespace of a test: apply objects, look at jobs and pods, and wait for states."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .cluster import SYSTEM, Cluster
+from .commands import CommandFailed, Object, T, wait_until
+
+
+class Namespace:
+    """One namespace of the cluster, which is created with `labels`."""
+
+    def __init__(self, cluster: Cluster, name: str, **labels: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        metadata = {"name": name, "labels": labels}
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+
+    def delete(self) -> None:
+        """Delete the namespace and its volumes, without waiting."""
+        kubectl = self.cluster.kubectl
+        kubectl("delete", "namespace", self.name, "--wait=false", "--ignore-not-found")
+        kubectl("delete", "persistentvolume", "--selector", f"test={self.name}", "--wait=false")
+
+    def claim(self, name: str) -> None:
+        """Create a ReadWriteMany claim over a new folder that every user may write to."""
+        folder = self.cluster.shared / self.name / name
+        folder.mkdir(parents=True)
+        folder.chmod(0o1777)
+        volume = f"{self.name}-{name}"
+        common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        self.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": volume, "labels": {"test": self.name}},
+                "spec": {
+                    **common,
+                    "capacity": {"storage": "1Gi"},
+                    "claimRef": {"namespace": self.name, "name": name},
+                    "hostPath": {"path": f"/var/ddpjob/{self.name}/{name}", "type": "Directory"},
+                },
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": name},
+                "spec": {
+                    **common,
+                    "volumeName": volume,
+                    "resources": {"requests": {"storage": "1Gi"}},
+                },
+            },
+        )
+
+    # -- act
+
+    def kubectl(self, *arguments: str | Path, stdin: str | None = None) -> str:
+        return self.cluster.kubectl("--namespace", self.name, *arguments, stdin=stdin)
+
+    def apply(self, *objects: Object) -> None:
+        self.cluster.apply(*objects, namespace=self.name)
+
+    def python(self, pod: str, program: str) -> None:
+        """Run a Python program inside a pod's trainer."""
+        self.kubectl("exec", pod, "--container", "trainer", "--", "python", "-c", program)
+
+    # -- look
+
+    def job(self, name: str) -> Object:
+        """Return the DDPJob, or an empty dict if it does not exist."""
+        return self.cluster.get("ddpjob", name, self.name) or {}
+
+    def status(self, name: str) -> Object:
+        status: Object = self.job(name).get("status", {})
+        return status
+
+    def pods(self, job: str) -> dict[str, Object]:
+        """Return the pods of a job by name."""
+        found = self.cluster.list("pods", self.name, f"ddpjob.dev/job={job}")
+        return {pod["metadata"]["name"]: pod for pod in found}
+
+    def logs(self, pod: str) -> str:
+        return self.kubectl("logs", pod, "--container", "trainer")
+
+    def json_lines(self, pod: str) -> list[Object]:
+        """Return the lines of a pod's log that are JSON objects."""
+        lines = self.logs(pod).splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def progress(self, pod: str, event: str) -> list[Object]:
+        """Return the progress events of one kind that a pod's rank 0 has written so far."""
+        try:
+            records = self.json_lines(pod)
+        except CommandFailed:
+            # The pod does not exist yet, or its container has not started.
+            return []
+        return [record for record in records if record.get("event") == event]
+
+    @contextmanager
+    def watching_pods(self) -> Iterator[list[str]]:
+        """Collect "NAME UID" of every pod that exists during the block.
+
+        The list is complete after the block.
+        """
+        seen: list[str] = []
+        lines = set()
+        for pod in self.cluster.list("pods", self.name):
+            lines.add(f"{pod['metadata']['name']} {pod['metadata']['uid']}")
+        command = ["kubectl", "--kubeconfig", self.cluster.kubeconfig, "--namespace", self.name]
+        columns = "--output=custom-columns=NAME:.metadata.name,UID:.metadata.uid"
+        watch = subprocess.Popen(
+            [*command, "get", "pods", "--watch", "--no-headers", columns],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield seen
+        finally:
+            watch.terminate()
+            printed, _ = watch.communicate()
+            for line in printed.splitlines():
+                lines.add(" ".join(line.split()))
+            seen += sorted(lines)
+
+    # -- wait
+
+    def wait(self, what: str, look: Callable[[], T | None], seconds: float = 180) -> T:
+        """Return the first true answer of `look`.
+
+        After `seconds`, raises AssertionError that shows everything in the namespace.
+        """
+        return wait_until(what, look, seconds, self.explain)
+
+    def wait_for_status(self, job: str, seconds: float = 180, **expected: Any) -> Object:
+        """Return the status as soon as it has every value of `expected`.
+
+        Fails at once if the job is finished without them.
+        """
+
+        def look() -> Object | None:
+            status = self.status(job)
+            if all(status.get(key) == value for key, value in expected.items()):
+                return status
+            finished = status.get("phase") in ("Complete", "Failed")
+            assert not finished, f"{job} is {status['phase']} before {expected}\n{self.explain()}"
+            return None
+
+        return self.wait(f"{job} has {expected}", look, seconds)
+
+    def wait_for_complete(
+        self, job: str, seconds: float = 180, restarts: int = 0, disruptions: int = 0
+    ) -> Object:
+        """Return the status of a job that completes on two nodes after these restarts."""
+        status = self.wait_for_status(job, seconds, phase="Complete")
+        found = {
+            "restarts": status["restarts"],
+            "disruptions": status["disruptions"],
+            "attempt": status["attempt"],
+            "succeeded": status["nodes"]["succeeded"],
+        }
+        expected = {
+            "restarts": restarts,
+            "disruptions": disruptions,
+            "attempt": restarts + disruptions,
+            "succeeded": 2,
+        }
+        assert found == expected, f"{status.get('lastFailure')}\n{self.explain()}"
+        return status
+
+    def wait_for_checkpoint(self, job: str, attempt: int = 0) -> None:
+        """Wait until rank 0 of this attempt has written a checkpoint: the middle of the job."""
+        pod = f"{job}-{attempt}-0"
+        self.wait(f"{pod} has written a checkpoint", lambda: self.progress(pod, "checkpoint"))
+
+    def explain(self) -> str:
+        """Return what a person would look at: jobs, pods, events, and the end of every log."""
+        looks: list[tuple[str, ...]] = [
+            ("get", "ddpjobs", "--output", "yaml"),
+            ("get", "pods,services,persistentvolumeclaims", "--output", "wide"),
+            ("get", "events", "--sort-by", ".lastTimestamp"),
+        ]
+        for pod in self.cluster.list("pods", self.name):
+            looks.append(("logs", pod["metadata"]["name"], "--all-containers", "--tail=30"))
+        looks.append(("logs", "--namespace", SYSTEM, "deployment/ddpjob-operator", "--tail=60"))
+        return "\n".join(f"--- kubectl {' '.join(look)}\n{self._try(*look)}" for look in looks)
+
+    def _try(self, *arguments: str) -> str:
+        try:
+            return self.kubectl(*arguments)
+        except CommandFailed as error:
+            return str(error)
