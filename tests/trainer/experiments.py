@@ -61,7 +61,8 @@ def train(
     inputs, labels = samples(count)
     model = wide_net()
     ddp = runtime.wrap(model)
-    # A rate at which the training is stable: where it is not, a difference in the last bit grows without bound.
+    # A rate at which the training is stable: where it is not, a difference in the last bit grows
+    # without bound.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     sampler = GlobalBatchSampler(
         count, global_batch, runtime.rank, runtime.world_size, equal_shares=equal_shares
@@ -359,7 +360,8 @@ def main(folder: Path) -> None:
             "policies of new threads": [
                 os.sched_getscheduler(thread) for thread in threads().keys() - before.keys()
             ],
-            # Batches of 8, 8, 8 and 5 an epoch: the last is uneven at 2 ranks and at 4. With 25 samples it has one.
+            # Batches of 8, 8, 8 and 5 an epoch: the last is uneven at 2 ranks and at 4. With 25
+            # samples it has one.
             "uneven": nn.utils.parameters_to_vector(
                 train(runtime, 29, 8, 100).parameters()
             ).detach(),

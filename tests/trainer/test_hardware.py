@@ -38,7 +38,8 @@ def on_xla(*arguments, launcher=torchrun, calls, **more):
 )
 def test_two_ranks_train_on_xla_as_on_the_cpu(launcher, flags, tmp_path):
     # At the workload's own rate, rounding decides a ReLU differently on some CPUs, and the training
-    # magnifies that. At this rate the loss still changes by 1e-3, so a wrong mean of gradients shows.
+    # magnifies that. At this rate the loss still changes by 1e-3, so a wrong mean of gradients
+    # shows.
     digits = ("digits", "--epochs", 2, "--learning-rate", "0.005", "--threads", 1)
     xla = on_xla(*digits, *flags, launcher=launcher, calls=tmp_path, PJRT_DEVICE="NEURON")
     cpu = torchrun(*TRAINER, *digits)

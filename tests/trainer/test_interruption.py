@@ -1,7 +1,8 @@
 """Killed or told to stop at any moment, a run goes on from its checkpoint as if nothing had been.
 
-ResNet-18 has several DDP buckets and BatchNorm, and with 72 images in batches of 16 each epoch ends with a batch of eight,
-of which one of the two ranks gets nothing. One story with three interruptions, looked at from several sides.
+ResNet-18 has several DDP buckets and BatchNorm, and with 72 images in batches of 16 each epoch ends
+with a batch of eight, of which one of the two ranks gets nothing. One story with three
+interruptions, looked at from several sides.
 """
 
 import signal

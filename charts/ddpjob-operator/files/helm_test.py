@@ -1,7 +1,8 @@
 """Run `helm test`: the operator is ready, a good DDPJob is accepted, and a bad one is refused.
 
 It runs in a pod with the operator's image and needs only the standard library. Arguments: the URL
-of the operator's /readyz, and the namespace of the jobs. Nothing is created: both jobs are dry runs.
+of the operator's /readyz, and the namespace of the jobs. Nothing is created: both jobs are dry
+runs.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Stands in for torch_xla 2.9 where several processes are needed: PJRT on a CPU knows only one.
 
-The calls and their meaning are those of its documentation; the device is the CPU, and the group "xla" is gloo's. What is
-called is counted, and the counts are written to $STANDIN_CALLS at the end, one file a rank.
+The calls and their meaning are those of its documentation; the device is the CPU, and the group
+"xla" is gloo's. What is called is counted, and the counts are written to $STANDIN_CALLS at the end,
+one file a rank.
 """
 
 import atexit
