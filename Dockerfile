@@ -2,7 +2,7 @@
 #
 #     docker build -t ddpjob-operator:0.1.0 .
 #
-# Dependencies are a layer of their own below our code: after a change of code only the last, small layer is new.
+# The layers are the dependencies and the code. A change of the code changes only the last, small layer.
 ARG BUILD_IMAGE=python:3.11-bookworm
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
@@ -12,16 +12,16 @@ RUN pip install --quiet hatchling
 RUN python -m venv --without-pip /opt/venv
 WORKDIR /src
 
-# The dependencies alone, as operator/pyproject.toml names them.
+# Only the dependencies, as operator/pyproject.toml names them.
 COPY operator/pyproject.toml .
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*p['dependencies'], *p['optional-dependencies']['controller'], sep='\n')" > requirements.txt \
  && pip --python /opt/venv/bin/python install --quiet --no-compile -r requirements.txt \
-# Byte code of the whole kubernetes package would double its 60 MB; only what the operator imports is compiled.
+# Byte code of the whole kubernetes package would double its 60 MB. Only imported modules are compiled.
  && /opt/venv/bin/python -c "import kopf, typer, jinja2, prometheus_client, pythonjsonlogger.json, \
 kubernetes.aio.config, kubernetes.aio.client.api_client, kubernetes.aio.client.rest"
 
-# Our code goes to a root of its own, so that it is copied as a layer of its own.
+# The code is installed into its own root, from which it is copied as a layer.
 COPY operator/ .
 RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
  && pip --python /opt/venv/bin/python install --quiet --no-deps --root /layer /wheels/ddpjob-*.whl
@@ -29,7 +29,7 @@ RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /layer /
-# kopf asks for the user's name, which fails for a uid without one; so it is given, whatever uid a cluster chooses.
+# kopf needs the user's name. A uid that a cluster chooses has none, so the variables set it.
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 USER=ddpjob LOGNAME=ddpjob
 USER 65532:65532
 ENTRYPOINT ["ddpjob"]

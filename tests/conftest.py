@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-# Folders whose tests share a cluster or an API server. Elsewhere the tests of a file stay together.
-TOGETHER = ("tests/cluster/", "tests/apiserver/")
+# Tests that share a cluster, an API server or launched ranks, by the beginning of their path. The
+# tests of any other file stay together too.
+TOGETHER = ("tests/cluster/", "tests/apiserver/", "tests/trainer/test_ranks")
 
 # The order in which a worker takes them. The cluster tests take longest. The others end with the
 # short ones, so that no worker is idle for long at the end.
@@ -69,9 +70,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class InGroups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            for folder in TOGETHER:
-                if nodeid.startswith(folder):
-                    return folder
+            for prefix in TOGETHER:
+                if nodeid.startswith(prefix):
+                    return prefix
             return nodeid.split("::")[0]
 
     return InGroups(config, log)

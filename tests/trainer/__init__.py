@@ -1,1 +1,1 @@
-"""Tests of the trainer: they need torch and two processes, and neither a cluster nor data from elsewhere."""
+"""Tests of the trainer. They need torch and several processes, but no cluster and no downloads."""

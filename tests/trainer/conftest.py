@@ -1,6 +1,7 @@
-"""Fixtures: small data in the forms that users have, and the end of whatever a failing test left running."""
+"""Fixtures: small data sets, process groups of several ranks, and an end for leftover processes."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +10,14 @@ from PIL import Image
 
 from ddp_trainer.workloads.datasets.cifar10 import CLASSES
 
-from . import launch
+from . import every_rank, launch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
 def no_leftovers(monkeypatch):
-    """Kill what a test started and did not wait for."""
+    """Kill the processes that a test started and did not wait for."""
     started = []
     start = launch.Run.__init__
 
@@ -32,7 +33,10 @@ def no_leftovers(monkeypatch):
 
 
 def image_folders(folder: Path, per_class: dict[str, int], suffix: str = "png") -> Path:
-    """{train,test}/<class>/NNNN.png with random pixels: `per_class` images of each class in train and in test."""
+    """Write {train,test}/CLASS/NNNN.png with random pixels.
+
+    `per_class` gives the number of images of each class for "train" and "test".
+    """
     random = np.random.default_rng(0)
     for part, count in per_class.items():
         for name in CLASSES:
@@ -44,6 +48,26 @@ def image_folders(folder: Path, per_class: dict[str, int], suffix: str = "png") 
 
 
 @pytest.fixture(scope="session")
+def launched(tmp_path_factory):
+    """Return a function that gives the outcomes of a number of ranks. Each number runs once."""
+    return cache(
+        lambda count: every_rank.launch_ranks(count, tmp_path_factory.mktemp(f"ranks-{count}"))
+    )
+
+
+@pytest.fixture(scope="session", params=[2, 4], ids=["2 ranks", "4 ranks"])
+def ranks(request, launched) -> every_rank.Outcomes:
+    """Return what the marked functions returned on each of several ranks."""
+    return launched(request.param)
+
+
+@pytest.fixture(scope="session")
+def single(launched) -> every_rank.Outcomes:
+    """Return what the marked functions returned on one process without a group."""
+    return launched(1)
+
+
+@pytest.fixture(scope="session")
 def tiny_cifar10(tmp_path_factory) -> Path:
-    """100 training and 30 test images in the layout of image folders."""
+    """Return a folder with 100 training and 30 test images, in one folder for each class."""
     return image_folders(tmp_path_factory.mktemp("cifar10"), {"train": 10, "test": 3})

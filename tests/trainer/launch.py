@@ -1,4 +1,4 @@
-"""Starts the trainer the ways a user does (alone, under torchrun, as bare ranks) and ends all that it started."""
+"""Starts the trainer as its users do: as one process, under torchrun, or as bare ranks."""
 
 import contextlib
 import json
@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-DEADLINE = 240.0  # seconds; reached only when something hangs
+DEADLINE = 240.0  # seconds; a test reaches it only if a process hangs
+# Prefixes of variables that a launcher or a test may have set.
 _OURS = (
     "MALLOC_",
     "GLIBC_",
@@ -32,17 +33,17 @@ _OURS = (
 
 
 def environment(**extra: object) -> dict[str, str]:
-    """This process's environment without any trace of a launcher, one thread per process, and `extra`."""
+    """Return the environment without variables of launchers, with one thread and `extra`."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return clean | {"OMP_NUM_THREADS": "1", **{name: str(value) for name, value in extra.items()}}
 
 
 class Run:
-    """One started command: its events so far, and its end."""
+    """A started command: its events so far, and its end."""
 
     def __init__(self, command: Sequence[object], variables: Mapping[str, str]) -> None:
         self.events: list[dict] = []
-        self.stray: list[str] = []  # lines on stdout that are no events
+        self.stray: list[str] = []  # lines on stdout that are not events
         self._stderr: deque[str] = deque(maxlen=400)
         self._deadline = time.monotonic() + DEADLINE
         self._changed = threading.Condition()
@@ -80,7 +81,7 @@ class Run:
         return [entry for entry in self.events if entry["event"] == event]
 
     def wait_for(self, event: str, step: int = 0) -> dict:
-        """The first such event at or after `step`; fails when the run ends without it."""
+        """Wait for the first such event at or after `step`. Fail if the run ends without it."""
         with self._changed:
             while True:
                 for entry in self.of(event):
@@ -94,7 +95,7 @@ class Run:
                 self._changed.wait(min(left, 1.0))
 
     def finish(self) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end and return the exit code."""
         try:
             code = self.process.wait(max(0.1, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -110,19 +111,19 @@ class Run:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to the process and its children, as when a machine is lost."""
+        """Send SIGKILL to the process and its children, as if the machine were lost."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 def alone(*arguments: object, **variables: object) -> Run:
-    """`python …` as a single process."""
+    """Start `python …` as one process."""
     return Run([sys.executable, *arguments], environment(**variables))
 
 
 def torchrun(*arguments: object, processes: int = 2, **variables: object) -> Run:
-    """`torchrun --standalone --nproc-per-node N …`."""
+    """Start `torchrun --standalone --nproc-per-node N …`."""
     launcher = [
         sys.executable,
         "-m",
@@ -135,7 +136,7 @@ def torchrun(*arguments: object, processes: int = 2, **variables: object) -> Run
 
 
 def ranks(*arguments: object, processes: int = 2, **variables: object) -> list[Run]:
-    """The same processes without an agent around them: quicker, and each can be killed on its own."""
+    """Start the ranks without an agent, which is faster. Each can be killed on its own."""
     port = free_port()
     return [
         Run(
@@ -160,7 +161,7 @@ def free_port() -> int:
 
 
 def finish(runs: Sequence[Run]) -> list[int]:
-    """Wait for all; their exit codes. What went wrong is shown where one of them fails a later assertion."""
+    """Wait for the end of all runs and return their exit codes."""
     return [run.finish() for run in runs]
 
 
@@ -168,5 +169,5 @@ TRAINER = ("-m", "ddp_trainer")
 
 
 def newest(folder: Path) -> Path:
-    """The newest checkpoint in `folder`."""
+    """Return the newest checkpoint in `folder`."""
     return max(folder.glob("step-*.pt"))

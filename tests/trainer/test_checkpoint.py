@@ -1,4 +1,4 @@
-"""Checkpoint files: they are complete, the newest readable one is used, another job's is refused."""
+"""Checkpoint files are complete, the newest readable one is used, another job's is refused."""
 
 import re
 import resource

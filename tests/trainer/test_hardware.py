@@ -169,12 +169,12 @@ def test_only_the_gpus_that_are_visible_count(monkeypatch):
         hardware.choose("auto").prepare(1, 1)
 
 
-# --- TorchNeuron: a module torch.neuron of the form that torch.cuda has
+# --- TorchNeuron: its module torch.neuron has the form of torch.cuda.
 
 
 @pytest.fixture
 def neuron(monkeypatch):
-    """A node with 4 logical NeuronCores."""
+    """Set up a node with 4 logical NeuronCores."""
     state = {"current": None, "random": torch.arange(3, dtype=torch.uint8), "waited": 0}
 
     def wait():
@@ -188,9 +188,8 @@ def neuron(monkeypatch):
         set_rng_state=lambda new: state.update(random=new),
     )
     monkeypatch.setattr(torch, "get_device_module", lambda name: {"neuron": module}[name])
-    monkeypatch.setattr(
-        torch, "device", lambda name, index: (name, index)
-    )  # "neuron" is known to torch_neuronx only
+    # Only torch_neuronx knows the device type "neuron".
+    monkeypatch.setattr(torch, "device", lambda name, index: (name, index))
     monkeypatch.setattr(torch, "neuron", module, raising=False)
     monkeypatch.setitem(sys.modules, "torch_neuronx", types.ModuleType("torch_neuronx"))
     return state
@@ -199,7 +198,7 @@ def neuron(monkeypatch):
 def test_a_process_takes_the_core_of_its_local_rank(neuron):
     chosen = hardware.choose("neuron")
     chosen.prepare(3, 1)
-    assert neuron["current"] is None  # TorchNeuron wants the process group first
+    assert neuron["current"] is None  # TorchNeuron needs the process group first
     assert chosen.take(3, 1) == ("neuron", 3) == neuron["current"]
     chosen.wait()
     assert neuron["waited"] == 1
@@ -225,12 +224,12 @@ def test_random_states_of_the_device_are_kept_and_those_of_another_kind_left(neu
     assert neuron["random"].tolist() == [0, 1, 2]
 
 
-# --- when the ranks ask each other whether to stop
+# --- The interval of votes to stop.
 
 
 def test_a_vote_takes_place_at_the_first_step_of_another_kind(monkeypatch):
-    """Steps of 10 ms do not say how often to vote where a step takes a second, as training does after an evaluation."""
-    monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # signals are pytest's here
+    # After an evaluation with steps of 10 ms, training may have steps of a second.
+    monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # pytest has its own handlers
     clock, votes = [0.0], []
     monkeypatch.setattr(interrupt.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(
@@ -245,13 +244,16 @@ def test_a_vote_takes_place_at_the_first_step_of_another_kind(monkeypatch):
     assert votes == pytest.approx([0.01, 1.03, 2.03, 3.03])
 
 
-# --- the order of dimensions in memory, and the shapes of batches
+# --- Memory formats, and the shapes of batches.
 
 
 @pytest.fixture
 def train_a_little(monkeypatch):
-    """Trains on 10 images in batches of 4 and evaluates 5. Returns the model, and the batches that it has seen."""
-    monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # signals are pytest's here
+    """Return a function that trains on 10 images in batches of 4 and evaluates 5.
+
+    It returns the model and the batches that the model has seen.
+    """
+    monkeypatch.setattr(StopVote, "_listen", lambda vote: None)  # pytest has its own handlers
 
     def train(hardware):
         torch.manual_seed(0)

@@ -1,8 +1,8 @@
-"""Killed or told to stop at any moment, a run goes on from its checkpoint as if nothing had been.
+"""A run that is killed or stopped at any moment resumes and ends as an unbroken one.
 
-ResNet-18 has several DDP buckets and BatchNorm, and with 72 images in batches of 16 each epoch ends
-with a batch of eight, of which one of the two ranks gets nothing. One story with three
-interruptions, looked at from several sides.
+ResNet-18 has several DDP buckets and BatchNorm. With 72 images in batches of 16, the last batch of
+each epoch has eight images, so one of the two ranks gets none. One run with three interruptions
+serves all tests of the result.
 """
 
 import signal
@@ -15,7 +15,10 @@ import torch
 
 from .launch import TRAINER, environment, finish, newest, ranks, torchrun
 
-FLAGS = "--stem torchvision --epochs 6 --limit-train 72 --batch-size 8 --learning-rate 0.01 --checkpoint-every 3"
+FLAGS = (
+    "--stem torchvision --epochs 6 --limit-train 72 --batch-size 8 --learning-rate 0.01 "
+    "--checkpoint-every 3"
+)
 STEPS = 6 * 5
 
 
@@ -50,7 +53,7 @@ def story(tmp_path_factory, tiny_cifar10):
 
 
 def differences(one, other, at="checkpoint"):
-    """Where two nested structures of tensors and values differ; tensors bit by bit."""
+    """List the places where two nested structures differ. Tensors are compared bit by bit."""
     if isinstance(one, torch.Tensor):
         return [] if torch.equal(one, other) else [at]
     if isinstance(one, dict):
@@ -126,7 +129,7 @@ def test_sigterm_to_torchrun_leads_to_a_checkpoint_and_no_success(story):
 
 
 def test_child_processes_have_their_own_signals():
-    """DataLoader listens to SIGCHLD, whose byte is no stop, and a child that is told to end is not the parent's affair."""
+    """Neither the SIGCHLD of a DataLoader nor a SIGTERM to a forked child stops the parent."""
     script = """
 import multiprocessing, os, signal, threading
 from torch.utils.data import DataLoader

@@ -13,7 +13,8 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
 names = "RANK WORLD_SIZE GROUP_RANK LOCAL_RANK".split()
-print(json.dumps({"event": "here", **{name: int(os.environ[name]) for name in names}, "arguments": sys.argv[1:]}), flush=True)
+here = {name: int(os.environ[name]) for name in names}
+print(json.dumps({"event": "here", **here, "arguments": sys.argv[1:]}), flush=True)
 if "exit" in sys.argv:
     sys.exit(17 if dist.get_rank() == 0 else 0)
 if "wait" in sys.argv:
@@ -35,7 +36,7 @@ def launched(script, *arguments, **variables) -> Run:
 
 
 def test_three_hosts_get_their_numbers_as_group_ranks_and_every_argument(script):
-    """Three of SageMaker's hosts as three agents; algo-1 is this machine, and the others' names are never looked up."""
+    """Three agents stand for three hosts of SageMaker. Only the name of the first is looked up."""
     hosts, port = ["localhost", "localhost-10", "localhost-2"], free_port()
     runs = [
         launched(

@@ -1,4 +1,4 @@
-"""`ddpjob run --local` with the real torchrun and the real trainer: what `make demo` shows, and a worker that is killed."""
+"""`ddpjob run --local` with the real torchrun and trainer: the demo, and a killed worker."""
 
 import json
 import os
@@ -123,7 +123,7 @@ def wait_for_event(run: Path, kind: str) -> None:
 
 
 def worker(rank: int) -> psutil.Process:
-    """The trainer process of that global rank in the job `killed`."""
+    """Return the trainer process of a global rank of the job `killed`."""
     for process in psutil.process_iter():
         try:
             env = process.environ()

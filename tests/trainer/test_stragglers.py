@@ -119,7 +119,7 @@ def test_of_equally_far_ranks_those_that_write_nothing_are_named(beats, said):
 
 
 def test_of_two_ranks_behind_a_third_the_one_that_writes_nothing_is_named():
-    """In a ring, one waiting rank may be further than its neighbour, which waits for the frozen one."""
+    """In a ring, a rank may be a step ahead of its neighbour that waits for the frozen rank."""
     before = at((7, True, 90.0), (6, True, 80.0), (6, True, 81.0))
     after = {rank: replace(entry, beats=int(rank != 2)) for rank, entry in before.items()}
     assert describe_frozen(before, after, 3.0).startswith("rank 2 on")
@@ -138,7 +138,7 @@ def test_only_a_rank_that_stops_writing_is_named():
     assert re.match(
         r"rank 2 on .* is frozen or cut off: it was last seen before its first step", said
     )
-    assert "Likewise" not in message
+    assert "Likewise" not in said
     asking.close()
 
 
@@ -193,7 +193,8 @@ def test_a_timeout_below_the_skew_names_the_slow_rank():
     assert run.finish() == 1
     assert re.search(
         r"SlowRankError: rank 1 on node 0 \(\S+\) is slow or stuck: it was last seen before its "
-        r"first step, [\d.]+ s ago; rank 0 on node 0 \(\S+\) has waited for it in step 1 for [\d.]+ s, longer than the timeout of 3 s",
+        r"first step, [\d.]+ s ago; rank 0 on node 0 \(\S+\) has waited for it in step 1 for "
+        r"[\d.]+ s, longer than the timeout of 3 s",
         run.stderr,
     ), run.stderr
 

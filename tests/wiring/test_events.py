@@ -458,7 +458,7 @@ async def test_pods_of_any_attempt_of_an_earlier_job_are_waited_for(fake, operat
 
 
 async def test_a_spec_that_makes_no_pod_fails_the_job(fake, operator):
-    """The CRD leaves the shapes below affinity open."""
+    # The CRD does not check the shapes below affinity.
     node = {"requiredDuringSchedulingIgnoredDuringExecution": [{"nodeSelectorTerms": []}]}
     fake.create("ddpjobs", a_job(accelerator="trn1.32xlarge", affinity={"nodeAffinity": node}))
     await until(lambda: status(fake).get("phase") == "Failed")
@@ -514,7 +514,7 @@ async def test_the_status_has_the_reason_while_pods_are_refused(
 
 
 async def test_no_job_is_reconciled_before_the_first_list():
-    """The operator died between the status of attempt 1 and the deletions of attempt 0."""
+    # The operator died between the status of attempt 1 and the deletions of attempt 0.
     cache = Cache()
     cache.see_job(
         {

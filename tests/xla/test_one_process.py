@@ -1,6 +1,7 @@
-"""The real torch_xla, on PJRT's CPU: one process, since that client knows no other. `make test-xla` sets this up.
+"""The device layer on the real torch_xla. `make test-xla` sets up its environment.
 
-tests/trainer/test_hardware.py has what takes several processes, with a stand-in.
+PJRT on a CPU supports one process only. tests/trainer/test_hardware.py runs several processes with
+a stand-in for torch_xla.
 """
 
 import importlib
@@ -80,7 +81,7 @@ def test_a_resumed_run_ends_with_the_same_bits_and_its_file_needs_no_xla(tmp_pat
 
 
 def test_what_several_processes_do_with_tensors_works_on_the_device():
-    """One process leaves these out: there is nobody to send to."""
+    """A single process skips these steps, because it has no peers."""
     device = torch_xla.device()
     gradients = [torch.zeros(2, 3, device=device), torch.zeros(4, device=device)]
     _spread(torch.arange(10.0, device=device), gradients)
@@ -203,7 +204,7 @@ def test_under_ddp_gradients_lie_in_its_bucket_and_are_those_of_the_bare_model(m
 
 
 def names_in_the_table():
-    """The rows of the docs' table of calls: (old names, new names), each a list of dotted names."""
+    """Return the rows of the table in the docs as (old names, new names), lists of dotted names."""
     rows = []
     for line in TABLE.read_text().splitlines():
         if line.startswith(("| `xm", "| `torch_xla")) and line.count("|") == 4:

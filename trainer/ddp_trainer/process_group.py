@@ -12,7 +12,6 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -53,40 +52,32 @@ class Launch:
 
 
 @contextmanager
-def process_group(  # noqa: PLR0913 (settings of the whole process, each given by keyword)
+def process_group(
     *,
     seed: int = 0,
-    threads: int | None = None,
     timeout: float | None = None,
-    local_rank: int | None = None,
     device: str = "auto",
     devices: int = 1,
     init_method: str = ENVIRONMENT,
-    import_seconds: float = 0.0,
 ) -> Iterator[Runtime]:
     """Join the process group that torchrun's variables describe, and leave it after the block.
 
     Without these variables the process runs alone.
 
-    - `threads`: CPU threads of this process; None keeps torch's number.
     - `timeout`: seconds that a rank waits for its peers in a collective; None is torch's 1,800.
       With gloo, SlowRankError then names the rank that it waited for. NCCL's watchdog ends the
       process without Python.
-    - `local_rank`: used if LOCAL_RANK is not set.
     - `device`: a kind in `hardware.KINDS`, or auto. `devices`: their number per process; the
       Runtime has the first.
     - `init_method`: how the ranks meet: env://, file:///a/path/that/all/ranks/see (without
       SlowRankError), or with torch_xla xla://.
-    - `import_seconds`: time spent on imports, for the report.
 
     After an exception other than Interrupted the group is not destroyed, because that would wait
     for peers that may be gone.
 
     Raises UserError if the environment is incomplete or the device does not exist.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
-    launch = _find_launch(init_method, local_rank)
+    launch = read_launch(os.environ, init_method)
 
     # Set up the device before joining the group, and join before taking the device.
     started = time.perf_counter()
@@ -96,9 +87,7 @@ def process_group(  # noqa: PLR0913 (settings of the whole process, each given b
         runtime = _join(launch, hardware, timeout, devices)
     else:
         runtime = Runtime(device=hardware.take(0, devices), hardware=hardware)
-    rendezvous_seconds = time.perf_counter() - started
-    seconds = {"import": import_seconds, "rendezvous": rendezvous_seconds}
-    runtime = replace(runtime, seconds=seconds)
+    runtime = replace(runtime, seconds={"rendezvous": time.perf_counter() - started})
 
     # All ranks draw the same initial weights. What differs between ranks, such as augmentation, is
     # derived from the positions of the samples.
@@ -137,13 +126,6 @@ def _leave(runtime: Runtime) -> None:
         runtime.stragglers.close()
     if runtime.backend != "none":
         dist.destroy_process_group()
-
-
-def _find_launch(init_method: str, local_rank: int | None) -> Launch | None:
-    environment = dict(os.environ)
-    if local_rank is not None:
-        environment.setdefault("LOCAL_RANK", str(local_rank))
-    return read_launch(environment, init_method)
 
 
 def read_launch(environment: Mapping[str, str], init_method: str = ENVIRONMENT) -> Launch | None:

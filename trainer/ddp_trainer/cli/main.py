@@ -64,23 +64,29 @@ def run(command: Command) -> int:
 
 def _train(command: Command, started: float) -> None:
     """Run the workload in this process, alone or as one of the ranks."""
+    import torch
+
     from ddp_trainer.process_group import process_group
     from ddp_trainer.runtime import Runtime
 
     workload = importlib.import_module(f"ddp_trainer.workloads.{command.workload}")
     train: Callable[[Any, Runtime], None] = workload.train
     options = command.options
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    # torch.distributed.launch passes the local rank as a flag only.
+    if options.local_rank is not None:
+        os.environ.setdefault("LOCAL_RANK", str(options.local_rank))
+    import_seconds = time.perf_counter() - started
     with process_group(
         seed=options.seed,
-        threads=options.threads,
         timeout=options.timeout,
-        local_rank=options.local_rank,
         device=options.device,
-        init_method=options.init_method,
         devices=getattr(workload, "DEVICES", 1),
-        import_seconds=time.perf_counter() - started,
+        init_method=options.init_method,
     ) as runtime:
-        train(options, runtime)
+        seconds = {"import": import_seconds, **runtime.seconds}
+        train(options, replace(runtime, seconds=seconds))
 
 
 def _print_once_per_node(message: str) -> None:

@@ -1,3 +1,5 @@
+"""Stands in for torch_xla.runtime: ranks as its plug-in for Neuron gives them."""
+
 import os
 
 replicated = False  # until xm.set_replication, each process is a world of its own

@@ -1,3 +1,5 @@
+"""Stands in for torch_xla.core.xla_model: random state and replication."""
+
 from torch_xla import runtime
 
 _seed = [2**63 + 7]

@@ -1,3 +1,5 @@
+"""Registers the process group backend "xla", which is gloo here."""
+
 import torch.distributed as dist
 
 

@@ -1,0 +1,87 @@
+"""Run functions of test modules on every rank of a process group, and return what they returned.
+
+A test module marks a function with `@on_every_rank`. All marked functions run in one launch for
+each number of ranks, in the order in which they are written. A test asks for the values of a
+function:
+
+    @on_every_rank
+    def sum_of_ranks(runtime):
+        return runtime.sum(torch.tensor(runtime.rank))
+
+    def test_all_ranks_get_the_sum(ranks):
+        assert ranks.values(sum_of_ranks) == [expected] * ranks.count
+
+The fixtures `ranks` (two ranks, then four) and `single` (one process) are in conftest.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import launch
+
+RankFunction = Callable[[Any], Any]
+
+# The marked functions by their full name.
+FUNCTIONS: dict[str, RankFunction] = {}
+
+# The key of an outcome that is known only after the process group has ended. Its value is True if
+# neither the group nor one of its threads is left.
+GROUP_IS_GONE = "group is gone"
+
+
+def full_name(function: RankFunction) -> str:
+    return f"{function.__module__}.{function.__name__}"
+
+
+def on_every_rank(function: RankFunction) -> RankFunction:
+    """Mark a function that every rank calls with its Runtime. torch.save must take its result.
+
+    The working directory of all ranks is one empty folder.
+    """
+    FUNCTIONS[full_name(function)] = function
+    return function
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """The results of all marked functions on each rank."""
+
+    by_rank: list[dict[str, Any]]
+
+    @property
+    def count(self) -> int:
+        """Number of ranks."""
+        return len(self.by_rank)
+
+    def values(self, function: RankFunction) -> list[Any]:
+        """Return what `function` returned, in the order of the ranks."""
+        return [outcome[full_name(function)] for outcome in self.by_rank]
+
+    def first(self, function: RankFunction) -> Any:
+        """Return what `function` returned on rank 0."""
+        return self.values(function)[0]
+
+
+def launch_ranks(count: int, folder: Path) -> Outcomes:
+    """Run all marked functions on `count` ranks, which work in `folder`."""
+    modules = sorted({function.__module__ for function in FUNCTIONS.values()})
+    command = ("-m", f"{__package__}.run_on_rank", folder, *modules)
+    tests = Path(__file__).parents[1]
+    if count == 1:
+        runs = [launch.alone(*command, PYTHONPATH=tests)]
+    else:
+        runs = launch.ranks(*command, processes=count, PYTHONPATH=tests)
+    assert launch.finish(runs) == [0] * count, "\n".join(run.stderr for run in runs)
+    return Outcomes([torch.load(folder / f"rank-{rank}.pt") for rank in range(count)])
+
+
+def threads() -> dict[int, str]:
+    """Return the names of this process's threads by thread ID, or nothing without /proc."""
+    names = {}
+    for path in Path("/proc/self/task").glob("*/comm"):
+        names[int(path.parent.name)] = path.read_text()
+    return names

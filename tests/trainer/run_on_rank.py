@@ -1,0 +1,35 @@
+"""Call every function marked with `@on_every_rank` on this rank, and save what they return.
+
+python -m trainer.run_on_rank FOLDER MODULE...
+"""
+
+import importlib
+import os
+import sys
+import weakref
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ddp_trainer.process_group import process_group
+
+from .every_rank import FUNCTIONS, GROUP_IS_GONE, threads
+
+
+def main(folder: Path, modules: list[str]) -> None:
+    os.chdir(folder)
+    for module in modules:
+        importlib.import_module(module)
+    torch.set_num_threads(1)
+    with process_group(device="cpu") as runtime:
+        outcome = {name: function(runtime) for name, function in FUNCTIONS.items()}
+        rank = runtime.rank
+        group = weakref.ref(dist.group.WORLD) if runtime.world_size > 1 else lambda: None
+    threads_of_gloo = [name for name in threads().values() if "gloo" in name]
+    outcome[GROUP_IS_GONE] = group() is None and not threads_of_gloo
+    torch.save(outcome, f"rank-{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

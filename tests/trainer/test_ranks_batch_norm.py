@@ -1,0 +1,189 @@
+"""BatchNorm on several ranks: each rank's own statistics, or those of the whole batch."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
+from ddp_trainer.evaluation import without_repeats
+from ddp_trainer.runtime import Runtime
+from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.workloads.shared.models import resnet18
+
+from .every_rank import on_every_rank
+from .small_data import FEATURES, difference, samples
+
+# Three batches an epoch, of 12, 12 and 5 samples. The last is too small for four ranks.
+SAMPLES = 29
+BATCH_SIZE = 12
+EPOCHS = 14
+
+
+def net_with_batch_norm() -> nn.Module:
+    """Return a small net in float64.
+
+    The deviation of two samples may be small, and a division by it magnifies rounding.
+    """
+    torch.manual_seed(9)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10)
+    ).double()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def train(runtime: Runtime, *, synchronised: bool, equal_shares: bool = False):
+    """Return the parameters and buffers of the trained net."""
+    inputs, labels = samples(SAMPLES, torch.float64)
+    model = net_with_batch_norm()
+    if synchronised:
+        synchronise(model, runtime)
+    ddp = runtime.wrap(model)
+    optimizer = sgd(model)
+    sampler = GlobalBatchSampler(
+        SAMPLES,
+        BATCH_SIZE,
+        runtime.rank,
+        runtime.world_size,
+        at_least=2,
+        equal_shares=equal_shares,
+    )
+    runtime.warm_up(ddp, inputs[:2])
+    for _ in range(EPOCHS):
+        for shard in sampler:
+            chosen = torch.from_numpy(shard.indices)
+            with batch_norm_at_rest(model, shard):
+                loss = F.cross_entropy(
+                    ddp(inputs[chosen]), without_repeats(labels[chosen], shard), reduction="sum"
+                )
+                (loss * (runtime.world_size / shard.batch_size)).backward()
+            runtime.step(optimizer)
+    return model.state_dict()
+
+
+def shards_of_all_ranks(count: int, *, equal_shares: bool = False) -> Iterator[tuple[Shard, ...]]:
+    """Yield for each batch the shards of `count` ranks."""
+    samplers = [
+        GlobalBatchSampler(SAMPLES, BATCH_SIZE, rank, count, at_least=2, equal_shares=equal_shares)
+        for rank in range(count)
+    ]
+    for _ in range(EPOCHS):
+        yield from zip(*samplers, strict=True)
+
+
+@on_every_rank
+def with_own_statistics(runtime):
+    return train(runtime, synchronised=False)
+
+
+@on_every_rank
+def with_statistics_of_the_batch(runtime):
+    return train(runtime, synchronised=True)
+
+
+@on_every_rank
+def with_statistics_of_the_filled_batch(runtime):
+    return train(runtime, synchronised=True, equal_shares=True)
+
+
+def plain_loop_over_shards(ranks: int) -> dict[str, torch.Tensor]:
+    """Train in one process that runs each rank's share of a batch by itself."""
+    inputs, labels = samples(SAMPLES, torch.float64)
+    model = net_with_batch_norm()
+    optimizer = sgd(model)
+    for shards in shards_of_all_ranks(ranks):
+        for shard in shards:
+            chosen = torch.from_numpy(shard.indices)
+            if len(chosen):
+                loss = F.cross_entropy(model(inputs[chosen]), labels[chosen], reduction="sum")
+                (loss / shard.batch_size).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(model.named_parameters())
+
+
+def test_batch_norm_trains_like_a_plain_loop_that_normalises_each_share(ranks, single):
+    expected = plain_loop_over_shards(ranks.count)
+    assert difference(ranks.first(with_own_statistics), expected) <= 1e-10
+    assert difference(single.first(with_own_statistics), expected) > 1e-3
+
+
+def test_synchronised_batch_norm_trains_like_one_process_without_it(ranks, single):
+    expected = single.first(with_own_statistics)  # running statistics included
+    for found in ranks.values(with_statistics_of_the_batch):
+        assert difference(found, expected) <= 1e-10
+
+
+def plain_loop_over_filled_batches(ranks: int) -> dict[str, torch.Tensor]:
+    """Train in one process whose batches hold the samples and repeats of all ranks."""
+    inputs, labels = samples(SAMPLES, torch.float64)
+    model = net_with_batch_norm()
+    optimizer = sgd(model)
+    for shards in shards_of_all_ranks(ranks, equal_shares=True):
+        chosen = torch.from_numpy(np.concatenate([shard.indices for shard in shards]))
+        real = torch.from_numpy(np.concatenate([shard.real for shard in shards]))
+        F.cross_entropy(model(inputs[chosen])[real], labels[chosen][real]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def test_synchronised_batch_norm_counts_the_repeats_that_fill_up_shares(ranks):
+    expected = plain_loop_over_filled_batches(ranks.count)
+    for found in ranks.values(with_statistics_of_the_filled_batch):
+        assert difference(found, expected) <= 1e-10
+    assert difference(ranks.first(with_statistics_of_the_batch), expected) > 1e-4
+
+
+@on_every_rank
+def train_resnet_on_few_samples(runtime):
+    """Return the gradients of batches that are too small for all ranks, and the model's state."""
+    torch.manual_seed(7)
+    model = resnet18(10, "torchvision")
+    ddp = runtime.wrap(model)
+    runtime.warm_up(ddp, torch.zeros(2, 3, 32, 32))
+    gradients = {}
+    for batch in (5, 3, 2):
+        (shard,) = GlobalBatchSampler(batch, batch, runtime.rank, runtime.world_size, at_least=2)
+        images = torch.from_numpy(np.random.default_rng(1).random((batch, 3, 32, 32), np.float32))
+        chosen = torch.from_numpy(shard.indices)
+        with batch_norm_at_rest(model, shard):
+            loss = F.cross_entropy(ddp(images[chosen]), chosen % 10, reduction="sum")
+            (loss * (runtime.world_size / batch)).backward()
+        gradients[batch] = torch.cat([value.grad.flatten() for value in model.parameters()])
+        ddp.zero_grad()
+    return {
+        "gradients": gradients,
+        "buffers": torch.cat([buffer.flatten().double() for buffer in model.buffers()]),
+        "training": [module.training for module in model.modules()],
+    }
+
+
+def test_ranks_without_samples_take_part_and_leave_batch_norm_intact(ranks):
+    first, *_ = outcomes = ranks.values(train_resnet_on_few_samples)
+    for outcome in outcomes:
+        assert all(outcome["training"])
+        assert outcome["buffers"].isfinite().all()
+        for batch, gradients in outcome["gradients"].items():
+            assert gradients.isfinite().all()
+            assert gradients.any()
+            assert torch.equal(gradients, first["gradients"][batch])
+
+
+def test_synchronised_batch_norm_normalises_images_under_autocast_as_batch_norm_does():
+    torch.manual_seed(0)
+    plain, ours = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    synchronise(ours, Runtime())
+    images = torch.randn(4, 3, 5, 5, dtype=torch.bfloat16) * 7 + 3
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = plain(images), ours(images)
+    assert found.dtype == expected.dtype
+    assert torch.allclose(found.float(), expected.float(), atol=0.05)
+    assert torch.allclose(ours.running_mean, plain.running_mean, rtol=1e-4)
+    assert torch.allclose(ours.running_var, plain.running_var, rtol=1e-4)
+    assert torch.equal(ours.eval()(images), plain.eval()(images).to(found.dtype))
