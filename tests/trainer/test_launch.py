@@ -106,4 +106,4 @@ def test_a_module_may_be_named_instead_of_a_file():
 def test_wrong_use_gets_a_sentence():
     run = alone("-m", "ddp_trainer", "launch", "train.py")
     assert run.finish() == 2
-    assert "launch needs --train-script" in run.stderr
+    assert "launch: --train-script with a file or a module is required" in run.stderr

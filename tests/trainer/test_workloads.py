@@ -162,12 +162,12 @@ def test_tensorboard_files_that_cannot_be_written_are_refused_at_the_start(tmp_p
     variables = {"DDP_TENSORBOARD_DIR": tmp_path / "board", "PYTHONPATH": tmp_path}
     run = alone(*TRAINER, "toy", **variables)
     assert run.finish() == 2
-    assert "there is no tensorboardX: pip install it" in run.stderr
+    assert "tensorboardX is not installed; run `pip install tensorboardX`" in run.stderr
     (tmp_path / "tensorboardX.py").unlink()
     (tmp_path / "board").touch()
     run = alone(*TRAINER, "toy", **variables)
     assert run.finish() == 2
-    assert f"cannot write to {tmp_path}/board" in run.stderr
+    assert f"{tmp_path}/board: cannot be written" in run.stderr
 
 
 def test_a_finished_run_reports_its_result_again_on_one_process(digits):
@@ -213,7 +213,7 @@ def test_a_diverging_run_warns_once_and_reports_null(tmp_path):
     flags = ("--learning-rate", "1e6", "--steps", 100)
     run = succeed(alone(*TRAINER, "toy", *flags, DDP_RESULT_FILE=tmp_path / "result.json"))
     assert losses_of(run)[-1] is None
-    assert run.stderr.count("the training diverges, a lower learning rate may help") == 1
+    assert run.stderr.count("try a lower learning rate") == 1
     assert json.loads((tmp_path / "result.json").read_text())["loss"] is None
 
 
@@ -302,17 +302,6 @@ def test_two_processes_with_synchronised_batch_norm_train_the_same_as_one(tiny_c
     assert losses(torchrun, 8) != pytest.approx(one, rel=1e-3)
 
 
-def test_the_script_in_the_main_readme_runs_and_resumes(tmp_path, monkeypatch):
-    (tmp_path / "script.py").write_text(script_in("README.md"))
-    monkeypatch.chdir(tmp_path)
-    first = succeed(torchrun("script.py", DDP_CHECKPOINT_DIR="here"))
-    assert newest(tmp_path / "here")
-    again = succeed(torchrun("script.py", DDP_CHECKPOINT_DIR="here"))
-    assert first.of("checkpoint")
-    # It does not train again.
-    assert not again.of("train")
-
-
 @pytest.mark.parametrize(
     "workload",
     [
@@ -346,7 +335,5 @@ def test_only_a_result_file_that_cannot_be_written_fails_the_run_and_only_at_its
     run = alone(*TRAINER, "digits", "--epochs", 1, **variables)
     assert run.finish() == 2
     assert run.stderr.count("no heartbeat at step 0") == 1
-    assert (
-        "the training is done, but its result cannot be written to DDP_RESULT_FILE=" in run.stderr
-    )
+    assert "the training is complete, but its result cannot be written" in run.stderr
     assert result_of(run)["accuracy"] > 0
