@@ -161,7 +161,7 @@ def test_helm_test_prints_its_checks(
     said = capsys.readouterr().out
     assert "ok: the operator is ready (ok)" in said
     assert "ok: a good job is accepted (created)" in said
-    assert "a job's name is its Service's name too" in said
+    assert "the job's Service has the same name" in said
     assert (
         apiserver.request("GET", f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs").body[
             "items"
