@@ -1,7 +1,7 @@
-"""A real API server: etcd and kube-apiserver as two processes of this machine, as envtest has it.
+"""A real API server: etcd and kube-apiserver as two processes on this machine, as in envtest.
 
-No kubelet, scheduler or controller stands behind it: what is created stays as it is. Nothing here
-knows the operator.
+There is no kubelet, scheduler or controller, so objects stay as they were created. This module does
+not depend on the operator.
 """
 
 import base64
@@ -58,7 +58,7 @@ def find_binaries() -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listened on a moment ago."""
+    """Return ports of 127.0.0.1 that were free a moment ago."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -97,7 +97,7 @@ class ApiServer:
     # -- life
 
     def start(self) -> None:
-        """Start what is not running and return once the API server is ready."""
+        """Start the processes that do not run, and wait until the API server is ready."""
         self._spawn("etcd", self._etcd_flags())
         self._spawn("kube-apiserver", self._apiserver_flags())
         self._wait_for(self.certificate.exists)
@@ -105,8 +105,8 @@ class ApiServer:
         self._wait_for(self._is_ready)
 
     def kill(self) -> None:
-        """SIGKILL the API server; etcd and the data stay."""
-        self._end("kube-apiserver", kill=True)
+        """Kill the API server. etcd and the data stay."""
+        self._end("kube-apiserver")
 
     def restart(self) -> None:
         """Kill the API server and start it again on the same port with the same data."""
@@ -116,7 +116,7 @@ class ApiServer:
     def stop(self) -> None:
         """End both processes."""
         self._end("kube-apiserver")
-        self._end("etcd", kill=True)
+        self._end("etcd")
 
     # -- use
 
@@ -203,8 +203,7 @@ class ApiServer:
             f"--token-auth-file={self.folder / 'tokens.csv'}",
             "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.0.0.0/24",
-            # Nobody makes a namespace's default ServiceAccount here, and pods must be accepted all
-            # the same.
+            # No controller creates the default ServiceAccount, without which pods are refused.
             "--disable-admission-plugins=ServiceAccount",
         ]
 
@@ -216,14 +215,10 @@ class ApiServer:
                 [self._binaries[name], *flags], stdout=log, stderr=log
             )
 
-    def _end(self, name: str, kill: bool = False) -> None:
+    def _end(self, name: str) -> None:
+        """Kill a process. After SIGTERM the API server would wait for open watches."""
         process = self._processes.pop(name, None)
-        if process is None:
-            return
-        (process.kill if kill else process.terminate)()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
+        if process:
             process.kill()
             process.wait()
 

@@ -29,7 +29,7 @@ Root Cause (first observed failure):
 
 
 class Operator:
-    """`ddpjob operator` as a process; a kubeconfig and options in, its log in a file."""
+    """`ddpjob operator` as a process. Its log is a file in `folder`."""
 
     def __init__(self, folder: Path, kubeconfig: Path, *options: str) -> None:
         self.port = free_ports(1)[0]
@@ -56,7 +56,7 @@ class Operator:
         self.process.wait()
 
     def stop(self) -> int:
-        """SIGTERM, and its exit code."""
+        """Send SIGTERM and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=60)
 
@@ -64,11 +64,9 @@ class Operator:
 class Gate:
     """A plain HTTP proxy of the API server.
 
-    It counts writes, except those of the Lease, and can refuse everything from one of them on.
-
-    `shut_at(k, answered)`: at the k-th write from now `on_shut` is called, before the write is
-    passed on or else after it was but before its answer is; from then on nothing passes until
-    `open`. `is_shut` says that `on_shut` has run.
+    It counts writes, except those of the Lease. `shut_at(k, passed_on)` shuts it at the k-th write
+    from now: it calls `on_shut`, sets `is_shut`, and then passes nothing until `open`. With
+    `passed_on`, the API server still gets that write, but its answer is lost.
     """
 
     def __init__(self, apiserver: ApiServer) -> None:
@@ -83,7 +81,8 @@ class Gate:
         self._passed_on = False
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
-        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients are killed here on purpose
+        # The tests kill clients, which is not an error here.
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.kubeconfig = apiserver.folder / f"kubeconfig-{self._server.server_port}"
         config = json.loads(apiserver.kubeconfig_for(ADMIN_TOKEN))
@@ -187,7 +186,7 @@ class Gate:
 
 
 class Cluster:
-    """One namespace of an API server, with the part of scheduler and kubelet played by `step`."""
+    """One namespace of an API server. `step` simulates the scheduler and the kubelets."""
 
     def __init__(self, apiserver: ApiServer, namespace: str) -> None:
         self.apiserver, self.namespace = apiserver, namespace
@@ -209,7 +208,7 @@ class Cluster:
         return status
 
     def pods(self, job: str) -> dict[str, dict[str, Any]]:
-        """Pods by name."""
+        """Return the pods of a job by name."""
         found = self.apiserver.request(
             "GET", f"{self._path('pods')}?labelSelector=ddpjob.dev/job={job}"
         ).body["items"]
@@ -233,11 +232,11 @@ class Cluster:
         return self.apiserver.request("DELETE", self._path("pods", pod), {"gracePeriodSeconds": 0})
 
     def step(self, job: str) -> None:
-        """Every pod gets a node and runs there; a pod that is being deleted is gone."""
+        """Bind and start every new pod, and remove the pods that are being deleted."""
         for name, pod in self.pods(job).items():
             if pod["metadata"].get("deletionTimestamp"):
-                # The API server itself may have been first: it removes a finished pod in two
-                # writes, this mark and then the pod.
+                # The API server removes a finished pod itself, in two writes: first this timestamp,
+                # then the pod.
                 answer = self._delete(name)
                 assert answer.code in (200, 404), answer.body
             elif not pod["spec"].get("nodeName"):
@@ -246,7 +245,7 @@ class Cluster:
                 self._report(name, "Running", {"running": {"startedAt": "2026-11-21T12:00:00Z"}})
 
     def until(self, job: str, condition: Callable[[], object], seconds: float = 60) -> None:
-        """Plays on until it holds."""
+        """Simulate until the condition is true."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"never came; the last status: {self.status(job)}"
@@ -254,7 +253,7 @@ class Cluster:
             time.sleep(0.05)
 
     def is_running(self, job: str, attempt: int = 0) -> None:
-        """Plays on until the job runs in `attempt`."""
+        """Simulate until the job runs in `attempt`."""
         self.until(
             job,
             lambda: (s := self.status(job)).get("phase") == "Running" and s["attempt"] == attempt,
@@ -279,7 +278,7 @@ class Cluster:
         return f"/{root}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
     def holder(self, lease: str = "ddpjob-operator") -> str:
-        """Whose a Lease is."""
+        """Return the holder of a Lease, or an empty string."""
         body = self.apiserver.request("GET", self._path("leases", lease)).body
         return str(body.get("spec", {}).get("holderIdentity", ""))
 
@@ -289,7 +288,7 @@ def is_over(process: subprocess.Popen[bytes]) -> bool:
 
 
 def end(operator: Operator) -> None:
-    """For a test's end: whatever is left of it goes."""
+    """Kill an operator that still runs at the end of a test."""
     if not is_over(operator.process):
         os.kill(operator.process.pid, signal.SIGKILL)
         operator.process.wait()

@@ -55,7 +55,7 @@ class Jobs:
         return self.server.request("POST", self.path, manifest)
 
     def made(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Create a job that must be accepted; its object."""
+        """Create a job, which must be accepted, and return its object."""
         answer = self.create(manifest)
         assert answer.code == 201, answer.body["message"]
         return answer.body
@@ -308,7 +308,7 @@ def test_a_bad_job_is_refused_with_its_message(shared_jobs: Jobs, case: str) -> 
     assert sentence in answer.body["message"]
 
 
-# A manifest's other way is the local runner, which nobody's API server protects.
+# The local runner checks manifests without an API server. These limits protect only the API server.
 LAPTOPS_KNOW_NO_LIMIT = {"too many args", "an endless arg", "a quantity of another world"}
 
 
@@ -464,7 +464,7 @@ def test_an_unset_field_cannot_be_set_later(jobs: Jobs, field: str) -> None:
     assert IMMUTABLE in answer.body["message"]
 
 
-# An empty checkpoint is refused, it needs its claim.
+# An empty checkpoint is refused, because it needs a claim.
 CAN_BE_EMPTY = {
     name: {"object": {}, "array": []}[field["type"]]
     for name, field in SPEC["properties"].items()
@@ -534,7 +534,7 @@ def _least(schema: dict[str, Any], name: str = "") -> Any:
     return {"array": ["a"], "string": "/a" if name == "mountPath" else "a"}[schema["type"]]
 
 
-# Refused altogether, or bound to a rule that a made-up value cannot meet.
+# Fields that are always refused, or whose rule a generated value cannot meet.
 ELSEWHERE = {
     *(
         ("podTemplate", "spec", name)
@@ -840,12 +840,11 @@ def test_no_object_keeps_unknown_fields_where_equality_would_miss_a_renamed_key(
         for key in schema.keys() & {"items", "additionalProperties"}:
             yield from traps(schema[key], path)
 
-    # podTemplate.metadata has a rule that lets no unknown key in, so that its sentence can be
-    # given.
+    # A rule refuses unknown fields of podTemplate.metadata, with a message that says what to do.
     assert list(traps(SPEC, "spec")) == ["spec.podTemplate.metadata"]
 
 
-# What a pod of Kubernetes has and podTemplate leaves out, and why.
+# Fields of a pod that podTemplate does not have, with the reason.
 LEFT_OUT = {
     "PodSpec": {
         "ephemeralContainers": "not allowed when a pod is made",

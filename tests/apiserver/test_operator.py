@@ -122,9 +122,8 @@ def test_an_api_server_that_is_killed_and_started_again_costs_nothing(
     cluster.create_job("digits")
     cluster.is_running("digits")
     apiserver.restart()
-    if is_over(
-        operator.process
-    ):  # it was away for longer than a Lease lives: whoever runs the operator starts it again
+    # If the API server was away for longer than the duration of a Lease, the operator ended.
+    if is_over(operator.process):
         assert "Lease" in operator.log
     cluster.ends("digits-0-1", code=1)
 

@@ -21,7 +21,7 @@ Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def helm(apiserver: ApiServer, namespace: str) -> Iterator[Helm]:
-    """Run helm in the test's namespace; what is left installed is uninstalled in the end."""
+    """Run helm in the namespace of the test. Releases that remain are uninstalled at the end."""
     path = shutil.which("helm")
     if path is None:
         pytest.skip("needs helm: see https://helm.sh/docs/intro/install/")
@@ -47,7 +47,7 @@ def job_in_notes(notes: str) -> str:
 def test_uninstalling_and_installing_again_leaves_jobs_alone(
     apiserver: ApiServer, namespace: str, helm: Helm
 ) -> None:
-    # The API is there already, applied from the file: the release takes it over.
+    # The CRD exists already, because it was applied from the file. The release adopts it.
     helm(
         "install",
         "ddpjob",
@@ -134,7 +134,7 @@ def helm_test(apiserver: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def readyz() -> Iterator[str]:
-    """URL of something that is always ready."""
+    """Serve a probe that is always ready, and return its URL."""
 
     class Ready(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
