@@ -68,3 +68,12 @@ def test_values_that_cannot_be_drawn_are_left_out():
 )
 def test_lines_of_other_programs_are_not_metrics(line):
     assert parse_metric(line) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["loss 0.5", '{"event": "unknown"}', '{"event": 1}', '{"event', '{"event": ' + "[" * 100_000],
+    ids=["text", "other event", "number", "cut off", "deeply nested"],
+)
+def test_other_lines_are_not_metrics(line):
+    assert parse_metric(line) is None

@@ -4,6 +4,7 @@ tests/xla runs the real torch_xla, with one process: PJRT on a CPU knows no othe
 """
 
 import json
+import math
 import os
 import sys
 import threading
@@ -47,14 +48,15 @@ def test_two_ranks_train_on_xla_as_on_the_cpu(launcher, flags, tmp_path):
     assert cpu.finish() == 0, cpu.stderr
     (start,), (end,), (expected,) = xla.of("start"), xla.of("end"), cpu.of("end")
     assert (start["backend"], start["world_size"]) == ("xla", 2)
-    assert end["result"] == pytest.approx(
-        expected["result"], rel=1e-5
-    )  # losses are added up in float32 on XLA
+    # XLA adds up losses in float32.
+    assert end["result"] == pytest.approx(expected["result"], rel=1e-5)
+    # There is one graph per step, per batch of two evaluations, per broadcast of buffers before
+    # them, and for the warm-up.
+    batches_evaluated = 2 * math.ceil(360 / 64)
+    graphs = end["step"] + batches_evaluated + 2 + 1
     for rank in range(2):
         calls = json.loads((tmp_path / f"{rank}.json").read_text())
-        evaluated = 2 * -(-360 // 64)  # two epochs' batches of the test set
-        # Every step is cut, each evaluation's broadcast of buffers, and the warm-up.
-        assert calls["sync"] == end["step"] + evaluated + 2 + 1
+        assert calls["sync"] == graphs
         assert calls["manual_seed"] == 1
 
 
@@ -116,7 +118,7 @@ def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
     (tmp_path / "meet").touch()
     meet = ("toy", "--steps", 2, "--init-method", f"file://{tmp_path}/meet")
     store = torch.distributed.FileStore(str(tmp_path / "meet"), 2)
-    for _ in range(2):  # processes that were killed
+    for _ in range(2):  # the ranks of an earlier run, which were killed
         store.add("group 0/joined", 1)
     run = torchrun(*TRAINER, *meet)
     assert run.finish() != 0
@@ -156,7 +158,7 @@ def test_an_init_method_that_cannot_work_is_refused(method, says):
 
 
 def test_only_the_gpus_that_are_visible_count(monkeypatch):
-    """PyTorch counts those of CUDA_VISIBLE_DEVICES; two processes cannot share the only one."""
+    # PyTorch counts the GPUs in CUDA_VISIBLE_DEVICES. Two processes cannot share one.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     message = (
@@ -274,7 +276,7 @@ def train_a_little(monkeypatch):
         train_classifier(
             task, DigitsOptions(epochs=1, batch_size=4), Progress(Runtime(hardware=hardware), 1)
         )
-        return model, seen[2:]  # without the warm-up's
+        return model, seen[2:]  # without those of the warm-up
 
     return train
 
@@ -312,11 +314,12 @@ def test_layouts_are_left_to_compilers_and_on_gpus_follow_the_tensor_cores(neuro
     )
 
 
-# --- scheduling
+# --- Scheduling.
 
 
 def test_a_policy_that_somebody_has_chosen_is_kept():
-    on_linux = sys.platform == "linux"  # elsewhere there is no policy, and nothing that could fail
+    # Other systems have no policies, and schedule_as_batch must not fail there.
+    on_linux = sys.platform == "linux"
     found = []
 
     def look():
@@ -325,13 +328,14 @@ def test_a_policy_that_somebody_has_chosen_is_kept():
         cpu.schedule_as_batch()
         found.append(os.sched_getscheduler(0) if on_linux else None)
 
-    thread = threading.Thread(target=look)  # the policy is that of a thread
+    # A policy belongs to a thread, so this one does not change that of pytest.
+    thread = threading.Thread(target=look)
     thread.start()
     thread.join()
     assert found == [os.SCHED_IDLE if on_linux else None]
 
 
-# --- memory
+# --- Memory.
 
 
 @pytest.mark.parametrize(
@@ -379,14 +383,14 @@ def test_malloc_is_told_to_keep_memory_unless_somebody_has_set_it(
     assert told == expected
 
 
-# --- which is chosen
+# --- The choice of --device auto.
 
 
 @pytest.mark.parametrize(
     ("modules", "pjrt", "found"),
     [
         ([], "", "cpu"),
-        (["torch_xla"], "", "cpu"),  # installed for something else, on a laptop
+        (["torch_xla"], "", "cpu"),  # on a laptop, without a device for it
         (["torch_xla"], "CPU", "xla"),
         (["torch_xla", "libneuronxla", "torch_neuronx"], "", "xla"),  # AWS's image for Trainium 1
         (["torch_neuronx"], "", "neuron"),

@@ -46,7 +46,8 @@ def parse_metric(line: str) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(line)
-    except ValueError:
+    # Deeply nested JSON raises RecursionError.
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):
         return None
