@@ -236,8 +236,8 @@ for variable in (
     REFUSED[f"env {variable}"] = (entry, RESERVED)
     REFUSED[f"overlay env {variable}"] = ({"podTemplate": overlay(**entry)}, RESERVED)
 PROCESS_COUNTS = (
-    "must be auto, or 1 or 2 on a trn1.2xlarge, 1, 2, 8 or 32 on one trn1.32xlarge, "
-    "32 on each of several"
+    "must be auto; or 1 or 2 with accelerator trn1.2xlarge; or 1, 2, 8 or 32 with trn1.32xlarge "
+    "and nodes=1; or 32 with trn1.32xlarge and several nodes"
 )
 for accelerator, nodes, processes in (
     ("trn1.32xlarge", 1, 16),
@@ -296,7 +296,7 @@ for flag in (
 ):
     REFUSED[f"args begin with {flag}"] = (
         {"args": [flag, "train.py"]},
-        "begins with a flag of torchrun that the operator sets; begin with the script or -m",
+        "the first argument is a flag of torchrun that the operator sets; begin with the script",
     )
 
 
@@ -582,6 +582,22 @@ def test_defaults_are_filled_in(jobs: Jobs) -> None:
         "checkpoint": {"claimName": "c", "mountPath": "/checkpoints"},
         "failurePolicy": {"maxRestarts": 3, "maxDisruptions": 20},
     }
+
+
+def test_a_null_is_an_absent_field_in_a_cluster_and_in_a_local_run(jobs: Jobs) -> None:
+    nulls = job(
+        "nulls",
+        nodes=None,
+        nprocPerNode=None,
+        accelerator=None,
+        env=None,
+        torchrun={"command": None},
+        checkpoint={"claimName": "c", "mountPath": None},
+        failurePolicy={"maxRestarts": None, "maxDisruptions": None},
+    )
+    absent = job("absent", checkpoint={"claimName": "c"})
+    assert jobs.made(nulls)["spec"] == jobs.made(absent)["spec"]
+    assert Spec.from_dict(nulls["spec"]) == Spec.from_dict(absent["spec"])
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,12 @@ def test_a_misspelt_choice_is_refused_with_the_name_that_is_closest(words, messa
     assert message in refusal(*words.split())
 
 
+def test_the_log_level_may_be_in_upper_case():
+    # The command ends because the file is missing, not because of the level.
+    ended = CliRunner().invoke(app, ["operator", "--log-level", "INFO", "--kubeconfig", "missing"])
+    assert ended.exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

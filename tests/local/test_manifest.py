@@ -49,6 +49,11 @@ def test_sidecars_and_pod_settings_have_notes(tmp_path):
     assert any("dnsPolicy" in note for note in notes)
 
 
+def test_names_of_fields_may_be_numbers(tmp_path):
+    notes = read_spec(tmp_path, "podTemplate: {spec: {1: x, dnsPolicy: None}}").notes
+    assert any("1, dnsPolicy" in note for note in notes)
+
+
 def test_each_field_of_the_overlays_trainer_without_effect_has_a_note(tmp_path):
     trainer = (
         "{name: trainer, image: other, workingDir: /w, livenessProbe: {}, lifecycle: {}, tty: true}"
@@ -82,7 +87,7 @@ def test_each_kind_of_volume_that_only_a_cluster_has_gets_one_note(tmp_path):
     ],
 )
 def test_secrets_are_refused(tmp_path, spec):
-    with pytest.raises(SpecError, match="takes a Secret, which only a cluster has"):
+    with pytest.raises(SpecError, match="uses a Secret, which is not available on this machine"):
         read_spec(tmp_path, spec)
 
 

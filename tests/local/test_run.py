@@ -14,7 +14,6 @@ import psutil
 import pytest
 import yaml
 
-from ddpjob.core.readers import SpecError
 from ddpjob.core.status import Status
 from ddpjob.local.manifest import read
 from ddpjob.local.processes import POD_UID
@@ -141,21 +140,6 @@ async def test_a_worker_that_outlives_its_launcher_is_killed(tmp_path):
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-async def test_a_pod_that_cannot_be_translated_is_refused_before_any_process_starts(tmp_path):
-    volumes = {
-        "volumes": [{"name": "v", "configMap": {"name": "c", "items": [{"key": "k"}]}}],
-        "volumeMounts": [{"name": "v", "mountPath": "/v"}],
-    }
-    path = write_job(tmp_path, "open('started', 'w')", **volumes)
-    with path.open("a") as more:
-        more.write("---\nkind: ConfigMap\nmetadata: {name: c}\ndata: {k: text}\n")
-    watcher = RecordingWatcher()
-    with pytest.raises(SpecError, match=r"volume v: configMap.items\[\].path: is required"):
-        await run(path, tmp_path / "run", watcher)
-    assert watcher.reasons == []
-    assert not (tmp_path / "run/pods").exists()
-
-
 # Output
 
 
@@ -169,6 +153,14 @@ async def test_events_of_node_0_are_metrics(tmp_path):
     assert watcher.metrics == [{"event": "train", "step": 1, "loss": 0.5}]
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text())["step"] == 1
     assert (0, "hello") in watcher.lines
+
+
+async def test_a_line_that_looks_like_a_metric_and_is_not_does_not_end_the_run(tmp_path):
+    watcher = RecordingWatcher()
+    program = """print('{"event": ' + "[" * 100_000)"""
+    status = await run(write_job(tmp_path, program, nodes=1), tmp_path / "run", watcher)
+    assert status.phase == "Complete"
+    assert watcher.metrics == []
 
 
 async def test_a_line_of_any_length_is_read(tmp_path):
@@ -290,9 +282,36 @@ def test_a_signal_ends_all_processes_of_a_run(tmp_path, number):
     assert not left
 
 
-def test_a_refused_manifest_exits_with_2_and_starts_nothing(tmp_path):
-    path = write_job(tmp_path, "", nodez=1)
-    done = subprocess.run(run_command(path, tmp_path), capture_output=True, text=True, timeout=60)
+# A spec and its refusal. The first is refused by `read`, the others by `translate`.
+REFUSED = {
+    "misspelt field": ({"nodez": 1}, "spec.nodez: unknown field (did you mean 'nodes'?)"),
+    "missing folder": (
+        {
+            "volumes": [{"name": "v", "hostPath": {"path": "/no/such/folder"}}],
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+        },
+        "volume v: hostPath /no/such/folder: does not exist on this machine",
+    ),
+    "missing ConfigMap": (
+        {"envFrom": [{"configMapRef": {"name": "c"}}]},
+        'envFrom[].configMapRef: ConfigMap "c" not found in the manifest; add it',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_manifest_exits_with_2_prints_one_line_and_changes_nothing(tmp_path, case):
+    spec, message = REFUSED[case]
+    earlier = tmp_path / "runs" / "j" / "claims" / "checkpoints"
+    earlier.mkdir(parents=True)
+    (tmp_path / "runs" / "j" / "status.yaml").write_text("phase: Complete")
+    before = sorted(tmp_path.rglob("*"))
+    path = write_job(tmp_path, "", **spec)
+    command = [*run_command(path, tmp_path), "--fresh"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert f"{path}: spec.nodez: unknown field (did you mean 'nodes'?)" in done.stderr
-    assert not (tmp_path / "runs").exists()
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    created = set(tmp_path.rglob("*")) - set(before)
+    assert created == {path, tmp_path / "launcher.py"}

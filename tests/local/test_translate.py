@@ -108,6 +108,8 @@ def test_a_working_folder_below_a_mount_is_used(tmp_path):
 
 def test_a_working_folder_of_the_image_is_not_used(tmp_path):
     assert command(tmp_path, **overlay(workingDir="/not/on/this/machine")).cwd is None
+    name_too_long = "/" + "x" * 300
+    assert command(tmp_path, **overlay(workingDir=name_too_long)).cwd is None
 
 
 # ConfigMaps
@@ -189,6 +191,7 @@ def test_a_host_path_that_exists_is_used(tmp_path):
         ({"mountPath": "/d", "subPathExpr": "$(POD)"}, "subPathExpr: is not supported"),
         ({"mountPath": "/"}, "mountPath: must be an absolute path other than '/'"),
         ({"mountPath": "/d", "subPath": "../../up"}, "subPath: must be a relative path without"),
+        ({"mountPath": "/d", "subPath": [1]}, "subPath: must be a string, got"),
     ],
 )
 def test_a_mount_that_cannot_work_here_is_refused(tmp_path, mount, message):
@@ -231,7 +234,7 @@ def test_an_overlay_may_remove_all_variables(tmp_path):
 
 
 def test_an_overlay_must_not_remove_the_trainer(tmp_path):
-    message = "spec.podTemplate.spec.containers: removes the container trainer"
+    message = "spec.podTemplate.spec.containers: must not remove the container trainer"
     with pytest.raises(SpecError, match=message):
         command(tmp_path, podTemplate={"spec": {"containers": None}})
 

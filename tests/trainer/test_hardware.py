@@ -80,7 +80,7 @@ def test_tensors_of_the_cpu_go_to_their_own_group_where_the_devices_carries_none
     ("workload", "says"),
     [
         ("skewed --uneven", "all ranks have to take the same steps"),
-        ("messages", "no message between two ranks that the others take no part in"),
+        ("messages", "does not support messages between only two ranks"),
         ("model_parallel", "torch_xla gives each process one core"),
     ],
 )

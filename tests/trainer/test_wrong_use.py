@@ -46,7 +46,7 @@ LAUNCHED = {
         ("digits --timeout 1e15", "'1e15' is not a number > 0 and < 1,000,000,000"),
         (
             "mnist --fake --data . --num_epochs 3",
-            "--epochs, --data: no effect with --fake, which keeps nothing; remove it",
+            "--epochs, --data: no effect with --fake, which only measures the speed; remove it",
         ),
         ("mnist --data . --rounds 3", "--rounds: no effect without --fake; remove it"),
         ("skewed --uneven --skew 2", "--skew: no effect with --uneven; remove it"),
@@ -202,7 +202,7 @@ def test_two_ranks_print_one_message_and_torchrun_repeats_it_in_its_summary(tmp_
     ("arguments", "sentence"),
     [
         ("mnist", "mnist needs real images (--data FOLDER) or random ones (--fake)"),
-        ("hymenoptera --data . --frozen", "--frozen keeps weights that were trained before"),
+        ("hymenoptera --data . --frozen", "--frozen: pretrained weights are required"),
         (
             "model_parallel --micro-batches 30",
             "--micro-batches 30 is more than the batch of 20 samples",
@@ -211,8 +211,8 @@ def test_two_ranks_print_one_message_and_torchrun_repeats_it_in_its_summary(tmp_
             "model-parallel --micro-batches 30",
             "--micro-batches 30 is more than the batch of 20 samples",
         ),
-        ("resnet50", "one process has no gradients to send"),
-        ("digits --resume", "--resume needs a checkpoint, so a --checkpoint-dir too; leave it out"),
+        ("resnet50", "at least two processes are required"),
+        ("digits --resume", "--resume: --checkpoint-dir is required; omit --resume"),
         ("digits --checkpoint-dir /proc/none", "/proc/none: cannot be written"),
     ],
 )

@@ -51,7 +51,7 @@ CLOCKS = {"now", "utcnow", "today", "time", "monotonic"}
 INPUT_AND_OUTPUT = {"open", "print", "input", "exec", "eval"}
 
 # The trainer's own statement that it does not mention Kubernetes.
-STATEMENT = "not one word of Kubernetes"
+STATEMENT = "does not depend on Kubernetes"
 
 KUBERNETES_WORDS = re.compile(r"kubernetes|kubectl|kopf|\bk8s\b|\bpods?\b", re.IGNORECASE)
 

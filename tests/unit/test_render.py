@@ -448,10 +448,10 @@ def test_fields_of_a_shape_that_no_pod_has_are_refused():
     with pytest.raises(SpecError) as refused:
         render(accelerator="trn1.32xlarge", affinity=affinity)
     assert str(refused.value) == (
-        "spec: no pod can be made of it (AttributeError: 'list' object has no attribute 'get'); "
-        "check the pod fields that have objects and lists inside"
+        "spec: cannot render a pod from it (AttributeError: 'list' object has no attribute 'get'); "
+        "check the types of nested pod fields, such as affinity"
     )
-    with pytest.raises(SpecError, match=r"^spec: no pod can be made of it \(ParserError: "):
+    with pytest.raises(SpecError, match=r"^spec: cannot render a pod from it \(ParserError: "):
         render(nodeSelector={"k" * 2000: "v"})
 
 

@@ -1,5 +1,7 @@
 """The spec of a job: its defaults, what is accepted, and the message for each wrong field."""
 
+from datetime import date
+
 import pytest
 from builders import a_spec
 
@@ -30,9 +32,13 @@ BUDGET = "an integer from 0 to 2147483647"
 MOUNT_PATH = "an absolute path other than '/' and without ':'"
 OWNED = "is set by the operator; remove it"
 FLAG = (
-    "is a flag of torchrun that the operator sets; begin with the script or -m, and use nodes, "
-    "nprocPerNode, torchrun.rdzvConf and failurePolicy"
+    "is a flag of torchrun that the operator sets; begin with the script or -m, and set nodes, "
+    "nprocPerNode, torchrun.rdzvConf or failurePolicy"
 )
+
+# YAML can describe this with an anchor and an alias.
+ENDLESS: list = []
+ENDLESS.append(ENDLESS)
 
 REFUSED = {
     "no object": ([], "spec: must be an object, got []"),
@@ -44,6 +50,15 @@ REFUSED = {
     "no nodes": ({"nodes": 0}, f"spec.nodes: must be {NODES}, got 0"),
     "too many nodes": ({"nodes": 1001}, f"spec.nodes: must be {NODES}, got 1001"),
     "nodes as a string": ({"nodes": "2"}, f'spec.nodes: must be {NODES}, got "2"'),
+    "a date as a key": (
+        {"nodes": {date(2026, 1, 1): 1}},
+        f"spec.nodes: must be {NODES}, got {{datetime.date(2026, 1, 1): 1}}",
+    ),
+    "a list that contains itself": (
+        {"nodes": ENDLESS},
+        f"spec.nodes: must be {NODES}, got [[...]]",
+    ),
+    "empty variables": ({"env": ""}, f'spec.env: must be {OBJECTS}, got ""'),
     "nodes as a boolean": ({"nodes": True}, f"spec.nodes: must be {NODES}, got true"),
     "too many processes": (
         {"nprocPerNode": 257},

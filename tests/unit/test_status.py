@@ -54,10 +54,10 @@ def test_empty_fields_are_absent():
     }
 
 
-@pytest.mark.parametrize("ran", [True, False])
+@pytest.mark.parametrize("ran", [True, False, None])
 def test_previous_attempt_ran_is_the_same_after_it_was_written_and_read(ran):
     status = replace(Status(), previous_attempt_ran=ran)
-    assert status.to_dict().get("previousAttemptRan", False) is ran
+    assert status.to_dict().get("previousAttemptRan") is ran
     assert Status.from_dict(status.to_dict()).previous_attempt_ran is ran
 
 

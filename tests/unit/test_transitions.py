@@ -401,7 +401,7 @@ def test_an_operator_that_stopped_before_the_deletions_deletes_with_the_same_gra
     assert again.delete == first.delete
 
 
-@pytest.mark.parametrize(("ran", "grace"), [(True, None), (False, NEVER_RAN_GRACE)])
+@pytest.mark.parametrize(("ran", "grace"), [(True, None), (False, NEVER_RAN_GRACE), (None, None)])
 def test_the_grace_period_of_older_pods_depends_on_whether_their_attempt_ran(ran, grace):
     status = a_status(attempt=1, latched=False, ran=False, previous_attempt_ran=ran)
     plan = plan_for(a_job(status=status), a_pod(0, running()))

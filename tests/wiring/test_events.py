@@ -463,7 +463,7 @@ async def test_a_spec_that_makes_no_pod_fails_the_job(fake, operator):
     fake.create("ddpjobs", a_job(accelerator="trn1.32xlarge", affinity={"nodeAffinity": node}))
     await until(lambda: status(fake).get("phase") == "Failed")
     assert status(fake)["reason"] == "InvalidPod"
-    assert "spec: no pod can be made of it" in status(fake)["message"]
+    assert "spec: cannot render a pod from it" in status(fake)["message"]
 
 
 async def test_ended_pods_that_cannot_be_deleted_do_not_block_an_attempt(fake, operator):

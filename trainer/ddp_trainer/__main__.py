@@ -1,6 +1,6 @@
 """Run `python -m ddp_trainer WORKLOAD`.
 
-`main` is in a module of its own, because the processes of --spawn cannot import this one by name.
+`main` is in another module, because the processes of --spawn cannot import this one by name.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """BatchNorm with several ranks: over the global batch, and on shards without samples.
 
-Plain BatchNorm under DDP normalises each rank's part of a batch by itself.
+Under DDP, plain BatchNorm normalises each rank's part of a batch separately.
 """
 
 from collections.abc import Iterator
@@ -72,7 +72,7 @@ class SynchronisedBatchNorm(_BatchNorm):
         if values:
             variance, mean = torch.var_mean(input, others, correction=0)
         else:
-            # These zeros depend on the input, so that the backward pass meets the other ranks too.
+            # These zeros depend on the input, so that this rank joins the backward all-reduce.
             mean = input.sum(others)
             variance = mean
         return torch.cat([mean, variance * values, mean.new_tensor([values])])
@@ -127,7 +127,7 @@ def synchronise(model: nn.Module, runtime: Runtime) -> None:
 def batch_norm_at_rest(model: nn.Module, shard: Shard) -> Iterator[None]:
     """Let a model with BatchNorm run forward and backward on a shard without samples.
 
-    A rank without samples runs the model on an empty tensor, to take part in the all-reduce with
+    A rank without samples runs the model on an empty tensor, so that it joins the all-reduce with
     gradients of zero. Training on no samples would turn BatchNorm's running statistics into NaN, so
     inside this block BatchNorm normalises by them instead. A shard of one sample cannot be
     normalised at all: `at_least=2` of the sampler avoids it.

@@ -168,7 +168,7 @@ class Checkpoints:
 
     def _check_identity(self, state: Mapping[str, Any]) -> None:
         found = state["identity"]
-        # The names of this run come first: the workload is more telling than its details.
+        # Compare this run's settings first: they begin with the workload, the clearest difference.
         for name in dict.fromkeys([*self.identity, *found]):
             own = self.identity.get(name)
             if own != found.get(name):
@@ -254,8 +254,8 @@ def _load(part: Stateful, state: Any) -> None:
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Load an optimizer's state, but keep how it computes.
 
-    The hardware decides whether it is fused, and in which order its tensors lie in memory. For a
-    fused optimizer that order must be the parameters' own.
+    The hardware decides whether it is fused, and the memory order of its tensors. For a fused
+    optimizer, this order must be that of the parameters.
     """
     computation: list[dict[str, Any]] = [
         {name: group[name] for name in COMPUTATION if name in group}

@@ -48,7 +48,7 @@ def evaluate(
     runtime = progress.runtime
     hardware = runtime.hardware
     runtime.broadcast_buffers(model)
-    # On XLA, the broadcast in the graph of the first batch would make that graph another one.
+    # On XLA, run the broadcast now. Otherwise the first batch would have a different graph.
     hardware.end_step()
     sampler = GlobalBatchSampler(
         data.samples,

@@ -227,8 +227,8 @@ class Xla(Hardware):
     def take(self, local_rank: int, each: int) -> torch.device:
         # The device has the number 0 in every process, because a process sees only its own.
         device: torch.device = self._xla.device()
-        # The init method xla:// does this too. Without it, each process is a world of its own to
-        # torch_xla, and its all-reduce does nothing.
+        # The init method xla:// does this too. Without it, torch_xla assumes a world size of 1, and
+        # its all-reduce does nothing.
         self._model.set_replication(device, self._model.get_xla_supported_devices())
         return device
 
@@ -246,8 +246,8 @@ class Xla(Hardware):
                 "--init-method xla://"
             )
         raise UserError(
-            f"this process is rank {rank} of {world_size}, but torch_xla on {kind} has it as rank "
-            f"{xla_rank} of {xla_world_size}; {advice}"
+            f"this process is rank {rank} of {world_size}, but rank {xla_rank} of {xla_world_size} "
+            f"for torch_xla on {kind}; {advice}"
         )
 
     def seed(self, seed: int) -> None:

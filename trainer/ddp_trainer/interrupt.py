@@ -1,6 +1,6 @@
 """SIGTERM and SIGINT: all ranks stop after the same step.
 
-A rank whose peers are gone ends by itself.
+A watchdog ends a rank whose peers are gone.
 """
 
 import os

@@ -27,7 +27,7 @@ ENVIRONMENT = "env://"
 
 JOIN_TIMEOUT = timedelta(minutes=30)
 
-# What gloo says after a timeout.
+# Messages of gloo after a timeout.
 TIMED_OUT = re.compile(r"timed out|timeout caused pair closure", re.IGNORECASE)
 
 # Numbers of the groups that this process joins one after another. The store keeps what the earlier
@@ -43,7 +43,7 @@ USED_STORE = (
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher gave this process."""
+    """The ranks and the init method that the launcher chose for this process."""
 
     rank: int
     world_size: int
@@ -65,8 +65,8 @@ def process_group(
     Without these variables the process runs alone.
 
     - `timeout`: seconds that a rank waits for its peers in a collective; None is torch's 1,800.
-      With gloo, SlowRankError then names the rank that it waited for. NCCL's watchdog ends the
-      process without Python.
+      With gloo, SlowRankError then names the rank that it waited for. With NCCL, its watchdog
+      kills the process, and no exception is raised.
     - `device`: a kind in `hardware.KINDS`, or auto. `devices`: their number per process; the
       Runtime has the first.
     - `init_method`: how the ranks meet: env://, file:///a/path/that/all/ranks/see (without

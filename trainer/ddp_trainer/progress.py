@@ -119,7 +119,7 @@ class Progress:
             try:
                 self._board.add(fields["step"], numbers)
             except OSError as error:
-                self.runtime.warn(f"{self._board_folder}: no longer written ({error})")
+                self.runtime.warn(f"{self._board_folder}: no more events ({error})")
                 self._board = None
 
     def start(self, *, epochs: int, steps: int, **fields: Any) -> None:
@@ -245,7 +245,7 @@ class Heartbeat:
         return cls(Path(path)) if path and runtime.local_rank == 0 else None
 
     def beat(self, step: int) -> None:
-        """Write the time and `step`. A full disk may pass, so it does not end the training."""
+        """Write the time and `step`. An error, such as a full disk, does not end the training."""
         now = time.monotonic()
         if now - self._last_beat < HEARTBEAT_SECONDS:
             return

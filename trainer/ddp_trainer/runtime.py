@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-# DDP imports this module, whose functions have the group of the moment of that import as a default
-# argument. It must be imported before there is a group. Otherwise `destroy_process_group` destroys
-# nothing, gloo's threads continue, and sometimes one of them aborts a process that has finished
-# (exit code -6).
+# This module must be imported before there is a process group. Its functions have the group at the
+# time of the import as a default argument. If DDP imports it later, these references keep the group
+# alive: `destroy_process_group` destroys nothing, gloo's threads continue, and sometimes one of
+# them aborts a process that has finished (exit code -6).
 import torch.distributed.nn
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -73,13 +73,13 @@ class Runtime:
         every step, although training does not read them. Instead, **the buffers of rank 0 are the
         model's.** They are saved, and `broadcast_buffers` copies them to the other ranks before an
         evaluation. No buffer is ever sent to rank 0, so evaluations and checkpoints do not change
-        the training. This makes a resumed run equal to an unbroken one. As with DDP's default,
+        the training. This makes a resumed run equal to an uninterrupted one. As with DDP's default,
         running statistics see only rank 0's part of each batch.
         """
         if self.world_size == 1:
             return model
         # For 1x1 convolutions and those with one input channel, the strides of the gradients are
-        # written differently, but the numbers lie in the same order.
+        # written differently, but the order of the numbers is the same.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         ddp = DistributedDataParallel(model, **self.ddp_settings() | settings)
         stragglers = self.stragglers

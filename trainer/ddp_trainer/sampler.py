@@ -59,16 +59,16 @@ class Shard:
         return sum(self.sizes)
 
 
-@dataclass
+@dataclass(eq=False)
 class GlobalBatchSampler:
     """Iterates over the shards of an epoch, from the current position to its end.
 
     - `samples`: size of the data set. `batch_size`: size of the global batch, over all ranks.
     - `epoch` and `offset`, in samples of that epoch, are the position. A shard counts as used when
       it is yielded, so a checkpoint that is written after its step is exact.
-    - `at_least`: a rank gets at least so many samples of a batch, or none. A smaller rest of the
-      epoch joins the batch before it. A model with BatchNorm needs 2, because one value has no
-      variance, and trains better with more.
+    - `at_least`: the minimum number of samples of a batch that a rank gets, if it gets any. If
+      fewer are left at the end of an epoch, they join the batch before. A model with BatchNorm
+      needs 2, because one value has no variance, and trains better with more.
     - `equal_shares`: all shares of a batch are as long as the longest of a full batch, for
       compilers that need equal shapes. Repeats fill the gaps. The caller leaves them out of the
       loss by `Shard.real`. With `at_least`, the shares of the last batch of an epoch may be longer.
@@ -95,7 +95,7 @@ class GlobalBatchSampler:
         if self.batch_size < self.at_least:
             raise UserError(
                 f"the batch over all processes is too small: expected at least {self.at_least}, "
-                f"got {self.batch_size}"
+                f"got {self.batch_size}; use a larger --batch-size"
             )
         assert 0 <= self.rank < self.world_size
 

@@ -29,15 +29,15 @@ SHORTEST_PAUSE = 0.2
 # Seconds after which a rank writes even if its position is unchanged.
 BEAT = 1.0
 
-# Seconds without a write after which a rank counts as frozen. It is more with longer pauses.
+# Seconds without a write after which a rank counts as frozen; more if the pauses are longer.
 SILENCE = 3.0
 
 READ_TIMEOUT = timedelta(seconds=5)
 
-# Seconds. If the store's host is frozen, even a read with a timeout of its own does not return.
+# Seconds. If the store's host is frozen, even a read that has a timeout does not return.
 ANSWER_TIMEOUT = 6.0
 
-# Most ranks that are listed beside the slowest one.
+# Largest number of ranks that are listed in addition to the slowest one.
 MAX_LISTED = 8
 
 STORE_SILENT = (
@@ -73,10 +73,10 @@ class Position:
 class StragglerDetector:
     """Writes the position of this rank, and reads those of all ranks after a timeout.
 
-    Noting a position costs nothing: a thread does the writing. `timeout` is the time in seconds
-    that the ranks wait for each other. Shortly before its end, the thread also reads the other
-    ranks' positions. After the timeout, ranks that waited as well are gone too, and could not be
-    told from one that is frozen.
+    Noting a position does not block, because a thread writes it. `timeout` is the time in seconds
+    that the ranks wait for each other. Shortly before its end, the thread also reads the positions
+    of the other ranks. After the timeout this would be too late: ranks that waited have ended too,
+    and look like a frozen rank.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout: float) -> None:
@@ -108,7 +108,7 @@ class StragglerDetector:
         self._move(self._step + 1, backward=True)
 
     def rest(self) -> None:
-        """Forget what was noted since the last finished step, because it was no step."""
+        """Forget the passes that were noted since the last finished step: they were no step."""
         self._move(self._step, backward=True)
 
     def _move(self, step: int, *, backward: bool) -> None:
@@ -234,7 +234,7 @@ def describe_frozen(
     """Return a sentence on the ranks furthest behind that wrote nothing between two readings.
 
     `seconds` is the time between the readings. Return None if no such rank, or all of them, wrote
-    nothing. What was written counts, not when: the clocks of two nodes may differ.
+    nothing. Times are not compared, because the clocks of two nodes may differ.
     """
     least = min(position.progress for position in after.values())
     behind = [rank for rank, position in after.items() if position.progress == least]

@@ -14,8 +14,8 @@ class EventFile:
 
     TensorBoard ignores what earlier attempts wrote about steps after `resumed_step`.
 
-    Events are written at once. tensorboardX's SummaryWriter has a thread and a queue, and that
-    queue never empties again once the thread has met a full disk.
+    Events are written at once. tensorboardX's SummaryWriter uses a queue and a thread. After an
+    error, such as a full disk, its thread never empties the queue again.
 
     Raises UserError if tensorboardX is missing or the folder cannot be written.
     """

@@ -74,7 +74,7 @@ capabilities:
   verbs: [create]
 {{- end }}
 
-{{/* Cluster-wide names contain the namespace, because two namespaces may have releases of one name. */}}
+{{/* Cluster-wide names contain the namespace, because releases in two namespaces may have the same name. */}}
 {{- define "ddpjob.clusterName" -}}
 {{- printf "%s-%s" (include "ddpjob.fullname" .) .Release.Namespace }}
 {{- end }}

@@ -1,1 +1,1 @@
-"""The command `ddpjob`: options become calls, and results become output and exit codes."""
+"""The command `ddpjob`. It turns options into calls, and results into output and exit codes."""

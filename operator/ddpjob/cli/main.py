@@ -235,6 +235,7 @@ def operator(  # noqa: PLR0913
     """
     _require_choice("--pod-security", pod_security, ("none", "restricted"))
     _require_choice("--log-format", log_format, ("json", "plain"))
+    log_level = log_level.lower()
     _require_choice("--log-level", log_level, ("debug", "info", "warning", "error"))
     # The dependencies of the controller are an extra, which other commands do not need.
     from ddpjob.controller.main import Options, run, set_up_logging

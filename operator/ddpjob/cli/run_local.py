@@ -1,4 +1,4 @@
-"""`ddpjob run --local`: a manifest, a folder and a display around one LocalRun."""
+"""`ddpjob run --local`: read the manifest, lock the folder, show the run and its result."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from ddpjob.core.readers import SpecError
 from ddpjob.local.curves import save_figure
 from ddpjob.local.display import Display
 from ddpjob.local.manifest import Manifest, check_claims, read
-from ddpjob.local.run import LocalRun, Stopped, exit_code
+from ddpjob.local.run import LocalRun, Stopped, check, exit_code
 from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder
 from ddpjob.local.run_metrics import RunMetrics
 
@@ -29,7 +29,7 @@ SIGNAL_BASE = 128
 
 
 class Terminal(Console):
-    """Standard output. If its reader has gone (`| head`), the run ends as if the terminal had."""
+    """Standard output. If its reader ends (`| head`), the run ends like after a closed terminal."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -42,7 +42,11 @@ def run_local(path: Path, runs: Path, claims: Mapping[str, Path], fresh: bool) -
     try:
         manifest = read(path)
         _check_claim_options(manifest, claims)
-        with run_folder(runs.resolve(), manifest.job.name) as folder:
+        # Check the job before run_folder clears the folder of the run before.
+        parent = runs.resolve()
+        folder = parent / manifest.job.name
+        check(manifest.job, RunFiles(folder, claims, manifest.config_maps))
+        with run_folder(parent, manifest.job.name) as folder:
             if fresh:
                 shutil.rmtree(folder / "claims", ignore_errors=True)
             return _run(manifest, RunFiles(folder, claims, manifest.config_maps))

@@ -28,7 +28,7 @@ from ddpjob.core.status import Status, is_transition
 
 log = logging.getLogger(__name__)
 
-# Seconds between two status writes of a job that report mere progress.
+# Shortest time in seconds between two status writes that only report a job's progress.
 PROGRESS_INTERVAL = 2.0
 
 # Seconds before a refused object is tried again.
@@ -51,7 +51,7 @@ AGAIN = Outcome(wake_after=0.0)
 
 @dataclass
 class Memory:
-    """What is known of a job's writes. It is of no importance after a restart of the process."""
+    """The last write and refusal of a job. A restart of the process may lose them."""
 
     last_write: float = float("-inf")
     refusal: Refusal | None = None
@@ -86,11 +86,11 @@ class Actor:
 
     async def apply(self, seen: SeenJob, plan: Plan) -> Outcome:
         """Carry out a plan for a job as it was seen. Raises CallFailed or LeaseLost."""
-        # A pod that vanished from the cache costs a restart only if the API server confirms it.
+        # If a pod is missing in the cache, restart only if the API server confirms that it is gone.
         if await self._any_exists(seen.job, plan.confirm):
             return AGAIN
 
-        # Mere progress is written now and then.
+        # A plan that only reports progress is written at most every PROGRESS_INTERVAL seconds.
         memory = self.memories.setdefault(seen.job.uid, Memory())
         changed = plan.status.to_dict() != seen.job.status.to_dict()
         wait = memory.last_write + PROGRESS_INTERVAL - self.clock()
@@ -104,11 +104,11 @@ class Actor:
         if changed and not await self._write_status(seen, plan.status, memory):
             return AGAIN
 
-        # Without a write, only a fresh read shows that the job is still the newest one.
+        # If the status was not written, read the job again: a newer version may exist.
         if plan.create and not changed and not await self.is_current(seen):
             return AGAIN
 
-        # Events come last. They are lost if they fail: the status has the same information.
+        # Post events last. A failed post is not repeated: the status has the same information.
         try:
             return await self._change_pods(seen.job, plan, memory)
         finally:
@@ -203,7 +203,7 @@ class Actor:
         try:
             await self._create_gang(job, indices, one_first=was_refused)
         except SpecError as error:
-            log.exception("%s/%s: no pod can be made", job.namespace, job.name)
+            log.exception("%s/%s: cannot render a pod", job.namespace, job.name)
             memory.refusal = Refusal(Reason.INVALID_POD, str(error), datetime.now(UTC), final=True)
         except Refused as refused:
             memory.refusals += 1
@@ -221,7 +221,7 @@ class Actor:
     async def _create_gang(self, job: Job, indices: tuple[int, ...], *, one_first: bool) -> None:
         """Create the Service, then all pods at once. Raises Refused or SpecError.
 
-        With `one_first`, one pod alone shows whether an earlier refusal still holds.
+        With `one_first`, create one pod first, to test whether an earlier refusal still applies.
         """
         # An earlier job of this name may still write to the same checkpoint folder.
         left = self.cache.pod_of_another_job((job.namespace, job.name), job.uid)

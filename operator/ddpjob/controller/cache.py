@@ -1,9 +1,9 @@
 """What the watches have shown, corrected by a periodic LIST.
 
-The cache never goes back in time: an answer that is older than what it holds changes nothing. kopf
-does not report deletions that it missed while its stream was down. So a LIST removes what it does
-not contain, unless that is newer than the LIST. The responses to the operator's own writes enter
-the cache too, so a look at a job after a write sees the write.
+The cache ignores an answer that is older than its own version of an object. kopf does not report
+deletions that it missed while its stream was down. So after a LIST, the cache removes objects that
+the LIST does not contain, except objects that are newer than the LIST. The responses to the
+operator's own writes enter the cache too, so the next look at a job sees them.
 """
 
 from collections.abc import Set
@@ -180,7 +180,7 @@ class Cache:
     def prune(self, version: int) -> None:
         """Forget removals up to the version of the LIST before the last.
 
-        No answer that old is still on its way.
+        Answers of that age can no longer arrive.
         """
         self.gone = {uid: at for uid, at in self.gone.items() if at > version}
 

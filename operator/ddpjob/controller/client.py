@@ -58,7 +58,7 @@ async def configuration(kubeconfig: Path | None = None) -> Configuration:
             config_file=path, client_configuration=found
         )
     # By default aiohttp looks for netrc and proxy variables at every request, in threads. That
-    # costs more CPU than the request. A proxy belongs into the kubeconfig (proxy-url).
+    # costs more CPU than the request. A proxy can be set in the kubeconfig (proxy-url).
     found.client_session_kwargs = {"trust_env": False}
     return found
 

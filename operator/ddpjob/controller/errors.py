@@ -1,7 +1,7 @@
 """All exceptions of the controller.
 
 Exception
-├── CallFailed             a request failed and is worth another try
+├── CallFailed             a request failed and can be retried
 │   ├── ApiError           the API server answered with an error
 │   └── Unreachable        the API server did not answer
 ├── Refused                the API server does not accept an object now, or never will
@@ -13,7 +13,7 @@ Exception
 
 
 class CallFailed(Exception):
-    """A request failed and is worth another try."""
+    """A request failed and can be retried."""
 
 
 class ApiError(CallFailed):

@@ -114,7 +114,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.connect_timeout = 10
     chosen.watching.chunk_size = PAGE_SIZE
     chosen.watching.label_selectors["pods"] = OUR_PODS
-    chosen.queueing.idle_timeout = 0.2  # So long kopf keeps each object's last event in memory.
+    chosen.queueing.idle_timeout = 0.2  # Seconds that kopf keeps an object's last event in memory.
     chosen.networking.request_timeout = 30
     # Long enough in sum for an upgrade of the API server.
     chosen.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 34, 34)

@@ -126,7 +126,7 @@ async def _readable_namespaces(lister: Lister) -> list[str]:
 async def _require_crd(api: ApiClient) -> None:
     """Wait until the API server answers, and raise CannotRun if it does not know DDPJobs.
 
-    kopf would only warn, and then never watch.
+    Without the CRD, kopf only logs a warning and watches nothing.
     """
     while True:
         try:

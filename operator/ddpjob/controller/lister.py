@@ -25,7 +25,7 @@ INTERVAL = 60.0
 # deletion between the two.
 EARLY_INTERVALS = (2.0, 10.0)
 
-# Seconds before a LIST that failed before any other has succeeded is tried again.
+# Seconds before a failed LIST is tried again, until the first LIST has succeeded.
 RETRY_INTERVAL = 1.0
 
 
@@ -61,7 +61,7 @@ class Lister:
         return [name for name in self.namespaces if name not in self.unreadable]
 
     async def run(self) -> None:
-        """List for ever, at once, soon again, and then every minute.
+        """List at once, again after a few seconds, and then every minute.
 
         Raises NamespaceAppeared if a namespace can be read that is not watched: kopf takes its
         namespaces only once.

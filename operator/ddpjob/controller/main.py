@@ -51,7 +51,7 @@ class Options:
 
 
 def set_up_logging(style: str, level: str) -> None:
-    """Log one line a record to stderr, as JSON or plain text. kopf logs from WARNING on only."""
+    """Log one line per record to stderr, as JSON or plain text. kopf logs from WARNING on only."""
     handler = logging.StreamHandler(sys.stderr)
     if style == "json":
         renamed = {"asctime": "time", "levelname": "level"}
@@ -78,7 +78,7 @@ def run(options: Options) -> int:
 
 
 def _tune_garbage_collector() -> None:
-    """Exclude the imported modules from garbage collection, which bursts of pods would repeat."""
+    """Exclude the imported modules from garbage collection, which is frequent in bursts of pods."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
@@ -107,10 +107,10 @@ async def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def operate(options: Options) -> None:
-    """Run one operator until it is cancelled. Raises CannotRun if it must not go on.
+    """Run one operator until it is cancelled. Raises CannotRun if it cannot continue.
 
-    It needs an event loop of its own: when kopf ends, it cancels every task of the loop that is
-    younger than itself.
+    It needs a separate event loop: when kopf ends, it cancels every task of the loop that was
+    created after its own.
     """
     settings = await configuration(options.kubeconfig)
     operator = _assemble(options, settings)

@@ -27,7 +27,7 @@ class JobsByPhase(Collector):
 
 
 class Metrics:
-    """The metrics of one operator, in a registry of their own."""
+    """The metrics of one operator, in a separate registry."""
 
     def __init__(self, cache: Cache, queue: Sized) -> None:
         registry = CollectorRegistry()
@@ -35,16 +35,16 @@ class Metrics:
         self._registry = registry
         self.reconciles = Counter(
             "ddpjob_reconciles",
-            "Looks at a job, by result (ok or error)",
+            "Reconciles of jobs, by result (ok or error)",
             ["result"],
             registry=registry,
         )
         self.latency = Histogram(
             "ddpjob_reconcile_seconds",
-            "Duration of one look at a job in seconds, with its writes",
+            "Duration of one reconcile of a job in seconds, with its writes",
             registry=registry,
         )
-        depth = Gauge("ddpjob_queue_depth", "Jobs that are due for a look", registry=registry)
+        depth = Gauge("ddpjob_queue_depth", "Jobs that are due", registry=registry)
         depth.set_function(lambda: len(queue))
         self.restarts = Counter(
             "ddpjob_restarts", "Restarts of a gang, by cause", ["cause"], registry=registry
@@ -57,7 +57,7 @@ class Metrics:
         )
 
     def count_restarts(self, old: Status, new: Status) -> None:
-        """Count the attempt that a status has begun, if it has, also one that costs no budget."""
+        """Count the new attempt of a status, if there is one, also if it uses no budget."""
         if old.attempt is None or new.attempt == old.attempt:
             return
         failed = new.last_failure.get("attempt") == old.attempt

@@ -17,7 +17,7 @@ from ddpjob.core.observe import observe
 
 log = logging.getLogger(__name__)
 
-# Jobs that are looked at at the same time.
+# Number of jobs that are reconciled at the same time.
 WORKERS = 16
 
 
@@ -47,16 +47,16 @@ class Reconciler:
                 failed = True
                 log.warning("%s/%s: %s", *key, error, extra={"job": "/".join(key)})
             except Exception:
-                # A defect must cost one job, not all of them.
+                # A bug in one reconcile must not stop the other jobs.
                 failed = True
-                log.exception("%s/%s: the look at it failed", *key, extra={"job": "/".join(key)})
+                log.exception("%s/%s: cannot reconcile the job", *key, extra={"job": "/".join(key)})
             finally:
                 self.metrics.reconciles.labels("error" if failed else "ok").inc()
                 self.metrics.latency.observe(time.monotonic() - started)
                 self.queue.done(key, failed)
 
     async def look_at(self, key: Key) -> None:
-        """Bring one job forward. Raises CallFailed or LeaseLost."""
+        """Observe one job, decide and act. Raises CallFailed or LeaseLost."""
         seen = self.cache.job(key)
         # Before the first LIST, pods of an older attempt may be unknown.
         if seen is None or not self.lister.synced:

@@ -1,4 +1,4 @@
-"""The one way to write to the API server: limited, only as the leader, and never too fast."""
+"""The only way to write to the API server: a few at a time, and only with the Lease."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
@@ -48,10 +48,10 @@ class Writer:
 async def run_all(calls: Iterable[Call]) -> None:
     """Run every call, then raise the error of one that failed.
 
-    LeaseLost comes before Refused, and Refused before errors that are worth another try. Each call
-    is taken from `calls` only when it can start, so that 1,000 pods are not rendered at once.
+    LeaseLost comes before Refused, and Refused before errors that can be retried. Each call is
+    taken from `calls` only when it can start, so that 1,000 pods are not rendered at once.
 
-    LeaseLost ends the run: what is left belongs to the next leader.
+    LeaseLost ends the run: the next leader makes the remaining calls.
     """
     waiting = iter(calls)
     errors: list[BaseException] = []

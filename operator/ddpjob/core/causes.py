@@ -26,7 +26,7 @@ SETTLE_TIME = timedelta(seconds=10)
 # Every time zone differs from UTC by a multiple of this.
 QUARTER = timedelta(minutes=15)
 
-# Stands for an unknown time: such a finding comes before everything that its peers did.
+# Replaces an unknown time, so that such a finding comes before those of its peers.
 BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 
@@ -48,7 +48,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Undecided:
-    """Something ended, and the cause is not certain before `until`."""
+    """A trainer failed, and the cause is not certain yet. Decide at `until` at the latest."""
 
     until: datetime
 

@@ -75,7 +75,7 @@ def _first_match(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
 
 def _unreadable_spec(obs: Observation) -> Plan:
-    """Touch no pod: another version of the CRD accepted a spec that this operator cannot read."""
+    """Change no pod: another version of the CRD accepted a spec that this operator cannot read."""
     if obs.job.deleting or obs.status.finished:
         return Plan(obs.status)
     message = (
@@ -177,7 +177,7 @@ def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     plan = restart_or_fail(obs, spec, verdict, now)
     if verdict.pod is not None:
         return plan
-    # The verdict rests on pods that are gone. The API server has to confirm that.
+    # The verdict is based on missing pods. The API server has to confirm that they are gone.
     confirm = tuple(names.pod_name(obs.job.name, obs.attempt, index) for index in lost)
     return replace(plan, confirm=confirm)
 
@@ -202,7 +202,7 @@ def _retry_after_refusal(obs: Observation, refusal: Refusal, now: datetime) -> P
     status = describe(obs, Phase.PENDING, refusal.reason, refusal.message)
     if now < refusal.retry_at:
         return Plan(status, wake_after=_seconds_until(refusal.retry_at, now))
-    # If the quota counts ended pods too, their logs make room for the attempt.
+    # If the quota counts ended pods too, delete them, with their logs, to make room.
     delete = delete_all(obs.older) if refusal.counts_ended_pods else delete_outdated(obs)
     return Plan(status, create=obs.missing, delete=delete)
 
@@ -222,11 +222,11 @@ def _seconds_until(moment: datetime, now: datetime) -> float:
 RULES: tuple[Rule, ...] = (
     job_is_being_deleted,  # The garbage collector removes the pods.
     job_is_stale,  # A newer status exists: deciding from this one could repeat a restart.
-    job_is_finished,  # Finished is final: pods that still run are deleted, none is created.
+    job_is_finished,  # A finished job never runs again: delete pods that still run.
     job_is_new,  # The first attempt begins.
     older_pods_still_run,  # Two attempts never train at the same time.
     all_nodes_succeeded,  # Before failures: a node that succeeded cannot be lost any more.
-    nodes_were_changed,  # Another size is another gang, so a new attempt, at no cost.
+    nodes_were_changed,  # An attempt has a fixed size, so a new one begins. It uses no budget.
     attempt_failed,  # The whole gang restarts, or the budget is used up and the job fails.
     pods_are_not_created,  # All at once: gang schedulers and autoscalers must see all of them.
     all_pods_exist,  # Nothing to do but to report how far the pods are.

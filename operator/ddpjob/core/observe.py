@@ -1,6 +1,6 @@
 """What a cluster shows of a job: a job and its pods, read into an Observation.
 
-Pods are split by attempt and by how far their container `trainer` came.
+Pods are split by attempt and by the state of their container `trainer`.
 """
 
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ from ddpjob.core.status import Status
 
 
 class TrainerState(StrEnum):
-    """How far the container `trainer` of a pod came.
+    """The state of the container `trainer` of a pod.
 
-    The pod's own phase may lag behind for ever, for example if a sidecar never ends.
+    The pod's own phase may never show it, for example if a sidecar never ends.
     """
 
     PENDING = "Pending"
@@ -42,7 +42,7 @@ class Pod:
     - `released`: no container of the pod runs any more. A kubelet reports the end of the containers
       before the pod's phase.
     - `started`: the trainer's container was started at some time.
-    - `disruption`: why the pod was taken away, if it was, independent of what its trainer did.
+    - `disruption`: why the pod was deleted, evicted or lost, whatever its trainer did.
     - `blocked`: what keeps a pending pod from starting.
     """
 

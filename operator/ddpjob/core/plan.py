@@ -37,8 +37,8 @@ class Plan:
     - `create`: indices of the pods to create, of the attempt `status.attempt`.
     - `delete`: the pods to delete.
     - `events`: the events to post.
-    - `confirm`: names of pods that must be gone, or the plan does not hold.
-    - `wake_after`: seconds until the passing of time may change the plan.
+    - `confirm`: names of pods. If the API server still has one of them, the plan is discarded.
+    - `wake_after`: seconds after which to decide again, even if nothing changes.
     """
 
     status: Status

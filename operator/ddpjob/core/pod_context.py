@@ -31,7 +31,7 @@ HOSTNAME = "\ue000hostname\ue000"
 LOCAL_ADDRESS = "\ue000address\ue000"
 IS_HOST = "\ue000host\ue000"
 
-# Pod fields of the spec that stand in the pod's own spec, and those in its container.
+# Fields of the DDPJob's spec that belong to the pod's spec, and those that belong to the container.
 POD_LEVEL_FIELDS = (
     "imagePullSecrets",
     "nodeSelector",
@@ -94,7 +94,7 @@ def common_context(job: Job) -> dict[str, Any]:
 
 
 def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
-    """Return the values of the pods of the current attempt, with placeholders."""
+    """Return the values for the template of the current attempt's pods, with placeholders."""
     attempt = job.status.attempt or 0
     fields = spec.pod_fields
     profile = catalog()[spec.accelerator]
@@ -219,7 +219,7 @@ def _resources(spec: Spec) -> Dict:
 def _volumes(spec: Spec, settings: Settings) -> tuple[list[Dict], list[Dict]]:
     """Return (volumes, mounts): the operator's, then the user's.
 
-    A path at which the user mounts something is the user's.
+    If the user mounts a volume at one of the operator's paths, the operator's is omitted.
     """
     # Without this volume /dev/shm has 64 MiB.
     sources: dict[str, tuple[str, Dict]] = {

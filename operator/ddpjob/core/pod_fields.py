@@ -67,9 +67,11 @@ def read_pod_fields(fields: Dict) -> dict[str, Any]:
     """Return the pod fields of a spec that are set, unchanged. Raises SpecError."""
     found = {}
     for key in POD_FIELDS:
+        value = fields.get(key)
         # An empty string means "not set" in Kubernetes.
-        if fields.get(key) not in (None, ""):
-            found[key] = _read_pod_field(key, fields[key])
+        is_empty = key in STRING_FIELDS and value == ""
+        if value is not None and not is_empty:
+            found[key] = _read_pod_field(key, value)
     return found
 
 

@@ -1,4 +1,4 @@
-"""A pod as the API server shows it, read into a Pod. Every possible state is readable."""
+"""Read a pod, as the API server shows it, into a Pod. No state of a pod is an error."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -8,7 +8,7 @@ from ddpjob.core.observe import Finding, Pod, TrainerState
 from ddpjob.core.readers import Dict, child, children, integer_or_none
 from ddpjob.core.times import parse_time
 
-# Reasons of a waiting container that mean that its image cannot be had.
+# Reasons of a waiting container whose image cannot be pulled.
 IMAGE_REASONS = (
     "ErrImagePull",
     "ImagePullBackOff",
@@ -17,7 +17,7 @@ IMAGE_REASONS = (
     "ImageInspectError",
 )
 
-# Reasons of a waiting container that mean that all is well so far.
+# Reasons of a waiting container that starts normally.
 NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
 
 
@@ -114,7 +114,7 @@ def _sidecars_run(status: Dict) -> bool:
 
 
 def _disruption(body: Dict, end: Dict | None) -> Finding | None:
-    """Return why a pod was taken away, or None if it was not."""
+    """Return why a pod was deleted, evicted or lost, or None if it was not."""
     metadata = child(body, "metadata")
     status = child(body, "status")
     name = metadata.get("name")
@@ -128,11 +128,11 @@ def _disruption(body: Dict, end: Dict | None) -> Finding | None:
         return Finding("NodeRestarted", message, parse_time(end.get("finishedAt")))
     if metadata.get("deletionTimestamp"):
         return Finding("PodDeleted", f"pod {name} was deleted", _deletion_time(metadata))
-    # A kubelet that refuses or evicts a pod gives the reason on the pod. The reason of a
-    # container's own failure stands on the container.
+    # A kubelet that refuses or evicts a pod writes the reason into the pod's status. The reason of
+    # a container's own failure is in the status of the container.
     if status.get("phase") == "Failed" and (status.get("reason") or end is None):
         reason = str(status.get("reason") or "PodLost")
-        message = str(status.get("message") or f"pod {name} ended without its trainer")
+        message = str(status.get("message") or f"pod {name} failed before its trainer ended")
         return Finding(reason, message)
     return None
 

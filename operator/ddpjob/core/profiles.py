@@ -65,7 +65,7 @@ def _read_profile(name: str, row: Dict) -> Profile:
 
 
 def check_size(name: str, nodes: int, requested: int | None) -> None:
-    """Raise SpecError if so many processes on so many nodes cannot work together.
+    """Raise SpecError if the profile does not support this number of nodes or processes.
 
     `requested` is the number of processes per node, or None for the profile's own.
     """
@@ -91,7 +91,7 @@ def check_size(name: str, nodes: int, requested: int | None) -> None:
 
 
 def resolve_processes(name: str, requested: int | None, user_resources: Dict) -> int:
-    """Return the processes per node: those requested, else what the node's devices give."""
+    """Return the processes per node: the requested number, else the one of the devices."""
     profile = catalog()[name]
     if requested is not None:
         return requested

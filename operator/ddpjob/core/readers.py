@@ -22,7 +22,11 @@ class SpecError(ValueError):
 
 def quoted(value: Any) -> str:
     """Return a user's value as JSON, shortened if it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    # YAML has values that JSON has not: dates as keys, and lists that contain themselves.
+    except (TypeError, ValueError, RecursionError):
+        text = repr(value)
     if len(text) <= MAX_QUOTED:
         return text
     return f"{text[:MAX_QUOTED]}…"
@@ -48,6 +52,15 @@ def require_object(value: Any, where: str) -> Dict:
     if not isinstance(value, Mapping):
         raise refuse(where, "an object", value)
     return value
+
+
+def require_fields(value: Any, where: str) -> Dict:
+    """Return the fields of an object that are not null.
+
+    The API server also treats a null as an absent field, and fills in its default.
+    """
+    fields = require_object(value, where)
+    return {key: setting for key, setting in fields.items() if setting is not None}
 
 
 def require_objects(value: Any, where: str) -> Sequence[Dict]:
@@ -94,6 +107,10 @@ def mappings_or_empty(value: Any) -> tuple[Dict, ...]:
     if not isinstance(value, list | tuple):
         return ()
     return tuple(item for item in value if isinstance(item, Mapping))
+
+
+def boolean_or_none(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
 def integer_or_none(value: Any) -> int | None:

@@ -40,8 +40,8 @@ RESTRICTED_CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop"
 def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield the pods of the nodes `indices` of the job's current attempt, in their order.
 
-    The pods of a gang differ in a few words. So the skeleton is rendered and parsed once, and only
-    its placeholders are replaced: parsing YAML for each of 1,000 pods would take seconds.
+    The pods of a gang differ in a few values. So the skeleton is rendered and parsed once, and then
+    only placeholders are replaced. Parsing YAML for each of 1,000 pods would take seconds.
 
     Raises SpecError if the spec has fields of a shape that no pod has.
     """
@@ -52,8 +52,8 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
     except (TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         # The CRD leaves the shape of some fields open, such as affinity's.
         raise SpecError(
-            f"spec: no pod can be made of it ({type(error).__name__}: {error}); check the pod "
-            "fields that have objects and lists inside"
+            f"spec: cannot render a pod from it ({type(error).__name__}: {error}); check the types "
+            "of nested pod fields, such as affinity"
         ) from error
     for index in indices:
         words = {
@@ -83,7 +83,7 @@ def _render_shape(job: Job, settings: Settings) -> str:
 
 
 def _restrict(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return the pod with the level restricted as every container's default."""
+    """Return the pod whose containers have the settings of the level restricted by default."""
     spec = dict(pod["spec"])
     for kind in ("initContainers", "containers"):
         if kind in spec:

@@ -18,6 +18,7 @@ from ddpjob.core.readers import (
     did_you_mean,
     quoted,
     refuse,
+    require_fields,
     require_integer,
     require_object,
     require_string,
@@ -81,7 +82,7 @@ class Checkpoint:
     def from_dict(cls, data: Any) -> "Checkpoint | None":
         if data is None:
             return None
-        fields = require_object(data, "spec.checkpoint")
+        fields = require_fields(data, "spec.checkpoint")
         claim = require_string(fields.get("claimName"), "spec.checkpoint.claimName")
         path = require_string(fields.get("mountPath", cls.mount_path), "spec.checkpoint.mountPath")
         if not MOUNT_PATH.fullmatch(path):
@@ -104,7 +105,7 @@ class FailurePolicy:
     @classmethod
     def from_dict(cls, data: Any) -> "FailurePolicy":
         where = "spec.failurePolicy"
-        fields = require_object(data, where)
+        fields = require_fields(data, where)
         restarts = fields.get("maxRestarts", cls.max_restarts)
         disruptions = fields.get("maxDisruptions", cls.max_disruptions)
         return cls(
@@ -139,15 +140,15 @@ class Spec:
     @classmethod
     def from_dict(cls, data: Any) -> "Spec":
         """Read a spec. Raises SpecError for the first field that is wrong."""
-        fields = require_object(data, "spec")
-        torchrun = require_object(fields.get("torchrun"), "spec.torchrun")
+        fields = require_fields(data, "spec")
+        torchrun = require_fields(fields.get("torchrun"), "spec.torchrun")
         command = torchrun.get("command", list(cls.command))
         pod_fields = read_pod_fields(fields)
         checkpoint = Checkpoint.from_dict(fields.get("checkpoint"))
         _refuse_mount_at_checkpoint(checkpoint, pod_fields)
         accelerator = _read_accelerator(fields.get("accelerator", cls.accelerator))
         nodes = require_integer(fields.get("nodes", cls.nodes), "spec.nodes", 1, MAX_NODES)
-        requested = _read_requested_processes(fields.get("nprocPerNode"))
+        requested = _read_requested_processes(fields.get("nprocPerNode", "auto"))
         profiles.check_size(accelerator, nodes, requested)
         resources = pod_fields.get("resources", {})
         return cls(
@@ -163,7 +164,7 @@ class Spec:
             failure_policy=FailurePolicy.from_dict(fields.get("failurePolicy")),
             pod_fields=pod_fields,
             pod_template=read_pod_template(fields.get("podTemplate")),
-            unknown_fields=find_unknown_fields(fields),
+            unknown_fields=find_unknown_fields(data),
         )
 
     @property
@@ -207,7 +208,7 @@ def _read_accelerator(value: Any) -> str:
 
 def _read_requested_processes(value: Any) -> int | None:
     """Return the number of processes per node that was asked for, or None for `auto`."""
-    if value is None or value == "auto":
+    if value == "auto":
         return None
     if isinstance(value, str):
         wanted = f"'auto' or an integer from 1 to {MAX_PROCESSES}"
@@ -220,7 +221,7 @@ def _read_args(value: Any) -> tuple[str, ...]:
     if _is_launcher_flag(args[0]):
         raise SpecError(
             f"spec.args: {args[0]} is a flag of torchrun that the operator sets; begin with the "
-            "script or -m, and use nodes, nprocPerNode, torchrun.rdzvConf and failurePolicy"
+            "script or -m, and set nodes, nprocPerNode, torchrun.rdzvConf or failurePolicy"
         )
     return args
 

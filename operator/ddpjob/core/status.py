@@ -9,6 +9,7 @@ from typing import Any
 from ddpjob.core.names import Condition
 from ddpjob.core.readers import (
     Dict,
+    boolean_or_none,
     integer_or_none,
     integer_or_zero,
     integers_or_empty,
@@ -69,7 +70,8 @@ class Status:
     their pods is no failure.
 
     `previous_attempt_ran` is True if all nodes of the attempt before the current one were running
-    when it ended. Such pods get time to write a checkpoint.
+    when it ended. Such pods get time to write a checkpoint. It is None if there was no such
+    attempt, or if the version that wrote the status did not record it.
 
     `ignored_fields` are the paths of spec fields that the operator does not know.
     """
@@ -82,7 +84,7 @@ class Status:
     attempt: int | None = None
     attempt_started: int | None = None
     attempt_time: datetime | None = None
-    previous_attempt_ran: bool = False
+    previous_attempt_ran: bool | None = None
     restarts: int = 0
     disruptions: int = 0
     pods: PodCounts = PodCounts()
@@ -119,7 +121,7 @@ class Status:
             attempt=integer_or_none(entries.get("attempt")),
             attempt_started=integer_or_none(entries.get("attemptStarted")),
             attempt_time=parse_time(entries.get("attemptTime")),
-            previous_attempt_ran=entries.get("previousAttemptRan") is True,
+            previous_attempt_ran=boolean_or_none(entries.get("previousAttemptRan")),
             restarts=integer_or_zero(entries.get("restarts")),
             disruptions=integer_or_zero(entries.get("disruptions")),
             pods=PodCounts.from_dict(mapping_or_empty(entries.get("nodes"))),
@@ -145,7 +147,7 @@ class Status:
             "attempt": self.attempt,
             "attemptStarted": self.attempt_started,
             "attemptTime": _time_or_none(self.attempt_time),
-            "previousAttemptRan": self.previous_attempt_ran or None,
+            "previousAttemptRan": self.previous_attempt_ran,
             "restarts": self.restarts,
             "disruptions": self.disruptions,
             "nodes": pods,

@@ -1,9 +1,9 @@
 """torchrun's failure summary, parsed from the tail of its log.
 
-The agent of torchrun always exits with 1. Which rank failed first, with which exit code and with
-which exception, stands in its failure summary at the end of its log. The kubelet keeps that end as
-the pod's termination message (2048 bytes). The agent's own log lines have microseconds, the summary
-has whole seconds.
+The agent of torchrun always exits with 1. The failure summary at the end of its log has the rank
+that failed first, its exit code and its exception. The kubelet keeps the last 2048 bytes of the log
+as the pod's termination message. The times in the agent's log lines have microseconds. Those in the
+summary have whole seconds.
 """
 
 import re
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
-# What gloo, NCCL and the rendezvous say in a process that lost its peer. Such a process is a
-# follower: its failure blames no rank.
+# Messages of gloo, NCCL and the rendezvous in a process that lost its peer. Such a process is a
+# follower: it is not the cause of the failure.
 FOLLOWER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
     r"|remote process exited or there was a network error|NCCL communicator was aborted"
@@ -24,13 +24,13 @@ FOLLOWER = re.compile(
 
 RENDEZVOUS_TIMEOUT = re.compile(r"RendezvousTimeoutError|RendezvousConnectionError")
 
-# Exit codes after SIGTERM, or of a script that handled SIGTERM. The pod was taken away, and what
-# the API server shows of that is still to come.
+# Exit codes after SIGTERM, or of a script that handled SIGTERM. The pod was deleted or evicted, but
+# the API server may not show this yet.
 INTERRUPTED = (143, -15)
 
 # Exit codes of an uncaught exception and of an abort by a watchdog. Without the exception's text
-# they do not tell a cause from a follower. Eight processes fill the whole message with their
-# summary, so on such nodes the text is usually missing.
+# they do not show whether the process is the cause or a follower. The summary of eight processes
+# fills the whole message, so on such nodes the text is usually missing.
 AMBIGUOUS = (1, -6)
 
 # A termination message of this many bytes is the tail of a log. Its first line may be incomplete.
@@ -83,7 +83,7 @@ class Summary:
 
     @property
     def certain(self) -> bool:
-        """True if this rank failed by itself, whatever the other nodes report."""
+        """True if the failure is this rank's own, whatever the other nodes report."""
         return not self.follower and not self.ambiguous
 
 
@@ -101,7 +101,7 @@ def parse_summary(message: str) -> Summary | None:
     exit_code = _field(fields, "exitcode")
     if not header or not RANK.fullmatch(rank) or not EXIT_CODE.fullmatch(exit_code):
         return None
-    # A traceback may stand in the summary itself, behind the exit code, or in the log above it.
+    # A traceback may be in the summary, after the exit code, or in the log above the summary.
     code_line = fields["exitcode"]
     words = after.partition(code_line[0])[2]
     if not EXCEPTION.search(words):
@@ -181,7 +181,7 @@ def _failure_time(before: str, summary_time: str) -> datetime | None:
 
 
 def last_line(message: str) -> str:
-    """Return the last line with words. torchrun ends its summary with a rule of `=`."""
+    """Return the last line that has text. torchrun ends its summary with a line of `=`."""
     for line in reversed(message.splitlines()):
         if line.strip(" =-"):
             return line.strip()[:MAX_LAST_LINE]

@@ -36,7 +36,7 @@ from ddpjob.core.times import format_time
 # An attempt that fails within this time after its start makes the next one back off.
 EARLY_FAILURE = timedelta(minutes=5)
 
-# Seconds of back-off. The first early failure in a row costs no wait.
+# Seconds of back-off. There is no wait after the first early failure in a row.
 FIRST_DELAY = 10
 LONGEST_DELAY = 300
 
@@ -61,7 +61,7 @@ def begin_attempt(obs: Observation, spec: Spec, attempt: int, now: datetime) -> 
         job.status,
         attempt=attempt,
         attempt_time=now,
-        previous_attempt_ran=job.status.has(Condition.RUNNING),
+        previous_attempt_ran=job.status.has(Condition.RUNNING) if attempt > 0 else None,
         pods=PodCounts(desired=spec.nodes),
         resolved={
             "nprocPerNode": spec.nproc_per_node,
@@ -264,8 +264,8 @@ def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> dict[str
 def _next_backoff(status: Status, now: datetime) -> Backoff:
     """Return the back-off before the next attempt: 0, 10, 20, 40 … 300 s.
 
-    It grows with each attempt in a row that failed early. The time that an attempt itself spent
-    backing off does not count as its age.
+    It grows with each attempt in a row that failed early. The age of an attempt does not include
+    its own back-off.
     """
     starts = [time for time in (status.attempt_time, status.backoff.until) if time]
     if not starts or now - max(starts) >= EARLY_FAILURE:
@@ -296,11 +296,12 @@ def _current_grace(obs: Observation) -> int | None:
     return _grace(obs.status, obs.attempt, obs.status.has(Condition.RUNNING))
 
 
-def _grace(status: Status, attempt: int, ran: bool) -> int | None:
+def _grace(status: Status, attempt: int, ran: bool | None) -> int | None:
     failure = status.last_failure
     if failure.get("cause") == Cause.FAILURE and failure.get("attempt") == attempt:
         return BROKEN_GANG_GRACE
-    return None if ran else NEVER_RAN_GRACE
+    # If it is not known whether the attempt ran, its pods may need time for a checkpoint.
+    return NEVER_RAN_GRACE if ran is False else None
 
 
 def delete_outdated(obs: Observation) -> tuple[Delete, ...]:

@@ -1,4 +1,4 @@
-"""The ConfigMaps that stand in the same file as the job."""
+"""The ConfigMaps in the same file as the job."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -61,7 +61,7 @@ def volume_files(volume: Dict, config_maps: ConfigMaps) -> dict[str, str]:
     sources = [volume, *children(child(volume, "projected"), "sources")]
     files: dict[str, str] = {}
     for source in sources:
-        # A projected volume may also have sources of other kinds. They have a note.
+        # A projected volume may also have sources of other kinds. notes.py reports those.
         if source.get("configMap"):
             where = f"volume {volume.get('name')}: configMap"
             reference = require_object(source["configMap"], where)

@@ -34,7 +34,7 @@ AGENT_LINE = re.compile(
     r"(?P<level>[EW])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)"
 )
 
-# Stack traces of torch's C++ code. The script's own exception tells the same.
+# Stack traces of torch's C++ code. The script's own exception has the same information.
 STACK_FRAME = re.compile(
     r"\[[WE]\d{4} .*\.cpp:\d+\]|\[W\d+ .*TCPStore"
     r"|Exception raised from |frame #\d+: |<omitting python frames>"

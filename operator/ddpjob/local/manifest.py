@@ -42,7 +42,7 @@ class Manifest:
 def read(path: Path) -> Manifest:
     """Read the one DDPJob in a file. Raises SpecError for what cannot run on this machine."""
     documents = _read_documents(path)
-    # Other kinds, such as the claims that a cluster needs, may stand in the same file.
+    # Other kinds, such as the claims that a cluster needs, may be in the same file.
     jobs = [document for document in documents if document.get("kind") == names.KIND]
     if len(jobs) != 1:
         raise SpecError(f"must contain one {names.KIND}, got {len(jobs)}")
@@ -114,6 +114,7 @@ def _refuse_secrets(pod: UserPod) -> None:
 
 def _secret(where: str) -> SpecError:
     return SpecError(
-        f"{where}: takes a Secret, which only a cluster has; in a copy of the manifest, give the "
-        "value as a plain env entry, or remove it and set the variable in your shell"
+        f"{where}: uses a Secret, which is not available on this machine; in a copy of the "
+        "manifest, give the value as a plain env entry, or remove it and set the variable in your "
+        "shell"
     )

@@ -111,12 +111,14 @@ def _volume_folder(volume: Dict, pod_folder: Path, files: RunFiles) -> Path:
     if "hostPath" in volume:
         host_path = require_object(volume["hostPath"], where)
         return Path(require_string(host_path.get("path"), f"{where}: hostPath.path"))
-    # An emptyDir, a volume of ConfigMaps, or a kind that only a cluster has: it has a note.
+    # An emptyDir, a volume of ConfigMaps, or a kind that only a cluster has (notes.py reports it).
     return pod_folder / "volumes" / str(volume["name"])
 
 
 def _below(folder: Path, relative: Any, where: str) -> Path:
-    parts = Path(str(relative))
+    if not isinstance(relative, str):
+        raise refuse(where, "a string", relative)
+    parts = Path(relative)
     if parts.is_absolute() or ".." in parts.parts:
         raise refuse(where, "a relative path without '..'", relative)
     return folder / parts

@@ -17,7 +17,7 @@ POD_UID = "DDPJOB_POD_UID"
 
 
 def find_processes(uid: str, session: int | None = None) -> list[psutil.Process]:
-    """Return the living processes of the pod `uid`, and those below them.
+    """Return the living processes of the pod `uid`, and their descendants.
 
     A process with an environment of its own is found as a child of another one, or in `session`,
     the session of the pod's agent.

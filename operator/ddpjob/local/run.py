@@ -26,7 +26,7 @@ from ddpjob.local.local_pod import LocalPod
 from ddpjob.local.output import Output
 from ddpjob.local.run_files import RunFiles
 from ddpjob.local.run_metrics import parse_metric
-from ddpjob.local.translate import Command, translate
+from ddpjob.local.translate import translate
 
 # Signals that end a run. SIGHUP comes when the terminal is closed.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -52,6 +52,16 @@ class Stopped(Exception):
         self.number = number
 
 
+def check(job: Job, files: RunFiles) -> None:
+    """Raise SpecError for a job that cannot run on this machine. Nothing is created or started."""
+    status = decide(observe(job, ()), datetime.now(UTC)).status
+    settings = Settings(addresses=LocalAddresses(lambda: names.RENDEZVOUS_PORT))
+    first_attempt = replace(job, status=status)
+    for body in render.pods(first_attempt, range(status.pods.desired), settings):
+        _assign_node(body)
+        translate(body, files)
+
+
 class LocalRun:
     """One job on this machine, from its first attempt to its end.
 
@@ -74,7 +84,6 @@ class LocalRun:
     async def run(self) -> Status:
         """Run the job and return its last status.
 
-        Raises SpecError, before any process is started, for a manifest that cannot run here.
         Raises Stopped after a signal. In each case all processes have ended.
         """
         stop = self._listen_for_signals()
@@ -117,18 +126,15 @@ class LocalRun:
 
     def _act(self, plan: Plan) -> None:
         self._job = replace(self._job, status=plan.status)
-        # Translate all new pods before any is started. A manifest that cannot run here fails now.
-        created = []
-        for body in render.pods(self._job, plan.create, self._settings):
-            _assign_node(body)
-            created.append((body, translate(body, self._files)))
         self._watcher.status(plan.status)
         for delete in plan.delete:
             self._delete(delete)
-        for body, command in created:
-            self._start(body, command)
+        for body in render.pods(self._job, plan.create, self._settings):
+            self._start(body)
 
-    def _start(self, body: dict[str, Any], command: Command) -> None:
+    def _start(self, body: dict[str, Any]) -> None:
+        _assign_node(body)
+        command = translate(body, self._files)
         pod = LocalPod(body, self._changed.set)
         self._pods[pod.name] = pod
         index = int(body["metadata"]["labels"][names.LABEL_INDEX])
@@ -160,9 +166,9 @@ class LocalRun:
 
     def _handle_line(self, index: int, text: str) -> None:
         """Keep a metric or show a line. If that fails, note it once and let the run go on."""
-        # Only global rank 0 reports metrics, and it runs on node 0.
-        metric = parse_metric(text) if index == 0 else None
         try:
+            # Only global rank 0 reports metrics, and it runs on node 0.
+            metric = parse_metric(text) if index == 0 else None
             if metric is None:
                 self._watcher.line(index, text)
                 return

@@ -78,7 +78,7 @@ class RunMetrics:
         return [found for found in self.events if found.get("event") == event]
 
     def curve(self, event: str, value: str, over: str = "step") -> tuple[list[float], list[float]]:
-        """Return (steps, values) of an event. Other keys than `step` may be the abscissa.
+        """Return (steps, values) of an event. `over` is the key of the x values.
 
         After a restart, the steps that are repeated replace those that were lost.
         """
@@ -98,7 +98,7 @@ class RunMetrics:
     def stage_seconds(self) -> list[tuple[str, float]]:
         """Return (stage, seconds) of the last attempt, and what earlier attempts took.
 
-        The seconds add up to the whole run. The list is empty if the run did not end by itself.
+        The seconds add up to the whole run. The list is empty if the trainer reported no end.
         """
         starts = self.of_kind("start")
         ends = self.of_kind("end")

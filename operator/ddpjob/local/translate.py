@@ -58,8 +58,8 @@ def _trainer(pod: Dict) -> Dict:
         if container.get("name") == names.TRAINER:
             return container
     raise SpecError(
-        f"spec.podTemplate.spec.containers: removes the container {names.TRAINER}; leave it out or "
-        "give a list"
+        f"spec.podTemplate.spec.containers: must not remove the container {names.TRAINER}; omit "
+        "the field or give a list of containers"
     )
 
 
@@ -72,9 +72,14 @@ def _working_folder(value: Any, mounts: Mounts) -> Path | None:
         return None
     given = require_string(value, "workingDir")
     placed = mounts.place(given)
-    if placed != given or Path(placed).is_dir():
-        return Path(placed)
-    return None
+    folder = Path(placed)
+    if placed != given:
+        return folder
+    try:
+        return folder if folder.is_dir() else None
+    # Its name is too long, or this user may not look at it.
+    except OSError:
+        return None
 
 
 def _folders(pod: Dict, mounts: Mounts, cwd: Path | None, files: RunFiles) -> tuple[Path, ...]:

@@ -77,7 +77,7 @@ def _build_parser() -> tuple["_Parser", dict[str, "_Parser"]]:
     workloads = parser.add_subparsers(dest="workload", metavar="WORKLOAD", required=True)
     by_name = {}
     for name, kind in WORKLOADS.items():
-        # The first line of the docstring stands in the list of workloads.
+        # The list of workloads shows the first line of the docstring.
         title, _, details = (kind.__doc__ or "").partition("\n")
         by_name[name] = workloads.add_parser(
             name,

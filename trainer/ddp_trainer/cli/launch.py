@@ -107,7 +107,7 @@ def torchrun_arguments(cluster: Cluster | None) -> list[str]:
 def _torchrun(arguments: list[str], rest: list[str]) -> int:
     """Run torchrun in this process, and return the exit code of the first failure.
 
-    So this process gets the signals. torchrun's own exit code would be 1 for every failure.
+    This process then receives the signals. torchrun's own exit code would be 1 for every failure.
     """
     import torch
     from torch.distributed.elastic.multiprocessing.api import SignalException

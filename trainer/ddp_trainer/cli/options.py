@@ -135,7 +135,7 @@ class ToyOptions(Options):
     )
     no_bucket_view: bool = flag(
         False,
-        "let DDP copy every gradient into its buckets; this takes the gradients' memory once more",
+        "let DDP copy every gradient into its buckets; the gradients then take twice the memory",
     )
     steps: int = _steps(100)
     batch_size: int = _batch_size(20)
@@ -148,10 +148,10 @@ class ToyOptions(Options):
 class SkewedOptions(Common):
     """Ranks of unequal speed: a timeout that names the slow rank, and uneven inputs with Join.
 
-    Every rank sleeps in every step: rank 0 not at all, the last rank for --skew seconds. If that is
-    longer than --timeout, the run ends with a message that names the slow rank. With --uneven, the
-    last rank instead has three times the inputs of rank 0, and DDP's Join lets the ranks that have
-    finished wait for it.
+    In every step, the last rank sleeps for --skew seconds, rank 0 does not sleep, and the others
+    sleep for a time in between. If --skew is longer than --timeout, the run ends with a message
+    that names the slow rank. With --uneven, no rank sleeps. The last rank then has three times the
+    inputs of rank 0, and DDP's Join lets the ranks that have finished wait for it.
     """
 
     steps: int = _steps(20)
@@ -180,9 +180,7 @@ class ModelParallelOptions(Common):
 
     steps: int = _steps(100)
     batch_size: int = _batch_size(20)
-    micro_batches: int = flag(
-        4, "parts of a batch that are in the pipeline at the same time", COUNT
-    )
+    micro_batches: int = flag(4, "number of parts into which the pipeline splits a batch", COUNT)
     learning_rate: float = _learning_rate(0.001, "learning rate of SGD")
     log_every: int = _log_every(10)
 
@@ -214,10 +212,9 @@ class ClassifierOptions(Options):
     )
     model_dir: Path | None = flag(
         None,
-        "folder of the model's weights, written after each epoch (default: that of the "
-        "checkpoints); "
-        "without --checkpoint-dir and $DDP_CHECKPOINT_DIR also the checkpoints' folder; on "
-        "SageMaker the default is its model folder",
+        "folder of the model's weights, which are written after each epoch (default: the folder of "
+        "the checkpoints; on SageMaker $SM_MODEL_DIR); if neither --checkpoint-dir nor "
+        "$DDP_CHECKPOINT_DIR is set, checkpoints are written to it too",
         FOLDER,
         environment="SM_MODEL_DIR",
     )
@@ -320,7 +317,7 @@ class ThroughputOptions(Common):
     """Options of the measurements of speed on random data."""
 
     batch_size: int = _batch_size(128)
-    rounds: int = flag(8, "rounds in which each arm is measured, on random images", COUNT)
+    rounds: int = flag(8, "rounds in which DDP and the plain loop are each measured", COUNT)
     steps: int = flag(10, "steps per round", COUNT)
 
     @property
@@ -342,8 +339,14 @@ class MnistOptions(ThroughputOptions, ClassifierOptions):
         "it trains on 8,000 of them",
         FOLDER,
     )
-    fake: bool = flag(False, "measure the speed of both arms on random images instead")
-    arm: Literal["ddp", "native"] = flag("ddp", "how to train on real data")
+    fake: bool = flag(
+        False, "do not train; measure the speed of DDP and of a plain loop on random images"
+    )
+    arm: Literal["ddp", "native"] = flag(
+        "ddp",
+        "how gradients are averaged on real data: ddp is DistributedDataParallel; native is one "
+        "all-reduce after the backward pass",
+    )
     epochs: int = _epochs(30)
     batch_size: int = _batch_size(128)
     learning_rate: float | None = flag(
@@ -360,7 +363,7 @@ class MnistOptions(ThroughputOptions, ClassifierOptions):
             return Useless(("rounds", "steps"), "without --fake")
         used = {"fake"} | {option.name for option in fields(ThroughputOptions)}
         names = [option.name for option in fields(self) if option.name not in used]
-        return Useless(names, "with --fake, which keeps nothing")
+        return Useless(names, "with --fake, which only measures the speed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,7 +375,7 @@ class Resnet50Options(ThroughputOptions):
 
     image_size: int = flag(64, "height and width in pixels; ImageNet's is 224", PIXELS)
     batch_size: int = _batch_size(16)
-    rounds: int = flag(6, "rounds in which each arm is measured", COUNT)
+    rounds: int = flag(6, "rounds in which DDP and the plain loop are each measured", COUNT)
     steps: int = flag(4, "steps per round", COUNT)
 
 

@@ -35,7 +35,7 @@ from ddp_trainer.workloads.shared.task import Task
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
 
-# After so many epochs the learning rate is divided by ten.
+# The learning rate is divided by ten after every EPOCHS_PER_RATE epochs.
 EPOCHS_PER_RATE = 7
 
 
@@ -45,7 +45,7 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
     Raise UserError on wrong use, and Interrupted after a signal.
     """
     if options.frozen and not options.weights:
-        raise UserError("--frozen keeps weights that were trained before: give them with --weights")
+        raise UserError("--frozen: pretrained weights are required; give them with --weights")
     progress = Progress(runtime, options.log_every)
 
     with progress.timed("setup"):

@@ -51,8 +51,8 @@ def train(options: MessagesOptions, runtime: Runtime) -> None:
         raise UserError("messages need at least two processes: use torchrun, or add --spawn 4")
     if not runtime.hardware.pairs:
         raise UserError(
-            "messages: torch_xla has no message between two ranks that the others take no part in; "
-            "add --device cpu to use gloo on the same nodes"
+            "messages: torch_xla does not support messages between only two ranks; add --device "
+            "cpu to use gloo on the same nodes"
         )
     progress = Progress(runtime)
     progress.start(workload="messages", epochs=0, steps=0)

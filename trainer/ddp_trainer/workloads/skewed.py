@@ -74,7 +74,7 @@ def unequal_speeds(options: SkewedOptions, runtime: Runtime) -> None:
             runtime.step(optimizer)
         progress.step(step, 0, loss_sum=loss_sum, samples=global_batch, learning_rate=LEARNING_RATE)
 
-    # Report means, because a rank waits in each step about as long as the slowest sleeps longer.
+    # Report the mean: in each step, a rank waits as long as the slowest rank sleeps longer than it.
     waits = [round(seconds / options.steps, 4) for seconds in runtime.gather(waited)]
     progress.end(options.steps, {"seconds_waited_per_step": waits})
 
@@ -82,9 +82,9 @@ def unequal_speeds(options: SkewedOptions, runtime: Runtime) -> None:
 def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
     """Train with one to three times `options.steps` batches per rank, inside DDP's Join.
 
-    Without Join, the rank with the most batches would wait forever in its next all-reduce. Join
-    lets ranks that have finished take part in the others' sums. The other workloads do not need
-    it, because their sampler splits every batch over the ranks.
+    Without Join, the rank with the most batches would wait forever in its next all-reduce. With
+    Join, ranks that have finished still join the sums of the others. The other workloads do not
+    need it, because their sampler splits every batch over the ranks.
 
     Raise UserError on XLA, and RuntimeError if the ranks' parameters differ at the end.
     """

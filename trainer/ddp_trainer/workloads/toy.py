@@ -100,7 +100,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
                 runtime.step(optimizer, set_to_none=False)
             step += 1
 
-            # Check what DDP promises.
+            # DDP keeps the parameters equal on all ranks. Check this after every step.
             if not runtime.identical(model.parameters()):
                 raise RuntimeError(f"the ranks' parameters differ after step {step}")
             progress.step(

@@ -1,5 +1,6 @@
 """Code that the data sets share: labelled images as arrays, image folders, and a decoding cache."""
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -157,10 +158,10 @@ def cached(
     # Write the file and map it, so that this process shares its memory with the others too.
     decoded = decode()
     for place in places:
-        if _write_cache(place, decoded):
-            pixels = _map(place, shape)
-            if pixels is not None:
-                return pixels
+        _write_cache(place, decoded)
+        pixels = _map(place, shape)
+        if pixels is not None:
+            return pixels
     return decoded
 
 
@@ -174,7 +175,7 @@ def _fingerprint(folder: Path, paths: list[Path]) -> str:
                 f"{path}: cannot be read ({error.strerror}); replace it or remove it"
             ) from error
         name = path.relative_to(folder)
-        # Size and time stand for the content, which would take long to read.
+        # Use size and time instead of the content, which takes long to read.
         digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
 
@@ -193,14 +194,11 @@ def _map(path: Path, shape: tuple[int, ...]) -> Bytes | None:
     return pixels if pixels.shape == shape and pixels.dtype == np.uint8 else None
 
 
-def _write_cache(path: Path, pixels: Bytes) -> bool:
-    """Write `pixels` to `path`. Return False if that fails.
+def _write_cache(path: Path, pixels: Bytes) -> None:
+    """Write `pixels` to `path`, or nothing if the disk is full or read-only.
 
-    A read-only or full disk is no error, because training works without the cache.
+    That is not an error, because training works without the cache.
     """
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: np.save(file, pixels), durable=True)
-    except OSError:
-        return False
-    return True

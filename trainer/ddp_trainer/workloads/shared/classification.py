@@ -198,12 +198,10 @@ def restore(checkpoints: Checkpoints, options: ClassifierOptions, progress: Prog
     progress.beat(step)
     if options.resume and step == 0:
         if checkpoints.folder:
-            problem = f"and {checkpoints.folder} has none"
+            problem = f"no checkpoint found in {checkpoints.folder}"
         else:
-            problem = "so a --checkpoint-dir too"
-        raise UserError(
-            f"--resume needs a checkpoint, {problem}; leave it out to start from step 0"
-        )
+            problem = "--checkpoint-dir is required"
+        raise UserError(f"--resume: {problem}; omit --resume to start from step 0")
     return step
 
 

@@ -34,7 +34,7 @@ class Task:
     bf16: bool = False
     # Write the weights of the best epoch instead of the last.
     keep_best: bool = False
-    # What a checkpoint must agree on beside the name.
+    # Settings that must equal those of a checkpoint, in addition to the name.
     identity: Mapping[str, str | int] = field(default_factory=dict)
 
 

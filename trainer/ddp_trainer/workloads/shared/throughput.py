@@ -71,7 +71,7 @@ def compare(benchmark: Benchmark, options: ThroughputOptions, progress: Progress
     runtime = progress.runtime
     if runtime.world_size < 2:
         raise UserError(
-            "one process has no gradients to send: start at least two with torchrun or --spawn 2"
+            "at least two processes are required: start them with torchrun or --spawn 2"
         )
 
     with progress.timed("setup"):
