@@ -1,4 +1,4 @@
-"""The fake nodes: Node objects without machines, whose kubelets kwok plays (kwok.yaml)."""
+"""The fake nodes: Node objects without machines. kwok simulates their kubelets (kwok.yaml)."""
 
 import subprocess
 from pathlib import Path

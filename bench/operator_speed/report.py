@@ -1,4 +1,4 @@
-"""The report in markdown, and the surroundings without which its figures mean nothing."""
+"""The report in markdown: the tables, and the versions and the machine of the measurement."""
 
 import importlib.metadata
 import os

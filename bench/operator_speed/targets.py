@@ -1,4 +1,4 @@
-"""The figures that the operator is to reach, each judged by the median of all runs."""
+"""The targets of the operator, each compared with the median of all runs."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence

@@ -52,7 +52,7 @@ class SlowRankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank was seen last: since `time`, in the forward or backward pass of `step`.
+    """The last known place of a rank: since `time`, in the forward or backward pass of `step`.
 
     `time` is unix time by the rank's own clock. `beats` counts the writes of its process. If it
     does not grow, the process does not run.

@@ -1,4 +1,4 @@
-"""What the watches have shown, corrected by a periodic LIST.
+"""The jobs and pods that the watches have shown, corrected by a periodic LIST.
 
 The cache ignores an answer that is older than its own version of an object. kopf does not report
 deletions that it missed while its stream was down. So after a LIST, the cache removes objects that

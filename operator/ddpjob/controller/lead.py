@@ -46,18 +46,22 @@ class Operator:
 
 async def lead(operator: Operator, probes: Probes) -> None:
     """Wait for the Lease, then work until kopf ends. Raises CannotRun if a part fails."""
+    # Only one operator works at a time.
     lister = operator.lister
     await operator.lease.acquire()
     lister.last_turn = time.monotonic()
     probes.leading = True
     probes.metrics.leading.set(1)
     log.info("leading; watching %s", ", ".join(lister.namespaces) or "all namespaces")
+
+    # Work until kopf ends, because a signal stopped it, or until another part fails.
     workers = [operator.reconciler.work() for _ in range(WORKERS)]
     async with _background(operator.lease.keep(), lister.run(), *workers) as failed:
         watches = asyncio.create_task(_watch(operator))
         try:
             await asyncio.wait([watches, failed], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # kopf needs time to end its own tasks.
             watches.cancel()
             await asyncio.wait([watches])
         if failed.done():

@@ -67,6 +67,7 @@ class Lease:
             try:
                 lease = await self._get()
                 self.readable = True
+                # Measure by the own clock how long the holder has not renewed the Lease.
                 version = lease["metadata"]["resourceVersion"] if lease else ""
                 if version != seen:
                     seen = version
@@ -103,6 +104,7 @@ class Lease:
             )
 
     async def _renew(self) -> None:
+        # The deadline counts from the start of the request, because its answer may be late.
         started = self._clock()
         lease = await self._swap(self._identity)
         if lease is None:
@@ -145,6 +147,7 @@ class Lease:
                 self._transitions = int(spec.get("leaseTransitions") or 0) + 1
                 taken = await self._put(self._identity)
         except ApiError as error:
+            # Another candidate has written the Lease since it was read.
             if error.status == 409:
                 return False
             raise

@@ -59,6 +59,7 @@ def set_up_logging(style: str, level: str) -> None:
     else:
         handler.setFormatter(logging.Formatter(PLAIN_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # kopf logs every event at INFO.
     own_level = logging.getLevelName(level.upper())
     logging.getLogger("kopf").setLevel(max(logging.WARNING, own_level))
 
@@ -125,6 +126,7 @@ async def operate(options: Options) -> None:
         log.info("waiting for the Lease %s/%s", options.lease_namespace, options.lease_name)
         await lead(operator, probes)
     finally:
+        # The next leader can begin as soon as the Lease is released.
         await operator.lease.release()
         await runner.cleanup()
         await operator.api.close()

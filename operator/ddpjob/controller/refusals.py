@@ -1,4 +1,4 @@
-"""What the API server's answer to a create means for the job."""
+"""The meaning of the API server's answer to a create request for the job."""
 
 from ddpjob.controller.errors import ApiError, Refused
 from ddpjob.core.names import Reason

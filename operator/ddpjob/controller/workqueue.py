@@ -1,4 +1,4 @@
-"""The queue of jobs to look at.
+"""The queue of jobs to reconcile.
 
 Each key is in it at most once, and no two workers hold the same key. A key is due now or later.
 """

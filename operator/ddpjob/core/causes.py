@@ -1,8 +1,8 @@
-"""Why an attempt ended: the first thing that went wrong in it, judged from its pods.
+"""The cause of the end of an attempt: the first failure in it, found from its pods.
 
-The peers of a lost process fail a second later and must not be blamed, and kubelets report in any
-order. So a verdict is given at once only on what is certain: a disruption, or torchrun's failure
-summary of a rank that is no follower. Otherwise the verdict waits until every pod has ended, or for
+The peers of a lost process fail a second later, but they are not the cause. Kubelets report in any
+order. So only a certain finding gives a verdict at once: a disruption, or torchrun's failure summary
+of a rank that is not a follower. Otherwise the verdict waits until every pod has ended, at most for
 SETTLE_TIME.
 """
 
@@ -20,7 +20,7 @@ from ddpjob.core.torchrun_log import (
     parse_summary,
 )
 
-# How long an uncertain verdict waits for better evidence.
+# Longest wait for certain findings after the first failure.
 SETTLE_TIME = timedelta(seconds=10)
 
 # Every time zone differs from UTC by a multiple of this.
@@ -32,7 +32,7 @@ BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why an attempt ended: `reason` in one word, `message` in one sentence.
+    """The cause of the end of an attempt: `reason` in one word, `message` in one sentence.
 
     `index` is the node in the gang. `pod` is None if the pod is gone.
     """
@@ -68,7 +68,7 @@ Ranked = tuple[Precedence, Verdict]
 def judge(
     pods: Sequence[Pod], lost: Sequence[int], now: datetime, not_created: Sequence[int] = ()
 ) -> Verdict | Undecided | None:
-    """Return the verdict on an attempt, or None while nothing has gone wrong.
+    """Return the verdict on an attempt, or None if no pod has failed or was lost.
 
     `lost` are the indices of pods that had been seen and are gone. `not_created` are the indices of
     pods that were not created yet. The verdict does not depend on the order of `pods`.
@@ -104,7 +104,7 @@ def _disrupted(finding: Finding, index: int, pod: Pod | None) -> Ranked:
 
 
 def _certain_failures(pods: Sequence[Pod]) -> list[Ranked]:
-    """Return failures that are a node's own, whatever the other nodes report."""
+    """Return failures that began on their node, whatever the other nodes report."""
     found = []
     for pod in pods:
         if pod.state is not TrainerState.FAILED:
@@ -130,20 +130,22 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
         reason = pod.exit_reason or "Error"
         line = last_line(pod.message)
         message = f"node {pod.index} failed with exit code {pod.exit_code}"
-        message += f": {line}" if line else ""
+        if line:
+            message += f": {line}"
     else:
         reason = "WorkerFailed"
         rank = summary.rank
         exit_code = summary.exit_code
         message = f"rank {rank} on node {pod.index} failed with exit code {exit_code}"
-        message += f": {summary.exception}" if summary.exception else ""
+        if summary.exception:
+            message += f": {summary.exception}"
     return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code)
 
 
 def _uncertain_verdict(pod: Pod, pods: Sequence[Pod], not_created: Sequence[int]) -> Verdict:
     """Return the verdict if nothing certain was found.
 
-    A rendezvous that timed out before every node had started is no failure of the job.
+    If the rendezvous timed out before every node had started, the job itself did not fail.
     """
     late = sorted(other.name for other in pods if not other.started)
     late += [f"node {index}" for index in not_created]

@@ -1,4 +1,4 @@
-"""What to do about a job: an Observation and the time become a Plan.
+"""The rules that turn an Observation and the time into a Plan.
 
 The rules are one ordered tuple. The first rule that applies gives the plan. Deciding is pure, and
 total: it never raises, whatever the pods look like.

@@ -59,7 +59,7 @@ class Condition(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why an attempt ended."""
+    """The kinds of causes that end an attempt."""
 
     FAILURE = "Failure"
     DISRUPTION = "Disruption"
@@ -67,7 +67,7 @@ class Cause(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a job is in its phase, in one word: the column REASON."""
+    """The reasons why a job is in its phase, in one word: the column REASON."""
 
     CREATING_PODS = "CreatingPods"
     STARTING = "ContainersStarting"

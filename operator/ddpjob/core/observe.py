@@ -1,4 +1,4 @@
-"""What a cluster shows of a job: a job and its pods, read into an Observation.
+"""The Observation of a job: its manifest and its pods, as the cluster shows them.
 
 Pods are split by attempt and by the state of their container `trainer`.
 """

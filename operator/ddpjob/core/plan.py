@@ -31,7 +31,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do about a job.
+    """The next actions for a job.
 
     - `status`: the status to write before anything else.
     - `create`: indices of the pods to create, of the attempt `status.attempt`.

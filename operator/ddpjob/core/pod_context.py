@@ -46,7 +46,7 @@ REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 class Addresses(Protocol):
-    """How the agents of an attempt find each other.
+    """The addresses by which the agents of an attempt find each other.
 
     c10d gives ranks by the string order of the agents' local addresses.
     """

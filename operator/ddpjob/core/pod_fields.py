@@ -1,4 +1,4 @@
-"""The parts of a spec that are Kubernetes' own pod shapes: what is checked in them, and what not.
+"""The fields of a spec that have the shape of Kubernetes' pod fields, and their checks.
 
 Only what rendering relies on, and what YAML gets wrong most often, is checked here. The API server
 checks the rest when a pod is created.

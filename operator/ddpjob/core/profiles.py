@@ -1,4 +1,4 @@
-"""Accelerator profiles: what a node of a kind has and what its processes need.
+"""Accelerator profiles: the devices of a kind of node, and the needs of its processes.
 
 The profiles are rows of data in `profiles/*.yaml`.
 """
@@ -19,8 +19,8 @@ class Profile:
     """One kind of node. `devices` are the extended resources that a pod requests, by name.
 
     The number of processes per node is fixed (`processes`), or it is the number of devices of the
-    kind `process_per`. If only some numbers of processes can work together, `process_counts` lists
-    those of a single node; with several nodes each node then has `processes`.
+    kind `process_per`. If a node supports only some numbers of processes, `process_counts` lists
+    them. With several nodes, each node then has `processes`.
     """
 
     name: str
@@ -113,7 +113,7 @@ def resolve_devices(name: str, requested: int | None, user_resources: Dict) -> M
 
 
 def _requested_devices(user_resources: Dict, device: str) -> int | None:
-    """Return how many devices of a kind the user's resources name, or None."""
+    """Return the number of devices of a kind in the user's resources, or None."""
     if not device:
         return None
     for kind in ("limits", "requests"):

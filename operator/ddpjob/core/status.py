@@ -59,7 +59,7 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Status:
-    """What the operator knows of a job and cannot observe again.
+    """The knowledge of the operator about a job that it cannot observe again.
 
     Attempts count from 0; `attempt` is None before the first.
 

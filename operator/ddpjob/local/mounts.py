@@ -31,7 +31,7 @@ PATH_END = r"(?=/|$|[\s:,'\"])"
 
 @dataclass(frozen=True)
 class Mounts:
-    """What a pod finds at its paths.
+    """The folders and files at the paths of a pod.
 
     - `paths`: the path on this machine, by the path in the pod.
     - `files`: the content of files that must be written first, by their path on this machine.

@@ -20,7 +20,7 @@ class RunFolderError(ValueError):
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where a run keeps its files, and what its volumes are made of.
+    """The paths of the files of a run, and the sources of its volumes.
 
     `folder` is the run's own. `claims` are folders that the user chose for claims, by claim name.
     `config_maps` are the ConfigMaps of the manifest.

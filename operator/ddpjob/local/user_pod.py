@@ -1,4 +1,4 @@
-"""What a user wrote about the pod, in the fields of the spec and in podTemplate."""
+"""The user's settings of the pod, from the fields of the spec and from podTemplate."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
