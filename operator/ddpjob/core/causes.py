@@ -1,9 +1,9 @@
 """The cause of the end of an attempt: the first failure in it, found from its pods.
 
 The peers of a lost process fail a second later, but they are not the cause. Kubelets report in any
-order. So only a certain finding gives a verdict at once: a disruption, or torchrun's failure summary
-of a rank that is not a follower. Otherwise the verdict waits until every pod has ended, at most for
-SETTLE_TIME.
+order. So only a certain finding gives a verdict at once: a disruption, or torchrun's failure
+summary of a rank that is not a follower. Otherwise the verdict waits until every pod has ended, at
+most for SETTLE_TIME.
 """
 
 from collections.abc import Sequence
