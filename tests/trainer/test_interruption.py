@@ -128,6 +128,11 @@ def test_sigterm_to_torchrun_leads_to_a_checkpoint_and_no_success(story):
     assert not (story.folder / "result of the interrupted").exists()
 
 
+def run_script(script):
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+
+
 def test_child_processes_have_their_own_signals():
     """Neither the SIGCHLD of a DataLoader nor a SIGTERM to a forked child stops the parent."""
     script = """
@@ -145,13 +150,7 @@ print("child", child.exitcode, flush=True)
 os.kill(os.getpid(), signal.SIGINT)
 threading.Event().wait(60)  # as in a collective whose peers are gone
 """
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    run = run_script(script)
     assert run.stdout == "child -15\n"
     assert run.returncode == 130, run.stderr
     assert "no step ended within 0.5 s after SIGINT" in run.stderr
@@ -166,12 +165,6 @@ StopVote(Runtime(), grace=0.2)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(60)
 """
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    run = run_script(script)
     assert run.returncode == 143
     assert "no step ended within 0.2 s after SIGTERM" in run.stderr

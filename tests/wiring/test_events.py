@@ -92,6 +92,18 @@ async def test_the_normal_path_reads_nothing_and_writes_at_most_five_times_besid
     assert len(fake.writes()) <= 8 + 5
 
 
+async def test_a_field_of_a_newer_crd_is_ignored_and_named_in_one_event(
+    fake, quick_resync, operator
+):
+    fake.create("ddpjobs", a_job(minNodes=1))
+    await is_running(fake)
+    lists = len(fake.reads("/api/v1/pods"))
+    await until(lambda: len(fake.reads("/api/v1/pods")) >= lists + 3)
+    reasons = [event["reason"] for event in fake.all("events")]
+    assert sorted(reasons) == ["Running", "UnknownFields"]
+    assert status(fake)["ignoredFields"] == ["spec.minNodes"]
+
+
 async def test_an_idle_operator_writes_nothing(fake, quick_resync, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)

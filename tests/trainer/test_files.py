@@ -1,0 +1,28 @@
+"""Files that are written as a whole or not at all."""
+
+import pytest
+
+from ddp_trainer.files import write_atomically
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    write_atomically(path, lambda file: file.write(b"new"), durable=True)
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing_else(tmp_path, durable):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail_in_the_middle(file):
+        file.write(b"ne")
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(path, fail_in_the_middle, durable=durable)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
