@@ -1,6 +1,6 @@
 """The device layer, with stand-ins of the documented interfaces of torch_xla and TorchNeuron.
 
-tests/xla runs the real torch_xla, with one process: PJRT on a CPU knows no other.
+tests/xla runs the real torch_xla with one process. PJRT on a CPU supports only one.
 """
 
 import json

@@ -169,7 +169,7 @@ def test_a_second_process_that_pjrt_does_not_know_is_refused():
     run = torchrun(*TRAINER, "toy", PJRT_DEVICE="CPU")
     assert run.finish() != 0
     assert re.search(
-        r"rank \d of 2, but for torch_xla on CPU it is 0 of 1: PJRT on a CPU knows no other",
+        r"rank \d of 2, but torch_xla on CPU counts it as rank 0 of 1; PJRT on a CPU supports one",
         run.stderr,
     )
 

@@ -246,8 +246,8 @@ class Xla(Hardware):
                 "--init-method xla://"
             )
         raise UserError(
-            f"this process is rank {rank} of {world_size}, but rank {xla_rank} of {xla_world_size} "
-            f"for torch_xla on {kind}; {advice}"
+            f"this process is rank {rank} of {world_size}, but torch_xla on {kind} counts it as "
+            f"rank {xla_rank} of {xla_world_size}; {advice}"
         )
 
     def seed(self, seed: int) -> None:

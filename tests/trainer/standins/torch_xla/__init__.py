@@ -1,8 +1,8 @@
-"""Stands in for torch_xla 2.9 where several processes are needed: PJRT on a CPU knows only one.
+"""Stands in for torch_xla 2.9 in tests of several processes. PJRT on a CPU supports only one.
 
-The calls and their meaning are those of its documentation; the device is the CPU, and the group
-"xla" is gloo's. What is called is counted, and the counts are written to $STANDIN_CALLS at the end,
-one file a rank.
+The calls have the meaning that its documentation gives. The device is the CPU, and the group "xla"
+is gloo's. The stand-in counts its calls, and writes the counts to $STANDIN_CALLS at the end, one
+file per rank.
 """
 
 import atexit

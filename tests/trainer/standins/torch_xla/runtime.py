@@ -2,7 +2,8 @@
 
 import os
 
-replicated = False  # until xm.set_replication, each process is a world of its own
+# Until xm.set_replication, each process has a world size of 1.
+replicated = False
 
 
 def device_type():
@@ -14,7 +15,7 @@ def global_ordinal():
 
 
 def world_size():
-    # As torch_xla's plugin for Neuron: torchrun's variables count only where torchrun is seen.
+    # As in torch_xla's plug-in for Neuron, torchrun's variables count only under torchrun.
     return (
         int(os.environ["WORLD_SIZE"]) if replicated and "TORCHELASTIC_RUN_ID" in os.environ else 1
     )
