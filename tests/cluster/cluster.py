@@ -1,15 +1,16 @@
 """The kind cluster of the tests and its operator, made with the programs that a user types."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import yaml
 
 from .commands import ROOT, Object, node_image, run, wait_until
+from .reader import Reader
 
 NAME = "ddpjob-test"
 WORKERS = (f"{NAME}-worker", f"{NAME}-worker2")
@@ -93,20 +94,10 @@ class Cluster:
         manifest = yaml.safe_dump_all(objects)
         self.kubectl("apply", "--namespace", namespace, "--filename", "-", stdin=manifest)
 
-    def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
-        """Return an object, or None if it does not exist."""
-        flags = ("--ignore-not-found", "--output", "json")
-        answer = self.kubectl("get", kind, name, "--namespace", namespace, *flags)
-        if not answer:
-            return None
-        found: Object = json.loads(answer)
-        return found
-
-    def list(self, kind: str, namespace: str, selector: str = "") -> list[Object]:
-        flags = ("--selector", selector, "--output", "json")
-        answer = self.kubectl("get", kind, "--namespace", namespace, *flags)
-        items: list[Object] = json.loads(answer)["items"]
-        return items
+    @cached_property
+    def read(self) -> Reader:
+        """The connection on which tests look at objects. The cluster must be up."""
+        return Reader(self.kubeconfig)
 
     # -- the operator
 
@@ -130,7 +121,7 @@ class Cluster:
     def operator_down(self) -> Iterator[None]:
         """Stop the operator for the duration of the block."""
         self._scale(0)
-        wait_until("the operator's pod is gone", lambda: not self.list("pods", SYSTEM), 60)
+        wait_until("the operator's pod is gone", lambda: not self.read.pods(SYSTEM), 60)
         try:
             yield
         finally:

@@ -73,7 +73,7 @@ class Namespace:
 
     def job(self, name: str) -> Object:
         """Return the DDPJob, or an empty dict if it does not exist."""
-        return self.cluster.get("ddpjob", name, self.name) or {}
+        return self.cluster.read.job(name, self.name) or {}
 
     def status(self, name: str) -> Object:
         status: Object = self.job(name).get("status", {})
@@ -81,15 +81,12 @@ class Namespace:
 
     def pods(self, job: str) -> dict[str, Object]:
         """Return the pods of a job by name."""
-        found = self.cluster.list("pods", self.name, f"ddpjob.dev/job={job}")
+        found = self.cluster.read.pods(self.name, f"ddpjob.dev/job={job}")
         return {pod["metadata"]["name"]: pod for pod in found}
-
-    def logs(self, pod: str) -> str:
-        return self.kubectl("logs", pod, "--container", "trainer")
 
     def json_lines(self, pod: str) -> list[Object]:
         """Return the lines of a pod's log that are JSON objects."""
-        lines = self.logs(pod).splitlines()
+        lines = self.cluster.read.log(pod, self.name, "trainer").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def progress(self, pod: str, event: str) -> list[Object]:
@@ -109,7 +106,7 @@ class Namespace:
         """
         seen: list[str] = []
         lines = set()
-        for pod in self.cluster.list("pods", self.name):
+        for pod in self.cluster.read.pods(self.name):
             lines.add(f"{pod['metadata']['name']} {pod['metadata']['uid']}")
         command = ["kubectl", "--kubeconfig", self.cluster.kubeconfig, "--namespace", self.name]
         columns = "--output=custom-columns=NAME:.metadata.name,UID:.metadata.uid"
@@ -184,7 +181,7 @@ class Namespace:
             ("get", "pods,services,persistentvolumeclaims", "--output", "wide"),
             ("get", "events", "--sort-by", ".lastTimestamp"),
         ]
-        for pod in self.cluster.list("pods", self.name):
+        for pod in self.cluster.read.pods(self.name):
             looks.append(("logs", pod["metadata"]["name"], "--all-containers", "--tail=30"))
         looks.append(("logs", "--namespace", SYSTEM, "deployment/ddpjob-operator", "--tail=60"))
         return "\n".join(f"--- kubectl {' '.join(look)}\n{self._try(*look)}" for look in looks)

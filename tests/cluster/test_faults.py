@@ -54,7 +54,7 @@ def assert_no_index_was_refilled(seen: list[str]) -> None:
 def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
     namespace: Namespace, start: Callable[[int], None]
 ):
-    start(50)
+    start(35)
     namespace.python(f"{JOB}-0-1", KILL_WORKERS)
 
     assert namespace.wait_for_status(JOB, attempt=1)["restarts"] == 1
@@ -68,15 +68,12 @@ def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
     assert float(status["result"]["accuracy"]) >= 0.97
 
 
-@pytest.mark.parametrize(
-    "how", [[], ["--force", "--grace-period=0"]], ids=["deleted", "force deleted"]
-)
-def test_a_lost_pod_costs_one_disruption_and_its_index_is_not_refilled(
-    namespace: Namespace, start: Callable[[int], None], how: list[str]
+def test_a_deleted_pod_costs_one_disruption_and_its_index_is_not_refilled(
+    namespace: Namespace, start: Callable[[int], None]
 ):
-    start(50)
+    start(35)
     with namespace.watching_pods() as seen:
-        namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--wait=false", *how)
+        namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--wait=false")
         assert resumed_step(namespace, attempt=1) >= 25
         status = namespace.wait_for_complete(JOB, 300, disruptions=1)
 
@@ -85,16 +82,18 @@ def test_a_lost_pod_costs_one_disruption_and_its_index_is_not_refilled(
     assert_no_index_was_refilled(seen)
 
 
-def test_a_pod_lost_while_the_operator_is_down_costs_one_disruption(
+def test_a_pod_force_deleted_while_the_operator_is_down_costs_one_disruption(
     cluster: Cluster, namespace: Namespace, start: Callable[[int], None]
 ):
     # More epochs: the job must still train when the operator's pod is gone.
-    start(80)
+    start(60)
     with namespace.watching_pods() as seen:
         with cluster.operator_down():
             namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--force", "--grace-period=0")
             namespace.wait("the pod is gone", lambda: f"{JOB}-0-1" not in namespace.pods(JOB))
         assert resumed_step(namespace, attempt=1) >= 25
-        namespace.wait_for_complete(JOB, 300, disruptions=1)
+        status = namespace.wait_for_complete(JOB, 300, disruptions=1)
 
+    assert status["lastFailure"]["cause"] == "Disruption"
+    assert status["lastFailure"]["pod"] == f"{JOB}-0-1"
     assert_no_index_was_refilled(seen)

@@ -16,10 +16,10 @@ import torch
 from .launch import TRAINER, environment, finish, newest, ranks, torchrun
 
 FLAGS = (
-    "--stem torchvision --epochs 6 --limit-train 72 --batch-size 8 --learning-rate 0.01 "
+    "--stem torchvision --epochs 4 --limit-train 72 --batch-size 8 --learning-rate 0.01 "
     "--checkpoint-every 3"
 )
-STEPS = 6 * 5
+STEPS = 4 * 5
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,7 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
-import torch
 import yaml
-
-from ddp_trainer.workloads.shared.models import resnet18
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 300
@@ -48,7 +44,7 @@ def test_a_killed_worker_restarts_the_gang_from_its_checkpoint(tmp_path):
     job = yaml.safe_load((ROOT / "examples/digits.yaml").read_text())
     job["metadata"]["name"] = "killed"
     job["spec"]["checkpoint"] = {"claimName": "ckpt"}
-    job["spec"]["args"] += ["--epochs", "40", "--checkpoint-every", "20", "--log-every", "5"]
+    job["spec"]["args"] += ["--epochs", "25", "--checkpoint-every", "20", "--log-every", "5"]
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump(job))
     run = tmp_path / "runs/killed"
@@ -69,44 +65,25 @@ def test_a_killed_worker_restarts_the_gang_from_its_checkpoint(tmp_path):
     assert events(run, "start")[-1]["resumed_step"] >= 20
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"),
-    [("mnist", ["--epochs", "2"]), ("hymenoptera", ["--epochs", "1", "--image-size", "32"])],
-)
-def test_an_example_with_data_runs_on_real_data_from_its_claim(name, flags, real_data, tmp_path):
+def test_an_example_with_data_runs_on_real_data_from_its_claim(real_data, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
-    real_data(name, data)
-    torch.save(resnet18(10).state_dict(), data / "resnet18.pth")
-    job = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
-    job["spec"]["args"] += flags
+    real_data("mnist", data)
+    job = yaml.safe_load((ROOT / "examples/mnist.yaml").read_text())
+    job["spec"]["args"] += ["--epochs", "1"]
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump(job))
+    command = ddpjob("run", "--local", str(manifest), "--runs", str(tmp_path))
     done = subprocess.run(
-        ddpjob(
-            "run",
-            "--local",
-            str(manifest),
-            "--runs",
-            str(tmp_path),
-            "--claim",
-            f"ddpjob-data={data}",
-        ),
+        [*command, "--claim", f"ddpjob-data={data}"],
         capture_output=True,
         text=True,
         timeout=DEADLINE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (start,) = events(tmp_path / name, "start")
-    assert (start["train_samples"], start["test_samples"]) == {
-        "mnist": (8000, 2000),
-        "hymenoptera": (244, 153),
-    }[name]
-    # MNIST after two epochs; fine-tuning begins with weights that know nothing.
-    assert (
-        float(status(tmp_path / name)["result"]["accuracy"])
-        >= {"mnist": 0.9, "hymenoptera": 0.0}[name]
-    )
+    (start,) = events(tmp_path / "mnist", "start")
+    assert (start["train_samples"], start["test_samples"]) == (8000, 2000)
+    assert float(status(tmp_path / "mnist")["result"]["accuracy"]) >= 0.75
 
 
 def events(run: Path, kind: str) -> list[dict]:

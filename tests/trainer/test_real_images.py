@@ -48,11 +48,13 @@ def test_weights_of_a_cifar10_run_help_with_other_photographs(real_data, tmp_pat
     flags = "--image-size 32 --batch-size 16 --learning-rate 0.01 --epochs 4"
     pretrained = []
     random = []
-    for seed in range(3):
+    for seed in range(2):
         command = (*TRAINER, "hymenoptera", "--data", insects, *flags.split(), "--seed", seed)
         # Both runs at the same time.
         with_weights = alone(*command, "--weights", tmp_path / "model.pth")
         without = alone(*command)
         pretrained.append(result_of(with_weights)["accuracy"])
+        (start,) = with_weights.of("start")
+        assert (start["train_samples"], start["test_samples"]) == (244, 153)
         random.append(result_of(without)["accuracy"])
     assert fmean(pretrained) > fmean(random), f"{pretrained} with and {random} without"

@@ -9,7 +9,17 @@ import torch
 
 from ddp_trainer.workloads import messages
 
-from .launch import TRAINER, Run, alone, environment, free_port, newest, torchrun
+from .launch import (
+    TRAINER,
+    Run,
+    alone,
+    environment,
+    finish,
+    free_port,
+    newest,
+    ranks,
+    torchrun,
+)
 
 STEPS = 100
 
@@ -94,9 +104,10 @@ def test_wrong_use_in_spawned_processes_ends_with_exit_code_2():
 def test_the_bucket_view_saves_the_memory_of_the_gradients():
     peaks = []
     for flags in ([], ["--no-bucket-view"]):
-        run = torchrun(*TRAINER, "toy", "--model", "wide", "--steps", 3, "--batch-size", 4, *flags)
-        assert run.finish() == 0, run.stderr
-        peaks.append(run.of("end")[0]["peak_memory_mib"])
+        size = ("--model", "wide", "--steps", 3, "--batch-size", 4)
+        runs = ranks(*TRAINER, "toy", *size, *flags)
+        assert finish(runs) == [0, 0], runs[0].stderr
+        peaks.append(runs[0].of("end")[0]["peak_memory_mib"])
     assert peaks[1] - peaks[0] >= 40, f"{peaks} MiB with and without the view"
 
 
