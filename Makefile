@@ -15,7 +15,7 @@ demo: $(STAMP) ## train a job of two nodes on this machine: no cluster, no Docke
 	$(BIN)/ddpjob run --local examples/digits.yaml
 
 test: $(STAMP) ## every test that this machine can run; with Docker and kind the cluster tests too
-	$(BIN)/pytest -n 2 --no-loadscope-reorder --durations=30
+	$(BIN)/pytest -n 3 --no-loadscope-reorder --durations=30
 
 test-fast: $(STAMP) ## the tests of seconds: no torch, no API server, no cluster
 	$(BIN)/pytest tests/unit tests/wiring
