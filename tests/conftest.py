@@ -1,8 +1,8 @@
-"""How the tests are spread over the two workers of `make test`, and where real data come from.
+"""Distribution of the tests over the three workers of `make test`, and the folder of real data.
 
-Tests that share something slow to make stay in one worker. The cluster tests mostly wait, so they
-come first, in one worker, while the other runs the rest. Plain `pytest` runs all of them in one
-process, which `-s` and `--pdb` need.
+Tests that share something slow to make stay in one worker. The cluster tests take longest, so one
+worker begins with them. They and the tests of the API server mostly wait, so three workers keep two
+cores busy. Plain `pytest` runs all tests in one process, which `-s` and `--pdb` need.
 
 DDP_TEST_DATA=...    folder with cifar10.tar.zst, hymenoptera.tar.zst and the folder mnist
 """

@@ -96,7 +96,7 @@ class Cluster:
 
     @cached_property
     def read(self) -> Reader:
-        """The connection on which tests look at objects. The cluster must be up."""
+        """Connection on which tests look at objects. The cluster must be up."""
         return Reader(self.kubeconfig)
 
     # -- the operator
