@@ -47,6 +47,8 @@ class Run:
         self._stderr: deque[str] = deque(maxlen=400)
         self._deadline = time.monotonic() + DEADLINE
         self._changed = threading.Condition()
+        # Other ranks of the same job: they end with this one.
+        self.peers: list[Run] = []
         self.process = subprocess.Popen(
             [str(word) for word in command],
             env=dict(variables),
@@ -105,6 +107,8 @@ class Run:
             ) from None
         for reader in self._readers:
             reader.join(10)
+        for peer in self.peers:
+            code = peer.finish() or code
         return code
 
     def signal(self, number: int) -> None:
@@ -115,6 +119,8 @@ class Run:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        for peer in self.peers:
+            peer.kill()
 
 
 def alone(*arguments: object, **variables: object) -> Run:
@@ -152,6 +158,13 @@ def ranks(*arguments: object, processes: int = 2, **variables: object) -> list[R
         )
         for rank in range(processes)
     ]
+
+
+def group(*arguments: object, processes: int = 2, **variables: object) -> Run:
+    """Start the ranks without an agent, as one run whose events are those of rank 0."""
+    first, *others = ranks(*arguments, processes=processes, **variables)
+    first.peers += others
+    return first
 
 
 def free_port() -> int:

@@ -23,7 +23,7 @@ from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.workloads.shared.classification import Task, train_classifier
 
-from .launch import TRAINER, alone, finish, ranks, torchrun
+from .launch import TRAINER, alone, group, torchrun
 
 STANDINS = Path(__file__).parent / "standins"
 
@@ -42,9 +42,9 @@ SHORT_DIGITS = ("digits", "--epochs", 2, "--learning-rate", "0.005", "--threads"
 @pytest.fixture(scope="module")
 def result_on_cpu():
     """Return the result of two ranks on the CPU."""
-    runs = ranks(*TRAINER, *SHORT_DIGITS)
-    assert finish(runs) == [0, 0], runs[0].stderr
-    return runs[0].of("end")[0]["result"]
+    run = group(*TRAINER, *SHORT_DIGITS)
+    assert run.finish() == 0, run.stderr
+    return run.of("end")[0]["result"]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_torch_xla_that_is_not_there_is_said():
 def test_ranks_meet_by_a_file_too(tmp_path):
     results = []
     for flags in ((), ("--init-method", f"file://{tmp_path}/meet")):
-        runs = ranks(*TRAINER, "toy", "--steps", 10, *flags)
-        assert finish(runs) == [0, 0], runs[0].stderr
-        results.append(runs[0].of("end")[0]["result"])
+        run = group(*TRAINER, "toy", "--steps", 10, *flags)
+        assert run.finish() == 0, run.stderr
+        results.append(run.of("end")[0]["result"])
     assert results[0] == results[1]
 
 

@@ -27,7 +27,8 @@ def story(tmp_path_factory, tiny_cifar10):
     folder = tmp_path_factory.mktemp("story")
     command = (*TRAINER, "cifar10", "--data", tiny_cifar10, *FLAGS.split(), "--checkpoint-dir")
 
-    unbroken = ranks(*command, folder / "unbroken")
+    # Runs that are not interrupted need few checkpoints.
+    unbroken = ranks(*command, folder / "unbroken", "--checkpoint-every", 100)
     assert finish(unbroken) == [0, 0], unbroken[0].stderr
 
     killed = ranks(*command, folder / "broken")
@@ -47,7 +48,7 @@ def story(tmp_path_factory, tiny_cifar10):
     launched.signal(signal.SIGTERM)
     launched_code = launched.finish()
 
-    last = ranks(*command, folder / "broken")
+    last = ranks(*command, folder / "broken", "--checkpoint-every", 100)
     assert finish(last) == [0, 0], last[0].stderr
     return SimpleNamespace(**locals())
 

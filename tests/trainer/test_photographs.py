@@ -16,7 +16,7 @@ from ddp_trainer.workloads.datasets import photographs
 from ddp_trainer.workloads.hymenoptera import load_weights
 from ddp_trainer.workloads.shared.models import resnet18, resnet50
 
-from .launch import TRAINER, alone, torchrun
+from .launch import TRAINER, alone, group
 
 SIZE = 32
 
@@ -253,7 +253,7 @@ def test_a_frozen_network_learns_and_the_weights_of_its_best_epoch_are_written(f
     torch.save(start.state_dict(), tmp_path / "weights.pth")
     flags = f"--image-size {SIZE} --epochs 4 --learning-rate 0.01 --frozen".split()
     files = ["--weights", tmp_path / "weights.pth", "--model-dir", tmp_path / "best"]
-    run = torchrun(*TRAINER, "hymenoptera", "--data", folder, *flags, *files)
+    run = group(*TRAINER, "hymenoptera", "--data", folder, *flags, *files)
     assert run.finish() == 0, run.stderr
     result = run.of("end")[0]["result"]
     scores = [entry["accuracy"] for entry in run.of("eval")]

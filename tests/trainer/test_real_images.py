@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from .launch import TRAINER, alone, torchrun
+from .launch import TRAINER, alone, group
 
 
 def result_of(run):
@@ -15,7 +15,7 @@ def result_of(run):
 def test_two_ranks_train_in_bf16_without_warnings_from_torch(real_data, tmp_path):
     data = real_data("cifar10", tmp_path, "cifar10/train/*/00[0-3]?.jpg", "cifar10/test/*/000?.jpg")
     flags = "--recipe fast --precision bf16 --epochs 3 --batch-size 16 --learning-rate 0.01"
-    run = torchrun(*TRAINER, "cifar10", "--data", data, "--log-every", 4, *flags.split())
+    run = group(*TRAINER, "cifar10", "--data", data, "--log-every", 4, *flags.split())
     assert 0 <= result_of(run)["accuracy"] <= 1
     (start,) = run.of("start")
     assert (start["train_samples"], start["test_samples"], start["precision"]) == (400, 100, "bf16")
@@ -30,7 +30,7 @@ def test_both_arms_of_mnist_are_equally_accurate(real_data, tmp_path):
     folder = real_data("mnist", tmp_path)
     accuracies = []
     for arm in ("ddp", "native"):
-        run = torchrun(*TRAINER, "mnist", "--data", folder, "--epochs", 1, "--arm", arm)
+        run = group(*TRAINER, "mnist", "--data", folder, "--epochs", 1, "--arm", arm)
         accuracies.append(result_of(run)["accuracy"])
     assert accuracies[0] == pytest.approx(accuracies[1], abs=0.005)
     assert min(accuracies) >= 0.75
@@ -40,7 +40,7 @@ def test_weights_of_a_cifar10_run_help_with_other_photographs(real_data, tmp_pat
     # Without them, the network learns almost nothing from 244 photographs in so few epochs.
     data = real_data("cifar10", tmp_path, "cifar10/train/*/0[0-4]??.jpg", "cifar10/test/*/00??.jpg")
     flags = ("--data", data, "--recipe", "fast", "--model-dir", tmp_path)
-    run = torchrun(*TRAINER, "cifar10", *flags, "--batch-size", 16)
+    run = alone(*TRAINER, "cifar10", *flags, "--batch-size", 32)
     # Chance is 0.1.
     assert result_of(run)["accuracy"] >= 0.25
 

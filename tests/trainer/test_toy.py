@@ -9,17 +9,7 @@ import torch
 
 from ddp_trainer.workloads import messages
 
-from .launch import (
-    TRAINER,
-    Run,
-    alone,
-    environment,
-    finish,
-    free_port,
-    newest,
-    ranks,
-    torchrun,
-)
+from .launch import TRAINER, Run, alone, environment, free_port, group, newest, torchrun
 
 STEPS = 100
 
@@ -105,9 +95,9 @@ def test_the_bucket_view_saves_the_memory_of_the_gradients():
     peaks = []
     for flags in ([], ["--no-bucket-view"]):
         size = ("--model", "wide", "--steps", 3, "--batch-size", 4)
-        runs = ranks(*TRAINER, "toy", *size, *flags)
-        assert finish(runs) == [0, 0], runs[0].stderr
-        peaks.append(runs[0].of("end")[0]["peak_memory_mib"])
+        run = torchrun(*TRAINER, "toy", *size, *flags)
+        assert run.finish() == 0, run.stderr
+        peaks.append(run.of("end")[0]["peak_memory_mib"])
     assert peaks[1] - peaks[0] >= 40, f"{peaks} MiB with and without the view"
 
 
@@ -137,7 +127,7 @@ def test_messages_are_checked_at_four_ranks():
 
 
 def test_messages_are_timed_at_two_ranks():
-    run = torchrun(*TRAINER, "messages", "--largest", 1, "--repeat", 3)
+    run = group(*TRAINER, "messages", "--largest", 1, "--repeat", 3)
     assert run.finish() == 0, run.stderr
     measured = run.of("speed")
     assert [entry["bytes"] for entry in measured] == POWERS_OF_4
