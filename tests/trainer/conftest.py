@@ -6,13 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from ddp_trainer.workloads.datasets.cifar10 import CLASSES
 
 from . import every_rank, launch
 
+# Several test workers share the cores. Threads that wait actively would slow all of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
