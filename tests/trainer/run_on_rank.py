@@ -27,7 +27,8 @@ def main(folder: Path, modules: list[str]) -> None:
         rank = runtime.rank
         group = weakref.ref(dist.group.WORLD) if runtime.world_size > 1 else lambda: None
     threads_of_gloo = [name for name in threads().values() if "gloo" in name]
-    outcome[GROUP_IS_GONE] = group() is None and not threads_of_gloo
+    group_exists = group() is not None
+    outcome[GROUP_IS_GONE] = not group_exists and not threads_of_gloo
     torch.save(outcome, f"rank-{rank}.pt")
 
 

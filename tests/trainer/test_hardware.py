@@ -206,7 +206,8 @@ def neuron(monkeypatch):
 def test_a_process_takes_the_core_of_its_local_rank(neuron):
     chosen = hardware.choose("neuron")
     chosen.prepare(3, 1)
-    assert neuron["current"] is None  # TorchNeuron needs the process group first
+    # TorchNeuron sets its device after the process group is joined.
+    assert neuron["current"] is None
     assert chosen.take(3, 1) == ("neuron", 3) == neuron["current"]
     chosen.wait()
     assert neuron["waited"] == 1

@@ -70,8 +70,8 @@ class Status:
     their pods is no failure.
 
     `previous_attempt_ran` is True if all nodes of the attempt before the current one were running
-    when it ended. Such pods get time to write a checkpoint. It is None if there was no such
-    attempt, or if the version that wrote the status did not record it.
+    when it ended. Such pods get time to write a checkpoint. It is None in the first attempt, and
+    in a status from an older operator version that did not record it.
 
     `ignored_fields` are the paths of spec fields that the operator does not know.
     """
