@@ -2,10 +2,12 @@
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from envtest import CRD, MISSING, NEEDED, ApiServer, find_binaries
+from play import Cluster, Operator, end
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +47,32 @@ def namespace(apiserver: ApiServer) -> Iterator[str]:
     assert apiserver.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}}).code == 201
     yield name
     apiserver.delete_jobs(name)
+
+
+@pytest.fixture
+def cluster(apiserver: ApiServer, namespace: str) -> Cluster:
+    """Return the namespace, with a simulated scheduler and kubelet."""
+    return Cluster(apiserver, namespace)
+
+
+@pytest.fixture
+def an_operator(
+    apiserver: ApiServer, namespace: str, tmp_path: Path
+) -> Iterator[Callable[..., Operator]]:
+    """Start operators for the test's namespace, and end them after the test."""
+    started: list[Operator] = []
+
+    def start(
+        *options: str,
+        kubeconfig: Path = apiserver.kubeconfig,
+        scope: Sequence[str] = (f"--namespace={namespace}",),
+    ) -> Operator:
+        operator = Operator(
+            tmp_path, kubeconfig, f"--lease-namespace={namespace}", *scope, *options
+        )
+        started.append(operator)
+        return operator
+
+    yield start
+    for operator in started:
+        end(operator)

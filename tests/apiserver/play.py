@@ -186,10 +186,15 @@ class Gate:
 
 
 class Cluster:
-    """One namespace of an API server. `step` simulates the scheduler and the kubelets."""
+    """One namespace of an API server. `step` simulates the scheduler and the kubelets.
+
+    Pods are placed on `nodes` in turn. The kubelets of `silent` nodes do nothing.
+    """
 
     def __init__(self, apiserver: ApiServer, namespace: str) -> None:
         self.apiserver, self.namespace = apiserver, namespace
+        self.nodes = ["node"]
+        self.silent: set[str] = set()
 
     def create_job(self, name: str, nodes: int = 2, **more: Any) -> None:
         spec = {"nodes": nodes, "image": "trainer:1", "args": ["train.py"], **more}
@@ -214,6 +219,51 @@ class Cluster:
         ).body["items"]
         return {pod["metadata"]["name"]: pod for pod in found}
 
+    def exists(self, job: str) -> bool:
+        return self.apiserver.request("GET", self._path("ddpjobs", job)).code == 200
+
+    def change_job(self, name: str, **spec: Any) -> None:
+        answer = self.apiserver.request("PATCH", self._path("ddpjobs", name), {"spec": spec}, MERGE)
+        assert answer.code == 200, answer.body
+
+    def wipe_status(self, name: str) -> None:
+        """Remove the status of a job, as restoring it from a backup without status does."""
+        body = self.apiserver.request("GET", self._path("ddpjobs", name)).body
+        path = f"{self._path('ddpjobs', name)}/status"
+        answer = self.apiserver.request("PUT", path, {**body, "status": {}})
+        assert answer.code in (200, 409), answer.body
+
+    def copy_pod(self, name: str, copy: str, index: int) -> None:
+        """Create a copy of a pod by hand, with another index."""
+        body = self.pods_by_name(name)
+        metadata = body["metadata"]
+        labels = {**metadata["labels"], "ddpjob.dev/index": str(index)}
+        owners = metadata["ownerReferences"]
+        made = {"name": copy, "labels": labels, "ownerReferences": owners}
+        pod = {"metadata": made, "spec": {**body["spec"], "hostname": copy}}
+        answer = self.apiserver.request("POST", self._path("pods"), pod)
+        assert answer.code == 201, answer.body
+
+    def pods_by_name(self, name: str) -> dict[str, Any]:
+        body: dict[str, Any] = self.apiserver.request("GET", self._path("pods", name)).body
+        return body
+
+    def event_reasons(self) -> list[str]:
+        """Return the reasons of the namespace's events; one that was repeated has one entry."""
+        found = self.apiserver.request("GET", self._path("events")).body["items"]
+        return [event["reason"] for event in found]
+
+    def report_node(self, name: str, ready: str) -> None:
+        """Create a Kubernetes node if it is new, and set its condition Ready."""
+        self.apiserver.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        status = {"conditions": [{"type": "Ready", "status": ready}]}
+        path = f"/api/v1/nodes/{name}/status"
+        answer = self.apiserver.request("PATCH", path, {"status": status}, MERGE)
+        assert answer.code == 200, answer.body
+
+    def remove_node(self, name: str) -> None:
+        self.apiserver.request("DELETE", f"/api/v1/nodes/{name}")
+
     def ends(self, pod: str, code: int = 0, message: str = "") -> None:
         """End the trainer of a pod. With another code than 0, its log ends with a summary."""
         state = {
@@ -233,15 +283,20 @@ class Cluster:
 
     def step(self, job: str) -> None:
         """Bind and start every new pod, and remove the pods that are being deleted."""
-        for name, pod in self.pods(job).items():
+        for number, (name, pod) in enumerate(sorted(self.pods(job).items())):
+            node = pod["spec"].get("nodeName")
+            if node in self.silent:
+                continue
             if pod["metadata"].get("deletionTimestamp"):
                 # The API server removes a finished pod itself, in two writes: first this timestamp,
                 # then the pod.
                 answer = self._delete(name)
                 assert answer.code in (200, 404), answer.body
-            elif not pod["spec"].get("nodeName"):
-                target = {"metadata": {"name": name}, "target": {"kind": "Node", "name": "node"}}
-                self.apiserver.request("POST", f"{self._path('pods', name)}/binding", target)
+            elif not node:
+                answering = [node for node in self.nodes if node not in self.silent]
+                chosen = {"kind": "Node", "name": answering[number % len(answering)]}
+                binding = {"metadata": {"name": name}, "target": chosen}
+                self.apiserver.request("POST", f"{self._path('pods', name)}/binding", binding)
                 self._report(name, "Running", {"running": {"startedAt": "2026-11-21T12:00:00Z"}})
 
     def until(self, job: str, condition: Callable[[], object], seconds: float = 60) -> None:
@@ -250,6 +305,13 @@ class Cluster:
         while not condition():
             assert time.monotonic() < deadline, f"never came; the last status: {self.status(job)}"
             self.step(job)
+            time.sleep(0.05)
+
+    def wait(self, condition: Callable[[], object], seconds: float = 60) -> None:
+        """Wait until the condition is true, while no scheduler and no kubelet works."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "the condition never became true"
             time.sleep(0.05)
 
     def is_running(self, job: str, attempt: int = 0) -> None:

@@ -17,7 +17,18 @@ RESERVED = "remove them from env"
 RESERVED_VOLUME = (
     'names that begin with "ddpjob-" are reserved for the operator; choose another name'
 )
-MUTABLE = {"nodes", "failurePolicy"}
+SUSPEND_FIRST = "can be changed only while spec.suspend is true"
+MUTABLE = {
+    "nodes",
+    "failurePolicy",
+    "suspend",
+    "activeDeadlineSeconds",
+    "startupDeadlineSeconds",
+    "ttlSecondsAfterFinished",
+    "cleanPodPolicy",
+}
+# Fields for scheduling, which queues change while a job is suspended.
+SCHEDULING = {"nodeSelector", "tolerations", "affinity", "priorityClassName"}
 
 DEFINITION = yaml.safe_load(CRD.read_text())
 SCHEMA = DEFINITION["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -133,6 +144,32 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"failurePolicy": {"maxDisruptions": -1}},
         "should be greater than or equal to 0",
     ),
+    "too many restarts": (
+        {"failurePolicy": {"maxRestarts": 1001}},
+        "should be less than or equal to 1000",
+    ),
+    "a window of no time": (
+        {"failurePolicy": {"windowSeconds": 0}},
+        "should be greater than or equal to 1",
+    ),
+    "an exit code of success": (
+        {"failurePolicy": {"nonRetryableExitCodes": [0]}},
+        "should be greater than or equal to 1",
+    ),
+    "suspend as a string": ({"suspend": "yes"}, "must be of type boolean"),
+    "a deadline of no time": (
+        {"activeDeadlineSeconds": 0},
+        "should be greater than or equal to 1",
+    ),
+    "a startup deadline of no time": (
+        {"startupDeadlineSeconds": 0},
+        "should be greater than or equal to 1",
+    ),
+    "a negative time to live": (
+        {"ttlSecondsAfterFinished": -1},
+        "should be greater than or equal to 0",
+    ),
+    "another clean-up": ({"cleanPodPolicy": "Some"}, "Unsupported value"),
     "a quantity of another world": (
         {"resources": {"limits": {"memory": "1GB"}}},
         "spec.resources.limits.memory in body should match",
@@ -432,10 +469,17 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     ),
     "serviceAccountName": ("a", "b"),
     "priorityClassName": ("a", "b"),
+    "managedBy": ("a.dev/queue", "b.dev/queue"),
     "podTemplate": ({"spec": {"dnsPolicy": "Default"}}, {"spec": {"hostIPC": True}}),
 }
 REQUIRED = set(SPEC["required"])
 DEFAULTED = {name for name, field in SPEC["properties"].items() if "default" in field}
+
+
+def refusal_of(*path: str) -> str:
+    """Return the message with which a change of a field is refused."""
+    is_metadata = path[:2] == ("podTemplate", "metadata")
+    return SUSPEND_FIRST if path[0] in SCHEDULING or is_metadata else IMMUTABLE
 
 
 def test_every_field_is_tested_or_mutable() -> None:
@@ -449,7 +493,7 @@ def test_a_set_field_cannot_become_null_or_something_else(jobs: Jobs, field: str
     for changed in (None, other):
         answer = jobs.patch({field: changed})
         assert answer.code == 422, changed
-        expected = "Required value" if changed is None and field in REQUIRED else IMMUTABLE
+        expected = "Required value" if changed is None and field in REQUIRED else refusal_of(field)
         assert f"spec.{field}: " in answer.body["message"]
         assert expected in answer.body["message"]
     assert jobs.patch({field: value}).code == 200
@@ -461,14 +505,14 @@ def test_an_unset_field_cannot_be_set_later(jobs: Jobs, field: str) -> None:
     answer = jobs.patch({field: CHANGES[field][0]})
     assert answer.code == 422
     assert f"spec.{field}: " in answer.body["message"]
-    assert IMMUTABLE in answer.body["message"]
+    assert refusal_of(field) in answer.body["message"]
 
 
-# An empty checkpoint is refused, because it needs a claim.
+# An empty checkpoint is refused, because it needs a claim. An empty podTemplate says nothing.
 CAN_BE_EMPTY = {
     name: {"object": {}, "array": []}[field["type"]]
     for name, field in SPEC["properties"].items()
-    if name in set(CHANGES) - REQUIRED - DEFAULTED - {"checkpoint"}
+    if name in set(CHANGES) - REQUIRED - DEFAULTED - {"checkpoint", "podTemplate"}
     and field["type"] in ("object", "array")
 }
 
@@ -478,7 +522,7 @@ def test_an_empty_field_cannot_be_removed(jobs: Jobs, field: str) -> None:
     jobs.made(job(**{field: CAN_BE_EMPTY[field]}))
     answer = jobs.patch({field: None})
     assert answer.code == 422
-    assert f"spec.{field}: Invalid value: {IMMUTABLE}" in answer.body["message"]
+    assert f"spec.{field}: Invalid value: {refusal_of(field)}" in answer.body["message"]
 
 
 def leaves(
@@ -559,13 +603,44 @@ def test_no_leaf_of_the_spec_can_change(shared_jobs: Jobs, place: str) -> None:
     changed["spec"] |= instance(SPEC, path, after)
     answer = shared_jobs.replace(changed)
     assert answer.code == 422, f"{place}: {before!r} became {after!r}"
-    assert IMMUTABLE in answer.body["message"]
+    assert refusal_of(*path) in answer.body["message"]
 
 
-def test_nodes_and_failure_policy_can_change(jobs: Jobs) -> None:
+def test_nodes_the_failure_policy_and_the_lifecycle_can_change(jobs: Jobs) -> None:
     jobs.made(job(nodes=2))
     assert jobs.patch({"nodes": 3, "failurePolicy": {"maxRestarts": 7}}).code == 200
-    assert jobs.get()["metadata"]["generation"] == 2
+    lifecycle = {
+        "suspend": True,
+        "activeDeadlineSeconds": 60,
+        "startupDeadlineSeconds": 60,
+        "ttlSecondsAfterFinished": 0,
+        "cleanPodPolicy": "All",
+    }
+    assert jobs.patch(lifecycle).code == 200
+    assert jobs.get()["metadata"]["generation"] == 3
+
+
+RESCHEDULED: dict[str, Any] = {
+    **{field: CHANGES[field][0] for field in sorted(SCHEDULING)},
+    "podTemplate": {"metadata": {"labels": {"queue": "a"}, "annotations": {"queue": "a"}}},
+}
+
+
+def test_a_queue_changes_the_scheduling_of_a_suspended_job_as_it_starts_and_stops_it(
+    jobs: Jobs,
+) -> None:
+    jobs.made(job(suspend=True))
+    assert jobs.patch(RESCHEDULED).code == 200
+    assert jobs.patch({"nodeSelector": {"zone": "b"}, "suspend": False}).code == 200
+    assert jobs.patch({"nodeSelector": {"zone": "c"}}).code == 422
+    assert jobs.patch({"nodeSelector": None, "suspend": True}).code == 200
+
+
+def test_what_a_suspended_job_trains_cannot_change(jobs: Jobs) -> None:
+    jobs.made(job(suspend=True))
+    for change in ({"image": "b"}, {"podTemplate": {"spec": {"hostIPC": True}}}):
+        answer = jobs.patch(change)
+        assert (answer.code, IMMUTABLE in answer.body["message"]) == (422, True)
 
 
 # -- what is filled in, pruned and shown
@@ -580,7 +655,14 @@ def test_defaults_are_filled_in(jobs: Jobs) -> None:
         "accelerator": "cpu",
         "torchrun": {"command": ["torchrun"]},
         "checkpoint": {"claimName": "c", "mountPath": "/checkpoints"},
-        "failurePolicy": {"maxRestarts": 3, "maxDisruptions": 20},
+        "failurePolicy": {
+            "maxRestarts": 3,
+            "maxDisruptions": 20,
+            "nonRetryableExitCodes": [2],
+        },
+        "suspend": False,
+        "cleanPodPolicy": "Running",
+        "managedBy": "ddpjob.dev/operator",
     }
 
 
@@ -625,10 +707,10 @@ def test_kubectl_refuses_an_unknown_field_by_its_name(
 
 
 def test_a_client_that_is_not_strict_is_warned_of_an_unknown_field(jobs: Jobs) -> None:
-    answer = jobs.create(job(suspend=True))
+    answer = jobs.create(job(later=True))
     assert answer.code == 201
-    assert answer.warnings == ['299 - "unknown field \\"spec.suspend\\""']
-    assert "suspend" not in answer.body["spec"]
+    assert answer.warnings == ['299 - "unknown field \\"spec.later\\""']
+    assert "later" not in answer.body["spec"]
 
 
 def test_the_columns_show_the_state(apiserver: ApiServer, jobs: Jobs) -> None:
@@ -728,57 +810,86 @@ def test_a_status_write_to_a_job_of_the_same_name_but_another_uid_is_a_conflict(
     assert jobs.replace(body, "/status").code == 409
 
 
-def test_the_whole_status_is_kept(jobs: Jobs) -> None:
-    at = "2026-01-02T03:04:05Z"
-    condition = {
-        "type": "Running",
-        "status": "True",
-        "reason": "R",
-        "message": "",
-        "lastTransitionTime": at,
-    }
-    status = {
-        "phase": "Running",
-        "reason": "R",
-        "message": "m",
-        "observedGeneration": 1,
-        "conditions": [{**condition, "observedGeneration": 1}],
-        "attempt": 1,
-        "attemptTime": "2026-11-21T10:00:00Z",
-        "previousAttemptRan": True,
-        "ignoredFields": ["spec.new"],
-        "attemptStarted": -1,
-        "restarts": 1,
-        "disruptions": 0,
-        "nodes": {"desired": 2, "active": 2, "ready": 1, "succeeded": 0, "failed": 0},
-        "nodesReady": "1/2",
-        "succeededNodes": [1],
-        "resolved": {
-            "nprocPerNode": 1,
-            "worldSize": 2,
-            "accelerator": "cpu",
-            "rendezvous": "a0-n0.job:29400",
-        },
-        "backoff": {"count": 1, "until": at},
-        "lastFailure": {
+# A status with every field.
+AT = "2026-01-02T03:04:05Z"
+CONDITION = {
+    "type": "Running",
+    "status": "True",
+    "reason": "R",
+    "message": "",
+    "lastTransitionTime": AT,
+}
+WHOLE_STATUS = {
+    "phase": "Running",
+    "reason": "R",
+    "message": "m",
+    "observedGeneration": 1,
+    "conditions": [{**CONDITION, "observedGeneration": 1}],
+    "attempt": 1,
+    "attemptTime": "2026-11-21T10:00:00Z",
+    "previousAttemptRan": True,
+    "ignoredFields": ["spec.new"],
+    "attemptStarted": -1,
+    "runningTime": AT,
+    "restarts": 1,
+    "failures": 1,
+    "disruptions": 0,
+    "failureTimes": [AT],
+    "disruptionTimes": [AT],
+    "attempts": [
+        {
             "attempt": 0,
             "cause": "Failure",
+            "reason": "R",
+            "message": "m",
             "node": "n",
             "pod": "p",
             "rank": 0,
             "exitCode": -9,
-            "reason": "R",
-            "message": "m",
-            "time": at,
-        },
-        "startTime": at,
-        "completionTime": at,
-        "result": {"accuracy": "0.97"},
-    }
-    assert set(status) == set(SCHEMA["properties"]["status"]["properties"])
-    assert (
-        jobs.replace(minimal_status(jobs.made(job()), **status), "/status").body["status"] == status
-    )
+            "start": AT,
+            "end": AT,
+        }
+    ],
+    "undecidedSince": AT,
+    "startingSince": AT,
+    "activeSince": AT,
+    "activeSeconds": 7,
+    "failedNodes": [{"name": "n", "failures": 2, "time": AT}],
+    "unreachableNodes": [{"name": "n", "since": AT}],
+    "yielding": {"to": "ml/older", "until": AT},
+    "strayPods": ["copy"],
+    "selector": "ddpjob.dev/job-uid=u",
+    "nodes": {"desired": 2, "active": 2, "ready": 1, "succeeded": 0, "failed": 0},
+    "nodesReady": "1/2",
+    "succeededNodes": [1],
+    "resolved": {
+        "nprocPerNode": 1,
+        "worldSize": 2,
+        "accelerator": "cpu",
+        "rendezvous": "a0-n0.job:29400",
+    },
+    "backoff": {"count": 1, "until": AT},
+    "lastFailure": {
+        "attempt": 0,
+        "cause": "Failure",
+        "node": "n",
+        "pod": "p",
+        "rank": 0,
+        "exitCode": -9,
+        "reason": "R",
+        "message": "m",
+        "time": AT,
+    },
+    "startTime": AT,
+    "completionTime": AT,
+    "result": {"accuracy": "0.97"},
+}
+
+
+def test_the_whole_status_is_kept(jobs: Jobs) -> None:
+    assert set(WHOLE_STATUS) == set(SCHEMA["properties"]["status"]["properties"])
+    body = minimal_status(jobs.made(job()), **WHOLE_STATUS)
+    assert jobs.replace(body, "/status").body["status"] == WHOLE_STATUS
 
 
 def test_a_condition_type_is_unique(jobs: Jobs) -> None:

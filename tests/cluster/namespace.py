@@ -150,20 +150,20 @@ class Namespace:
         return self.wait(f"{job} has {expected}", look, seconds)
 
     def wait_for_complete(
-        self, job: str, seconds: float = 180, restarts: int = 0, disruptions: int = 0
+        self, job: str, seconds: float = 180, failures: int = 0, disruptions: int = 0
     ) -> Object:
         """Return the status of a job that completes on two nodes after these restarts."""
         status = self.wait_for_status(job, seconds, phase="Complete")
         found = {
-            "restarts": status["restarts"],
+            "failures": status["failures"],
             "disruptions": status["disruptions"],
             "attempt": status["attempt"],
             "succeeded": status["nodes"]["succeeded"],
         }
         expected = {
-            "restarts": restarts,
+            "failures": failures,
             "disruptions": disruptions,
-            "attempt": restarts + disruptions,
+            "attempt": failures + disruptions,
             "succeeded": 2,
         }
         assert found == expected, f"{status.get('lastFailure')}\n{self.explain()}"

@@ -59,7 +59,7 @@ def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
 
     assert namespace.wait_for_status(JOB, attempt=1)["restarts"] == 1
     assert resumed_step(namespace, attempt=1) >= 25
-    status = namespace.wait_for_complete(JOB, 300, restarts=1)
+    status = namespace.wait_for_complete(JOB, 300, failures=1)
 
     failure = status["lastFailure"]
     assert (failure["attempt"], failure["cause"]) == (0, "Failure")

@@ -117,7 +117,7 @@ def test_a_wrong_file_is_refused(tmp_path, text, message):
     ("spec", "message"),
     [
         ("nodez: 2", r"spec\.nodez: unknown field \(did you mean 'nodes'\?\)"),
-        ("zzz: 2", r"spec\.zzz: unknown field; spec has accelerator, affinity, "),
+        ("zzz: 2", r"spec\.zzz: unknown field; spec has accelerator, activeDeadlineSeconds, "),
         (
             "failurePolicy: {maxRestart: 1}",
             r"spec\.failurePolicy\.maxRestart: unknown field \(did you mean 'maxRestarts'\?\)",

@@ -37,6 +37,10 @@ class Job:
         return self.checkpoints.save(step)
 
 
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
 def damage(path, how):
     content = bytearray(path.read_bytes())
     if how == "truncated":
@@ -87,7 +91,7 @@ def test_a_state_that_cannot_be_read_again_is_refused_at_the_first_save(tmp_path
         UserError, match=r"the state of scores can be written but not read again .*numpy"
     ):
         Checkpoints(tmp_path, Runtime(), {"scores": scores}).save(1)
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == [".claim-g0001"]
 
 
 def test_a_file_does_not_change_how_a_step_is_computed(tmp_path):
@@ -139,9 +143,10 @@ def test_the_newest_two_are_kept_and_nothing_else_is_left(tmp_path):
     job = Job(tmp_path)
     for step in (1, 2, 9, 10):
         job.save(step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-0000000009.pt",
-        "step-0000000010.pt",
+    assert names_in(tmp_path) == [
+        ".claim-g0001",
+        "step-g0001-0000000009.pt",
+        "step-g0001-0000000010.pt",
     ]
 
 
@@ -153,11 +158,14 @@ def test_a_damaged_newest_file_is_replaced_by_the_one_before_it(tmp_path, how, c
     restored = Job(tmp_path)
     assert restored.checkpoints.restore() == 1
     assert restored.model.weight.unique().tolist() == [7.0]
-    assert re.search(r"cannot read the checkpoint \S*step-0000000002.pt", capsys.readouterr().err)
+    warning = r"cannot read the checkpoint \S*step-g0001-0000000002.pt"
+    assert re.search(warning, capsys.readouterr().err)
     restored.save(3)
-    assert sorted(path.name for path in tmp_path.glob("*.pt")) == [
-        "step-0000000001.pt",
-        "step-0000000003.pt",
+    assert names_in(tmp_path) == [
+        ".claim-g0002",
+        "step-g0001-0000000001.pt",
+        "step-g0001-0000000002.unreadable",
+        "step-g0002-0000000003.pt",
     ]
 
 
@@ -186,12 +194,15 @@ def test_an_incomplete_write_leaves_no_file(tmp_path, monkeypatch):
         patch.setattr(torch, "save", half)
         with pytest.raises(UserError, match=r"cannot write .*No space left on device"):
             job.save(2)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.pt"]
+    assert list(tmp_path.rglob("*.partial")) == []
+    assert names_in(tmp_path) == [".claim-g0001", "step-g0001-0000000001.pt"]
 
-    for name in ("step-0000000002.pt", "model.pth"):
-        (tmp_path / f".{name}.host-1.partial").write_bytes(b"left by a SIGKILL")
+    (workspace,) = tmp_path.glob(".claim-*/*")
+    for path in (tmp_path / ".model.pth", workspace / ".step-g0001-0000000002.pt"):
+        path.with_name(f"{path.name}.host-1.partial").write_bytes(b"left by a SIGKILL")
     assert Job(tmp_path).checkpoints.restore() == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.pt"]
+    assert list(tmp_path.rglob("*.partial")) == []
+    assert names_in(tmp_path) == [".claim-g0002", "step-g0001-0000000001.pt"]
 
 
 def test_a_full_disk_gets_its_own_message_instead_of_torchs(tmp_path):
@@ -206,7 +217,7 @@ def test_a_full_disk_gets_its_own_message_instead_of_torchs(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert list(tmp_path.iterdir()) == []
+    assert names_in(tmp_path) == [".claim-g0001"]
 
 
 def test_an_optimizer_with_other_groups_is_refused(tmp_path):
@@ -219,9 +230,10 @@ def test_an_optimizer_with_other_groups_is_refused(tmp_path):
 
 def test_only_tensors_and_plain_values_are_loaded(tmp_path, capsys):
     Job(tmp_path).save(1)
-    torch.save({"format": 2, "call": print}, tmp_path / "step-0000000002.pt")
+    torch.save({"format": 2, "call": print}, tmp_path / "step-g0001-0000000002.pt")
     assert Job(tmp_path).checkpoints.restore() == 1
-    assert re.search(r"cannot read the checkpoint \S*step-0000000002.pt", capsys.readouterr().err)
+    warning = r"cannot read the checkpoint \S*step-g0001-0000000002.pt"
+    assert re.search(warning, capsys.readouterr().err)
 
 
 def test_another_workloads_checkpoint_is_refused(tmp_path):

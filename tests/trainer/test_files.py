@@ -13,6 +13,21 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_incomplete_file_is_in_the_given_folder(tmp_path):
+    (tmp_path / "partial").mkdir()
+    found = []
+
+    def write(file):
+        found.extend(path.parent.name for path in tmp_path.rglob("*.partial"))
+        file.write(b"new")
+
+    path = tmp_path / "file"
+    write_atomically(path, write, durable=True, partial_folder=tmp_path / "partial")
+    assert found == ["partial"]
+    assert path.read_bytes() == b"new"
+    assert list((tmp_path / "partial").iterdir()) == []
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing_else(tmp_path, durable):
     path = tmp_path / "file"

@@ -117,7 +117,7 @@ def test_sigterm_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(sto
     assert story.told_codes == [143, 143]
     (stop,) = story.told[0].of("interrupted")
     assert stop["signal"] == "SIGTERM"
-    assert stop["path"].endswith(f"step-{stop['step']:010d}.pt")
+    assert stop["path"].endswith(f"-{stop['step']:010d}.pt")
     assert story.told[0].events[-1] == stop
 
 

@@ -267,7 +267,8 @@ def test_the_commands_of_the_checkpoint_page_have_the_documented_effect(tmp_path
         starts.append((run.of("start")[0]["resumed_step"], run.of("end")[0]["step"]))
         if len(starts) == 1:
             files = sorted(path.name for path in Path("walk").glob("step-*"))
-            assert files == ["step-0000000060.pt", "step-0000000069.pt"]
+            assert files == ["step-g0001-0000000060.pt", "step-g0001-0000000069.pt"]
+            assert all(f"`{name}`" in page for name in files)
     assert starts == [(0, 69), (69, 115), (115, 138)]
 
     # The weights alone are those of the checkpoint.

@@ -9,21 +9,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ddpjob.core import names
-from ddpjob.core.decide import decide
-from ddpjob.core.job import Job
-from ddpjob.core.names import Condition
-from ddpjob.core.observe import Observation, Pod, Refusal, observe
-from ddpjob.core.plan import Plan
-from ddpjob.core.pods import read_pod
-from ddpjob.core.status import (
-    Backoff,
+from ddpjob.core.conditions import (
     Conditions,
-    PodCounts,
-    Status,
     find_condition,
     set_condition,
     stamp_conditions,
 )
+from ddpjob.core.decide import decide
+from ddpjob.core.history import FailedNode, UnreachableNode, Yielding
+from ddpjob.core.job import Job
+from ddpjob.core.names import Condition
+from ddpjob.core.nodes import read_node
+from ddpjob.core.observe import Observation, Pod, observe
+from ddpjob.core.plan import Plan
+from ddpjob.core.pods import read_pod
+from ddpjob.core.status import Backoff, PodCounts, Status
 from ddpjob.core.times import format_time
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -80,6 +80,7 @@ def a_status(*, attempt=0, nodes=2, latched=True, ran=True, **fields) -> Status:
         attempt=attempt,
         attempt_started=attempt if latched else previous,
         attempt_time=NOW,
+        running_time=NOW if ran else None,
         pods=PodCounts(desired=nodes),
         start_time=NOW,
     )
@@ -127,8 +128,34 @@ FULL_STATUS = Status(
     attempt_started=1,
     attempt_time=NOW,
     previous_attempt_ran=True,
-    restarts=1,
+    running_time=at(5),
+    failures=1,
     disruptions=1,
+    failure_times=(NOW,),
+    disruption_times=(at(1),),
+    attempts=(
+        {
+            "attempt": 0,
+            "cause": "Failure",
+            "reason": "WorkerFailed",
+            "node": "node-1",
+            "pod": "digits-0-1",
+            "rank": 1,
+            "exitCode": 1,
+            "message": "message",
+            "start": "2026-11-21T12:00:00Z",
+            "end": "2026-11-21T12:00:09Z",
+        },
+    ),
+    undecided_since=at(6),
+    starting_since=at(7),
+    active_since=at(8),
+    active_seconds=9,
+    failed_nodes=(FailedNode("node-1", 2, NOW),),
+    unreachable_nodes=(UnreachableNode("node-2", NOW),),
+    yielding=Yielding("ml/older", at(11)),
+    stray_pods=("copy",),
+    selector="ddpjob.dev/job-uid=x",
     pods=PodCounts(desired=4, active=3, ready=2, succeeded=1, failed=1),
     succeeded_nodes=(0, 3),
     resolved={"nprocPerNode": 1, "worldSize": 4, "accelerator": "cpu", "rendezvous": "x"},
@@ -144,7 +171,7 @@ FULL_STATUS = Status(
         "message": "message",
         "time": "2026-11-21T12:00:00Z",
     },
-    ignored_fields=("spec.suspend",),
+    ignored_fields=("spec.later",),
     start_time=NOW,
     completion_time=at(60),
     result={"accuracy": "0.9"},
@@ -154,10 +181,10 @@ FULL_STATUS = Status(
 # Pods
 
 
-def a_pod(index=0, status=None, *, attempt=0, deleted_at=None, grace=45):
+def a_pod(index=0, status=None, *, attempt=0, deleted_at=None, grace=45, **spec):
     """Return the pod of one node as the API server shows it.
 
-    Without a `status` it is Pending and not scheduled.
+    Without a `status` it is Pending and not scheduled. Fields of its spec can be given by name.
     """
     name = names.pod_name("digits", attempt, index)
     owner = {"kind": names.KIND, "name": "digits", "uid": JOB_UID, "controller": True}
@@ -171,8 +198,16 @@ def a_pod(index=0, status=None, *, attempt=0, deleted_at=None, grace=45):
     if deleted_at is not None:
         metadata["deletionTimestamp"] = format_time(deleted_at + timedelta(seconds=grace))
         metadata["deletionGracePeriodSeconds"] = grace
-    spec = {"nodeName": f"node-{index}"} if is_scheduled(status) else {}
+    if is_scheduled(status):
+        spec = {"nodeName": f"node-{index}", **spec}
     return {"metadata": metadata, "spec": spec, "status": status or {"phase": "Pending"}}
+
+
+def a_stray(index=0, status=None, *, name="copy", attempt=0):
+    """Return a pod with the labels and the owner of a gang's pod, but with a name of its own."""
+    pod = a_pod(index, status, attempt=attempt)
+    pod["metadata"] |= {"name": name, "uid": f"uid-of-{name}"}
+    return pod
 
 
 def is_scheduled(status) -> bool:
@@ -236,6 +271,13 @@ def oom_killed(**fields):
     return ended(137, reason="OOMKilled", **fields)
 
 
+def without_end_time(status):
+    """Remove the time at which the trainer ended, which some runtimes do not report."""
+    for container in status["containerStatuses"]:
+        del container["state"]["terminated"]["finishedAt"]
+    return status
+
+
 def with_sidecar(status, state=None):
     """Add a container that still runs, or is in another `state`, to a trainer that has ended."""
     sidecar = {"name": "proxy", "state": {"running": {}} if state is None else state}
@@ -254,8 +296,14 @@ def disruption_target(reason="EvictionByEvictionAPI", message="Eviction API: evi
 
 
 def evicted(**fields):
-    """Return the status after an eviction by the kubelet, which gives the reason on the pod."""
-    message = "The node was low on memory."
+    """Return the status after an eviction by the kubelet because of pressure on its node."""
+    message = "The node was low on resource: memory."
+    target = disruption_target("TerminationByKubelet", message)
+    return {**over_own_limit(message, **fields), "conditions": [target]}
+
+
+def over_own_limit(message="Usage of EmptyDir volume exceeds the limit 1Gi.", **fields):
+    """Return the status after the kubelet evicted a pod for exceeding a limit of its own."""
     return {**ended(137, **fields), "phase": "Failed", "reason": "Evicted", "message": message}
 
 
@@ -266,7 +314,10 @@ def rejected_by_kubelet(reason="UnexpectedAdmissionError"):
 
 # torchrun's failure summary
 
-FOLLOWER_ERROR = "RuntimeError: [pair.cc:553] Connection closed by peer [10.244.1.3]:48525."
+FOLLOWER_ERROR = (
+    "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+    "Connection closed by peer [10.244.1.3]:48525."
+)
 
 
 def torchrun_summary(rank=1, code=1, error="ValueError: boom", when=NOW):
@@ -295,6 +346,24 @@ def follower_summary(rank=0, when=NOW):
     return torchrun_summary(rank, 1, FOLLOWER_ERROR, when)
 
 
+# Kubernetes nodes
+
+
+def a_node(name="node-0", ready="True", *taints):
+    """Return a node as the API server shows it. Its taints are given by their keys."""
+    return {
+        "metadata": {"name": name},
+        "spec": {"taints": [{"key": key, "effect": "NoSchedule"} for key in taints]},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    }
+
+
+def nodes_of(*bodies):
+    """Return nodes by name, with enough healthy ones that those given are never most of them."""
+    healthy = [a_node(f"other-{number}") for number in range(10)]
+    return {node.name: node for node in map(read_node, [*bodies, *healthy])}
+
+
 # Decisions
 
 
@@ -302,12 +371,13 @@ def read_pods(*bodies) -> tuple[Pod, ...]:
     return tuple(pod for pod in map(read_pod, bodies) if pod)
 
 
-def observation(job: Job, *pods, refusal: Refusal | None = None) -> Observation:
-    return observe(job, read_pods(*pods), refusal)
+def observation(job: Job, *pods, **surroundings) -> Observation:
+    return observe(job, read_pods(*pods), **surroundings)
 
 
-def plan_for(job: Job, *pods, now=NOW, refusal: Refusal | None = None) -> Plan:
-    return decide(observation(job, *pods, refusal=refusal), now)
+def plan_for(job: Job, *pods, now=NOW, **surroundings) -> Plan:
+    """Decide. Other fields of the Observation can be given by name, such as `nodes`."""
+    return decide(observation(job, *pods, **surroundings), now)
 
 
 def written(job: Job, plan: Plan) -> Job:
@@ -320,8 +390,8 @@ def deleted_pods(plan: Plan) -> list[str]:
 
 
 def budgets_used(plan: Plan) -> tuple[int, int]:
-    """Return (restarts, disruptions)."""
-    return plan.status.restarts, plan.status.disruptions
+    """Return (failures, disruptions)."""
+    return plan.status.failures, plan.status.disruptions
 
 
 def condition(status: Status, kind: Condition) -> dict:

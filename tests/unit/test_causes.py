@@ -5,14 +5,19 @@ from itertools import permutations
 import pytest
 from builders import (
     NOW,
+    a_node,
     a_pod,
+    a_running_job,
     at,
     disruption_target,
     ended,
     evicted,
     failed,
     follower_summary,
+    nodes_of,
+    observation,
     oom_killed,
+    over_own_limit,
     read_pods,
     rejected_by_kubelet,
     running,
@@ -27,8 +32,14 @@ from ddpjob.core.causes import Undecided, Verdict, judge
 from ddpjob.core.names import Cause
 
 
-def verdict_on(*pods, lost=(), now=NOW, not_created=()):
-    return judge(read_pods(*pods), lost, now, not_created)
+def verdict_on(*pods, now=NOW, nodes=None, latched=False, nodes_by_name=None):
+    """Judge an attempt whose first failure was seen at NOW.
+
+    Before the latch, a missing pod was not created yet. After it, it is lost.
+    """
+    nodes = nodes or 1 + max((pod.index for pod in read_pods(*pods)), default=0)
+    job = a_running_job(nodes=nodes, latched=latched, undecided_since=NOW)
+    return judge(observation(job, *pods, nodes=nodes_by_name), now)
 
 
 def test_while_every_pod_runs_or_has_succeeded_there_is_no_verdict():
@@ -93,9 +104,9 @@ def test_a_container_that_ran_out_of_memory_is_a_certain_failure():
 def test_torchruns_local_time_is_converted_by_the_end_of_the_pod(offset):
     # torchrun wrote its summary 2 s before the pod ended, in a time zone of `offset` hours.
     local_time = at(offset * 3600 - 2)
-    pods = a_pod(0, failed(follower_summary(0, when=local_time), when=NOW)), a_pod(1, running())
-    assert isinstance(verdict_on(*pods, now=at(7)), Undecided)
-    assert verdict_on(*pods, now=at(9)).index == 0
+    raised = a_pod(0, failed(torchrun_summary(0, when=local_time), when=NOW))
+    assert verdict_on(raised, a_pod(1, oom_killed(when=at(-1)))).index == 0
+    assert verdict_on(raised, a_pod(1, oom_killed(when=at(-3)))).index == 1
 
 
 # Disruptions
@@ -120,14 +131,27 @@ def test_a_disruption_comes_before_every_follower(disrupted):
 
 
 def test_a_lost_pod_comes_before_every_follower():
-    verdict = verdict_on(a_pod(0, failed(follower_summary())), lost=(1,))
+    verdict = verdict_on(a_pod(0, failed(follower_summary())), nodes=2, latched=True)
     assert (verdict.cause, verdict.index, verdict.pod) == (Cause.DISRUPTION, 1, None)
     assert (verdict.reason, verdict.message) == ("PodDeleted", "the pod of node 1 is gone")
 
 
-def test_a_container_that_the_kubelet_lost_is_a_disruption():
-    lost = a_pod(0, ended(137, reason="ContainerStatusUnknown"))
-    assert verdict_on(lost, a_pod(1, running())).cause is Cause.DISRUPTION
+@pytest.mark.parametrize(
+    "status", [ended(137, reason="ContainerStatusUnknown"), ended(255, reason="Unknown")]
+)
+def test_a_container_that_the_kubelet_or_containerd_lost_is_a_disruption(status):
+    verdict = verdict_on(a_pod(0, status), a_pod(1, running()))
+    assert (verdict.cause, verdict.reason) == (Cause.DISRUPTION, "NodeRestarted")
+
+
+def test_exit_255_of_the_script_itself_is_a_failure():
+    assert verdict_on(a_pod(0, ended(255))).cause is Cause.FAILURE
+
+
+def test_a_pod_over_a_limit_of_its_own_is_a_certain_failure():
+    verdict = verdict_on(a_pod(0, over_own_limit()), a_pod(1, running()))
+    assert (verdict.cause, verdict.reason) == (Cause.FAILURE, "Evicted")
+    assert "exceeds the limit 1Gi.; raise" in verdict.message
 
 
 def test_a_failure_before_a_deletion_is_the_cause():
@@ -158,7 +182,7 @@ def test_a_disruption_has_the_reason_and_the_message_of_its_condition():
 def test_a_worker_that_got_sigterm_waits_for_the_cause_of_the_deletion():
     interrupted = torchrun_summary(1, -15, "")
     pods = a_pod(0, running()), a_pod(1, failed(interrupted))
-    assert verdict_on(*pods, now=at(1)) == Undecided(at(10))
+    assert isinstance(verdict_on(*pods, now=at(1)), Undecided)
     drained = a_pod(1, failed(interrupted, conditions=[disruption_target()]))
     assert verdict_on(a_pod(0, running()), drained).cause is Cause.DISRUPTION
 
@@ -166,14 +190,20 @@ def test_a_worker_that_got_sigterm_waits_for_the_cause_of_the_deletion():
 # Uncertain failures
 
 
-def test_without_a_summary_the_verdict_waits_for_10_seconds_after_the_first_end():
-    pods = (
-        a_pod(0, failed("bad interpreter", when=at(0))),
-        a_pod(1, failed("", when=at(3))),
-        a_pod(2, running()),
-    )
-    assert verdict_on(*pods, now=at(9)) == Undecided(at(10))
+@pytest.mark.parametrize("kubelet", [-3600, 0, 3600, None], ids="{}".format)
+def test_without_a_summary_the_verdict_waits_for_10_seconds_of_the_operators_own_clock(kubelet):
+    first = failed("bad interpreter", when=at(kubelet or 0))
+    if kubelet is None:
+        del first["containerStatuses"][0]["state"]["terminated"]["finishedAt"]
+    pods = a_pod(0, first), a_pod(1, running())
+    assert isinstance(verdict_on(*pods, now=at(9)), Undecided)
     assert verdict_on(*pods, now=at(10)).index == 0
+
+
+def test_an_unknown_end_comes_after_the_known_ones():
+    unknown = failed("one")
+    del unknown["containerStatuses"][0]["state"]["terminated"]["finishedAt"]
+    assert verdict_on(a_pod(0, unknown), a_pod(1, failed("two", when=at(500)))).index == 1
 
 
 def test_when_every_pod_has_ended_the_verdict_does_not_wait():
@@ -224,6 +254,36 @@ def test_an_agent_that_got_sigterm_comes_before_its_follower_when_all_have_ended
     assert "signal: 15" in verdict.message
 
 
+# A silent peer
+
+
+def test_if_every_failed_pod_lost_its_peer_the_silent_one_is_the_cause():
+    followers = [a_pod(index, failed(follower_summary(index))) for index in range(2)]
+    verdict = verdict_on(*followers, a_pod(2, running()), now=at(10))
+    assert (verdict.cause, verdict.reason) == (Cause.DISRUPTION, "PeerLost")
+    assert (verdict.index, verdict.pod.node_name) == (2, "node-2")
+    assert "digits-0-2 on node-2" in verdict.message
+
+
+def test_a_silent_pod_is_no_excuse_for_a_failure_of_its_own():
+    pods = a_pod(0, failed("bad interpreter")), a_pod(1, running())
+    assert verdict_on(*pods, now=at(10)).cause is Cause.FAILURE
+
+
+def test_a_failure_without_a_text_is_excused_only_if_the_silent_node_is_unreachable():
+    ambiguous = a_pod(0, failed(torchrun_tail("eight-processes-follower")))
+    pods = ambiguous, a_pod(1, running())
+    assert verdict_on(*pods, now=at(10)).cause is Cause.FAILURE
+    nodes = nodes_of(a_node("node-0"), a_node("node-1", "Unknown"))
+    assert verdict_on(*pods, now=at(10), nodes_by_name=nodes).cause is Cause.DISRUPTION
+
+
+def test_an_unreachable_silent_node_is_named_before_another_silent_one():
+    pods = a_pod(0, failed(follower_summary(0))), a_pod(1, running()), a_pod(2, running())
+    nodes = nodes_of(*(a_node(f"node-{n}", "Unknown" if n == 2 else "True") for n in range(3)))
+    assert verdict_on(*pods, now=at(10), nodes_by_name=nodes).index == 2
+
+
 # The rendezvous
 
 
@@ -239,7 +299,7 @@ def test_a_rendezvous_that_timed_out_before_a_pod_had_started_is_no_failure(tail
 
 def test_a_rendezvous_that_timed_out_before_a_pod_was_created_is_no_failure():
     pod = a_pod(0, failed(torchrun_tail("rendezvous-timeout")))
-    verdict = verdict_on(pod, not_created=(1,))
+    verdict = verdict_on(pod, nodes=2)
     assert verdict.cause is Cause.RENDEZVOUS
     assert verdict.message == "the rendezvous timed out before these had started: node 1"
 

@@ -27,12 +27,16 @@ Right = tuple[str, str, str]
 
 # Every right that the operator uses, as (group, resource, verbs).
 RIGHTS = {
-    ("ddpjob.dev", "ddpjobs", "get list watch"),
+    ("ddpjob.dev", "ddpjobs", "delete get list watch"),
     ("ddpjob.dev", "ddpjobs/status", "update"),
     ("", "pods", "create delete get list watch"),
     ("", "services", "create get"),
     ("", "events", "create"),
+    ("coordination.k8s.io", "leases", "create"),
+    ("coordination.k8s.io", "leases", "get update"),
 }
+# What it uses in addition if it watches all namespaces.
+CLUSTER_RIGHTS = {("", "nodes", "list watch")}
 LEASE_RIGHTS = {
     ("coordination.k8s.io", "leases", "create"),
     ("coordination.k8s.io", "leases", "get update"),
@@ -110,7 +114,7 @@ def arguments(manifests: list[Manifest]) -> list[str]:
 
 def test_the_operator_has_exactly_the_rights_that_it_uses() -> None:
     manifests = rendered("rbac.aggregateRoles=false")
-    assert rights(only(manifests, "ClusterRole")) == RIGHTS
+    assert rights(only(manifests, "ClusterRole")) == RIGHTS | CLUSTER_RIGHTS
     assert rights(only(manifests, "Role")) == LEASE_RIGHTS
 
 

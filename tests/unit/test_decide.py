@@ -51,14 +51,18 @@ def nothing_changes(plan):
 
 def test_the_rules_have_the_order_of_the_design():
     assert [rule.__name__ for rule in RULES] == [
-        "job_is_being_deleted",
-        "job_is_stale",
+        "status_is_behind",
         "job_is_finished",
-        "job_is_new",
-        "older_pods_still_run",
         "all_nodes_succeeded",
+        "job_is_suspended",
+        "active_deadline_is_over",
+        "job_is_new",
+        "job_is_resumed",
+        "older_pods_still_run",
         "nodes_were_changed",
         "attempt_failed",
+        "startup_deadline_is_over",
+        "older_gang_needs_room",
         "pods_are_not_created",
         "all_pods_exist",
     ]
@@ -137,23 +141,23 @@ def test_a_finished_job_with_an_unreadable_spec_does_not_change():
 UNKNOWN_FIELDS = Event(
     "Warning",
     "UnknownFields",
-    "ignored unknown fields: spec.suspend. The CRD is newer than the operator: upgrade the "
+    "ignored unknown fields: spec.later. The CRD is newer than the operator: upgrade the "
     "operator to use them.",
 )
 
 
 def test_unknown_fields_are_ignored_and_reported_by_one_event():
-    job = a_job(suspend=False)
+    job = a_job(later=False)
     plan = plan_for(job)
     assert plan.create == (0, 1)
-    assert plan.status.ignored_fields == ("spec.suspend",)
+    assert plan.status.ignored_fields == ("spec.later",)
     assert plan.events == (UNKNOWN_FIELDS,)
     assert plan_for(written(job, plan)).events == ()
 
 
 def test_unknown_fields_of_a_job_at_rest_are_reported_once():
     # An upgrade of the CRD gives a running job a new field by its default.
-    job = a_running_job(spec={"suspend": False})
+    job = a_running_job(spec={"later": False})
     pods = a_pod(0, running()), a_pod(1, running())
     plan = plan_for(job, *pods)
     assert plan.events == (UNKNOWN_FIELDS,)
@@ -165,21 +169,21 @@ def test_unknown_fields_of_a_job_at_rest_are_reported_once():
 
 
 def test_unknown_fields_are_reported_beside_another_event():
-    job = a_running_job(spec={"suspend": False})
+    job = a_running_job(spec={"later": False})
     plan = plan_for(job, a_pod(0, running()), a_pod(1, failed(FAILURE)))
     assert [event.reason for event in plan.events] == ["Restarting", "UnknownFields"]
-    assert plan.status.ignored_fields == ("spec.suspend",)
+    assert plan.status.ignored_fields == ("spec.later",)
 
 
 def test_further_unknown_fields_are_listed_without_a_second_event():
-    job = a_running_job(spec={"suspend": False, "ttl": 5}, ignored_fields=("spec.suspend",))
+    job = a_running_job(spec={"later": False, "ttl": 5}, ignored_fields=("spec.later",))
     plan = plan_for(job, a_pod(0, running()), a_pod(1, running()))
-    assert plan.status.ignored_fields == ("spec.suspend", "spec.ttl")
+    assert plan.status.ignored_fields == ("spec.later", "spec.ttl")
     assert plan.events == ()
 
 
 def test_fields_that_are_known_again_are_no_longer_listed():
-    job = a_running_job(ignored_fields=("spec.suspend",))
+    job = a_running_job(ignored_fields=("spec.later",))
     plan = plan_for(job, a_pod(0, running()), a_pod(1, running()))
     assert plan.status.ignored_fields == ()
     assert plan.events == ()
@@ -187,13 +191,13 @@ def test_fields_that_are_known_again_are_no_longer_listed():
 
 @pytest.mark.parametrize("kind", [Condition.COMPLETE, Condition.FAILED])
 def test_unknown_fields_of_a_finished_job_are_not_reported(kind):
-    plan = plan_for(a_finished_job(kind, suspend=False))
+    plan = plan_for(a_finished_job(kind, later=False))
     assert plan.events == ()
     assert plan.status.ignored_fields == ()
 
 
 def test_unknown_fields_of_a_job_that_is_being_deleted_are_not_reported():
-    plan = plan_for(a_running_job(spec={"suspend": False}, deleting=True))
+    plan = plan_for(a_running_job(spec={"later": False}, deleting=True))
     assert plan.events == ()
     assert plan.status.ignored_fields == ()
 
@@ -441,21 +445,24 @@ def test_an_attempt_ends_when(pod, cause, budgets):
 
 def test_an_undecided_verdict_waits_for_better_evidence():
     pods = a_pod(0, failed(FOLLOWER, when=at(0))), a_pod(1, running())
-    plan = plan_for(a_running_job(), *pods, now=at(4))
+    plan = plan_for(a_running_job(undecided_since=at(3)), *pods, now=at(4))
     assert plan.status.attempt == 0
     assert (plan.status.phase, plan.status.pods.failed) == (Phase.RUNNING, 1)
-    assert plan.wake_after == 6
+    assert plan.wake_after == 9
     assert plan.events == ()
 
 
 def test_an_undecided_verdict_is_given_after_the_settle_time():
     pods = a_pod(0, failed(FOLLOWER)), a_pod(1, running())
-    assert plan_for(a_running_job(), *pods, now=at(10)).status.restarts == 1
+    plan = plan_for(a_running_job(undecided_since=NOW), *pods, now=at(10))
+    assert (plan.status.attempt, plan.status.last_failure["reason"]) == (1, "PeerLost")
+    assert budgets_used(plan) == (0, 1)
 
 
 def test_a_rendezvous_that_not_every_pod_reached_costs_no_budget():
     pods = a_pod(0, failed(torchrun_tail("rendezvous-timeout"))), a_pod(1, unschedulable())
-    plan = plan_for(a_running_job(ran=False), *pods, now=at(4000))
+    job = a_running_job(ran=False, undecided_since=at(3990))
+    plan = plan_for(job, *pods, now=at(4000))
     assert plan.status.last_failure["cause"] == "Rendezvous"
     assert plan.status.reason == Reason.RENDEZVOUS_TIMEOUT
     assert plan.status.attempt == 1
@@ -532,7 +539,7 @@ EVERY_KIND_OF_PLAN = {
     "complete": (a_running_job(generation=5), (a_pod(0, succeeded()), a_pod(1, succeeded()))),
     "unreadable": (a_job(image="", generation=5), ()),
     "finished": (a_finished_job(generation=5), ()),
-    "unknown fields": (a_job(suspend=True, generation=5), ()),
+    "unknown fields": (a_job(later=True, generation=5), ()),
 }
 
 

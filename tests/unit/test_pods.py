@@ -114,7 +114,7 @@ def test_a_pod_has_started_if_its_trainer_has(status, started):
             a_pod(0, {"phase": "Running", "conditions": [disruption_target("TaintManager")]}),
             "TaintManager",
         ),
-        (a_pod(0, evicted()), "Evicted"),
+        (a_pod(0, evicted()), "TerminationByKubelet"),
         (a_pod(0, rejected_by_kubelet("OutOfmemory")), "OutOfmemory"),
         (a_pod(0, ended(137, reason="ContainerStatusUnknown")), "NodeRestarted"),
         (a_pod(0, running(), deleted_at=NOW), "PodDeleted"),

@@ -7,10 +7,10 @@ from builders import a_spec
 
 from ddpjob.core import names
 from ddpjob.core.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, POD_FIELDS
+from ddpjob.core.policy import FailurePolicy
 from ddpjob.core.readers import SpecError
 from ddpjob.core.spec import (
     Checkpoint,
-    FailurePolicy,
     Spec,
     refuse_unknown_fields,
 )
@@ -28,7 +28,7 @@ STRINGS = "a list of at least one string (put numbers in quotes)"
 OBJECTS = "a list of objects"
 NODES = "an integer from 1 to 1000"
 PROCESSES = "'auto' or an integer from 1 to 256"
-BUDGET = "an integer from 0 to 2147483647"
+BUDGET = "an integer from 0 to 1000"
 MOUNT_PATH = "an absolute path other than '/' and without ':'"
 OWNED = "is set by the operator; remove it"
 FLAG = (
@@ -313,7 +313,7 @@ def test_an_argument_that_only_begins_like_a_flag_of_the_operator_is_accepted(ar
 # Fields that this version does not know
 
 UNKNOWN = {
-    "a field of a later version": ({"suspend": True}, "spec.suspend"),
+    "a field of a later version": ({"later": True}, "spec.later"),
     "a misspelt field": ({"nodez": 2}, "spec.nodez"),
     "a field of torchrun": ({"torchrun": {"maxRestarts": 1}}, "spec.torchrun.maxRestarts"),
     "a field of the checkpoint": (
@@ -321,8 +321,8 @@ UNKNOWN = {
         "spec.checkpoint.claim",
     ),
     "a field of the failure policy": (
-        {"failurePolicy": {"windowSeconds": 1}},
-        "spec.failurePolicy.windowSeconds",
+        {"failurePolicy": {"later": 1}},
+        "spec.failurePolicy.later",
     ),
     "a field of the pod template": ({"podTemplate": {"status": {}}}, "spec.podTemplate.status"),
     "the name of a pod": (

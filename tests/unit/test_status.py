@@ -19,14 +19,10 @@ from builders import (
     waiting,
 )
 
+from ddpjob.core.conditions import set_condition, stamp_conditions
 from ddpjob.core.names import Condition
-from ddpjob.core.status import (
-    Status,
-    is_transition,
-    read_result,
-    set_condition,
-    stamp_conditions,
-)
+from ddpjob.core.result import read_result
+from ddpjob.core.status import Status, is_transition
 from ddpjob.core.times import format_time
 
 # The form in the manifest
@@ -46,8 +42,8 @@ def test_every_field_of_the_full_status_is_set():
 def test_empty_fields_are_absent():
     assert set(Status().to_dict()) == {
         "observedGeneration",
-        "conditions",
         "restarts",
+        "failures",
         "disruptions",
         "nodes",
         "nodesReady",
@@ -91,7 +87,7 @@ def test_a_status_that_cannot_be_read_counts_as_absent(data):
 def test_complete_and_failed_finish_a_job(kind, holds):
     status = Status(conditions=a_condition(kind, holds))
     assert status.has(kind) is holds
-    assert status.finished is (holds and kind is not Condition.RUNNING)
+    assert status.finished is (holds and kind in (Condition.COMPLETE, Condition.FAILED))
 
 
 def test_the_transition_time_of_a_condition_moves_only_with_its_status():

@@ -26,10 +26,10 @@ from builders import (
     written,
 )
 
+from ddpjob.core.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.status import Backoff
 from ddpjob.core.times import format_time
-from ddpjob.core.transitions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
 
 # The message of a pod whose rank failed by itself, and of one that lost its peer.
 FAILURE = torchrun_summary(rank=1)
@@ -209,7 +209,7 @@ def test_a_new_attempt_needs_every_node_again():
 
 
 def test_a_job_fails_when_its_restarts_are_used_up():
-    plan = plan_for(a_running_job(restarts=3), *ONE_FAILED)
+    plan = plan_for(a_running_job(failures=3), *ONE_FAILED)
     assert plan.status.has(Condition.FAILED)
     assert plan.status.reason == Reason.MAX_RESTARTS
     assert plan.status.message == (
@@ -229,7 +229,7 @@ def test_a_job_fails_when_its_disruptions_are_used_up():
 
 
 def test_a_used_up_budget_does_not_limit_the_other_one():
-    plan = plan_for(a_running_job(restarts=3), a_pod(0, running()))
+    plan = plan_for(a_running_job(failures=3), a_pod(0, running()))
     assert plan.status.attempt == 1
     plan = plan_for(a_running_job(disruptions=20), *ONE_FAILED)
     assert plan.status.attempt == 1
@@ -241,12 +241,12 @@ def test_with_max_restarts_0_the_first_failure_fails_the_job():
 
 
 def test_a_budget_that_was_raised_meanwhile_is_used():
-    job = a_running_job(restarts=3, spec={"failurePolicy": {"maxRestarts": 4}})
+    job = a_running_job(failures=3, spec={"failurePolicy": {"maxRestarts": 4}})
     assert plan_for(job, *ONE_FAILED).status.restarts == 4
 
 
 def test_a_failed_job_has_the_reason_in_its_status_and_its_condition():
-    status = plan_for(a_running_job(restarts=3), *ONE_FAILED, now=at(5)).status
+    status = plan_for(a_running_job(failures=3), *ONE_FAILED, now=at(5)).status
     assert condition(status, Condition.FAILED)["reason"] == "MaxRestartsExceeded"
     assert condition(status, Condition.RUNNING)["status"] == "False"
     assert status.completion_time == at(5)
@@ -296,7 +296,8 @@ def test_no_pod_is_created_before_the_back_off_is_over():
     assert (plan.create, plan.wake_after) == ((), 6)
     assert (plan.status.phase, plan.status.reason) == (Phase.RESTARTING, Reason.BACK_OFF)
     assert plan.status.message == (
-        "backing off for 10 s before attempt 2: the last 2 attempts failed within 5 minutes"
+        "backing off for 10 s before attempt 2: the last 2 failed attempts trained for less than 5 "
+        "minutes"
     )
     assert plan_for(job, now=at(10)).create == (0, 1)
 

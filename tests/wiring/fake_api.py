@@ -6,6 +6,7 @@ here knows what the operator does.
 """
 
 import asyncio
+import contextlib
 import copy
 import json
 import re
@@ -25,11 +26,23 @@ PATH = re.compile(
     r"(?:/(?P<name>[^/]+))?(?P<status>/status)?"
 )
 KINDS = {
-    "api/v1": {"pods": "Pod", "services": "Service", "events": "Event", "namespaces": "Namespace"},
+    "api/v1": {
+        "pods": "Pod",
+        "services": "Service",
+        "events": "Event",
+        "namespaces": "Namespace",
+        "nodes": "Node",
+    },
     "apis/ddpjob.dev/v1alpha1": {"ddpjobs": "DDPJob"},
     "apis/coordination.k8s.io/v1": {"leases": "Lease"},
     "apis/apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
 }
+
+# The message of kube-apiserver if a webhook with failurePolicy Fail does not answer in time.
+HANGING_WEBHOOK = (
+    'Internal error occurred: failed calling webhook "pods.policy.example": failed to call '
+    'webhook: Post "https://policy.example.svc:443/pods?timeout=10s": context deadline exceeded'
+)
 
 
 class Asked(NamedTuple):
@@ -64,6 +77,18 @@ def refusal(code: int, reason: str = "", message: str = "", **headers: str) -> A
 
     async def answer(_: web.Request, __: Proceed) -> web.StreamResponse:
         return _status(code, reason, message or f"injected {code}", headers)
+
+    return answer
+
+
+def hanging_webhook(seconds: float | None = None) -> Answer:
+    """Return what a create gets whose webhook does not answer within `seconds`; None: no answer."""
+
+    async def answer(_: web.Request, __: Proceed) -> web.StreamResponse:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.Event().wait()
+        return _status(500, "InternalError", HANGING_WEBHOOK)
 
     return answer
 
@@ -272,7 +297,13 @@ class FakeApi:
         if kinds := KINDS.get(path.lstrip("/")):
             verbs = ["get", "list", "watch", "create", "update", "delete"]
             named = [
-                {"name": p, "kind": k, "singularName": "", "namespaced": True, "verbs": verbs}
+                {
+                    "name": p,
+                    "kind": k,
+                    "singularName": "",
+                    "namespaced": p != "nodes",
+                    "verbs": verbs,
+                }
                 for p, k in kinds.items()
             ]
             return {"resources": named}

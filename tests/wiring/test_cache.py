@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpjob.controller.cache import Cache
+from ddpjob.controller.kinds import NODES
 from ddpjob.core import names
 
 NAMES = ("one", "two")
@@ -63,30 +64,33 @@ def state_at(history, version):
     return {kind: [o for (k, _), o in found.items() if k == kind and o] for kind in ("job", "pod")}
 
 
+def store_of(cache, kind):
+    return cache.jobs if kind == "job" else cache.pods
+
+
 def show(cache, kind, event, obj):
     """Show an event to the cache, as the watches do."""
-    see, forget = (
-        (cache.see_job, cache.forget_job) if kind == "job" else (cache.see_pod, cache.forget_pod)
-    )
-    (forget if event == "DELETED" else see)(obj)
+    store = store_of(cache, kind)
+    (store.forget if event == "DELETED" else store.see)(obj)
 
 
 def show_list(cache, history, version):
     """Show a LIST to the cache whose answer is as old as `version`."""
     state = state_at(history, version)
-    for kind, see, keep in (
-        ("job", cache.see_job, cache.drop_unlisted_jobs),
-        ("pod", cache.see_pod, cache.drop_unlisted_pods),
-    ):
+    for kind in ("job", "pod"):
+        store = store_of(cache, kind)
         for obj in state[kind]:
-            see(obj)
-        keep({obj["metadata"]["uid"] for obj in state[kind]}, version, None)
+            store.see(obj)
+        store.drop_unlisted({obj["metadata"]["uid"] for obj in state[kind]}, version, None)
 
 
 def content(cache):
-    """(UID, version) of everything in the cache."""
-    jobs = {(seen.job.uid, seen.version) for seen in cache.jobs.values()}
-    return jobs | {(s.pod.uid, s.version) for known in cache.pods.values() for s in known.values()}
+    """(UID, version) of everything in the cache, which its indices show too."""
+    assert {seen.uid for seen in cache.jobs.by_key.values()} == set(cache.jobs.objects)
+    owned = [pod.uid for pods in cache.pods.by_owner.values() for pod in pods.values()]
+    assert sorted(owned) == sorted(cache.pods.objects)
+    stores = (cache.jobs, cache.pods)
+    return {(uid, seen.version) for store in stores for uid, seen in store.objects.items()}
 
 
 def content_of(state):
@@ -129,47 +133,92 @@ def test_a_list_alone_corrects_every_missed_event(data):
 def test_an_unchanged_pod_is_not_reported():
     cache = Cache()
     pod = a_pod("u", 1, "one")
-    assert cache.see_pod(pod)
+    assert cache.pods.see(pod)
     touched = {**pod, "metadata": {**pod["metadata"], "resourceVersion": "2"}}
-    assert not cache.see_pod(touched)
-    assert not cache.see_pod(pod)
+    assert not cache.pods.see(touched)
+    assert not cache.pods.see(pod)
 
 
 def test_a_list_of_one_namespace_removes_nothing_of_another():
     cache = Cache()
-    cache.see_job(a_job("u", 1, "one"))
-    cache.drop_unlisted_jobs(set(), 5, "elsewhere")
+    cache.jobs.see(a_job("u", 1, "one"))
+    cache.jobs.drop_unlisted(set(), 5, "elsewhere")
     assert content(cache) == {("u", 1)}
-    cache.drop_unlisted_jobs(set(), 5, "ml")
+    cache.jobs.drop_unlisted(set(), 5, "ml")
     assert content(cache) == set()
 
 
 def test_a_removal_is_remembered_until_the_second_list_after_it():
     cache = Cache()
-    cache.see_pod(a_pod("u", 3, "one"))
-    cache.drop_unlisted_pods(set(), 5, None)
-    cache.prune(4)
-    assert not cache.see_pod(a_pod("u", 3, "one"))
-    cache.prune(5)
-    assert cache.gone == {}
+    cache.pods.see(a_pod("u", 3, "one"))
+    cache.pods.drop_unlisted(set(), 5, None)
+    cache.pods.prune(4)
+    assert not cache.pods.see(a_pod("u", 3, "one"))
+    cache.pods.prune(5)
+    assert cache.pods.gone == {}
 
 
 def test_a_pod_that_was_thought_gone_can_be_restored():
     cache = Cache()
     pod = a_pod("u", 3, "one")
-    cache.drop_pod("owner-of-one", "u")
-    assert cache.restore_pod(pod)
+    cache.pods.drop("u")
+    assert cache.pods.restore(pod)
     assert content(cache) == {("u", 3)}
     nobodys = {**pod, "metadata": {**pod["metadata"], "uid": "v", "labels": {}}}
-    assert not cache.restore_pod(nobodys)
+    assert not cache.pods.restore(nobodys)
 
 
 def test_a_pod_that_lost_its_owner_is_removed():
     """`kubectl delete --cascade=orphan` leaves it; a new job of that name need not wait for it."""
     cache, pod = Cache(), a_pod("pod", 1, "one")
-    cache.see_pod(pod)
-    assert cache.pod_of_another_job(("ml", "one"), "new") is not None
+    cache.pods.see(pod)
+    assert cache.pods_of_other_jobs(("ml", "one"), "new") != []
     pod["metadata"] |= {"ownerReferences": [], "resourceVersion": "2"}
-    cache.see_pod(pod)
-    assert cache.pod_of_another_job(("ml", "one"), "new") is None
+    cache.pods.see(pod)
+    assert cache.pods_of_other_jobs(("ml", "one"), "new") == []
     assert cache.pods_of("owner-of-one") == []
+
+
+def test_a_list_of_pods_in_another_etcd_does_not_bring_a_removed_job_back():
+    # Versions of different kinds cannot be compared: each kind may have an etcd of its own.
+    cache = Cache()
+    cache.jobs.see(a_job("u", 1_000_000, "one"))
+    cache.jobs.forget(a_job("u", 1_000_001, "one"))
+    cache.pods.prune(2_000_000)
+    assert not cache.jobs.see(a_job("u", 1_000_000, "one"))
+
+
+def test_a_job_that_was_created_again_replaces_the_one_before_it():
+    cache = Cache()
+    cache.jobs.see(a_job("old", 1, "one"))
+    cache.jobs.see(a_job("new", 5, "one"))
+    cache.jobs.see(a_job("old", 1, "one"))
+    assert content(cache) == {("new", 5)}
+
+
+def a_node(version, ready):
+    metadata = {"name": "node-1", "uid": "n", "resourceVersion": str(version)}
+    conditions = [{"type": "Ready", "status": ready}]
+    return {"metadata": metadata, "spec": {}, "status": {"conditions": conditions}}
+
+
+def test_a_change_of_a_node_concerns_the_jobs_that_have_pods_on_it():
+    cache = Cache()
+    for name, node in (("one", "node-1"), ("two", "node-2")):
+        pod = a_pod(f"pod-of-{name}", 1, name)
+        pod["spec"]["nodeName"] = node
+        cache.pods.see(pod)
+    assert cache.nodes.see(a_node(1, "True"))
+    # A heartbeat changes nothing that decisions need.
+    assert not cache.nodes.see(a_node(2, "True"))
+    assert cache.nodes.see(a_node(3, "Unknown"))
+    assert set(cache.keys_of(NODES, a_node(3, "Unknown"))) == {("ml", "one")}
+
+
+def test_the_cache_does_not_keep_what_only_pods_need():
+    cache = Cache()
+    job = a_job("u", 1, "one")
+    job["spec"]["env"] = [{"name": "LARGE", "value": "x" * 100_000}]
+    cache.jobs.see(job)
+    kept = cache.job(("ml", "one")).value.unpack().spec
+    assert (kept.pod_fields, kept.args, kept.image) == ({}, (), "")

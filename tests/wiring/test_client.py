@@ -9,8 +9,9 @@ from fake_api import refusal
 from gang import a_job
 
 from ddpjob.controller import client
-from ddpjob.controller.client import JOBS, ApiClient, configuration
+from ddpjob.controller.client import ApiClient, configuration
 from ddpjob.controller.errors import ApiError, Refused, Unreachable
+from ddpjob.controller.kinds import JOBS
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.core.names import Reason
 
@@ -18,14 +19,14 @@ from ddpjob.core.names import Reason
 async def test_an_error_has_the_message_of_the_api_server(fake, api):
     fake.fault("GET", ".*", refusal(403, "Forbidden", "no, and this is why"))
     with pytest.raises(ApiError, match="no, and this is why") as caught:
-        await api.call("GET", JOBS)
+        await api.call("GET", JOBS.api)
     assert (caught.value.status, caught.value.reason) == (403, "Forbidden")
 
 
 async def test_an_api_server_that_answers_too_late_counts_as_unreachable(fake, api):
     fake.stall()
     with pytest.raises(Unreachable):
-        await api.call("GET", JOBS, timeout=0.05)
+        await api.call("GET", JOBS.api, timeout=0.05)
 
 
 async def test_a_missing_api_server_counts_as_unreachable(kubeconfig, fake):
@@ -33,7 +34,7 @@ async def test_a_missing_api_server_counts_as_unreachable(kubeconfig, fake):
     settings.host = "http://127.0.0.1:1"
     api = ApiClient(settings)
     with pytest.raises(Unreachable):
-        await api.call("GET", JOBS)
+        await api.call("GET", JOBS.api)
     await api.close()
 
 
@@ -44,23 +45,58 @@ async def test_an_answer_that_is_no_object_counts_as_unreachable(fake, api, text
 
     fake.fault("GET", ".*", page)
     with pytest.raises(Unreachable):
-        await api.call("GET", JOBS)
+        await api.call("GET", JOBS.api)
 
 
-async def test_a_long_list_comes_page_by_page(fake, api, monkeypatch):
-    monkeypatch.setattr(client, "PAGE_SIZE", 2)
-    for number in range(5):
+async def list_pages(api):
+    return [objects async for objects, _ in api.pages(JOBS, None)]
+
+
+async def test_a_long_list_comes_in_pages_that_grow(fake, api, monkeypatch):
+    monkeypatch.setattr(client, "FIRST_PAGE", 2)
+    for number in range(12):
         fake.create("ddpjobs", a_job(f"job-{number}"))
-    pages = [objects async for objects, _ in api.pages(f"{JOBS}/ddpjobs")]
-    assert [len(objects) for objects in pages] == [2, 2, 1]
-    assert len({job["metadata"]["uid"] for objects in pages for job in objects}) == 5
+    pages = await list_pages(api)
+    assert [len(objects) for objects in pages] == [2, 8, 2]
+    assert len({job["metadata"]["uid"] for objects in pages for job in objects}) == 12
+
+
+async def test_the_pages_of_large_objects_stay_small(fake, api, monkeypatch):
+    monkeypatch.setattr(client, "FIRST_PAGE", 2)
+    monkeypatch.setattr(client, "PAGE_BYTES", 30_000)
+    for number in range(6):
+        job = a_job(f"job-{number}")
+        job["spec"]["args"] = ["x" * 10_000]
+        fake.create("ddpjobs", job)
+    assert [len(objects) for objects in await list_pages(api)] == [2, 2, 2]
+
+
+async def test_a_page_that_fails_is_requested_again_and_not_the_whole_list(fake, api, monkeypatch):
+    monkeypatch.setattr(client, "FIRST_PAGE", 1)
+    monkeypatch.setattr(client, "LONGEST_PAGE", 1)
+    monkeypatch.setattr(client, "FIRST_PAGE_RETRY", 0.01)
+    for number in range(4):
+        fake.create("ddpjobs", a_job(f"job-{number}"))
+    pages = api.pages(JOBS, None)
+    await anext(pages)
+    fake.fault("GET", ".*", refusal(429, "TooManyRequests"), times=3)
+    rest = [objects async for objects, _ in pages]
+    assert len(rest) == 3
+    assert len(fake.reads("/apis/.*/ddpjobs")) == 4 + 3
+
+
+async def test_a_list_that_is_forbidden_is_not_tried_again(fake, api):
+    fake.fault("GET", ".*", refusal(403, "Forbidden"))
+    with pytest.raises(ApiError):
+        await list_pages(api)
+    assert len(fake.reads("/apis/.*/ddpjobs")) == 1
 
 
 async def test_retry_after_delays_the_next_request(fake, api):
     await asyncio.wait_for(api.wait_until_allowed(), 1)
     fake.fault("GET", ".*", refusal(429, "TooManyRequests", **{"Retry-After": "1"}))
     with pytest.raises(ApiError):
-        await api.call("GET", JOBS)
+        await api.call("GET", JOBS.api)
     asked = time.monotonic()
     await api.wait_until_allowed()
     assert time.monotonic() - asked > 0.9

@@ -192,7 +192,7 @@ async def test_a_pod_deleted_without_a_watch_is_confirmed_by_one_get(fake, quick
         )
     )
     assert len([a for a in fake.log[before:] if a.method == "GET" and a.path == POD_PATH]) == 1
-    assert (status(fake)["restarts"], status(fake)["disruptions"]) == (0, 1)
+    assert (status(fake)["failures"], status(fake)["disruptions"]) == (0, 1)
 
 
 async def test_a_pod_deleted_between_the_first_list_and_the_first_watch_is_noticed_soon(
@@ -516,9 +516,7 @@ async def test_an_invalid_pod_fails_the_job_with_the_api_servers_message(fake, o
 async def test_the_status_has_the_reason_while_pods_are_refused(
     fake, operator, quick_retries, words, reason
 ):
-    fake.fault(
-        "POST", ".*/pods", refusal(403, "Forbidden", words), times=3
-    )  # two pods, then one alone to try
+    fake.fault("POST", ".*/pods", refusal(403, "Forbidden", words), times=3)
     fake.create("ddpjobs", a_job())
     await until(lambda: status(fake).get("reason") == reason)
     assert status(fake)["phase"] == "Pending"
@@ -528,7 +526,7 @@ async def test_the_status_has_the_reason_while_pods_are_refused(
 async def test_no_job_is_reconciled_before_the_first_list():
     # The operator died between the status of attempt 1 and the deletions of attempt 0.
     cache = Cache()
-    cache.see_job(
+    cache.jobs.see(
         {
             **a_job(),
             "metadata": {
@@ -541,6 +539,13 @@ async def test_no_job_is_reconciled_before_the_first_list():
     )
     lister = Lister(api=None, cache=cache, queue=None, after_list=None)
     reconciler = Reconciler(
-        api=None, cache=cache, lister=lister, actor=None, queue=None, metrics=None
+        api=None,
+        cache=cache,
+        lister=lister,
+        actor=None,
+        queue=None,
+        metrics=None,
+        policy=None,
+        territory=None,
     )
     await reconciler.look_at(("ml", a_job()["metadata"]["name"]))

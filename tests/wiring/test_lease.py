@@ -5,12 +5,13 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from fake_api import refusal, unanswered
+from fake_api import hanging_webhook, refusal, unanswered
 from gang import a_job, until
 
 from ddpjob.controller import lease as module
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache
+from ddpjob.controller.creator import Creator
 from ddpjob.controller.errors import CannotRun, LeaseLost
 from ddpjob.controller.lease import DEADLINE, DURATION, Lease
 from ddpjob.controller.main import operate
@@ -218,17 +219,39 @@ async def test_a_lost_lease_is_not_released(fake, a_lease, clock):
     assert len(fake.log) == before
 
 
+def an_actor(writer, cache, clock):
+    creator = Creator(writer, cache, Settings())
+    return Actor(writer, cache, creator, "first", clock, Metrics(cache, ()))
+
+
 async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):
     lease, cache = a_lease(), Cache()
     await lease.acquire()
-    cache.see_job(fake.create("ddpjobs", a_job()))
+    cache.jobs.see(fake.create("ddpjobs", a_job()))
     seen = cache.job(("ml", "digits"))
-    actor = Actor(Writer(api, lease), cache, Settings(), "first", clock, Metrics(cache, ()))
-    plan = decide(observe(seen.job, ()), datetime.now(UTC))
+    actor = an_actor(Writer(api, lease), cache, clock)
+    plan = decide(observe(seen.value.unpack(), ()), datetime.now(UTC))
     clock.now = DEADLINE
     with pytest.raises(LeaseLost):
         await actor.apply(seen, plan)
     assert fake.writes() == []
+
+
+async def test_a_create_that_hangs_ends_with_the_lease(fake, api, a_lease, background, clock):
+    lease = a_lease()
+    await lease.acquire()
+    fake.fault("POST", ".*/pods", hanging_webhook())
+    create = Writer(api, lease).write("POST", "api/v1/namespaces/ml/pods", {})
+    creating = background(create)
+    await until(lambda: fake.writes(".*/pods"))
+    clock.now = DEADLINE - 0.1
+    await lease._renew()
+    clock.now += DEADLINE - 0.1
+    ended, _ = await asyncio.wait([creating], timeout=0.1)
+    assert not ended
+    clock.now += 0.1
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(creating, 4)
 
 
 async def test_an_operator_that_lost_its_lease_ends_with_a_message(fake, options):

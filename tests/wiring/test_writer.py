@@ -1,32 +1,59 @@
-"""Many writes at once: how many, and what is said of those that failed."""
+"""The requests of the operator: how many are under way, how long they wait, and how they end."""
 
 import asyncio
 
 import pytest
+from fake_api import HANGING_WEBHOOK, hanging_webhook
+from gang import a_job, until
 
-from ddpjob.controller.errors import LeaseLost, Refused, Unreachable
-from ddpjob.controller.writer import MAX_WRITES, run_all
+from ddpjob.controller import slots
+from ddpjob.controller import writer as module
+from ddpjob.controller.client import configuration
+from ddpjob.controller.errors import ApiError, LeaseLost, Refused, Unreachable
+from ddpjob.controller.lease import Lease
+from ddpjob.controller.writer import MAX_CALLS_PER_JOB, Writer, run_all
 
-REFUSED, UNREACHABLE, LOST = (
-    Refused("QuotaExceeded", "no room"),
-    Unreachable("no answer"),
-    LeaseLost("led too long"),
-)
+FORBIDDEN = ApiError(403, "Forbidden", "a policy")
+REFUSED = Refused("QuotaExceeded", "no room")
+UNREACHABLE = Unreachable("no answer")
+LOST = LeaseLost("led too long")
+
+MANY = 5 * MAX_CALLS_PER_JOB
+
+
+@pytest.fixture
+async def background():
+    """Return a function that runs a coroutine until the test ends."""
+    tasks = []
+
+    def run(work):
+        tasks.append(asyncio.create_task(work))
+        return tasks[-1]
+
+    yield run
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# --- the calls of one job
 
 
 class Calls:
     """Calls that note when they are made and done; those named in `failing` raise.
 
-    With `together` none of them ends before so many are under way.
+    With `together`, the calls from `first_together` on wait until so many of them are under way.
     """
 
     def __init__(
         self,
         number: int,
-        failing: dict[int, Exception] | None = None,
+        failing: dict[int, BaseException] | None = None,
         together: asyncio.Barrier | None = None,
+        first_together: int = 0,
     ) -> None:
-        self.number, self.failing, self.together = number, failing or {}, together
+        self.number, self.failing = number, failing or {}
+        self.together, self.first_together = together, first_together
         self.made = self.done = self.most = 0
 
     def __iter__(self):
@@ -36,46 +63,74 @@ class Calls:
             yield self.call(number)
 
     async def call(self, number: int) -> None:
-        if self.together:
+        if self.together and number >= self.first_together:
             await self.together.wait()
         self.done += 1
         if error := self.failing.get(number):
             raise error
 
 
-async def test_a_call_is_made_only_when_a_slot_is_free():
-    calls = Calls(5 * MAX_WRITES, together=asyncio.Barrier(MAX_WRITES))
+async def test_so_many_calls_of_a_job_run_at_the_same_time():
+    # The first answers let more calls run. From then on all that may run wait for each other.
+    first = MAX_CALLS_PER_JOB - 1
+    calls = Calls(first + MANY, together=asyncio.Barrier(MAX_CALLS_PER_JOB), first_together=first)
     await run_all(calls)
-    assert (calls.done, calls.most) == (5 * MAX_WRITES, MAX_WRITES)
+    assert (calls.done, calls.most) == (first + MANY, MAX_CALLS_PER_JOB)
+
+
+async def test_a_second_call_runs_only_after_the_first_has_ended():
+    first_may_end = asyncio.Event()
+    begun = []
+
+    async def call(number: int) -> None:
+        begun.append(number)
+        await first_may_end.wait()
+
+    running = asyncio.create_task(run_all(call(number) for number in range(3)))
+    await until(lambda: begun)
+    assert begun == [0]
+    first_may_end.set()
+    await running
+    assert begun == [0, 1, 2]
+
+
+@pytest.mark.parametrize("failing", [{0: FORBIDDEN}, {0: FORBIDDEN, 3: FORBIDDEN}])
+async def test_an_error_of_the_api_server_does_not_stop_the_other_calls(failing):
+    calls = Calls(MANY, failing)
+    with pytest.raises(ApiError):
+        await run_all(calls)
+    assert calls.done == MANY
+
+
+@pytest.mark.parametrize("error", [REFUSED, UNREACHABLE, LOST, asyncio.CancelledError()])
+async def test_no_call_starts_after_one_that_the_others_would_repeat(error):
+    calls = Calls(100 * MANY, {20: error})
+    with pytest.raises(type(error)):
+        await run_all(calls)
+    assert calls.done <= 20 + MAX_CALLS_PER_JOB
 
 
 @pytest.mark.parametrize(
     ("failing", "raised"),
     [
-        ({0: UNREACHABLE}, UNREACHABLE),
-        ({0: UNREACHABLE, 3: REFUSED}, REFUSED),
-        ({1: REFUSED, 2: UNREACHABLE}, REFUSED),
+        ({7: FORBIDDEN, 8: UNREACHABLE}, UNREACHABLE),
+        ({7: UNREACHABLE, 8: REFUSED}, REFUSED),
+        ({7: REFUSED, 8: UNREACHABLE}, REFUSED),
+        ({7: REFUSED, 8: LOST}, LOST),
     ],
 )
-async def test_all_calls_run_and_a_refusal_comes_before_a_retryable_error(failing, raised):
-    calls = Calls(3 * MAX_WRITES, failing, asyncio.Barrier(MAX_WRITES))
+async def test_the_most_important_error_is_raised(failing, raised):
+    together = asyncio.Barrier(MAX_CALLS_PER_JOB)
+    calls = Calls(2 * MAX_CALLS_PER_JOB - 1, failing, together, MAX_CALLS_PER_JOB - 1)
     with pytest.raises(type(raised)) as caught:
         await run_all(calls)
-    assert (caught.value, calls.done) == (raised, 3 * MAX_WRITES)
-
-
-async def test_the_loss_of_the_lease_ends_the_run_and_comes_first():
-    calls = Calls(100 * MAX_WRITES, {0: REFUSED} | dict.fromkeys(range(1, 100 * MAX_WRITES), LOST))
-    with pytest.raises(LeaseLost):
-        await run_all(calls)
-    assert calls.done <= MAX_WRITES + 1
+    assert caught.value is raised
 
 
 async def test_a_pod_that_cannot_be_rendered_leaves_no_call_behind():
-    done, both = [], asyncio.Barrier(2)
+    done = []
 
     async def call(number: int) -> None:
-        await both.wait()
         done.append(number)
 
     def calls():
@@ -86,3 +141,114 @@ async def test_a_pod_that_cannot_be_rendered_leaves_no_call_behind():
     with pytest.raises(ValueError, match="the third"):
         await run_all(calls())
     assert sorted(done) == [0, 1]
+
+
+async def test_cancelling_the_run_cancels_its_calls(background):
+    begun, ended = [], []
+
+    async def call() -> None:
+        begun.append(True)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    running = background(run_all(call() for _ in range(3)))
+    await until(lambda: begun)
+    running.cancel()
+    await asyncio.wait([running])
+    assert ended == begun == [True]
+
+
+# --- requests
+
+
+# The longest timeoutSeconds of an admission webhook.
+LONGEST_WEBHOOK = 30
+
+
+@pytest.fixture
+def a_writer(api):
+    """Return a function that makes a Writer with a Lease, as the constants are set by then."""
+
+    async def make():
+        lease = Lease(api, "ml", "op", "first", lambda: 0.0)
+        await lease.acquire()
+        return Writer(api, lease)
+
+    return make
+
+
+def create_pod(writer, name, namespace="bad"):
+    path = f"api/v1/namespaces/{namespace}/pods"
+    return writer.write("POST", path, {"metadata": {"name": name}})
+
+
+def write_status(fake, writer):
+    job = fake.get("ddpjobs", "digits") or fake.create("ddpjobs", a_job())
+    path = "apis/ddpjob.dev/v1alpha1/namespaces/ml/ddpjobs/digits/status"
+    body = {"metadata": {"uid": job["metadata"]["uid"]}, "status": {"phase": "Pending"}}
+    return writer.write("PUT", path, body)
+
+
+async def test_a_create_waits_for_the_words_of_the_webhook(fake, a_writer, monkeypatch):
+    monkeypatch.setattr(module, "SHORTEST_TIMEOUT", 0.1)
+    monkeypatch.setattr(module, "LONGEST_TIMEOUT", 0.1)
+    fake.fault("POST", ".*/pods", hanging_webhook(seconds=1))
+    with pytest.raises(ApiError) as caught:
+        await create_pod(await a_writer(), "a")
+    assert caught.value.message == HANGING_WEBHOOK
+    assert module.CREATE_TIMEOUT > LONGEST_WEBHOOK
+
+
+async def test_a_status_without_an_answer_is_given_up_before_another_operator_may_lead(
+    fake, a_writer, monkeypatch
+):
+    monkeypatch.setattr(module, "SHORTEST_TIMEOUT", 0.1)
+    monkeypatch.setattr(module, "LONGEST_TIMEOUT", 0.1)
+    fake.fault("PUT", ".*/status", hanging_webhook())
+    with pytest.raises(Unreachable):
+        await write_status(fake, await a_writer())
+
+
+async def test_creates_that_hang_delay_no_status(fake, a_writer, background):
+    fake.fault("POST", ".*/pods", hanging_webhook(), times=float("inf"))
+    writer = await a_writer()
+    for number in range(2 * module.MAX_LOADING):
+        background(create_pod(writer, f"bad-{number}"))
+    await until(lambda: len(fake.writes(".*/pods")) == module.MAX_LOADING)
+    await asyncio.wait_for(write_status(fake, writer), 5)
+    assert len(fake.writes(".*/pods")) < 2 * module.MAX_LOADING
+
+
+async def test_creates_that_hang_delay_a_create_of_another_job_only_shortly(
+    fake, a_writer, background, monkeypatch
+):
+    monkeypatch.setattr(slots, "SLOT_SECONDS", 0.1)
+    monkeypatch.setattr(slots, "HANG_SECONDS", 1)
+    fake.fault("POST", ".*/namespaces/bad/pods", hanging_webhook(), times=float("inf"))
+    writer = await a_writer()
+    for number in range(module.MAX_CREATES + module.MAX_LOADING):
+        background(create_pod(writer, f"bad-{number}"))
+    await asyncio.wait_for(create_pod(writer, "good", "ml"), 8)
+
+
+async def test_the_oldest_of_too_many_creates_that_hang_can_be_retried(
+    fake, a_writer, background, monkeypatch
+):
+    monkeypatch.setattr(module, "MAX_LOADING", 1)
+    monkeypatch.setattr(module, "MAX_CREATES", 2)
+    monkeypatch.setattr(slots, "SLOT_SECONDS", 0.05)
+    monkeypatch.setattr(slots, "HANG_SECONDS", 0.2)
+    fake.fault("POST", ".*/pods", hanging_webhook(), times=float("inf"))
+    writer = await a_writer()
+    creates = [background(create_pod(writer, f"bad-{number}")) for number in range(3)]
+    with pytest.raises(Unreachable, match="newer requests wait"):
+        await asyncio.wait_for(creates[0], 5)
+    await until(lambda: len(fake.writes(".*/pods")) == 3)
+    assert not any(create.done() for create in creates[1:])
+
+
+async def test_the_pool_has_connections_left_for_the_lease_and_the_lists(kubeconfig):
+    pool = (await configuration(kubeconfig)).connection_pool_maxsize
+    assert pool - module.MAX_CREATES - module.MAX_OTHER_WRITES - module.MAX_READS >= 5

@@ -2,26 +2,26 @@
 
 Rank 0 also reads them and sends them to the others. So only its node needs the folder, and all
 ranks resume from the same bytes even if a shared file system shows its nodes different contents for
-a while. Everything with `state_dict` and `load_state_dict` can be saved.
+a while. Everything with `state_dict` and `load_state_dict` can be saved. A start takes the folder
+over from the starts before it (claim.py), which then can write nothing there any more.
 """
 
 import io
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from ddp_trainer.checkpoint_file import FORMAT, find_fault, first_line, save_atomically
+from ddp_trainer.claim import Claim, checkpoint_path
 from ddp_trainer.errors import UserError
-from ddp_trainer.files import PARTIAL, check_writable
+from ddp_trainer.files import check_writable
 from ddp_trainer.runtime import Runtime
 
 # Files that are kept: the newest, and the one before it, in case the newest cannot be read.
 KEPT = 2
-
-FILE_NAME = re.compile(r"step-(\d{10})\.pt")
 
 # Settings of an optimizer that say how it computes, which depends on the hardware.
 COMPUTATION = ("fused", "foreach")
@@ -47,6 +47,10 @@ class Checkpoints:
       wrapper, so that the keys are the model's own.
     - `identity` says what the checkpoint belongs to, such as {"workload": "digits"}. A checkpoint
       with another identity is refused.
+
+    `restore`, or the first `save` without it, takes the folder over. A process that had it before
+    gets TakenOver from its next `save`. So call `restore` at the start, and only to train: to look
+    at a checkpoint of a running job, use torch.load.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Checkpoints:
         self._saved_step: int | None = None
         self._saved_file: Path | None = None
         self._checked = False
+        # Only on rank 0, from the first use of the folder on.
+        self._claim: Claim | None = None
 
     @property
     def newest(self) -> Path | None:
@@ -74,14 +80,16 @@ class Checkpoints:
 
         Return the file on rank 0, and None on other ranks and without a folder. The random number
         generators of all ranks are saved. Raises UserError on rank 0 if the file cannot be written,
-        or if the first file cannot be read again.
+        or if the first file cannot be read again, and TakenOver if a newer start has the folder.
         """
         if self.folder is None:
             return None
         if self._saved_step == step:
             return self._saved_file if self.runtime.is_main else None
-        generators = self.runtime.gather(self.runtime.hardware.random_state())
-        self._remember(step)
+        number = self._claim_folder(self.folder).number if self.runtime.is_main else 0
+        gathered = self.runtime.gather((number, self.runtime.hardware.random_state()))
+        path = checkpoint_path(self.folder, gathered[0][0], step)
+        self._remember(step, path)
         if not self.runtime.is_main:
             return None
         state = {
@@ -89,24 +97,56 @@ class Checkpoints:
             "step": step,
             "identity": self.identity,
             "parts": {name: part.state_dict() for name, part in self.parts.items()},
-            "generators": generators,
+            "generators": [generator for _, generator in gathered],
         }
-        path = _file_of(self.folder, step)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_atomically(path, state)
-            self._check_readable(path)
-            for old in _list_files(self.folder)[KEPT:]:
-                old.unlink(missing_ok=True)
-        except OSError as error:
-            reason = error.strerror or error
-            raise UserError(f"cannot write the checkpoint {path}: {reason}") from error
+        self._write(path, state)
         return path
 
-    def _remember(self, step: int) -> None:
-        assert self.folder is not None
+    def write_beside(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Write another file of the job by torch.save, such as the weights alone.
+
+        Rank 0 calls it. The folder is created. In the folder of the checkpoints, the file is
+        protected like them from older starts. Raises TakenOver if a newer start has the folder, and
+        UserError or OSError if the file cannot be written.
+        """
+        if path.parent == self.folder:
+            self._claim_folder(self.folder).write(path, state)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_atomically(path, state)
+
+    def _claim_folder(self, folder: Path) -> Claim:
+        """Return this start's claim to the folder. Raises UserError if it cannot be written."""
+        try:
+            if self._claim is None:
+                self._claim = Claim.take(folder)
+            elif not folder.exists():
+                # The user removed the folder during the run. Nobody else has a claim to it.
+                self._claim = Claim.take(folder, above=self._claim.number)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"cannot write the checkpoint to {folder}: {reason}") from error
+        return self._claim
+
+    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint and remove those that it makes superfluous."""
+        assert self._claim is not None
+        try:
+            self._claim.write(path, state)
+            self._check_readable(path)
+            # An outdated process must not remove what the newer start may read. If it is taken over
+            # after this check, it still keeps its newest files, and those are read first.
+            self._claim.check()
+            for old in self._claim.list_files()[KEPT:]:
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            self._claim.check()
+            reason = error.strerror or error
+            raise UserError(f"cannot write the checkpoint {path}: {reason}") from error
+
+    def _remember(self, step: int, path: Path) -> None:
         self._saved_step = step
-        self._saved_file = _file_of(self.folder, step)
+        self._saved_file = path
 
     def _check_readable(self, path: Path) -> None:
         """Raise UserError if the first file cannot be read again.
@@ -130,7 +170,7 @@ class Checkpoints:
 
         Return its step, or 0 if there is none. Raises UserError if checkpoints exist and none can
         be read, or if the newest belongs to another job or model. Training from the beginning would
-        then lose the progress so far.
+        then lose the progress so far. From now on, older processes cannot write to the folder.
         """
         if self.folder is None:
             self.runtime.warn(
@@ -138,8 +178,8 @@ class Checkpoints:
                 "make the run resumable"
             )
             return 0
-        data = self._read_and_broadcast()
-        if not data:
+        path, data = self._read_and_broadcast()
+        if path is None:
             return 0
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         self._check_identity(state)
@@ -150,7 +190,7 @@ class Checkpoints:
         if len(generators) == self.runtime.world_size:
             self.runtime.hardware.set_random_state(generators[self.runtime.rank])
         step = int(state["step"])
-        self._remember(step)
+        self._remember(step, path)
         return step
 
     def _load_part(self, name: str, part: Stateful, state: Mapping[str, Any]) -> None:
@@ -178,70 +218,66 @@ class Checkpoints:
                     "--checkpoint-dir"
                 )
 
-    def _read_and_broadcast(self) -> bytes:
-        """Return the bytes of the newest readable checkpoint on every rank, empty without one."""
+    def _read_and_broadcast(self) -> tuple[Path | None, bytes]:
+        """Return the newest readable checkpoint and its bytes on every rank, or None and b""."""
         assert self.folder is not None
-        data = b""
-        message = None
+        path, data = None, b""
+        error = None
         if self.runtime.is_main:
             try:
                 check_writable(self.folder)
-                data = self._read_newest(self.folder)
-            except UserError as error:
-                message = str(error)
+                path, data = self._take_over(self.folder)
+            except UserError as found:
+                error = found
         # All ranks must raise the same error, or the others would wait for rank 0.
-        outcome = (len(data), message) if self.runtime.is_main else None
-        size, message = self.runtime.broadcast(outcome)
-        if message:
-            raise UserError(message)
-        return self.runtime.broadcast_bytes(data, size)
+        outcome = (path, len(data), error) if self.runtime.is_main else None
+        path, size, error = self.runtime.broadcast(outcome)
+        if error:
+            raise error
+        return path, self.runtime.broadcast_bytes(data, size)
 
-    def _read_newest(self, folder: Path) -> bytes:
-        """Return the bytes of the newest readable checkpoint, and set unreadable ones aside."""
-        unreadable: list[tuple[Path, str]] = []
+    def _take_over(self, folder: Path) -> tuple[Path | None, bytes]:
+        """Claim the folder, and return the newest readable checkpoint and its bytes."""
+        # Claim before reading. A start that claims at its first save only could take the folder
+        # over from one that began after it.
+        claim = self._claim_folder(folder)
         try:
-            _remove_partial_files(folder)
-            for path in _list_files(folder):
-                data = path.read_bytes()
-                reason = find_fault(data)
-                if reason is None:
-                    # An unreadable file must not take the place of a good one in KEPT.
-                    for bad, _ in unreadable:
-                        bad.rename(bad.with_suffix(".unreadable"))
-                    return data
-                unreadable.append((path, reason))
-                self.runtime.warn(
-                    f"cannot read the checkpoint {path} ({reason}); trying the one before it"
-                )
+            found = self._read_newest(claim)
         except OSError as error:
+            claim.check()
             reason = str(error.strerror or error)
             raise UserError(f"cannot read the checkpoints in {folder}: {reason}") from error
+        # A newer start may have removed files before they could be read.
+        claim.check()
+        return found
+
+    def _read_newest(self, claim: Claim) -> tuple[Path | None, bytes]:
+        """Return the newest readable checkpoint, and set unreadable ones aside."""
+        folder = claim.folder
+        unreadable: list[tuple[Path, str]] = []
+        for path in claim.list_files():
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                # An older process was about to remove its files that are not the newest.
+                continue
+            reason = find_fault(data)
+            if reason is None:
+                # An unreadable file must not take the place of a good one in KEPT.
+                for bad, _ in unreadable:
+                    with suppress(FileNotFoundError):
+                        bad.rename(bad.with_suffix(".unreadable"))
+                return path, data
+            unreadable.append((path, reason))
+            self.runtime.warn(
+                f"cannot read the checkpoint {path} ({reason}); trying the one before it"
+            )
         if unreadable:
             raise UserError(
                 f"no checkpoint in {folder} can be read ({unreadable[0][1]}); restore one of its "
                 "files from a copy, or remove all of them to train from the beginning"
             )
-        return b""
-
-
-def _file_of(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:010d}.pt"
-
-
-def _list_files(folder: Path) -> list[Path]:
-    """Return the checkpoint files, the newest first.
-
-    The step in the name decides: file times differ between nodes and copies.
-    """
-    if not folder.is_dir():
-        return []
-    files = [path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name)]
-    return sorted(files, reverse=True)
-
-
-def _remove_partial_files(folder: Path) -> None:
-    for partial in folder.glob(f".*{PARTIAL}"):
-        partial.unlink(missing_ok=True)
+        return None, b""
 
 
 def _load(part: Stateful, state: Any) -> None:

@@ -64,12 +64,20 @@ def find_damage(file: Path | IO[bytes]) -> str | None:
     return f"the checksum of {damaged} is wrong" if damaged else None
 
 
-def save_atomically(path: Path, state: Mapping[str, Any]) -> None:
+def save_atomically(
+    path: Path, state: Mapping[str, Any], *, partial_folder: Path | None = None
+) -> None:
     """Write a state by torch.save, so that it survives a crash and a power failure.
 
-    Raises OSError if it cannot be written.
+    Until it is complete, the file is in `partial_folder`; by default beside `path`. Raises OSError
+    if it cannot be written.
     """
-    write_atomically(path, lambda file: _save(_on_cpu(state), file), durable=True)
+    write_atomically(
+        path,
+        lambda file: _save(_on_cpu(state), file),
+        durable=True,
+        partial_folder=partial_folder,
+    )
 
 
 def _save(state: Any, file: IO[bytes]) -> None:

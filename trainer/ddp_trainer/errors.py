@@ -6,6 +6,8 @@ import signal
 class UserError(ValueError):
     """Wrong use: a flag, a folder, an environment or a checkpoint that cannot work."""
 
+    exit_code = 2
+
 
 class Interrupted(SystemExit):
     """The ranks agreed to stop after a signal. The checkpoint, if any, is written.

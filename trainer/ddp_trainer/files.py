@@ -13,15 +13,23 @@ from ddp_trainer.errors import UserError
 PARTIAL = ".partial"
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], *, durable: bool) -> None:
+def write_atomically(
+    path: Path,
+    write: Callable[[IO[bytes]], Any],
+    *,
+    durable: bool,
+    partial_folder: Path | None = None,
+) -> None:
     """Write a file by `write`, which gets the open file.
 
     After a crash at any moment the file is complete, or the old one is still there. With `durable`
-    the new file survives a power failure too. Raises OSError if it cannot be written.
+    the new file survives a power failure too. Until it is complete, the file is in
+    `partial_folder`, on the same file system; by default beside `path`. Raises OSError if it cannot
+    be written.
     """
     # The name differs between nodes and processes that share the folder.
     suffix = f"{socket.gethostname()}-{os.getpid()}{PARTIAL}"
-    partial = path.with_name(f".{path.name}.{suffix}")
+    partial = (partial_folder or path.parent) / f".{path.name}.{suffix}"
     try:
         with partial.open("wb") as file:
             write(file)
@@ -32,10 +40,10 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], *, durable: 
     finally:
         partial.unlink(missing_ok=True)
     if durable:
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Write the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

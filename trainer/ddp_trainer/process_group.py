@@ -27,8 +27,10 @@ ENVIRONMENT = "env://"
 
 JOIN_TIMEOUT = timedelta(minutes=30)
 
-# Messages of gloo after a timeout.
-TIMED_OUT = re.compile(r"timed out|timeout caused pair closure", re.IGNORECASE)
+# Messages of gloo after a timeout. A lost connection may "time out" too, which is another error.
+TIMED_OUT = re.compile(
+    r"Timed out waiting \d+ms for (?:send|recv)|Application timeout caused pair closure"
+)
 
 # Numbers of the groups that this process joins one after another. The store keeps what the earlier
 # groups wrote.

@@ -59,7 +59,7 @@ capabilities:
 {{- define "ddpjob.rules" -}}
 - apiGroups: [ddpjob.dev]
   resources: [ddpjobs]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, delete]
 - apiGroups: [ddpjob.dev]
   resources: [ddpjobs/status]
   verbs: [update]
@@ -72,6 +72,13 @@ capabilities:
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [ddpjob-installation]
+  verbs: [get, update]
 {{- end }}
 
 {{/* Cluster-wide names contain the namespace, because releases in two namespaces may have the same name. */}}

@@ -4,6 +4,7 @@ Slow imports stay inside the commands, so that `--help` is quick.
 """
 
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -198,6 +199,29 @@ def plot(
         raise typer.Exit(2) from error
 
 
+DeadNodeSeconds = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Seconds after which pods on an unreachable node are deleted by force. 0: never.",
+    ),
+]
+GangTimeoutSeconds = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Seconds after which a gang that fits only in part gives way to an older one.",
+    ),
+]
+DisruptionTaints = Annotated[
+    list[str] | None,
+    typer.Option(
+        show_default="none",
+        help="Key of a taint that announces the end of a node. May be repeated.",
+    ),
+]
+
+
 @app.command(short_help="Run the operator.")
 def operator(  # noqa: PLR0913
     namespace: Annotated[
@@ -208,6 +232,9 @@ def operator(  # noqa: PLR0913
         str,
         typer.Option(help="Pod Security level of the generated pods: none or restricted."),
     ] = "none",
+    dead_node_seconds: DeadNodeSeconds = 30,
+    gang_timeout_seconds: GangTimeoutSeconds = 600,
+    disruption_taint: DisruptionTaints = None,
     lease_namespace: Annotated[
         str,
         typer.Option(envvar="POD_NAMESPACE", help="Namespace of the Lease for leader election."),
@@ -239,11 +266,17 @@ def operator(  # noqa: PLR0913
     _require_choice("--log-level", log_level, ("debug", "info", "warning", "error"))
     # The dependencies of the controller are an extra, which other commands do not need.
     from ddpjob.controller.main import Options, run, set_up_logging
+    from ddpjob.core.observe import ClusterPolicy
 
     set_up_logging(log_format, log_level)
     options = Options(
         namespaces=namespace or (),
         restricted=pod_security == "restricted",
+        policy=ClusterPolicy(
+            dead_node_time=timedelta(seconds=dead_node_seconds) if dead_node_seconds else None,
+            gang_timeout=timedelta(seconds=gang_timeout_seconds),
+            disruption_taints=tuple(disruption_taint or ()),
+        ),
         lease_namespace=lease_namespace,
         lease_name=lease_name,
         http_port=http_port,

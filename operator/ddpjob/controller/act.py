@@ -3,27 +3,26 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ddpjob.controller.cache import Cache, SeenJob
-from ddpjob.controller.client import core_path, job_path
+from ddpjob.controller.creator import Creator
 from ddpjob.controller.errors import ApiError, CallFailed, Refused
 from ddpjob.controller.events import event_body
+from ddpjob.controller.kinds import EVENTS, JOBS, PODS
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.writer import Writer, is_gone, run_all
-from ddpjob.core import names, render
+from ddpjob.core import names
 from ddpjob.core.backoff import exponential_delay
 from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
 from ddpjob.core.observe import Refusal
 from ddpjob.core.plan import Delete, Event, Plan
-from ddpjob.core.pod_context import Settings
 from ddpjob.core.pods import owner_uid
-from ddpjob.core.readers import SpecError
+from ddpjob.core.readers import Dict, SpecError
 from ddpjob.core.status import Status, is_transition
 
 log = logging.getLogger(__name__)
@@ -35,8 +34,8 @@ PROGRESS_INTERVAL = 2.0
 FIRST_RETRY = 1.0
 LONGEST_RETRY = 60.0
 
-# The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
-STRICT = {"fieldValidation": "Strict"}
+# Seconds before the next try if what prevented it may be gone.
+SOON = 0.5
 
 
 @dataclass
@@ -49,7 +48,7 @@ class Outcome:
 AGAIN = Outcome(wake_after=0.0)
 
 
-@dataclass
+@dataclass(slots=True)
 class Memory:
     """The last write and refusal of a job. A restart of the process may lose them."""
 
@@ -64,59 +63,79 @@ class Actor:
 
     writer: Writer
     cache: Cache
-    settings: Settings
+    creator: Creator
     identity: str
     clock: Callable[[], float]
     metrics: Metrics
     memories: dict[str, Memory] = field(default_factory=dict)
+    under_quota: set[str] = field(default_factory=set)
 
     def refusal_of(self, uid: str) -> Refusal | None:
         memory = self.memories.get(uid)
         return memory.refusal if memory else None
 
     def forget_removed_jobs(self) -> None:
-        existing = {seen.job.uid for seen in self.cache.jobs.values()}
+        existing = self.cache.jobs.objects
         self.memories = {uid: m for uid, m in self.memories.items() if uid in existing}
+        self.under_quota &= existing.keys()
 
-    def retry_now(self, uid: str) -> None:
-        """Try a refused object again at once, because what prevented it may be gone."""
+    def retry_soon(self, uid: str) -> None:
+        """Try a refused object again soon, because what prevented it may be gone."""
         memory = self.memories.get(uid)
         if memory and memory.refusal and not memory.refusal.final:
-            memory.refusal = replace(memory.refusal, retry_at=datetime.now(UTC))
+            soon = datetime.now(UTC) + timedelta(seconds=SOON)
+            retry_at = min(memory.refusal.retry_at, soon)
+            memory.refusal = replace(memory.refusal, retry_at=retry_at)
+
+    def jobs_under_quota(self, namespace: str) -> list[SeenJob]:
+        """Return the jobs of a namespace whose pods a quota refuses."""
+        refused = [self.cache.jobs.objects.get(uid) for uid in self.under_quota]
+        return [seen for seen in refused if seen and seen.namespace == namespace]
 
     async def apply(self, seen: SeenJob, plan: Plan) -> Outcome:
         """Carry out a plan for a job as it was seen. Raises CallFailed or LeaseLost."""
         # If a pod is missing in the cache, restart only if the API server confirms that it is gone.
-        if await self._any_exists(seen.job, plan.confirm):
+        job = seen.value.unpack()
+        if await self._any_exists(job, plan.confirm):
             return AGAIN
 
         # A plan that only reports progress is written at most every PROGRESS_INTERVAL seconds.
-        memory = self.memories.setdefault(seen.job.uid, Memory())
-        changed = plan.status.to_dict() != seen.job.status.to_dict()
+        memory = self.memories.setdefault(job.uid, Memory())
+        changed = plan.status.to_dict() != job.status.to_dict()
         wait = memory.last_write + PROGRESS_INTERVAL - self.clock()
-        if changed and wait > 0 and _is_progress(seen.job.status, plan):
+        if changed and wait > 0 and _is_progress(job.status, plan):
             if plan.wake_after is None:
                 return Outcome(wait)
             return Outcome(min(wait, plan.wake_after))
 
         # The status is written first, under the version that it was computed from. So neither two
         # operators nor a stale cache can begin the same attempt twice.
-        if changed and not await self._write_status(seen, plan.status, memory):
-            return AGAIN
-
-        # If the status was not written, read the job again: a newer version may exist.
-        if plan.create and not changed and not await self.is_current(seen):
-            return AGAIN
+        body: Dict | None = None
+        if changed:
+            body = await self._write_status(seen, plan.status, memory)
+            if body is None:
+                return AGAIN
 
         # Post events last. A failed post is not repeated: the status has the same information.
         try:
-            return await self._change_pods(seen.job, plan, memory)
+            return await self._change_objects(seen, body, plan, memory)
         finally:
             if not isinstance(sys.exception(), asyncio.CancelledError):
-                posts = [self._post_event(seen.job, event) for event in plan.events]
-                await asyncio.gather(*posts)
+                await run_all(self._post_event(job, event) for event in plan.events)
 
-    async def _change_pods(self, job: Job, plan: Plan, memory: Memory) -> Outcome:
+    async def _change_objects(
+        self, seen: SeenJob, body: Dict | None, plan: Plan, memory: Memory
+    ) -> Outcome:
+        """Delete and create what the plan says. `body` is the job with its written status."""
+        job = seen.value.unpack()
+        # If the status was not written, read the job again: a newer version may exist.
+        if body is None and (plan.create or plan.delete_job):
+            body = await self.read_if_current(seen)
+            if body is None:
+                return AGAIN
+        if body and plan.delete_job:
+            await self._delete_job(body)
+            return Outcome()
         try:
             await run_all(self._delete_pod(job, delete) for delete in plan.delete)
         except ApiError as error:
@@ -124,89 +143,113 @@ class Actor:
                 raise
             # A plan that creates pods deletes only ended ones, so nothing waits for the deletion.
             log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, error)
-        if not plan.create:
+        if not body or not plan.create:
             return Outcome(plan.wake_after)
-        written = self.cache.job((job.namespace, job.name))
-        if written is None or written.job.uid != job.uid:
-            return Outcome()
-        await self._create(written.job, plan.create, memory)
+        await self._create(Job.from_dict(body), plan.create, memory)
         return AGAIN
 
-    # Status
+    # The job
 
-    async def _write_status(self, seen: SeenJob, status: Status, memory: Memory) -> bool:
-        """Write the status. Return False if the job has changed or is gone."""
-        job = seen.job
+    async def _write_status(self, seen: SeenJob, status: Status, memory: Memory) -> Dict | None:
+        """Write the status, and return the job. Return None if it has changed or is gone."""
+        job = seen.value.unpack()
+        metadata = {
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+            "resourceVersion": str(seen.version),
+        }
         body = {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
-            "metadata": {
-                "name": job.name,
-                "namespace": job.namespace,
-                "uid": job.uid,
-                "resourceVersion": str(seen.version),
-            },
+            "metadata": metadata,
             "status": status.to_dict(),
         }
-        path = job_path(job.namespace, job.name, "status")
+        path = JOBS.path(job.namespace, job.name, "status")
         try:
             written = await self.writer.write("PUT", path, body)
         except ApiError as error:
-            if not is_gone(error) or await self.is_current(seen):
+            if not is_gone(error) or await self.read_if_current(seen):
                 raise
-            return False
-        self.cache.see_job(written)
+            return None
+        self.cache.jobs.see(written)
         memory.last_write = self.clock()
         self.metrics.count_restarts(job.status, status)
-        return True
+        return written
 
-    async def is_current(self, seen: SeenJob) -> bool:
-        """Read the job again, and return True if it is still the one that was seen."""
-        key = (seen.job.namespace, seen.job.name)
-        found = await self.writer.get(job_path(*key))
+    async def read_if_current(self, seen: SeenJob) -> Dict | None:
+        """Read the job again, and return it if it is still the one that was seen."""
+        job = seen.value.unpack()
+        found = await self.writer.get(JOBS.path(job.namespace, job.name))
         if found:
-            self.cache.see_job(found)
+            self.cache.jobs.see(found)
         else:
-            self.cache.drop_job(key, seen.job.uid)
-        return self.cache.job(key) is seen
+            self.cache.jobs.drop(job.uid)
+        return found if self.cache.job((job.namespace, job.name)) is seen else None
+
+    async def _delete_job(self, body: Dict) -> None:
+        """Delete a job as it was read, unless it has changed. Its pods go with it."""
+        metadata = body["metadata"]
+        keys = ("uid", "resourceVersion")
+        options = {
+            "preconditions": {key: metadata[key] for key in keys},
+            "propagationPolicy": "Background",
+        }
+        path = JOBS.path(metadata["namespace"], metadata["name"])
+        try:
+            await self.writer.write("DELETE", path, options)
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+        log.info("%s/%s: deleted", metadata["namespace"], metadata["name"])
 
     # Pods
 
     async def _any_exists(self, job: Job, pod_names: tuple[str, ...]) -> bool:
         """Return True if one of the job's pods exists, which then enters the cache."""
-        paths = [core_path(job.namespace, "pods", name) for name in pod_names]
-        found = await asyncio.gather(*(self.writer.get(path) for path in paths))
-        restored = [
-            self.cache.restore_pod(pod) for pod in found if pod and owner_uid(pod) == job.uid
-        ]
-        return any(restored)
+        restored = []
+
+        async def look(name: str) -> None:
+            pod = await self.writer.get(PODS.path(job.namespace, name))
+            if pod and owner_uid(pod) == job.uid and self.cache.pods.restore(pod):
+                restored.append(name)
+
+        await run_all(look(name) for name in pod_names)
+        return bool(restored)
 
     async def _delete_pod(self, job: Job, delete: Delete) -> None:
         body: dict[str, Any] = {"preconditions": {"uid": delete.uid}}
         if delete.grace is not None:
             body["gracePeriodSeconds"] = delete.grace
-        path = core_path(job.namespace, "pods", delete.name)
+        path = PODS.path(job.namespace, delete.name)
         try:
             answer = await self.writer.write("DELETE", path, body)
         except ApiError as error:
             if not is_gone(error):
                 raise
-            self.cache.drop_pod(job.uid, delete.uid)
+            self.cache.pods.drop(delete.uid)
             return
-        if answer.get("kind") == "Pod":
-            self.cache.see_pod(answer)
+        if delete.forced:
+            # The API server removes such a pod at once, and its answer is the removed pod.
+            self.cache.pods.drop(delete.uid)
+            message = f"pod {delete.name} is deleted by force: {delete.forced}"
+            await self._post_event(job, Event("Warning", "ForceDeleted", message))
+        elif answer.get("kind") == "Pod":
+            self.cache.pods.see(answer)
 
     async def _create(self, job: Job, indices: tuple[int, ...], memory: Memory) -> None:
         """Create the Service and the pods of a gang, and remember a refusal."""
-        was_refused = memory.refusal is not None
         memory.refusal = None
+        self.under_quota.discard(job.uid)
         try:
-            await self._create_gang(job, indices, one_first=was_refused)
+            await self.creator.create_gang(job, indices)
         except SpecError as error:
             log.exception("%s/%s: cannot render a pod", job.namespace, job.name)
             memory.refusal = Refusal(Reason.INVALID_POD, str(error), datetime.now(UTC), final=True)
         except Refused as refused:
             memory.refusals += 1
+            if refused.reason == Reason.QUOTA:
+                self.under_quota.add(job.uid)
             delay = exponential_delay(memory.refusals, FIRST_RETRY, LONGEST_RETRY)
             memory.refusal = Refusal(
                 refused.reason,
@@ -217,54 +260,6 @@ class Actor:
             )
         else:
             memory.refusals = 0
-
-    async def _create_gang(self, job: Job, indices: tuple[int, ...], *, one_first: bool) -> None:
-        """Create the Service, then all pods at once. Raises Refused or SpecError.
-
-        With `one_first`, create one pod first, to test whether an earlier refusal still applies.
-        """
-        # An earlier job of this name may still write to the same checkpoint folder.
-        left = self.cache.pod_of_another_job((job.namespace, job.name), job.uid)
-        if left:
-            message = f"pod {left.name} of an earlier job with this name has not ended yet"
-            raise Refused(Reason.NAME_IN_USE, message)
-        await self._create_object(job, "services", render.service(job))
-        pods = render.pods(job, indices, self.settings)
-        if one_first:
-            await self._create_object(job, "pods", next(pods))
-        await run_all(self._create_object(job, "pods", pod) for pod in pods)
-
-    async def _create_object(self, job: Job, plural: str, body: Mapping[str, Any]) -> None:
-        path = core_path(job.namespace, plural)
-        try:
-            created = await self.writer.write("POST", path, body, STRICT)
-        except ApiError as error:
-            if error.status != 409 or error.reason != "AlreadyExists":
-                raise refused_or_error(error, restricted=self.settings.restricted) from error
-            created = await self._require_own(job, plural, str(body["metadata"]["name"]))
-        if plural == "pods":
-            self.cache.see_pod(created)
-
-    async def _require_own(self, job: Job, plural: str, name: str) -> dict[str, Any]:
-        """Return the object that has the name already. Raises Refused if it is not the job's.
-
-        It is the job's own if an earlier request succeeded and its answer was lost.
-        """
-        what = f"{plural.removesuffix('s')} {name}"
-        found = await self.writer.get(core_path(job.namespace, plural, name))
-        if found is None or found["metadata"].get("deletionTimestamp"):
-            raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still being deleted")
-        owner = owner_uid(found)
-        if owner == job.uid:
-            return found
-        labels = found["metadata"].get("labels", {})
-        if owner and labels.get(names.LABEL_JOB) == job.name:
-            message = f"{what} of an earlier job with this name is still being deleted"
-            raise Refused(Reason.NAME_IN_USE, message)
-        message = (
-            f"{what} exists and does not belong to this job; delete it or give the job another name"
-        )
-        raise Refused(Reason.NAME_IN_USE, message)
 
     # Events
 
@@ -280,13 +275,13 @@ class Actor:
         )
         body = event_body(job, event, self.identity)
         try:
-            await self.writer.write("POST", core_path(job.namespace, "events"), body)
+            await self.writer.write("POST", EVENTS.collection(job.namespace), body)
         except CallFailed as error:
             log.warning("%s: event %s was not posted: %s", key, event.reason, error)
 
 
 def _is_progress(status: Status, plan: Plan) -> bool:
     """Return True if a plan only reports progress, so that its status may wait."""
-    if plan.create or plan.delete:
+    if plan.create or plan.delete or plan.delete_job:
         return False
     return not is_transition(status, plan.status)

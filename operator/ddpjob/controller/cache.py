@@ -1,189 +1,201 @@
-"""The jobs and pods that the watches have shown, corrected by a periodic LIST.
+"""The jobs, pods and Kubernetes nodes that the watches have shown, with their indices.
 
-The cache ignores an answer that is older than its own version of an object. kopf does not report
-deletions that it missed while its stream was down. So after a LIST, the cache removes objects that
-the LIST does not contain, except objects that are newer than the LIST. The responses to the
-operator's own writes enter the cache too, so the next look at a job sees them.
+The cache holds what decisions need, not whole objects. The responses to the operator's own writes
+enter it too, so the next look at a job sees them.
 """
 
-from collections.abc import Set
+import pickle
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
+from ddpjob.controller.kinds import JOBS, NODES, PODS, Kind
+from ddpjob.controller.store import Seen, Store, namespace_of, uid_of, version_of
 from ddpjob.core import names
 from ddpjob.core.job import Job
-from ddpjob.core.observe import Pod
+from ddpjob.core.names import Phase, Reason
+from ddpjob.core.nodes import read_node
+from ddpjob.core.observe import Node, Pod
 from ddpjob.core.pods import owner_uid, read_pod
 from ddpjob.core.readers import Dict
 
 # (namespace, name) of a DDPJob.
 Key = tuple[str, str]
 
-
-@dataclass(frozen=True, slots=True)
-class SeenJob:
-    """A job and the resourceVersion at which it was seen."""
-
-    job: Job
-    version: int
+# The reasons of gangs that may wait for each other.
+CONTESTED = (Reason.QUOTA, Reason.UNSCHEDULABLE)
 
 
 @dataclass(frozen=True, slots=True)
-class SeenPod:
-    """A pod, the key of its job, and the resourceVersion at which it was seen."""
+class KeptJob:
+    """A job in a form that takes a fifth of the memory of a Job. It is unpacked at each look."""
+
+    key: Key
+    phase: str
+    packed: bytes
+
+    @classmethod
+    def pack(cls, job: Job) -> "KeptJob":
+        text = zlib.compress(pickle.dumps(job.for_decisions()), level=1)
+        return cls((job.namespace, job.name), sys.intern(job.status.phase), text)
+
+    def unpack(self) -> Job:
+        return _unpack(self.packed)
+
+
+# One look at a job unpacks it several times.
+@lru_cache(maxsize=128)
+def _unpack(packed: bytes) -> Job:
+    # Only `pack` makes these bytes, so nobody else decides what is loaded.
+    job: Job = pickle.loads(zlib.decompress(packed))
+    return job
+
+
+SeenJob = Seen[KeptJob]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedPod:
+    """A pod, the UID of its job, and the job's key."""
 
     pod: Pod
+    owner: str
     key: Key
-    version: int
 
 
-def version_of(body: Dict) -> int:
-    """Return a resourceVersion, which compares as a number within one API server."""
-    return int(body["metadata"]["resourceVersion"])
+def key_of_job(body: Dict) -> Key:
+    return namespace_of(body), str(body["metadata"]["name"])
 
 
-def uid_of(body: Dict) -> str:
-    return str(body["metadata"]["uid"])
+def key_of_pod(body: Dict) -> Key:
+    labels = body["metadata"].get("labels") or {}
+    return namespace_of(body), str(labels.get(names.LABEL_JOB, ""))
 
 
-def key_of_job(job: Dict) -> Key:
-    return job["metadata"]["namespace"], job["metadata"]["name"]
+def _read_job(body: Dict) -> KeptJob:
+    return KeptJob.pack(Job.from_dict(body))
 
 
-def key_of_pod(pod: Dict) -> Key:
-    metadata = pod["metadata"]
-    labels = metadata.get("labels") or {}
-    return metadata["namespace"], labels.get(names.LABEL_JOB, "")
+def _read_owned_pod(body: Dict) -> OwnedPod | None:
+    """Return None for a pod without an owner, as after `kubectl delete --cascade=orphan`."""
+    owner = owner_uid(body)
+    pod = read_pod(body) if owner else None
+    return OwnedPod(pod, owner, key_of_pod(body)) if pod else None
+
+
+@dataclass
+class Jobs(Store[KeptJob]):
+    """Jobs, and an index by key. `incomplete` are the gangs that fit only in part."""
+
+    by_key: dict[Key, SeenJob] = field(default_factory=dict)
+    incomplete: dict[Key, Job] = field(default_factory=dict)
+
+    def see(self, body: Dict) -> bool:
+        known = self.by_key.get(key_of_job(body))
+        if known and known.uid != uid_of(body):
+            # Another job with this name. The newer one exists.
+            if known.version >= version_of(body):
+                return False
+            self.drop(known.uid)
+        return super().see(body)
+
+    def _add(self, seen: SeenJob) -> None:
+        kept = seen.value
+        self.by_key[kept.key] = seen
+        # Such a job is Pending. The others need not be unpacked.
+        if kept.phase == Phase.PENDING:
+            job = kept.unpack()
+            if job.status.reason in CONTESTED:
+                self.incomplete[kept.key] = job
+
+    def _remove(self, seen: SeenJob) -> None:
+        self.by_key.pop(seen.value.key, None)
+        self.incomplete.pop(seen.value.key, None)
+
+
+@dataclass
+class Pods(Store[OwnedPod]):
+    """Pods, with indices by their owner's UID and by their job's key."""
+
+    by_owner: dict[str, dict[str, Pod]] = field(default_factory=dict)
+    owners: dict[Key, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def _add(self, seen: Seen[OwnedPod]) -> None:
+        owned = seen.value
+        self.by_owner.setdefault(owned.owner, {})[seen.uid] = owned.pod
+        self.owners[owned.key].add(owned.owner)
+
+    def _remove(self, seen: Seen[OwnedPod]) -> None:
+        owned = seen.value
+        siblings = self.by_owner[owned.owner]
+        del siblings[seen.uid]
+        if not siblings:
+            del self.by_owner[owned.owner]
+            self.owners[owned.key].discard(owned.owner)
+            if not self.owners[owned.key]:
+                del self.owners[owned.key]
+
+
+@dataclass
+class Nodes(Store[Node]):
+    """Kubernetes nodes, and an index by name."""
+
+    by_name: dict[str, Node] = field(default_factory=dict)
+
+    def _add(self, seen: Seen[Node]) -> None:
+        self.by_name[seen.value.name] = seen.value
+
+    def _remove(self, seen: Seen[Node]) -> None:
+        self.by_name.pop(seen.value.name, None)
 
 
 @dataclass
 class Cache:
-    """Jobs by key, and pods by the UID of their owner and their own UID.
+    """A store for each kind that is watched."""
 
-    `gone` has the UIDs of removed objects, with the version at which each was removed.
-    """
+    jobs: Jobs = field(default_factory=lambda: Jobs(_read_job))
+    pods: Pods = field(default_factory=lambda: Pods(_read_owned_pod))
+    nodes: Nodes = field(default_factory=lambda: Nodes(read_node))
 
-    jobs: dict[Key, SeenJob] = field(default_factory=dict)
-    pods: dict[str, dict[str, SeenPod]] = field(default_factory=dict)
-    gone: dict[str, int] = field(default_factory=dict)
+    @property
+    def stores(self) -> Mapping[Kind, Store[Any]]:
+        return {JOBS: self.jobs, PODS: self.pods, NODES: self.nodes}
 
-    # Jobs
+    def keys_of(self, kind: Kind, body: Dict) -> Iterable[Key]:
+        """Return the keys of the jobs that an object concerns."""
+        if kind == JOBS:
+            return (key_of_job(body),)
+        if kind == PODS:
+            return (key_of_pod(body),)
+        return self._keys_on_node(str(body["metadata"]["name"]))
+
+    def _keys_on_node(self, name: str) -> set[Key]:
+        owned = (seen.value for seen in self.pods.objects.values())
+        return {pod.key for pod in owned if pod.pod.node_name == name}
 
     def job(self, key: Key) -> SeenJob | None:
-        return self.jobs.get(key)
+        return self.jobs.by_key.get(key)
 
-    def see_job(self, body: Dict) -> bool:
-        """Take in a job. Return True if it is newer than what was known."""
-        key = key_of_job(body)
-        version = version_of(body)
-        old = self.jobs.get(key)
-        if uid_of(body) in self.gone or (old and old.version >= version):
-            return False
-        self.jobs[key] = SeenJob(Job.from_dict(body), version)
-        return True
-
-    def forget_job(self, body: Dict) -> bool:
-        """Remove a job after its DELETED event. Return True if it was known."""
-        return self.drop_job(key_of_job(body), uid_of(body), version_of(body))
-
-    def drop_job(self, key: Key, uid: str, version: int = 0) -> bool:
-        """Remove a job that does not exist any more. Return True if it was known."""
-        seen = self.jobs.get(key)
-        if seen is None or seen.job.uid != uid:
-            self.gone[uid] = version
-            return False
-        self.gone[uid] = max(version, seen.version)
-        del self.jobs[key]
-        return True
-
-    def drop_unlisted_jobs(self, listed: Set[str], version: int, namespace: str | None) -> None:
-        """Remove the jobs that a complete LIST at `version` does not contain.
-
-        `listed` are the UIDs in the LIST. `namespace` is None for a LIST of all namespaces.
-        """
-        for key, seen in list(self.jobs.items()):
-            is_older = seen.version <= version
-            if is_older and seen.job.uid not in listed and _is_in(key, namespace):
-                self.drop_job(key, seen.job.uid, version)
-
-    # Pods
+    def rivals_of(self, job: Job) -> Iterator[Job]:
+        """Yield the jobs that may need the same room, and the one that `job` gives way to."""
+        yielding = job.status.yielding
+        if yielding:
+            namespace, _, name = yielding.to.partition("/")
+            older = self.job((namespace, name))
+            if older:
+                yield older.value.unpack()
+        if yielding or job.status.reason in CONTESTED:
+            yield from self.jobs.incomplete.values()
 
     def pods_of(self, uid: str) -> list[Pod]:
         """Return the pods of the job with this UID."""
-        return [seen.pod for seen in self.pods.get(uid, {}).values()]
+        return list(self.pods.by_owner.get(uid, {}).values())
 
-    def pod_of_another_job(self, key: Key, uid: str) -> Pod | None:
-        """Return a pod that still runs and belongs to an earlier job of the same name."""
-        for owner, owned in self.pods.items():
-            # All pods of an owner have the same key.
-            first = next(iter(owned.values()))
-            if owner == uid or first.key != key:
-                continue
-            for seen in owned.values():
-                if not seen.pod.released:
-                    return seen.pod
-        return None
-
-    def see_pod(self, body: Dict) -> bool:
-        """Take in a pod. Return True if that changes what is known of it."""
-        owner = owner_uid(body)
-        uid = uid_of(body)
-        version = version_of(body)
-        if not owner:
-            return self._drop_orphan(uid, version)
-        old = self.pods.get(owner, {}).get(uid)
-        if uid in self.gone or (old and old.version >= version):
-            return False
-        pod = read_pod(body)
-        if pod is None:
-            return False
-        self.pods.setdefault(owner, {})[uid] = SeenPod(pod, key_of_pod(body), version)
-        return old is None or old.pod != pod
-
-    def restore_pod(self, body: Dict) -> bool:
-        """Take in a pod that was thought to be gone. Return True if it belongs to a job."""
-        uid = uid_of(body)
-        self.gone.pop(uid, None)
-        self.see_pod(body)
-        return uid in self.pods.get(owner_uid(body), {})
-
-    def forget_pod(self, body: Dict) -> bool:
-        """Remove a pod after its DELETED event. Return True if it was known."""
-        return self.drop_pod(owner_uid(body), uid_of(body), version_of(body))
-
-    def drop_pod(self, owner: str, uid: str, version: int = 0) -> bool:
-        """Remove a pod that does not exist any more. Return True if it was known."""
-        owned = self.pods.get(owner, {})
-        seen = owned.pop(uid, None)
-        self.gone[uid] = max(version, seen.version if seen else 0)
-        if not owned:
-            self.pods.pop(owner, None)
-        return seen is not None
-
-    def drop_unlisted_pods(self, listed: Set[str], version: int, namespace: str | None) -> None:
-        """Remove the pods that a complete LIST at `version` does not contain."""
-        unlisted = []
-        for owner, owned in self.pods.items():
-            for uid, seen in owned.items():
-                is_older = seen.version <= version
-                if is_older and uid not in listed and _is_in(seen.key, namespace):
-                    unlisted.append((owner, uid))
-        for owner, uid in unlisted:
-            self.drop_pod(owner, uid, version)
-
-    def _drop_orphan(self, uid: str, version: int) -> bool:
-        """Remove a pod that lost its owner, as by `kubectl delete --cascade=orphan`."""
-        for owner, owned in self.pods.items():
-            if uid in owned:
-                return self.drop_pod(owner, uid, version)
-        return False
-
-    def prune(self, version: int) -> None:
-        """Forget removals up to the version of the LIST before the last.
-
-        Answers of that age can no longer arrive.
-        """
-        self.gone = {uid: at for uid, at in self.gone.items() if at > version}
-
-
-def _is_in(key: Key, namespace: str | None) -> bool:
-    return namespace is None or key[0] == namespace
+    def pods_of_other_jobs(self, key: Key, uid: str) -> list[Pod]:
+        """Return the pods that still run and belong to earlier jobs of the same name."""
+        owners = self.pods.owners.get(key, set()) - {uid}
+        return [pod for owner in owners for pod in self.pods_of(owner) if not pod.released]

@@ -16,13 +16,22 @@ from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
-from ddpjob.controller.errors import ApiError, Unreachable
-from ddpjob.core import names
+from ddpjob.controller.errors import ApiError, CallFailed, Unreachable
+from ddpjob.controller.kinds import Kind
+from ddpjob.core.backoff import exponential_delay
 from ddpjob.core.readers import Dict
 
-# Objects per page of a LIST. A whole page is in memory at once, and parsed it takes several times
-# the size of its text.
-PAGE_SIZE = 100
+# Objects in the first page of a LIST, and in any. A whole page is in memory at once, and parsed it
+# takes several times the size of its text. So the next pages get as many objects as fit into
+# PAGE_BYTES.
+FIRST_PAGE = 10
+LONGEST_PAGE = 500
+PAGE_BYTES = 2**20
+
+# How often a page of a LIST is requested before the LIST has failed, and the seconds in between.
+PAGE_TRIES = 6
+FIRST_PAGE_RETRY = 0.5
+LONGEST_PAGE_RETRY = 5.0
 
 # Seconds that an idle connection stays open. The API server closes it after 90 s.
 IDLE_SECONDS = 75.0
@@ -36,12 +45,6 @@ LIST_TIMEOUT = 30.0
 
 # Characters of a non-JSON answer that are quoted.
 MAX_QUOTED = 200
-
-JOBS = f"apis/{names.GROUP}/{names.VERSION}"
-
-# Selects the pods that have the label. A user's podTemplate cannot overwrite it, unlike labels such
-# as app.kubernetes.io/managed-by, which often are set for everything in a chart.
-OUR_PODS = names.LABEL_JOB
 
 
 async def configuration(kubeconfig: Path | None = None) -> Configuration:
@@ -61,16 +64,6 @@ async def configuration(kubeconfig: Path | None = None) -> Configuration:
     # costs more CPU than the request. A proxy can be set in the kubeconfig (proxy-url).
     found.client_session_kwargs = {"trust_env": False}
     return found
-
-
-def job_path(namespace: str, name: str, subresource: str = "") -> str:
-    path = f"{JOBS}/namespaces/{namespace}/{names.PLURAL}/{name}"
-    return f"{path}/{subresource}" if subresource else path
-
-
-def core_path(namespace: str, plural: str, name: str = "") -> str:
-    path = f"api/v1/namespaces/{namespace}/{plural}"
-    return f"{path}/{name}" if name else path
 
 
 class Transport(RESTClientObject):
@@ -114,6 +107,18 @@ class ApiClient:
         timeout: float = CALL_TIMEOUT,
     ) -> dict[str, Any]:
         """Send one request and return the answer. Raises ApiError or Unreachable."""
+        answer, _ = await self._send(method, path, body, query, timeout)
+        return answer
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Dict | None,
+        query: Mapping[str, str] | None,
+        timeout: float,
+    ) -> tuple[dict[str, Any], int]:
+        """Send one request. Return the answer and its size in bytes."""
         url = f"{self._settings.host.rstrip('/')}/{path}"
         if query:
             url += f"?{urlencode(query)}"
@@ -126,7 +131,7 @@ class ApiClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{method} {path}: {error or type(error).__name__}") from error
         self._obey(answer.headers.get("Retry-After"))
-        return _read_answer(answer.status, data)
+        return _read_answer(answer.status, data), len(data)
 
     async def _headers(self, *, has_body: bool) -> dict[str, str]:
         headers = {"Accept": "application/json"}
@@ -147,20 +152,49 @@ class ApiClient:
             raise
 
     async def pages(
-        self, path: str, selector: str = ""
+        self, kind: Kind, namespace: str | None
     ) -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
-        """Yield a LIST page by page: (objects, resourceVersion of the LIST)."""
-        query = {"limit": str(PAGE_SIZE)}
-        if selector:
-            query["labelSelector"] = selector
+        """Yield a LIST page by page: (objects, resourceVersion of the LIST).
+
+        A page that fails is requested again. Raises ApiError or Unreachable.
+        """
+        query = {"limit": str(FIRST_PAGE)}
+        if kind.selector:
+            query["labelSelector"] = kind.selector
         while True:
-            await self.wait_until_allowed()
-            answer = await self.call("GET", path, query=query, timeout=LIST_TIMEOUT)
+            answer, size = await self._page(kind.collection(namespace), query)
             metadata = answer["metadata"]
-            yield answer["items"], int(metadata["resourceVersion"])
+            objects = answer["items"]
+            yield objects, int(metadata["resourceVersion"])
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
+            query["limit"] = str(_next_page(len(objects), size))
+
+    async def _page(self, path: str, query: Mapping[str, str]) -> tuple[dict[str, Any], int]:
+        for tries in range(1, PAGE_TRIES + 1):
+            await self.wait_until_allowed()
+            try:
+                return await self._send("GET", path, None, query, LIST_TIMEOUT)
+            except CallFailed as error:
+                if tries == PAGE_TRIES or not _may_succeed_later(error):
+                    raise
+                await asyncio.sleep(exponential_delay(tries, FIRST_PAGE_RETRY, LONGEST_PAGE_RETRY))
+        raise AssertionError("the last try returns or raises")
+
+
+def _may_succeed_later(error: CallFailed) -> bool:
+    """Return True for an overloaded or restarting API server."""
+    return not isinstance(error, ApiError) or error.status == 429 or error.status >= 500
+
+
+def _next_page(objects: int, size: int) -> int:
+    """Return how many objects of the same mean size fit into PAGE_BYTES.
+
+    A page has at most four times as many objects as the one before.
+    """
+    fitting = PAGE_BYTES * max(1, objects) // max(1, size)
+    return max(1, min(fitting, 4 * max(1, objects), LONGEST_PAGE))
 
 
 def _read_answer(status: int, data: bytes) -> dict[str, Any]:

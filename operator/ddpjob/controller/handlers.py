@@ -9,13 +9,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kopf
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 from kubernetes.aio.client.configuration import Configuration
 
-from ddpjob.controller.act import Actor
-from ddpjob.controller.cache import Cache, Key, key_of_job, key_of_pod
-from ddpjob.controller.client import OUR_PODS, PAGE_SIZE
+from ddpjob.controller.act import SOON, Actor
+from ddpjob.controller.cache import Cache, Key, SeenJob, key_of_pod
+from ddpjob.controller.kinds import JOBS, PODS, Kind
+from ddpjob.controller.store import namespace_of
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.core import names
 from ddpjob.core.pods import owner_uid
 from ddpjob.core.readers import Dict
 
@@ -23,48 +24,67 @@ from ddpjob.core.readers import Dict
 # serves many of their events.
 GATHER_SECONDS = 0.05
 
+# Objects per page of kopf's own LISTs. It cannot change while a LIST runs, so it suits large jobs.
+PAGE_SIZE = 25
+
 # A service account's token lives for an hour; kopf asks for a new one after this time.
 TOKEN_LIFETIME = timedelta(minutes=10)
 
 
 def registry(
-    cache: Cache, queue: WorkQueue[Key], actor: Actor, configuration: Configuration
+    cache: Cache,
+    queue: WorkQueue[Key],
+    actor: Actor,
+    configuration: Configuration,
+    kinds: Iterable[Kind],
 ) -> kopf.OperatorRegistry:
-    """Return the handlers of one operator."""
+    """Return the handlers of one operator: one for each kind that it watches."""
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(id="login", registry=handlers)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await connection(configuration)
 
-    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, id="job", registry=handlers)
-    async def job(event: Mapping[str, Any], **_: Any) -> None:
-        body = event["object"]
-        is_deleted = event["type"] == "DELETED"
-        is_news = cache.forget_job(body) if is_deleted else cache.see_job(body)
-        if is_news:
-            queue.add(key_of_job(body))
-
-    pod_labels = {names.LABEL_JOB: kopf.PRESENT}
-
-    @kopf.on.event("", "v1", "pods", labels=pod_labels, id="pod", registry=handlers)
-    async def pod(event: Mapping[str, Any], **_: Any) -> None:
-        body = event["object"]
-        is_deleted = event["type"] == "DELETED"
-        is_news = cache.forget_pod(body) if is_deleted else cache.see_pod(body)
-        if is_deleted:
-            _retry_job_that_waits_for_name(cache, actor, body)
-        if is_news or is_deleted:
-            queue.add(key_of_pod(body), GATHER_SECONDS)
-
+    for kind in kinds:
+        _watch(kind, cache, queue, actor, handlers)
     return handlers
 
 
-def _retry_job_that_waits_for_name(cache: Cache, actor: Actor, pod: Dict) -> None:
-    """Let a new job try again if a pod of an earlier job with its name is gone."""
+def _watch(
+    kind: Kind,
+    cache: Cache,
+    queue: WorkQueue[Key],
+    actor: Actor,
+    handlers: kopf.OperatorRegistry,
+) -> None:
+    store = cache.stores[kind]
+    labels = {kind.selector: kopf.PRESENT} if kind.selector else None
+    delay = 0.0 if kind == JOBS else GATHER_SECONDS
+
+    @kopf.on.event(
+        kind.group, kind.version, kind.plural, labels=labels, id=kind.plural, registry=handlers
+    )
+    async def event(event: Mapping[str, Any], **_: Any) -> None:
+        body = event["object"]
+        is_deleted = event["type"] == "DELETED"
+        is_news = store.forget(body) if is_deleted else store.see(body)
+        if is_deleted and kind == PODS:
+            for waiting in _jobs_that_wait_for_end_of(body, cache, actor):
+                actor.retry_soon(waiting.uid)
+                queue.add(waiting.value.key, SOON)
+        if is_news or is_deleted:
+            for key in cache.keys_of(kind, body):
+                queue.add(key, delay)
+
+
+def _jobs_that_wait_for_end_of(pod: Dict, cache: Cache, actor: Actor) -> list[SeenJob]:
+    """Return the jobs that may create their pods now that a pod is gone.
+
+    One may wait for the pod's name, others for room in a quota.
+    """
     seen = cache.job(key_of_pod(pod))
-    if seen and seen.job.uid != owner_uid(pod):
-        actor.retry_now(seen.job.uid)
+    waiting = actor.jobs_under_quota(namespace_of(pod))
+    return [*waiting, seen] if seen and seen.uid != owner_uid(pod) else waiting
 
 
 async def connection(configuration: Configuration) -> kopf.ConnectionInfo:
@@ -102,6 +122,16 @@ class NoDiffs(kopf.DiffBaseStorage):
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None: ...
 
 
+class NoMemories(ResourceMemories):
+    """Keeps nothing about an object after its event.
+
+    kopf keeps 1 KB for each object that it has ever seen, for handlers that this operator has not.
+    """
+
+    async def recall(self, *args: Any, **options: Any) -> ResourceMemory:
+        return await super().recall(*args, **{**options, "ephemeral": True})
+
+
 def settings() -> kopf.OperatorSettings:
     """Return kopf's settings: it only watches, reconnects early, and ends if it cannot watch."""
     chosen = kopf.OperatorSettings()
@@ -113,7 +143,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.client_timeout = 330
     chosen.watching.connect_timeout = 10
     chosen.watching.chunk_size = PAGE_SIZE
-    chosen.watching.label_selectors["pods"] = OUR_PODS
+    chosen.watching.label_selectors[PODS.plural] = PODS.selector
     chosen.queueing.idle_timeout = 0.2  # Seconds that kopf keeps an object's last event in memory.
     chosen.networking.request_timeout = 30
     # Long enough in sum for an upgrade of the API server.

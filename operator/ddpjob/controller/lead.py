@@ -12,8 +12,9 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from ddpjob.controller import handlers
-from ddpjob.controller.client import JOBS, ApiClient
+from ddpjob.controller.client import ApiClient
 from ddpjob.controller.errors import ApiError, CannotRun, Unreachable
+from ddpjob.controller.kinds import JOBS, NODES, WATCHED
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.probes import Probes
@@ -97,13 +98,15 @@ async def _watch(operator: Operator) -> None:
     lister = operator.lister
     namespaces = await _readable_namespaces(lister)
     reconciler = operator.reconciler
+    kinds = [kind for kind in WATCHED if kind is not NODES or lister.reads_nodes]
     registry = handlers.registry(
-        reconciler.cache, reconciler.queue, reconciler.actor, operator.configuration
+        reconciler.cache, reconciler.queue, reconciler.actor, operator.configuration, kinds
     )
     try:
         await kopf.operator(
             registry=registry,
             settings=handlers.settings(),
+            memories=handlers.NoMemories(),
             clusterwide=not lister.namespaces,
             namespaces=namespaces,
             standalone=True,
@@ -116,9 +119,11 @@ async def _watch(operator: Operator) -> None:
 async def _readable_namespaces(lister: Lister) -> list[str]:
     """Return the namespaces that kopf can watch; none if it watches all.
 
-    kopf ends if it is not allowed to read one of its namespaces. So it gets only those that the
-    first LIST could read.
+    kopf ends if it is not allowed to read what it watches. So it gets only what the first LIST
+    could read.
     """
+    while not lister.namespaces and lister.reads_nodes is None:
+        await asyncio.sleep(LIST_INTERVAL)
     if not lister.namespaces:
         return []
     while not lister.synced or not lister.readable:
@@ -134,7 +139,7 @@ async def _require_crd(api: ApiClient) -> None:
     """
     while True:
         try:
-            found = await api.get(JOBS) or {}
+            found = await api.get(JOBS.api) or {}
         except Unreachable as error:
             log.warning("the API server does not answer yet: %s", error)
         except ApiError as error:

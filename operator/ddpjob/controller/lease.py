@@ -8,14 +8,16 @@ Only the monotonic clock of each process counts.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from ddpjob.controller.client import ApiClient
 from ddpjob.controller.errors import ApiError, CallFailed, LeaseLost
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 # Seconds.
 DURATION = 15.0
@@ -57,6 +59,19 @@ class Lease:
         """Raise LeaseLost if this process may not write any more."""
         if self.remaining <= 0:
             raise LeaseLost("the Lease was not renewed in time; another operator may lead")
+
+    async def while_held(self, request: Coroutine[Any, Any, Answer]) -> Answer:
+        """Return the answer of `request`. When the Lease ends, cancel it and raise LeaseLost."""
+        task = asyncio.create_task(request)
+        try:
+            while not task.done():
+                self.check()
+                # Each renewal moves the end, and a renewal that finds another holder is the end.
+                await asyncio.wait([task], timeout=min(self.remaining, RETRY))
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return task.result()
 
     async def acquire(self) -> None:
         """Wait until this process holds the Lease."""

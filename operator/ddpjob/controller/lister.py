@@ -7,14 +7,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from ddpjob.controller.cache import Cache, Key, uid_of
-from ddpjob.controller.client import JOBS, OUR_PODS, ApiClient
-from ddpjob.controller.errors import ApiError, CallFailed, NamespaceAppeared
+from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.client import ApiClient
+from ddpjob.controller.errors import ApiError, CallFailed, CannotRun, NamespaceAppeared
+from ddpjob.controller.kinds import NODES, PODS, WATCHED, Kind
+from ddpjob.controller.store import namespace_of, uid_of
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.core import names
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +29,25 @@ EARLY_INTERVALS = (2.0, 10.0)
 RETRY_INTERVAL = 1.0
 
 
+# Longest time in seconds for which a replica of the API server may lag behind the others.
+LONGEST_LAG = 50.0
+
+NO_NODES = (
+    "cannot read Kubernetes nodes (%s). Pods on a crashed node are deleted by force only after "
+    "Kubernetes itself has evicted them, which takes 5 minutes, and spot notices are not seen."
+)
+
+
 @dataclass
 class Lister:
-    """Lists the jobs and pods of the watched namespaces, or of all if there are none.
+    """Lists what is watched, in the watched namespaces, or in all if there are none.
 
     - `after_list`: called after each complete LIST.
-    - `last_turn`: monotonic time at which the last LIST began.
-    - `listed`: resourceVersion of the last complete LIST.
+    - `last_turn`: monotonic time at which the last page of a LIST was requested.
+    - `versions`: resourceVersion of the last complete LIST of each kind and namespace.
     - `unreadable`: watched namespaces that the last LIST was not allowed to read.
     - `unwatched`: watched namespaces that were unreadable when the watches began.
+    - `reads_nodes`: whether Kubernetes nodes can be read; None before the first LIST of them.
     """
 
     api: ApiClient
@@ -46,14 +56,24 @@ class Lister:
     after_list: Callable[[], None]
     namespaces: Sequence[str] = ()
     last_turn: float = 0.0
-    listed: int = 0
+    versions: dict[tuple[Kind, str | None], int] = field(default_factory=dict)
     unreadable: frozenset[str] = frozenset()
     unwatched: frozenset[str] = frozenset()
+    reads_nodes: bool | None = None
+    # All pods of the namespaces before this one, in alphabetical order, are in the cache.
+    _passed: str = ""
+    _complete: bool = False
+    # Monotonic time since which the LISTs of a kind are older than an earlier one.
+    _back_since: dict[Kind, float] = field(default_factory=dict)
 
     @property
     def synced(self) -> bool:
         """True once a LIST has succeeded."""
-        return self.listed > 0
+        return self._complete
+
+    def knows_pods_of(self, namespace: str) -> bool:
+        """Return True once all pods of a namespace are in the cache."""
+        return self._complete or namespace < self._passed
 
     @property
     def readable(self) -> list[str]:
@@ -64,7 +84,7 @@ class Lister:
         """List at once, again after a few seconds, and then every minute.
 
         Raises NamespaceAppeared if a namespace can be read that is not watched: kopf takes its
-        namespaces only once.
+        namespaces only once. Raises CannotRun if the API server has gone back in time.
         """
         early = iter(EARLY_INTERVALS)
         while True:
@@ -81,25 +101,44 @@ class Lister:
 
     async def list_once(self) -> None:
         """List every namespace that can be read. Raises ApiError if there is none."""
-        versions = []
         refused: dict[str, ApiError] = {}
+        kinds = await self._readable_kinds()
         for namespace in self.namespaces or (None,):
             try:
-                versions.append(await self._list_namespace(namespace))
+                for kind in kinds:
+                    await self._list(kind, namespace)
             except ApiError as error:
                 if namespace is None or error.status != 403:
                     raise
                 refused[namespace] = error
         self._report_unreadable(refused)
-        if not versions:
+        if len(refused) == len(self.namespaces) > 0:
             raise next(iter(refused.values()))
 
         # Every job gets a look, whatever the watches have missed.
-        for key in self.cache.jobs:
+        self._complete = True
+        for key in self.cache.jobs.by_key:
             self.queue.add(key)
-        self.cache.prune(self.listed)
-        self.listed = min(versions)
         self.after_list()
+
+    async def _readable_kinds(self) -> list[Kind]:
+        """List the nodes, and return the other kinds. With Roles only, nodes cannot be read."""
+        if self.namespaces:
+            error: ApiError | str = "watchNamespaces is set, so the operator has Roles only"
+        else:
+            try:
+                await self._list(NODES, None)
+            except ApiError as refusal:
+                if refusal.status != 403:
+                    raise
+                error = refusal
+            else:
+                self.reads_nodes = True
+                return [kind for kind in WATCHED if kind is not NODES]
+        if self.reads_nodes is None:
+            log.warning(NO_NODES, error)
+        self.reads_nodes = False
+        return [kind for kind in WATCHED if kind is not NODES]
 
     def _report_unreadable(self, refused: Mapping[str, ApiError]) -> None:
         for namespace in refused.keys() - self.unreadable:
@@ -111,27 +150,48 @@ class Lister:
             )
         self.unreadable = frozenset(refused)
 
-    async def _list_namespace(self, namespace: str | None) -> int:
-        """List jobs, then pods, and return the resourceVersion of the first LIST.
-
-        If a job and its pods appear in between, the pods wait for the job's own event.
-        """
-        scope = f"/namespaces/{namespace}" if namespace else ""
-        jobs, version = await self._list(f"{JOBS}{scope}/{names.PLURAL}", self.cache.see_job)
-        self.cache.drop_unlisted_jobs(jobs, version, namespace)
-        pods, pods_version = await self._list(f"api/v1{scope}/pods", self.cache.see_pod, OUR_PODS)
-        self.cache.drop_unlisted_pods(pods, pods_version, namespace)
-        return version
-
-    async def _list(
-        self, path: str, see: Callable[[Mapping[str, Any]], bool], selector: str = ""
-    ) -> tuple[set[str], int]:
-        """Show every object to the cache. Return (UIDs, resourceVersion of the LIST)."""
+    async def _list(self, kind: Kind, namespace: str | None) -> None:
+        """Show every object of a kind to the cache, and remove those that do not exist any more."""
+        store = self.cache.stores[kind]
+        before = self.versions.get((kind, namespace), 0)
         listed = set()
         version = 0
-        async for objects, page_version in self.api.pages(path, selector):
+        async for objects, page_version in self.api.pages(kind, namespace):
             version = page_version
+            self.last_turn = time.monotonic()
             for body in objects:
-                see(body)
+                store.see(body)
                 listed.add(uid_of(body))
-        return listed, version
+            if kind == PODS and objects:
+                self._pass(namespace_of(objects[-1]))
+        store.drop_unlisted(listed, version, namespace)
+        if self._went_back(kind, before, version):
+            return
+        store.prune(before)
+        self.versions[kind, namespace] = version
+
+    def _went_back(self, kind: Kind, before: int, version: int) -> bool:
+        """Return True if a LIST is older than the one before it.
+
+        One replica of the API server may lag behind for a moment. Raises CannotRun if that lasts:
+        then the cache would ignore every change.
+        """
+        if version >= before:
+            self._back_since.pop(kind, None)
+            return False
+        now = time.monotonic()
+        if now - self._back_since.setdefault(kind, now) < LONGEST_LAG:
+            return True
+        raise CannotRun(
+            f"the resourceVersion of {kind.plural} went back from {before} to {version}, as after "
+            "etcd was restored from a backup. The next start begins with an empty cache."
+        )
+
+    def _pass(self, namespace: str) -> None:
+        """Look at the jobs of the namespaces whose pods are complete: LISTs are in their order."""
+        if self._complete or self.namespaces or namespace <= self._passed:
+            return
+        for key in self.cache.jobs.by_key:
+            if self._passed <= key[0] < namespace:
+                self.queue.add(key)
+        self._passed = namespace

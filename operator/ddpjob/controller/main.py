@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pythonjsonlogger.json import JsonFormatter
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.client import ApiClient, configuration
+from ddpjob.controller.creator import Creator
 from ddpjob.controller.errors import CannotRun
 from ddpjob.controller.lead import Operator, lead
 from ddpjob.controller.lease import Lease
@@ -27,9 +28,11 @@ from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.probes import Probes, serve
 from ddpjob.controller.reconcile import Reconciler
+from ddpjob.controller.territory import Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.controller.writer import Writer
 from ddpjob.core import names
+from ddpjob.core.observe import ClusterPolicy
 from ddpjob.core.pod_context import Settings
 
 log = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ class Options:
 
     namespaces: Sequence[str] = ()
     restricted: bool = False
+    policy: ClusterPolicy = field(default_factory=ClusterPolicy)
     lease_namespace: str = "default"
     lease_name: str = names.MANAGER
     http_port: int = 8080
@@ -142,14 +146,17 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     queue: WorkQueue[Key] = WorkQueue(clock)
     lease = Lease(api, options.lease_namespace, options.lease_name, identity, clock)
     metrics = Metrics(cache, queue)
+    writer = Writer(api, lease)
     actor = Actor(
-        writer=Writer(api, lease),
+        writer=writer,
         cache=cache,
-        settings=Settings(restricted=options.restricted),
+        creator=Creator(writer, cache, Settings(restricted=options.restricted)),
         identity=identity,
         clock=clock,
         metrics=metrics,
     )
     lister = Lister(api, cache, queue, actor.forget_removed_jobs, options.namespaces)
-    reconciler = Reconciler(api, cache, lister, actor, queue, metrics)
+    installation = f"{options.lease_namespace}/{options.lease_name}"
+    territory = Territory(writer, installation, clock)
+    reconciler = Reconciler(api, cache, lister, actor, queue, metrics, options.policy, territory)
     return Operator(api, settings, lease, lister, reconciler)

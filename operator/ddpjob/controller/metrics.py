@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache
-from ddpjob.core.names import Cause, Phase, Reason
+from ddpjob.core.names import Cause, Phase
 from ddpjob.core.status import Status
 
 
@@ -20,7 +20,8 @@ class JobsByPhase(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily("ddpjob_jobs", "DDPJobs by phase", labels=["phase"])
-        phases = Tally(seen.job.status.phase or Phase.PENDING for seen in self._cache.jobs.values())
+        jobs = (seen.value for seen in self._cache.jobs.objects.values())
+        phases = Tally(job.phase or Phase.PENDING for job in jobs)
         for phase in Phase:
             family.add_metric([str(phase)], phases.get(str(phase), 0))
         yield family
@@ -60,8 +61,7 @@ class Metrics:
         """Count the new attempt of a status, if there is one, also if it uses no budget."""
         if old.attempt is None or new.attempt == old.attempt:
             return
-        failed = new.last_failure.get("attempt") == old.attempt
-        cause = new.last_failure["cause"] if failed else Reason.RESIZED
+        cause = new.attempts[0].get("cause") if new.attempts else Cause.RESIZED
         self.restarts.labels(str(cause)).inc()
 
     def text(self) -> bytes:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from ddpjob.controller.act import Actor
@@ -11,14 +11,26 @@ from ddpjob.controller.client import ApiClient
 from ddpjob.controller.errors import CallFailed, LeaseLost
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.slots import Slot, Slots
+from ddpjob.controller.territory import CHECK_AFTER, Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core.decide import decide
-from ddpjob.core.observe import observe
+from ddpjob.core.gangs import find_older_gang
+from ddpjob.core.job import Job
+from ddpjob.core.observe import ClusterPolicy, Observation, observe
 
 log = logging.getLogger(__name__)
 
-# Number of jobs that are reconciled at the same time.
-WORKERS = 16
+# Number of jobs that are reconciled at the same time. A job that takes long counts only at first.
+MAX_RECONCILES = 16
+
+# Number of workers. A job whose requests hang occupies one until they end.
+WORKERS = 256
+
+
+def _slots() -> Slots:
+    # The workers themselves are the limit of jobs under way, so no reconcile is ended for others.
+    return Slots(MAX_RECONCILES, WORKERS)
 
 
 @dataclass
@@ -31,42 +43,68 @@ class Reconciler:
     actor: Actor
     queue: WorkQueue[Key]
     metrics: Metrics
+    policy: ClusterPolicy
+    territory: Territory
+    slots: Slots = field(default_factory=_slots)
 
     async def work(self) -> None:
         """Look at jobs for ever. Raises LeaseLost."""
         while True:
-            key = await self.queue.get()
-            started = time.monotonic()
-            failed = False
-            try:
-                await self.api.wait_until_allowed()
-                await self.look_at(key)
-            except LeaseLost:
-                raise
-            except CallFailed as error:
-                failed = True
-                log.warning("%s/%s: %s", *key, error, extra={"job": "/".join(key)})
-            except Exception:
-                # A bug in one reconcile must not stop the other jobs.
-                failed = True
-                log.exception("%s/%s: cannot reconcile the job", *key, extra={"job": "/".join(key)})
-            finally:
-                self.metrics.reconciles.labels("error" if failed else "ok").inc()
-                self.metrics.latency.observe(time.monotonic() - started)
-                self.queue.done(key, failed)
+            # A key stays in the queue until a slot is free, so that its events still gather there.
+            async with self.slots.take() as slot:
+                key = await self.queue.get()
+                await self._reconcile(key, slot)
+
+    async def _reconcile(self, key: Key, slot: Slot) -> None:
+        """Look at one job, and give its key back. Raises LeaseLost."""
+        started = time.monotonic()
+        failed = False
+        try:
+            await self.api.wait_until_allowed()
+            slot.start()
+            await self.look_at(key)
+        except LeaseLost:
+            raise
+        except CallFailed as error:
+            failed = True
+            log.warning("%s/%s: %s", *key, error, extra={"job": "/".join(key)})
+        except Exception:
+            # A bug in one reconcile must not stop the other jobs.
+            failed = True
+            log.exception("%s/%s: cannot reconcile the job", *key, extra={"job": "/".join(key)})
+        finally:
+            self.metrics.reconciles.labels("error" if failed else "ok").inc()
+            self.metrics.latency.observe(time.monotonic() - started)
+            self.queue.done(key, failed)
 
     async def look_at(self, key: Key) -> None:
         """Observe one job, decide and act. Raises CallFailed or LeaseLost."""
         seen = self.cache.job(key)
         # Before the first LIST, pods of an older attempt may be unknown.
-        if seen is None or not self.lister.synced:
+        if seen is None or not self.lister.knows_pods_of(key[0]):
             return
-        uid = seen.job.uid
-        observation = observe(seen.job, self.cache.pods_of(uid), self.actor.refusal_of(uid))
-        if observation.job_is_stale and not await self.actor.is_current(seen):
-            self.queue.add(key)
+        if not await self.territory.serves(key[0]):
+            self.queue.add(key, CHECK_AFTER)
             return
+        observation = self._observe(seen.value.unpack())
+        if observation.status_is_behind:
+            # A newer status exists, or somebody has changed it.
+            if not await self.actor.read_if_current(seen):
+                self.queue.add(key)
+                return
+            observation = replace(observation, is_current=True)
         plan = decide(observation, datetime.now(UTC))
         outcome = await self.actor.apply(seen, plan)
         if outcome.wake_after is not None:
             self.queue.add(key, outcome.wake_after)
+
+    def _observe(self, job: Job) -> Observation:
+        nodes = self.cache.nodes.by_name if self.lister.reads_nodes else None
+        return observe(
+            job,
+            self.cache.pods_of(job.uid),
+            self.actor.refusal_of(job.uid),
+            nodes=nodes,
+            policy=self.policy,
+            older_gang=find_older_gang(job, self.cache.rivals_of(job)),
+        )

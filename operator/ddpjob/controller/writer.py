@@ -1,19 +1,51 @@
-"""The only way to write to the API server: a few at a time, and only with the Lease."""
+"""The only way to write to the API server: only with the Lease, and a few requests at a time.
+
+Requests of different kinds wait in separate lines. So a status never waits for the creates of
+another job, whose admission webhook may hang.
+"""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from ddpjob.controller.client import ApiClient
-from ddpjob.controller.errors import ApiError, LeaseLost, Refused
+from ddpjob.controller.errors import ApiError, LeaseLost, Refused, Unreachable
 from ddpjob.controller.lease import Lease
+from ddpjob.controller.slots import Slots
 
-# Writes under way at the same time. With more, the throughput of one API server no longer grows.
-MAX_WRITES = 16
+# Requests of one kind that load the API server at the same time. With more, the throughput of one
+# API server no longer grows.
+MAX_LOADING = 16
 
-# Seconds that a write waits for its answer. It must not wait long after the Lease has ended.
+# Requests of each kind under way at the same time, with those that hang. Each has a connection of
+# its own, and the client's pool has 100. The rest is for the Lease and the LISTs. A request that
+# hangs in a webhook also occupies one of the API server's seats (API Priority and Fairness). By
+# default all service accounts share about 245 of them.
+MAX_CREATES = 50
+MAX_OTHER_WRITES = 20
+MAX_READS = 20
+
+# Calls of one job under way at the same time.
+MAX_CALLS_PER_JOB = 16
+
+# Seconds that a create waits for its answer, while the Lease is held. An admission webhook has up
+# to 30 s. Only then does the API server answer with the name of the webhook.
+CREATE_TIMEOUT = 35.0
+
+# Seconds that another write waits for its answer. It must not wait long after the Lease has ended.
 SHORTEST_TIMEOUT = 5.0
 LONGEST_TIMEOUT = 10.0
+
+# The paths to which pods and Services are posted end so. Events are not in this list, because
+# nothing depends on them.
+CREATES = ("/pods", "/services")
+
+# Errors of one call after which the job's other calls do not start. The most important is first.
+# kopf cancels all calls when it ends.
+STOPPING = (asyncio.CancelledError, LeaseLost, Refused, Unreachable)
+
+GAVE_UP = "gave up a request that had no answer for long, because newer requests wait"
 
 Call = Coroutine[Any, Any, None]
 
@@ -24,7 +56,9 @@ class Writer:
     def __init__(self, api: ApiClient, lease: Lease) -> None:
         self._api = api
         self._lease = lease
-        self._slots = asyncio.Semaphore(MAX_WRITES)
+        self._creates = Slots(MAX_LOADING, MAX_CREATES)
+        self._other_writes = Slots(MAX_LOADING, MAX_OTHER_WRITES)
+        self._reads = Slots(MAX_LOADING, MAX_READS)
 
     async def write(
         self,
@@ -34,46 +68,76 @@ class Writer:
         query: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Send one write request. Raises CallFailed or LeaseLost."""
-        async with self._slots:
-            await self._api.wait_until_allowed()
-            self._lease.check()
+        if method == "POST" and path.endswith(CREATES):
+            async with self._turn(self._creates):
+                request = self._api.call(method, path, body, query, CREATE_TIMEOUT)
+                return await self._lease.while_held(request)
+        async with self._turn(self._other_writes):
             timeout = min(LONGEST_TIMEOUT, SHORTEST_TIMEOUT + self._lease.remaining / 2)
             return await self._api.call(method, path, body, query, timeout)
 
     async def get(self, path: str) -> dict[str, Any] | None:
-        """Return an object, or None if it does not exist. Raises CallFailed."""
-        return await self._api.get(path)
+        """Return an object, or None if it does not exist. Raises CallFailed or LeaseLost."""
+        async with self._turn(self._reads):
+            return await self._api.get(path)
+
+    @asynccontextmanager
+    async def _turn(self, slots: Slots) -> AsyncIterator[None]:
+        """Wait until a request may be sent. Raises CallFailed or LeaseLost."""
+        try:
+            async with slots.take() as slot:
+                await self._api.wait_until_allowed()
+                self._lease.check()
+                slot.start()
+                yield
+        except TimeoutError as error:
+            raise Unreachable(GAVE_UP) from error
 
 
 async def run_all(calls: Iterable[Call]) -> None:
-    """Run every call, then raise the error of one that failed.
+    """Run the calls of one job, then raise the error of one that failed.
 
-    LeaseLost comes before Refused, and Refused before errors that can be retried. Each call is
-    taken from `calls` only when it can start, so that 1,000 pods are not rendered at once.
+    One call runs at first. Each that ends lets one more run, up to MAX_CALLS_PER_JOB. So few
+    requests wait if a webhook or a quota stops the job. Kubernetes' own controllers create pods in
+    the same way. Each call is taken from `calls` only when it starts, so 1,000 pods are not
+    rendered at once.
 
-    LeaseLost ends the run: the next leader makes the remaining calls.
+    After one of the errors STOPPING no call starts, because the others would probably fail in the
+    same way. These errors are raised before others, and in their order.
     """
     waiting = iter(calls)
+    running: set[asyncio.Task[None]] = set()
     errors: list[BaseException] = []
-
-    async def work() -> None:
-        for call in waiting:
+    limit = 1
+    try:
+        while True:
             try:
-                await call
-            except LeaseLost:
-                raise
+                while len(running) < limit and not any(isinstance(e, STOPPING) for e in errors):
+                    running.add(asyncio.create_task(next(waiting)))
+            except StopIteration:
+                pass
             except Exception as error:
+                # A pod cannot be rendered, so `calls` has ended.
                 errors.append(error)
+            if not running:
+                break
+            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            errors += filter(None, map(_error_of, ended))
+            limit = min(limit + len(ended), MAX_CALLS_PER_JOB)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    if errors:
+        raise _most_important(errors)
 
-    workers = [work() for _ in range(MAX_WRITES)]
-    results = await asyncio.gather(*workers, return_exceptions=True)
-    ends = [result for result in results if result is not None]
-    if ends or errors:
-        raise _most_important([*ends, *errors])
+
+def _error_of(task: asyncio.Task[None]) -> BaseException | None:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
 def _most_important(errors: list[BaseException]) -> BaseException:
-    for kind in (LeaseLost, Refused):
+    for kind in STOPPING:
         for error in errors:
             if isinstance(error, kind):
                 return error

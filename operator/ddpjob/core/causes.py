@@ -3,15 +3,18 @@
 The peers of a lost process fail a second later, but they are not the cause. Kubelets report in any
 order. So only a certain finding gives a verdict at once: a disruption, or torchrun's failure
 summary of a rank that is not a follower. Otherwise the verdict waits until every pod has ended, at
-most for SETTLE_TIME.
+most for SETTLE_TIME of the operator's own clock.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from ddpjob.core.dead_nodes import find_end_of_node, is_unreachable
 from ddpjob.core.names import Cause, Reason
-from ddpjob.core.observe import Finding, Pod, TrainerState
+from ddpjob.core.observe import Finding, Observation, Pod, TrainerState
+from ddpjob.core.status import Status
+from ddpjob.core.times import LAST_MOMENT, later
 from ddpjob.core.torchrun_log import (
     RENDEZVOUS_TIMEOUT,
     Summary,
@@ -22,6 +25,12 @@ from ddpjob.core.torchrun_log import (
 
 # Longest wait for certain findings after the first failure.
 SETTLE_TIME = timedelta(seconds=10)
+
+# The kubelet's reason for a container that was killed for its memory.
+OOM_KILLED = "OOMKilled"
+
+# Pods that one message names.
+MAX_NAMED = 5
 
 # Every time zone differs from UTC by a multiple of this.
 QUARTER = timedelta(minutes=15)
@@ -34,7 +43,8 @@ BEGINNING = datetime.min.replace(tzinfo=UTC)
 class Verdict:
     """The cause of the end of an attempt: `reason` in one word, `message` in one sentence.
 
-    `index` is the node in the gang. `pod` is None if the pod is gone.
+    `index` is the node in the gang. `pod` is None if the pod is gone. `script_missing`: Python did
+    not find the script, so another attempt would fail in the same way.
     """
 
     cause: Cause
@@ -44,13 +54,14 @@ class Verdict:
     pod: Pod | None = None
     rank: int | None = None
     exit_code: int | None = None
+    script_missing: bool = False
 
 
-@dataclass(frozen=True)
 class Undecided:
-    """A trainer failed, and the cause is not certain yet. Decide at `until` at the latest."""
+    """A trainer failed, and the cause is not certain yet."""
 
-    until: datetime
+
+UNDECIDED = Undecided()
 
 
 @dataclass(frozen=True, order=True)
@@ -65,34 +76,53 @@ class Precedence:
 Ranked = tuple[Precedence, Verdict]
 
 
-def judge(
-    pods: Sequence[Pod], lost: Sequence[int], now: datetime, not_created: Sequence[int] = ()
-) -> Verdict | Undecided | None:
-    """Return the verdict on an attempt, or None if no pod has failed or was lost.
+def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
+    """Return the verdict on the current attempt, or None if no pod has failed or was lost.
 
-    `lost` are the indices of pods that had been seen and are gone. `not_created` are the indices of
-    pods that were not created yet. The verdict does not depend on the order of `pods`.
+    The verdict does not depend on the order of the pods.
     """
-    certain = [*_disruptions(pods, lost), *_certain_failures(pods)]
+    certain = [*_disruptions(obs, now), *_certain_failures(obs.current)]
     if certain:
         return min(certain, key=lambda ranked: ranked[0])[1]
-    failed = [pod for pod in pods if pod.state is TrainerState.FAILED]
+    failed = [pod for pod in obs.current if pod.state is TrainerState.FAILED]
     if not failed:
         return None
-    settled = min(_end_time(pod, now) for pod in failed) + SETTLE_TIME
-    if now < settled and not all(pod.ended for pod in pods):
-        return Undecided(settled)
+    silent = [pod for pod in obs.current if not pod.ended]
+    if silent and now < settles_at(obs.status, now):
+        return UNDECIDED
     # Followers come last: one of them is named only if all are followers.
-    first = min(failed, key=lambda pod: (is_follower(pod.message), _end_time(pod, now), pod.index))
-    return _uncertain_verdict(first, pods, not_created)
+    first = min(failed, key=lambda pod: (is_follower(pod.message), _end_time(pod), pod.index))
+    return (
+        _rendezvous_verdict(first, obs)
+        or _silent_peer_verdict(failed, silent, obs)
+        or _failure(first, parse_summary(first.message))
+    )
 
 
-def _disruptions(pods: Sequence[Pod], lost: Sequence[int]) -> list[Ranked]:
+def settles_at(status: Status, now: datetime) -> datetime:
+    """Return when an undecided failure is judged, by the operator's own clock.
+
+    The kubelets' clocks may be wrong.
+    """
+    first_seen = min(status.undecided_since or now, now)
+    return later(first_seen, SETTLE_TIME)
+
+
+def lost_nodes(obs: Observation) -> tuple[int, ...]:
+    """Return the indices of pods that had been seen and are gone.
+
+    Before the latch, a missing pod was not created yet.
+    """
+    return obs.missing if obs.latched else ()
+
+
+def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
     found = []
-    for pod in pods:
-        if pod.disruption:
-            found.append(_disrupted(pod.disruption, pod.index, pod))
-    for index in lost:
+    for pod in obs.current:
+        finding = pod.disruption or find_end_of_node(obs, pod, now)
+        if finding:
+            found.append(_disrupted(finding, pod.index, pod))
+    for index in lost_nodes(obs):
         finding = Finding("PodDeleted", f"the pod of node {index} is gone")
         found.append(_disrupted(finding, index, None))
     return found
@@ -111,7 +141,7 @@ def _certain_failures(pods: Sequence[Pod]) -> list[Ranked]:
             continue
         summary = parse_summary(pod.message)
         is_certain = summary is not None and summary.certain
-        if is_certain or pod.exit_reason == "OOMKilled":
+        if is_certain or pod.own_limit or pod.exit_reason == OOM_KILLED:
             time = _summary_time(pod, summary) or pod.finished or BEGINNING
             found.append((Precedence(time, True, pod.index), _failure(pod, summary)))
     return found
@@ -120,8 +150,14 @@ def _certain_failures(pods: Sequence[Pod]) -> list[Ranked]:
 def _failure(pod: Pod, summary: Summary | None) -> Verdict:
     rank = None
     exit_code = pod.exit_code
-    if pod.exit_reason == "OOMKilled":
-        reason = "OOMKilled"
+    if pod.own_limit:
+        reason = pod.own_limit.reason
+        message = (
+            f"node {pod.index} was evicted by its kubelet: {pod.own_limit.message}; raise "
+            "resources.limits.ephemeral-storage or the volume's sizeLimit, or write less"
+        )
+    elif pod.exit_reason == OOM_KILLED:
+        reason = OOM_KILLED
         message = (
             f"node {pod.index} ran out of memory (OOMKilled); raise resources.limits.memory or "
             "use less memory"
@@ -139,25 +175,63 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
         message = f"rank {rank} on node {pod.index} failed with exit code {exit_code}"
         if summary.exception:
             message += f": {summary.exception}"
-    return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code)
+    missing = summary is not None and summary.script_missing
+    return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code, missing)
 
 
-def _uncertain_verdict(pod: Pod, pods: Sequence[Pod], not_created: Sequence[int]) -> Verdict:
-    """Return the verdict if nothing certain was found.
+def _rendezvous_verdict(pod: Pod, obs: Observation) -> Verdict | None:
+    """Return the verdict if the rendezvous timed out before every node had started.
 
-    If the rendezvous timed out before every node had started, the job itself did not fail.
+    The job itself did not fail then.
     """
-    late = sorted(other.name for other in pods if not other.started)
-    late += [f"node {index}" for index in not_created]
-    if RENDEZVOUS_TIMEOUT.search(pod.message) and late:
-        message = f"the rendezvous timed out before these had started: {', '.join(late)}"
-        reason = Reason.RENDEZVOUS_TIMEOUT
-        return Verdict(Cause.RENDEZVOUS, reason, message, pod.index, pod, None, pod.exit_code)
-    return _failure(pod, parse_summary(pod.message))
+    late = [other.name for other in obs.current if not other.started]
+    if not obs.latched:
+        late += [f"node {index}" for index in obs.missing]
+    if not late or not RENDEZVOUS_TIMEOUT.search(pod.message):
+        return None
+    message = f"the rendezvous timed out before these had started: {_some(late)}"
+    reason = Reason.RENDEZVOUS_TIMEOUT
+    return Verdict(Cause.RENDEZVOUS, reason, message, pod.index, pod, None, pod.exit_code)
 
 
-def _end_time(pod: Pod, now: datetime) -> datetime:
-    return _summary_time(pod, parse_summary(pod.message)) or pod.finished or now
+def _silent_peer_verdict(
+    failed: Sequence[Pod], silent: Sequence[Pod], obs: Observation
+) -> Verdict | None:
+    """Return the verdict if every failed pod has only lost a peer, and a pod has not ended.
+
+    That pod is the peer: its node has crashed, it is cut off, or it hangs. A failure without a text
+    may be a follower too. It is taken for one if the silent pod's node is unreachable.
+    """
+    unreachable = [pod for pod in silent if is_unreachable(obs, pod.node_name)]
+    innocent = all(_is_innocent(pod, bool(unreachable)) for pod in failed)
+    if not silent or not innocent:
+        return None
+    suspects = unreachable or silent
+    described = [f"{pod.name} on {pod.node_name or 'no node'}" for pod in suspects]
+    message = (
+        f"the other nodes lost their connection to {_some(described)}, which has not ended: its "
+        "node or network failed, or it hangs"
+    )
+    first = suspects[0]
+    return Verdict(Cause.DISRUPTION, Reason.PEER_LOST, message, first.index, first)
+
+
+def _is_innocent(pod: Pod, ambiguous_too: bool) -> bool:
+    summary = parse_summary(pod.message)
+    if summary is None:
+        return is_follower(pod.message)
+    return summary.lost_peer or (summary.ambiguous and ambiguous_too)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names of a list as text."""
+    listed = ", ".join(names[:MAX_NAMED])
+    return listed if len(names) <= MAX_NAMED else f"{listed} and {len(names) - MAX_NAMED} more"
+
+
+def _end_time(pod: Pod) -> datetime:
+    """Return when a trainer ended. An unknown time comes last."""
+    return _summary_time(pod, parse_summary(pod.message)) or pod.finished or LAST_MOMENT
 
 
 def _summary_time(pod: Pod, summary: Summary | None) -> datetime | None:
@@ -169,4 +243,4 @@ def _summary_time(pod: Pod, summary: Summary | None) -> datetime | None:
     if summary is None or summary.time is None or pod.finished is None:
         return summary.time if summary else None
     quarters = round((pod.finished - summary.time) / QUARTER)
-    return summary.time + quarters * QUARTER
+    return later(summary.time, quarters * QUARTER)

@@ -12,58 +12,90 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from ddpjob.core import names
-from ddpjob.core.causes import Undecided, judge
-from ddpjob.core.names import Condition, Phase, Reason
-from ddpjob.core.observe import Observation, Refusal, TrainerState
-from ddpjob.core.plan import (
-    MAX_MESSAGE,
-    Event,
-    Plan,
-    counted,
-    delete_all,
-    delete_unfinished,
-)
-from ddpjob.core.spec import Spec
-from ddpjob.core.status import stamp_conditions
-from ddpjob.core.transitions import (
-    begin_attempt,
-    complete,
+from ddpjob.core import names, timers
+from ddpjob.core.budget import backoff_end
+from ddpjob.core.causes import Undecided, judge, lost_nodes
+from ddpjob.core.conditions import stamp_conditions
+from ddpjob.core.dead_nodes import describe_wait, track_unreachable
+from ddpjob.core.deletions import (
+    clean_up,
+    delete_ended,
     delete_outdated,
+    delete_unfinished,
+    previous_grace,
+)
+from ddpjob.core.describe import (
     describe,
     describe_backoff,
-    fail,
+    describe_existing_pods,
+    find_blocker,
     latch,
-    observe_running,
-    previous_grace,
     recount,
+    with_status,
+)
+from ddpjob.core.names import Condition, Phase, Reason
+from ddpjob.core.observe import Observation, Refusal, TrainerState
+from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
+from ddpjob.core.spec import Spec
+from ddpjob.core.timers import is_due, run_clocks, seconds_until_next
+from ddpjob.core.transitions import (
+    begin,
+    complete,
+    give_way,
+    recover,
     resize,
     restart_or_fail,
-    with_status,
+    resume,
+    stop,
+    suspend,
 )
 
 Rule = Callable[[Observation, Spec, datetime], Plan | None]
+
+# Seconds between two looks at a job that waits for an older one.
+YIELD_INTERVAL = 5.0
+
+# Stray pods that the status names.
+MAX_STRAYS = 10
 
 
 def decide(obs: Observation, now: datetime) -> Plan:
     """Return the plan for a job.
 
-    A job that is being deleted, or that has a newer status in the API server, keeps its status
-    exactly as it is.
+    The status stays exactly as it is if the job is being deleted, if another controller manages it,
+    or if the API server has a newer status.
     """
     spec = obs.job.spec
-    plan = _first_match(obs, spec, now) if spec else _unreadable_spec(obs)
-    if obs.job.deleting or obs.job_is_stale:
+    if spec is None:
+        plan = _unreadable_spec(obs)
+    elif _must_not_write(obs, spec):
+        return Plan(obs.status)
+    else:
+        plan = _complete_plan(obs, spec, _first_match(obs, spec, now), now)
+    if obs.job.deleting:
         return plan
-    if spec and not obs.status.finished:
-        plan = _report_ignored_fields(plan, spec)
     generation = obs.job.generation
-    status = replace(
-        plan.status,
-        observed_generation=generation,
-        conditions=stamp_conditions(plan.status.conditions, generation, now),
-    )
+    conditions = stamp_conditions(plan.status.conditions, generation, now)
+    status = replace(plan.status, observed_generation=generation, conditions=conditions)
     return replace(plan, status=status)
+
+
+def _must_not_write(obs: Observation, spec: Spec) -> bool:
+    if obs.job.deleting or spec.lifecycle.managed_by != names.CONTROLLER:
+        return True
+    return obs.status_is_behind and not obs.is_current
+
+
+def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> Plan:
+    """Add what every plan has: its clocks, its next wake-up, and reports on the surroundings."""
+    if not obs.status.finished:
+        plan = _report_ignored_fields(plan, spec)
+    plan = _report_strays(obs, plan)
+    after = with_status(obs, replace(plan.status, unreachable_nodes=track_unreachable(obs, now)))
+    after = with_status(after, run_clocks(after, now))
+    waits = [plan.wake_after, seconds_until_next(after, spec, now)]
+    wake_after = min((wait for wait in waits if wait is not None), default=None)
+    return replace(plan, status=after.status, wake_after=wake_after)
 
 
 def _first_match(obs: Observation, spec: Spec, now: datetime) -> Plan:
@@ -91,6 +123,21 @@ def _unreadable_spec(obs: Observation) -> Plan:
     return Plan(status)
 
 
+def _report_strays(obs: Observation, plan: Plan) -> Plan:
+    """Keep the names of stray pods in the status, and report them when that changes."""
+    strays = obs.strays[:MAX_STRAYS]
+    if strays == plan.status.stray_pods:
+        return plan
+    events = plan.events
+    if strays:
+        message = (
+            f"ignored pods that this job owns but did not create: {', '.join(strays)}; delete them "
+            "if they are copies"
+        )
+        events = (*events, Event("Warning", "StrayPods", message[:MAX_MESSAGE]))
+    return replace(plan, status=replace(plan.status, stray_pods=strays), events=events)
+
+
 def _report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
     """Keep the fields that this operator does not know in the status, and report them once.
 
@@ -112,12 +159,10 @@ def _report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
 # The rules, in the order of RULES
 
 
-def job_is_being_deleted(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    return Plan(obs.status) if obs.job.deleting else None
-
-
-def job_is_stale(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    return Plan(obs.status) if obs.job_is_stale else None
+def status_is_behind(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if not obs.status_is_behind or obs.status.finished:
+        return None
+    return recover(obs, spec, now)
 
 
 def job_is_finished(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -126,15 +171,39 @@ def job_is_finished(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     active = [pod.state for pod in obs.current if not pod.ended]
     ready = active.count(TrainerState.RUNNING)
     pods = replace(obs.status.pods, active=len(active), ready=ready)
-    delete = delete_unfinished(obs.pods, grace=None)
-    return Plan(replace(obs.status, pods=pods), delete=delete)
+    status = replace(obs.status, pods=pods)
+    if is_due(timers.time_to_live, obs, spec, now):
+        return Plan(status, delete_job=True)
+    return Plan(status, delete=clean_up(obs, spec, None, now))
+
+
+def all_nodes_succeeded(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if not obs.succeeded or len(obs.succeeded) < obs.status.pods.desired:
+        return None
+    return complete(obs, spec, now)
+
+
+def job_is_suspended(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    return suspend(obs, spec, now) if spec.lifecycle.suspended else None
+
+
+def active_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    limit = spec.lifecycle.active_deadline
+    if limit is None or not is_due(timers.active_deadline, obs, spec, now):
+        return None
+    seconds = int(limit.total_seconds())
+    message = f"the job was active for activeDeadlineSeconds={seconds}, in all its attempts"
+    return stop(obs, spec, Reason.DEADLINE, message, now)
 
 
 def job_is_new(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if obs.status.attempt is not None:
         return None
-    status = replace(begin_attempt(obs, spec, 0, now), start_time=now)
-    return pods_are_not_created(with_status(obs, status), spec, now)
+    return pods_are_not_created(with_status(obs, begin(obs, spec, now)), spec, now)
+
+
+def job_is_resumed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    return resume(obs, spec, now) if obs.status.has(Condition.SUSPENDED) else None
 
 
 def older_pods_still_run(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -147,15 +216,10 @@ def older_pods_still_run(obs: Observation, spec: Spec, now: datetime) -> Plan | 
         what += f" on node {first.node_name}"
     if len(remaining) > 1:
         what += f" and {len(remaining) - 1} more"
-    message = f"attempt {obs.attempt} waits for {what} to end"
+    message = f"attempt {obs.attempt} waits for {what} to end{describe_wait(obs, first, now)}"
     status = describe(obs, Phase.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message)
-    return Plan(status, delete=delete_unfinished(remaining, previous_grace(obs)))
-
-
-def all_nodes_succeeded(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    if not obs.succeeded or len(obs.succeeded) < obs.status.pods.desired:
-        return None
-    return complete(obs, now)
+    grace = previous_grace(obs.status, obs.attempt)
+    return Plan(status, delete=delete_unfinished(obs, remaining, grace, now))
 
 
 def nodes_were_changed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -165,32 +229,59 @@ def nodes_were_changed(obs: Observation, spec: Spec, now: datetime) -> Plan | No
 
 
 def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    # Before the latch, a missing pod was not created yet. After it, a missing pod is lost.
-    lost = obs.missing if obs.latched else ()
-    not_created = () if obs.latched else obs.missing
-    verdict = judge(obs.current, lost, now, not_created)
+    verdict = judge(obs, now)
     if verdict is None:
         return None
     if isinstance(verdict, Undecided):
-        status = replace(recount(obs), attempt_started=latch(obs))
-        return Plan(status, wake_after=_seconds_until(verdict.until, now))
+        first_seen = min(obs.status.undecided_since or now, now)
+        status = replace(recount(obs), attempt_started=latch(obs), undecided_since=first_seen)
+        return Plan(status)
     plan = restart_or_fail(obs, spec, verdict, now)
     if verdict.pod is not None:
         return plan
     # The verdict is based on missing pods. The API server has to confirm that they are gone.
+    lost = lost_nodes(obs)
     confirm = tuple(names.pod_name(obs.job.name, obs.attempt, index) for index in lost)
     return replace(plan, confirm=confirm)
+
+
+def startup_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    limit = spec.lifecycle.startup_deadline
+    is_over = is_due(timers.startup_deadline, obs, spec, now)
+    if limit is None or not is_over or obs.all_run:
+        return None
+    blocker = find_blocker(obs)
+    reason = blocker.reason if blocker else Reason.STARTUP_DEADLINE
+    why = blocker.message if blocker else describe_existing_pods(obs, now).message
+    seconds = int(limit.total_seconds())
+    message = f"not all nodes were running within startupDeadlineSeconds={seconds}: {why}"
+    return stop(obs, spec, reason, message, now)
+
+
+def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if not obs.older_gang:
+        return None
+    yielding = obs.status.yielding
+    if yielding and now < yielding.until:
+        message = f"waits until the older job {yielding.to} runs, which needs the same room"
+        status = describe(obs, Phase.PENDING, Reason.YIELDED, message)
+        return Plan(status, wake_after=YIELD_INTERVAL)
+    has_room = find_blocker(obs) is None
+    if has_room or not is_due(timers.gang_timeout, obs, spec, now):
+        return None
+    return give_way(obs, spec, now)
 
 
 def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if obs.latched or not obs.missing:
         return None
+    obs = with_status(obs, replace(obs.status, yielding=None))
     refusal = obs.refusal
     if refusal and refusal.final:
-        return fail(obs, refusal.reason, refusal.message, now)
-    until = obs.status.backoff.until
+        return stop(obs, spec, refusal.reason, refusal.message, now)
+    until = backoff_end(obs.status, now)
     if until and now < until:
-        return Plan(describe_backoff(obs), wake_after=_seconds_until(until, now))
+        return Plan(describe_backoff(obs))
     if refusal:
         return _retry_after_refusal(obs, refusal, now)
     message = f"creating {counted(obs.status.pods.desired, 'pod')} of attempt {obs.attempt}"
@@ -201,33 +292,33 @@ def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | 
 def _retry_after_refusal(obs: Observation, refusal: Refusal, now: datetime) -> Plan:
     status = describe(obs, Phase.PENDING, refusal.reason, refusal.message)
     if now < refusal.retry_at:
-        return Plan(status, wake_after=_seconds_until(refusal.retry_at, now))
+        return Plan(status)
     # If the quota counts ended pods too, delete them, with their logs, to make room.
-    delete = delete_all(obs.older) if refusal.counts_ended_pods else delete_outdated(obs)
+    delete = delete_ended(obs.older) if refusal.counts_ended_pods else delete_outdated(obs)
     return Plan(status, create=obs.missing, delete=delete)
 
 
 def all_pods_exist(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    status = observe_running(obs)
+    status = describe_existing_pods(obs, now)
     was_running = obs.status.has(Condition.RUNNING)
     if was_running or not status.has(Condition.RUNNING):
         return Plan(status)
     return Plan(status, events=(Event("Normal", "Running", status.message),))
 
 
-def _seconds_until(moment: datetime, now: datetime) -> float:
-    return max(0.0, (moment - now).total_seconds())
-
-
 RULES: tuple[Rule, ...] = (
-    job_is_being_deleted,  # The garbage collector removes the pods.
-    job_is_stale,  # A newer status exists: deciding from this one could repeat a restart.
-    job_is_finished,  # A finished job never runs again: delete pods that still run.
-    job_is_new,  # The first attempt begins.
-    older_pods_still_run,  # Two attempts never train at the same time.
+    status_is_behind,  # Somebody changed the status: go on with what the pods show.
+    job_is_finished,  # A finished job never runs again: clean up.
     all_nodes_succeeded,  # Before failures: a node that succeeded cannot be lost any more.
+    job_is_suspended,  # No pods, whatever happens to them while they end.
+    active_deadline_is_over,  # The job has had its time.
+    job_is_new,  # The first attempt begins.
+    job_is_resumed,  # A new attempt begins. It uses no budget.
+    older_pods_still_run,  # Two attempts never train at the same time.
     nodes_were_changed,  # An attempt has a fixed size, so a new one begins. It uses no budget.
-    attempt_failed,  # The whole gang restarts, or the budget is used up and the job fails.
+    attempt_failed,  # The whole gang restarts, or the job fails.
+    startup_deadline_is_over,  # A gang that cannot start must not hold devices for ever.
+    older_gang_needs_room,  # Of two gangs that fit only in part, the younger gives way.
     pods_are_not_created,  # All at once: gang schedulers and autoscalers must see all of them.
     all_pods_exist,  # Nothing to do but to report how far the pods are.
 )

@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from ddpjob.core import names
 from ddpjob.core.readers import Dict, SpecError, child, integer_or_zero, refuse
 from ddpjob.core.spec import Spec
 from ddpjob.core.status import Status
+from ddpjob.core.times import parse_time
 
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
@@ -24,6 +26,7 @@ class Job:
     generation: int = 1
     deleting: bool = False
     spec_error: str = ""
+    created: datetime | None = None
 
     @classmethod
     def from_dict(cls, data: Dict) -> "Job":
@@ -37,11 +40,21 @@ class Job:
             status=Status.from_dict(data.get("status")),
             generation=integer_or_zero(metadata.get("generation")),
             deleting=bool(metadata.get("deletionTimestamp")),
+            created=parse_time(metadata.get("creationTimestamp")),
         )
         try:
             return replace(job, spec=Spec.from_dict(data.get("spec")))
         except SpecError as error:
             return replace(job, spec_error=str(error))
+
+    def for_decisions(self) -> "Job":
+        """Return the job without what only its pods need, which can be large."""
+        if self.spec is None:
+            return self
+        spec = replace(
+            self.spec, image="", args=(), command=(), rdzv_conf={}, pod_fields={}, pod_template={}
+        )
+        return replace(self, spec=spec)
 
 
 def require_job_name(name: Any) -> str:

@@ -12,6 +12,10 @@ KIND = "DDPJob"
 PLURAL = "ddpjobs"
 
 MANAGER = "ddpjob-operator"
+
+# The value of spec.managedBy that means this operator. It is also the default.
+CONTROLLER = f"{GROUP}/operator"
+
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_JOB = f"{GROUP}/job"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
@@ -46,6 +50,7 @@ class Phase(StrEnum):
     STARTING = "Starting"
     RUNNING = "Running"
     RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
 
@@ -54,16 +59,22 @@ class Condition(StrEnum):
     """Condition types: those of a batch/v1 Job, and Running if every node of the attempt runs."""
 
     RUNNING = "Running"
+    SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
 
 
 class Cause(StrEnum):
-    """The kinds of causes that end an attempt."""
+    """The kinds of causes that end an attempt. Only the first two use a budget."""
 
     FAILURE = "Failure"
     DISRUPTION = "Disruption"
     RENDEZVOUS = "Rendezvous"
+    RESIZED = "Resized"
+    SUSPENDED = "Suspended"
+    YIELDED = "Yielded"
+    STOPPED = "Stopped"
+    SUCCEEDED = "Succeeded"
 
 
 class Reason(StrEnum):
@@ -75,15 +86,25 @@ class Reason(StrEnum):
     WAITING_FOR_OLD_PODS = "WaitingForOldPods"
     BACK_OFF = "BackOff"
     RESIZED = "Resized"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    YIELDED = "YieldedToOlderJob"
     FAILURE = "Failure"
     DISRUPTION = "Disruption"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
+    PEER_LOST = "PeerLost"
     SUCCEEDED = "Succeeded"
     MAX_RESTARTS = "MaxRestartsExceeded"
     MAX_DISRUPTIONS = "MaxDisruptionsExceeded"
+    NON_RETRYABLE = "NonRetryableExitCode"
+    SCRIPT_NOT_FOUND = "ScriptNotFound"
+    DEADLINE = "DeadlineExceeded"
+    STARTUP_DEADLINE = "StartupDeadlineExceeded"
+    STATUS_RECOVERED = "StatusRecovered"
     INVALID_POD = "InvalidPod"
     INVALID_SPEC = "InvalidSpec"
     UNSCHEDULABLE = "Unschedulable"
+    GATED = "SchedulingGated"
     IMAGE_PULL = "ImagePull"
     QUOTA = "QuotaExceeded"
     POD_SECURITY = "PodSecurity"

@@ -1,16 +1,22 @@
-"""The Observation of a job: its manifest and its pods, as the cluster shows them.
+"""The Observation of a job: its manifest, its pods and their nodes, as the cluster shows them.
 
 Pods are split by attempt and by the state of their container `trainer`.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
+from ddpjob.core import names
 from ddpjob.core.job import Job
+from ddpjob.core.spec import MAX_NODES
 from ddpjob.core.status import Status
+
+# The status keeps attempts as int32.
+MAX_ATTEMPT = 2**31 - 2
 
 
 class TrainerState(StrEnum):
@@ -43,7 +49,12 @@ class Pod:
       before the pod's phase.
     - `started`: the trainer's container was started at some time.
     - `disruption`: why the pod was deleted, evicted or lost, whatever its trainer did.
-    - `blocked`: what keeps a pending pod from starting.
+    - `blocked`: what keeps a pending pod from starting. `gated`: that is a scheduling gate.
+    - `own_limit`: the kubelet evicted the pod because it exceeded a limit of its own.
+    - `deletion_deadline`: the end of the grace period, if the pod is being deleted.
+    - `looks_lost`: the control plane set the pod to not ready, and the kubelet did not.
+    - `has_claims`: the pod mounts a PersistentVolumeClaim.
+    - `tolerated`: keys of the taints that the pod tolerates; an empty key stands for every taint.
     """
 
     name: str
@@ -53,9 +64,14 @@ class Pod:
     state: TrainerState
     node_name: str = ""
     released: bool = False
-    deleting: bool = False
+    deletion_deadline: datetime | None = None
     started: bool = False
+    looks_lost: bool = False
+    gated: bool = False
+    has_claims: bool = False
+    tolerated: tuple[str, ...] = ()
     disruption: Finding | None = None
+    own_limit: Finding | None = None
     blocked: Finding | None = None
     exit_code: int | None = None
     exit_reason: str = ""
@@ -65,6 +81,42 @@ class Pod:
     @property
     def ended(self) -> bool:
         return self.state in (TrainerState.SUCCEEDED, TrainerState.FAILED)
+
+    @property
+    def deleting(self) -> bool:
+        return self.deletion_deadline is not None
+
+
+class NodeHealth(StrEnum):
+    """The condition Ready of a Kubernetes node. Unknown: its kubelet does not report any more."""
+
+    READY = "True"
+    NOT_READY = "False"
+    UNREACHABLE = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A Kubernetes node. `taints` are the keys of those that keep new pods away."""
+
+    name: str
+    health: NodeHealth = NodeHealth.READY
+    taints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPolicy:
+    """The administrator's choices about nodes and about gangs that wait for each other.
+
+    - `dead_node_time`: a pod is force-deleted after its node was unreachable for so long; None
+      never.
+    - `gang_timeout`: a gang that fits only in part gives way to an older one after this time.
+    - `disruption_taints`: keys of taints that announce the end of a node.
+    """
+
+    dead_node_time: timedelta | None = timedelta(seconds=30)
+    gang_timeout: timedelta = timedelta(seconds=600)
+    disruption_taints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +137,22 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Observation:
-    """A job and every pod that it owns, sorted by attempt and index."""
+    """A job and every pod of its gangs, sorted by attempt and index, and their surroundings.
+
+    - `strays`: names of pods with the job's labels that no gang of it has.
+    - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
+    - `older_gang`: an older job that fits only in part too, as `namespace/name`.
+    - `is_current`: the API server has confirmed that the status is the newest.
+    """
 
     job: Job
     pods: tuple[Pod, ...] = ()
     refusal: Refusal | None = None
+    strays: tuple[str, ...] = ()
+    nodes: Mapping[str, Node] | None = None
+    policy: ClusterPolicy = field(default_factory=ClusterPolicy)
+    older_gang: str = ""
+    is_current: bool = False
 
     @property
     def status(self) -> Status:
@@ -110,13 +173,19 @@ class Observation:
         return tuple(pod for pod in self.pods if pod.attempt < self.attempt)
 
     @property
-    def job_is_stale(self) -> bool:
-        """True if there is a pod of an attempt that the status does not know yet.
+    def status_is_behind(self) -> bool:
+        """True if there is a pod of an attempt that the status does not know.
 
-        The API server then holds a newer status.
+        The API server then holds a newer status, unless somebody has changed the status.
         """
         newest = -1 if self.status.attempt is None else self.status.attempt
         return any(pod.attempt > newest for pod in self.pods)
+
+    @cached_property
+    def unready_nodes(self) -> int:
+        """Number of Kubernetes nodes of the cluster that are not ready."""
+        nodes = (self.nodes or {}).values()
+        return sum(node.health is not NodeHealth.READY for node in nodes)
 
     @property
     def latched(self) -> bool:
@@ -128,7 +197,8 @@ class Observation:
     def succeeded(self) -> frozenset[int]:
         """Indices of the current attempt whose trainer succeeded, even if the pod is gone."""
         seen = {pod.index for pod in self.current if pod.state is TrainerState.SUCCEEDED}
-        return frozenset(seen) | frozenset(self.status.succeeded_nodes)
+        kept = {index for index in self.status.succeeded_nodes if index < self.status.pods.desired}
+        return frozenset(seen | kept)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -136,7 +206,34 @@ class Observation:
         present = {pod.index for pod in self.current} | self.succeeded
         return tuple(index for index in range(self.status.pods.desired) if index not in present)
 
+    @property
+    def all_run(self) -> bool:
+        """True if every node of the attempt runs or has succeeded."""
+        running = sum(pod.state is TrainerState.RUNNING for pod in self.current)
+        return len(self.succeeded) + running == self.status.pods.desired
 
-def observe(job: Job, pods: Iterable[Pod], refusal: Refusal | None = None) -> Observation:
-    ordered = sorted(pods, key=lambda pod: (pod.attempt, pod.index))
-    return Observation(job, tuple(ordered), refusal)
+
+def observe(
+    job: Job, pods: Iterable[Pod], refusal: Refusal | None = None, **surroundings: Any
+) -> Observation:
+    """Return the Observation of a job and the pods that have its labels and that it owns.
+
+    `surroundings` are the other fields of Observation.
+    """
+    gang = []
+    strays = []
+    for pod in pods:
+        if _is_of_gang(pod, job):
+            gang.append(pod)
+        else:
+            strays.append(pod.name)
+    gang.sort(key=lambda pod: (pod.attempt, pod.index))
+    return Observation(job, tuple(gang), refusal, tuple(sorted(strays)), **surroundings)
+
+
+def _is_of_gang(pod: Pod, job: Job) -> bool:
+    """Return False for a pod that the operator cannot have created, such as a copy by hand."""
+    if pod.name != names.pod_name(job.name, pod.attempt, pod.index) or pod.attempt > MAX_ATTEMPT:
+        return False
+    is_current = pod.attempt == job.status.attempt
+    return pod.index < (job.status.pods.desired if is_current else MAX_NODES)

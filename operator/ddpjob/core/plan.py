@@ -1,9 +1,7 @@
 """A plan: the status that a job should have, and what to create and delete once it is written."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ddpjob.core.observe import Pod
 from ddpjob.core.status import Status
 
 # Longest message in a status, a condition or an event, in characters. The API server limits those
@@ -13,11 +11,16 @@ MAX_MESSAGE = 1024
 
 @dataclass(frozen=True)
 class Delete:
-    """A pod to delete, by UID. `grace` in seconds; None takes the pod's own grace period."""
+    """A pod to delete, by UID.
+
+    `grace` is in seconds; None takes the pod's own grace period. `forced` says why the pod is
+    removed without its kubelet's answer, for an event.
+    """
 
     name: str
     uid: str
     grace: int | None = None
+    forced: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Plan:
     - `create`: indices of the pods to create, of the attempt `status.attempt`.
     - `delete`: the pods to delete.
     - `events`: the events to post.
+    - `delete_job`: delete the job itself, with everything that it owns.
     - `confirm`: names of pods. If the API server still has one of them, the plan is discarded.
     - `wake_after`: seconds after which to decide again, even if nothing changes.
     """
@@ -45,6 +49,7 @@ class Plan:
     create: tuple[int, ...] = ()
     delete: tuple[Delete, ...] = ()
     events: tuple[Event, ...] = ()
+    delete_job: bool = False
     confirm: tuple[str, ...] = ()
     wake_after: float | None = None
 
@@ -52,14 +57,3 @@ class Plan:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 node`, `2 nodes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def delete_unfinished(pods: Iterable[Pod], grace: int | None) -> tuple[Delete, ...]:
-    """Delete the pods in which a container still runs and that are not being deleted yet."""
-    unfinished = (pod for pod in pods if not pod.released and not pod.deleting)
-    return tuple(Delete(pod.name, pod.uid, grace) for pod in unfinished)
-
-
-def delete_all(pods: Iterable[Pod]) -> tuple[Delete, ...]:
-    """Delete the pods that are not being deleted yet, also those that have ended."""
-    return tuple(Delete(pod.name, pod.uid) for pod in pods if not pod.deleting)

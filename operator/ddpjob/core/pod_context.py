@@ -43,6 +43,11 @@ CONTAINER_LEVEL_FIELDS = ("imagePullPolicy", "envFrom")
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED_AFFINITY = "preferredDuringSchedulingIgnoredDuringExecution"
+HOST_NAME = "kubernetes.io/hostname"
+
+# Weight of the wish to avoid a node, from 1 to 100.
+AVOIDANCE = 100
 
 
 class Addresses(Protocol):
@@ -120,7 +125,7 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
         "port": names.RENDEZVOUS_PORT,
         "volumes": volumes,
         "mounts": mounts,
-        "affinity": _affinity(profile, fields.get("affinity", {})),
+        "affinity": _avoid_nodes(job, _affinity(profile, fields.get("affinity", {}))),
         "tolerations": [*fields.get("tolerations", []), *map(dict, profile.tolerations)],
         "pod_fields": {key: fields[key] for key in POD_LEVEL_FIELDS if key in fields},
         "container_fields": {key: fields[key] for key in CONTAINER_LEVEL_FIELDS if key in fields},
@@ -265,3 +270,15 @@ def _affinity(profile: Profile, user: Dict) -> Dict:
             terms.append({**term, "matchExpressions": expressions})
     required = {REQUIRED_AFFINITY: {"nodeSelectorTerms": terms}}
     return {**user, "nodeAffinity": {**node_affinity, **required}}
+
+
+def _avoid_nodes(job: Job, affinity: Dict) -> Dict:
+    """Return the affinity with the wish to avoid the nodes on which attempts failed repeatedly."""
+    avoided = [node.name for node in job.status.failed_nodes if node.is_avoided]
+    if not avoided:
+        return affinity
+    expression = {"key": HOST_NAME, "operator": "NotIn", "values": avoided}
+    wish = {"weight": AVOIDANCE, "preference": {"matchExpressions": [expression]}}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    preferred = [*(node_affinity.get(PREFERRED_AFFINITY) or ()), wish]
+    return {**affinity, "nodeAffinity": {**node_affinity, PREFERRED_AFFINITY: preferred}}

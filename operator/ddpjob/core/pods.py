@@ -6,7 +6,7 @@ from typing import Any
 from ddpjob.core import names
 from ddpjob.core.observe import Finding, Pod, TrainerState
 from ddpjob.core.readers import Dict, child, children, integer_or_none
-from ddpjob.core.times import parse_time
+from ddpjob.core.times import LAST_MOMENT, parse_time
 
 # Reasons of a waiting container whose image cannot be pulled.
 IMAGE_REASONS = (
@@ -19,6 +19,17 @@ IMAGE_REASONS = (
 
 # Reasons of a waiting container that starts normally.
 NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
+
+# The reason of the condition PodScheduled while a scheduling gate holds a pod.
+GATED = "SchedulingGated"
+
+# What a container's end says after its kubelet or its runtime has lost it, as in a crash of the
+# node: the kubelet's own reason, and containerd's after a restart, with its exit code.
+LOST_REASON = "ContainerStatusUnknown"
+LOST_BY_CONTAINERD = ("Unknown", 255)
+
+# A kubelet's reason for pods that it evicts.
+EVICTED = "Evicted"
 
 
 def owner_uid(obj: Dict) -> str:
@@ -38,6 +49,7 @@ def read_pod(body: Dict) -> Pod | None:
     index = str(labels.get(names.LABEL_INDEX, ""))
     if not attempt.isdecimal() or not index.isdecimal():
         return None
+    spec = child(body, "spec")
     container = _trainer_container(status)
     end = child(container, "terminated") if "terminated" in container else None
     state = _trainer_state(status.get("phase"), container)
@@ -51,11 +63,16 @@ def read_pod(body: Dict) -> Pod | None:
         attempt=int(attempt),
         index=int(index),
         state=state,
-        node_name=str(child(body, "spec").get("nodeName") or ""),
+        node_name=str(spec.get("nodeName") or ""),
         released=_is_released(status, end),
-        deleting=bool(metadata.get("deletionTimestamp")),
+        deletion_deadline=_deletion_deadline(metadata),
         started="terminated" in container or "running" in container,
+        looks_lost=_looks_lost(status),
+        gated=_schedule_condition(status).get("reason") == GATED,
+        has_claims=any("persistentVolumeClaim" in v for v in children(spec, "volumes")),
+        tolerated=_tolerated(spec),
         disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
+        own_limit=_own_limit(status),
         blocked=_blocked(status, container) if state is TrainerState.PENDING else None,
         exit_code=integer_or_none((end or {}).get("exitCode")),
         exit_reason=str((end or {}).get("reason") or ""),
@@ -113,28 +130,83 @@ def _sidecars_run(status: Dict) -> bool:
     return False
 
 
+def _condition(status: Dict, kind: str) -> Dict:
+    for condition in children(status, "conditions"):
+        if condition.get("type") == kind:
+            return condition
+    return {}
+
+
+def _disruption_target(status: Dict) -> Dict:
+    """Return the condition DisruptionTarget if it is True."""
+    condition = _condition(status, "DisruptionTarget")
+    return condition if condition.get("status") == "True" else {}
+
+
 def _disruption(body: Dict, end: Dict | None) -> Finding | None:
     """Return why a pod was deleted, evicted or lost, or None if it was not."""
     metadata = child(body, "metadata")
     status = child(body, "status")
     name = metadata.get("name")
-    for condition in children(status, "conditions"):
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            reason = str(condition.get("reason") or "Disrupted")
-            message = str(condition.get("message") or f"pod {name} was disrupted")
-            return Finding(reason, message, parse_time(condition.get("lastTransitionTime")))
-    if end is not None and end.get("reason") == "ContainerStatusUnknown":
-        message = f"the kubelet lost the container of pod {name}"
+    target = _disruption_target(status)
+    if target:
+        reason = str(target.get("reason") or "Disrupted")
+        message = str(target.get("message") or f"pod {name} was disrupted")
+        return Finding(reason, message, parse_time(target.get("lastTransitionTime")))
+    if end is not None and _is_lost(end):
+        message = f"the node of pod {name} restarted, or its kubelet lost the container"
         return Finding("NodeRestarted", message, parse_time(end.get("finishedAt")))
     if metadata.get("deletionTimestamp"):
         return Finding("PodDeleted", f"pod {name} was deleted", _deletion_time(metadata))
-    # A kubelet that refuses or evicts a pod writes the reason into the pod's status. The reason of
-    # a container's own failure is in the status of the container.
-    if status.get("phase") == "Failed" and (status.get("reason") or end is None):
+    # A kubelet that refuses a pod writes the reason into the pod's status. The reason of a
+    # container's own failure is in the status of the container.
+    refused = status.get("reason") or end is None
+    if status.get("phase") == "Failed" and refused and not _own_limit(status):
         reason = str(status.get("reason") or "PodLost")
         message = str(status.get("message") or f"pod {name} failed before its trainer ended")
         return Finding(reason, message)
     return None
+
+
+def _is_lost(end: Dict) -> bool:
+    reason = end.get("reason")
+    return reason == LOST_REASON or (reason, end.get("exitCode")) == LOST_BY_CONTAINERD
+
+
+def _own_limit(status: Dict) -> Finding | None:
+    """Return the kubelet's words if it evicted the pod for exceeding a limit of its own.
+
+    Under node pressure it sets DisruptionTarget too.
+    """
+    if status.get("reason") != EVICTED or _disruption_target(status):
+        return None
+    return Finding(EVICTED, str(status.get("message") or "the pod exceeded a limit of its own"))
+
+
+def _looks_lost(status: Dict) -> bool:
+    """Return True if the pod is not ready while its trainer is.
+
+    The control plane sets the pods of an unreachable node to not ready. A kubelet changes both.
+    """
+    if _condition(status, "Ready").get("status") != "False":
+        return False
+    return any(
+        container.get("name") == names.TRAINER and container.get("ready") is True
+        for container in children(status, "containerStatuses")
+    )
+
+
+def _tolerated(spec: Dict) -> tuple[str, ...]:
+    """Return the keys of the taints that a pod tolerates, without those that Kubernetes adds."""
+    keys = [str(toleration.get("key") or "") for toleration in children(spec, "tolerations")]
+    return tuple(key for key in keys if not key.startswith("node.kubernetes.io/"))
+
+
+def _deletion_deadline(metadata: Dict) -> datetime | None:
+    """Return the end of the grace period of a pod that is being deleted."""
+    deadline = metadata.get("deletionTimestamp")
+    # A deadline that cannot be read is the last one: the pod is being deleted, and not overdue.
+    return (parse_time(deadline) or LAST_MOMENT) if deadline else None
 
 
 def _deletion_time(metadata: Dict) -> datetime | None:
@@ -153,12 +225,19 @@ def _deletion_time(metadata: Dict) -> datetime | None:
         return deadline
 
 
+def _schedule_condition(status: Dict) -> Dict:
+    """Return the condition PodScheduled if it is False."""
+    condition = _condition(status, "PodScheduled")
+    return condition if condition.get("status") == "False" else {}
+
+
 def _blocked(status: Dict, container: Dict) -> Finding | None:
     """Return what keeps a pending pod from starting, or None."""
-    for condition in children(status, "conditions"):
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            message = str(condition.get("message") or "no node fits yet")
-            return Finding(names.Reason.UNSCHEDULABLE, message)
+    scheduled = _schedule_condition(status)
+    if scheduled:
+        gated = scheduled.get("reason") == GATED
+        message = str(scheduled.get("message") or "no node fits yet")
+        return Finding(names.Reason.GATED if gated else names.Reason.UNSCHEDULABLE, message)
     for init in children(status, "initContainerStatuses"):
         finding = _waiting(child(init, "state"))
         if finding:

@@ -83,6 +83,18 @@ def require_integer(value: Any, where: str, low: int, high: int) -> int:
     return int(value)
 
 
+def require_integers(value: Any, where: str, low: int, high: int) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise refuse(where, f"a list of integers from {low} to {high}", value)
+    return tuple(require_integer(item, where, low, high) for item in value)
+
+
+def require_boolean(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise refuse(where, "true or false", value)
+    return value
+
+
 def require_string(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
         raise refuse(where, "a string that is not empty", value)
@@ -109,6 +121,10 @@ def mappings_or_empty(value: Any) -> tuple[Dict, ...]:
     return tuple(item for item in value if isinstance(item, Mapping))
 
 
+def strings_or_empty(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
 def boolean_or_none(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
@@ -118,7 +134,7 @@ def integer_or_none(value: Any) -> int | None:
 
 
 def integer_or_zero(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+    return integer_or_none(value) or 0
 
 
 def integers_or_empty(value: Any) -> tuple[int, ...]:

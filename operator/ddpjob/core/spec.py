@@ -11,6 +11,7 @@ from typing import Any
 
 from ddpjob.core import profiles
 from ddpjob.core.pod_fields import POD_FIELDS, read_pod_fields, read_pod_template
+from ddpjob.core.policy import FailurePolicy, Lifecycle
 from ddpjob.core.readers import (
     Dict,
     SpecError,
@@ -27,7 +28,6 @@ from ddpjob.core.readers import (
 
 MAX_NODES = 1000
 MAX_PROCESSES = 256
-MAX_BUDGET = 2**31 - 1
 
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
 RDZV_NAME = re.compile(r"[a-z_]+")
@@ -61,11 +61,22 @@ KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
         "torchrun",
         "checkpoint",
         "failurePolicy",
+        "suspend",
+        "activeDeadlineSeconds",
+        "startupDeadlineSeconds",
+        "ttlSecondsAfterFinished",
+        "cleanPodPolicy",
+        "managedBy",
         *POD_FIELDS,
     ),
     "spec.torchrun": ("command", "rdzvConf"),
     "spec.checkpoint": ("claimName", "mountPath"),
-    "spec.failurePolicy": ("maxRestarts", "maxDisruptions"),
+    "spec.failurePolicy": (
+        "maxRestarts",
+        "maxDisruptions",
+        "windowSeconds",
+        "nonRetryableExitCodes",
+    ),
     "spec.podTemplate": ("metadata", "spec"),
     "spec.podTemplate.metadata": ("labels", "annotations"),
 }
@@ -92,29 +103,6 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class FailurePolicy:
-    """Budgets of a job in restarts of the whole gang.
-
-    `max_restarts` limits the restarts after failures of the job itself, `max_disruptions` those
-    after lost pods.
-    """
-
-    max_restarts: int = 3
-    max_disruptions: int = 20
-
-    @classmethod
-    def from_dict(cls, data: Any) -> "FailurePolicy":
-        where = "spec.failurePolicy"
-        fields = require_fields(data, where)
-        restarts = fields.get("maxRestarts", cls.max_restarts)
-        disruptions = fields.get("maxDisruptions", cls.max_disruptions)
-        return cls(
-            max_restarts=require_integer(restarts, f"{where}.maxRestarts", 0, MAX_BUDGET),
-            max_disruptions=require_integer(disruptions, f"{where}.maxDisruptions", 0, MAX_BUDGET),
-        )
-
-
-@dataclass(frozen=True)
 class Spec:
     """A user's request, with the defaults filled in.
 
@@ -132,7 +120,8 @@ class Spec:
     command: tuple[str, ...] = ("torchrun",)
     rdzv_conf: Mapping[str, str] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
-    failure_policy: FailurePolicy = FailurePolicy()
+    failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
     pod_fields: Dict = field(default_factory=dict)
     pod_template: Dict = field(default_factory=dict)
     unknown_fields: tuple[str, ...] = ()
@@ -162,6 +151,7 @@ class Spec:
             rdzv_conf=_read_rdzv_conf(torchrun.get("rdzvConf")),
             checkpoint=checkpoint,
             failure_policy=FailurePolicy.from_dict(fields.get("failurePolicy")),
+            lifecycle=Lifecycle.from_fields(fields),
             pod_fields=pod_fields,
             pod_template=read_pod_template(fields.get("podTemplate")),
             unknown_fields=find_unknown_fields(data),

@@ -1,11 +1,18 @@
 """The status of a DDPJob: its parts, and its form in the manifest."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
+from ddpjob.core.conditions import Conditions, find_condition
+from ddpjob.core.history import (
+    FailedNode,
+    UnreachableNode,
+    Yielding,
+    read_failed_nodes,
+    read_unreachable_nodes,
+)
 from ddpjob.core.names import Condition
 from ddpjob.core.readers import (
     Dict,
@@ -15,14 +22,9 @@ from ddpjob.core.readers import (
     integers_or_empty,
     mapping_or_empty,
     mappings_or_empty,
+    strings_or_empty,
 )
-from ddpjob.core.times import format_time, parse_time
-
-Conditions = tuple[Dict, ...]
-
-# Limits of a result, in entries and in characters of each key and value.
-MAX_RESULT_ENTRIES = 32
-MAX_RESULT_STRING = 256
+from ddpjob.core.times import format_time_or_none, parse_time
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Backoff:
     def to_dict(self) -> dict[str, Any]:
         if not self.count:
             return {}
-        return _without_absent({"count": self.count, "until": _time_or_none(self.until)})
+        return _without_absent({"count": self.count, "until": format_time_or_none(self.until)})
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,20 @@ class Status:
     `succeeded_nodes` are the indices of the current attempt whose trainer succeeded. The loss of
     their pods is no failure.
 
+    `running_time` is when all nodes of the current attempt were first running.
     `previous_attempt_ran` is True if all nodes of the attempt before the current one were running
     when it ended. Such pods get time to write a checkpoint. It is None in the first attempt, and
     in a status from an older operator version that did not record it.
+
+    `failures` and `disruptions` are the restarts by cause, in total; the times are the newest ones,
+    as many as a budget can need. `attempts` is the history for people, newest first.
+
+    Three clocks, each None while it does not run: `undecided_since`, a failure was seen whose cause
+    is not certain yet; `starting_since`, the attempt waits for all its nodes to run;
+    `active_since`, the job has pods. `active_seconds` is the active time before that.
+
+    `failed_nodes` and `unreachable_nodes` are Kubernetes nodes. `yielding` is set while the job
+    gives way to an older one. `stray_pods` are pods with the job's labels that it did not create.
 
     `ignored_fields` are the paths of spec fields that the operator does not know.
     """
@@ -85,8 +98,21 @@ class Status:
     attempt_started: int | None = None
     attempt_time: datetime | None = None
     previous_attempt_ran: bool | None = None
-    restarts: int = 0
+    running_time: datetime | None = None
+    failures: int = 0
     disruptions: int = 0
+    failure_times: tuple[datetime, ...] = ()
+    disruption_times: tuple[datetime, ...] = ()
+    attempts: tuple[Dict, ...] = ()
+    undecided_since: datetime | None = None
+    starting_since: datetime | None = None
+    active_since: datetime | None = None
+    active_seconds: int = 0
+    failed_nodes: tuple[FailedNode, ...] = ()
+    unreachable_nodes: tuple[UnreachableNode, ...] = ()
+    yielding: Yielding | None = None
+    stray_pods: tuple[str, ...] = ()
+    selector: str = ""
     pods: PodCounts = PodCounts()
     succeeded_nodes: tuple[int, ...] = ()
     resolved: Dict = field(default_factory=dict)
@@ -106,12 +132,18 @@ class Status:
     def finished(self) -> bool:
         return self.has(Condition.COMPLETE) or self.has(Condition.FAILED)
 
+    @property
+    def restarts(self) -> int:
+        """Restarts of the gang that have used a budget."""
+        return self.failures + self.disruptions
+
     @classmethod
     def from_dict(cls, data: Any) -> "Status":
         """Read a status. Never raises: what cannot be read counts as absent."""
         entries = mapping_or_empty(data)
         result = mapping_or_empty(entries.get("result"))
-        ignored = entries.get("ignoredFields")
+        # An earlier version wrote the failures alone, as `restarts`.
+        failures = entries.get("failures", entries.get("restarts"))
         return cls(
             phase=str(entries.get("phase", "")),
             reason=str(entries.get("reason", "")),
@@ -122,14 +154,27 @@ class Status:
             attempt_started=integer_or_none(entries.get("attemptStarted")),
             attempt_time=parse_time(entries.get("attemptTime")),
             previous_attempt_ran=boolean_or_none(entries.get("previousAttemptRan")),
-            restarts=integer_or_zero(entries.get("restarts")),
+            running_time=parse_time(entries.get("runningTime")),
+            failures=integer_or_zero(failures),
             disruptions=integer_or_zero(entries.get("disruptions")),
+            failure_times=_read_times(entries.get("failureTimes")),
+            disruption_times=_read_times(entries.get("disruptionTimes")),
+            attempts=mappings_or_empty(entries.get("attempts")),
+            undecided_since=parse_time(entries.get("undecidedSince")),
+            starting_since=parse_time(entries.get("startingSince")),
+            active_since=parse_time(entries.get("activeSince")),
+            active_seconds=integer_or_zero(entries.get("activeSeconds")),
+            failed_nodes=read_failed_nodes(entries.get("failedNodes")),
+            unreachable_nodes=read_unreachable_nodes(entries.get("unreachableNodes")),
+            yielding=Yielding.from_dict(mapping_or_empty(entries.get("yielding"))),
+            stray_pods=strings_or_empty(entries.get("strayPods")),
+            selector=str(entries.get("selector", "")),
             pods=PodCounts.from_dict(mapping_or_empty(entries.get("nodes"))),
             succeeded_nodes=integers_or_empty(entries.get("succeededNodes")),
             resolved=mapping_or_empty(entries.get("resolved")),
             backoff=Backoff.from_dict(mapping_or_empty(entries.get("backoff"))),
             last_failure=mapping_or_empty(entries.get("lastFailure")),
-            ignored_fields=tuple(map(str, ignored)) if isinstance(ignored, list) else (),
+            ignored_fields=strings_or_empty(entries.get("ignoredFields")),
             start_time=parse_time(entries.get("startTime")),
             completion_time=parse_time(entries.get("completionTime")),
             result={str(key): str(value) for key, value in result.items()},
@@ -146,98 +191,53 @@ class Status:
             "conditions": [dict(condition) for condition in self.conditions],
             "attempt": self.attempt,
             "attemptStarted": self.attempt_started,
-            "attemptTime": _time_or_none(self.attempt_time),
+            "attemptTime": format_time_or_none(self.attempt_time),
             "previousAttemptRan": self.previous_attempt_ran,
+            "runningTime": format_time_or_none(self.running_time),
             "restarts": self.restarts,
+            "failures": self.failures,
             "disruptions": self.disruptions,
+            "failureTimes": [format_time_or_none(time) for time in self.failure_times],
+            "disruptionTimes": [format_time_or_none(time) for time in self.disruption_times],
+            "attempts": [dict(attempt) for attempt in self.attempts],
+            "undecidedSince": format_time_or_none(self.undecided_since),
+            "startingSince": format_time_or_none(self.starting_since),
+            "activeSince": format_time_or_none(self.active_since),
+            "activeSeconds": self.active_seconds or None,
+            "failedNodes": [node.to_dict() for node in self.failed_nodes],
+            "unreachableNodes": [node.to_dict() for node in self.unreachable_nodes],
+            "yielding": self.yielding.to_dict() if self.yielding else None,
+            "strayPods": list(self.stray_pods),
+            "selector": self.selector,
             "nodes": pods,
             "nodesReady": f"{self.pods.ready + self.pods.succeeded}/{self.pods.desired}",
-            "succeededNodes": list(self.succeeded_nodes) or None,
+            "succeededNodes": list(self.succeeded_nodes),
             "resolved": dict(self.resolved),
             "backoff": self.backoff.to_dict(),
             "lastFailure": dict(self.last_failure),
-            "ignoredFields": list(self.ignored_fields) or None,
-            "startTime": _time_or_none(self.start_time),
-            "completionTime": _time_or_none(self.completion_time),
+            "ignoredFields": list(self.ignored_fields),
+            "startTime": format_time_or_none(self.start_time),
+            "completionTime": format_time_or_none(self.completion_time),
             "result": dict(self.result),
         }
         return _without_absent(entries)
 
 
-def _time_or_none(moment: datetime | None) -> str | None:
-    return format_time(moment) if moment else None
+def _read_times(value: Any) -> tuple[datetime, ...]:
+    times = map(parse_time, value if isinstance(value, list) else ())
+    return tuple(time for time in times if time)
 
 
 def _without_absent(entries: Dict) -> dict[str, Any]:
-    absent: tuple[Any, ...] = (None, {}, "")
+    absent: tuple[Any, ...] = (None, {}, [], "")
     return {key: value for key, value in entries.items() if value not in absent}
-
-
-# Conditions
-
-
-def find_condition(conditions: Sequence[Dict], kind: Condition) -> Dict | None:
-    for condition in conditions:
-        if condition.get("type") == kind:
-            return condition
-    return None
-
-
-def set_condition(
-    conditions: Sequence[Dict], kind: Condition, holds: bool, reason: str, message: str
-) -> Conditions:
-    """Return the conditions with one set to True or False.
-
-    `stamp_conditions` adds the times and the generation.
-    """
-    status = "True" if holds else "False"
-    old = find_condition(conditions, kind)
-    new = {"type": str(kind), "status": status, "reason": str(reason), "message": message}
-    if old is None:
-        return (*conditions, new)
-    # The transition time moves only when the status does.
-    if old.get("status") == status and "lastTransitionTime" in old:
-        new["lastTransitionTime"] = old["lastTransitionTime"]
-    return tuple(new if condition is old else condition for condition in conditions)
-
-
-def stamp_conditions(conditions: Sequence[Dict], generation: int, now: datetime) -> Conditions:
-    """Return the conditions with the generation that they were computed from.
-
-    `kubectl wait` ignores conditions of an older generation. A condition that has just changed gets
-    `now` as its transition time.
-    """
-    default = {"lastTransitionTime": format_time(now)}
-    return tuple({**default, **c, "observedGeneration": generation} for c in conditions)
-
-
-# The result of rank 0
-
-
-def read_result(message: str) -> Mapping[str, str]:
-    """Return the JSON object in a termination message as strings, at most 32 entries.
-
-    The result is empty if the message is something else, such as the tail of a log.
-    """
-    try:
-        data = json.loads(message)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    entries = list(data.items())[:MAX_RESULT_ENTRIES]
-    return {str(key)[:MAX_RESULT_STRING]: _as_string(value) for key, value in entries}
-
-
-def _as_string(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text[:MAX_RESULT_STRING]
 
 
 def is_transition(old: Status, new: Status) -> bool:
     """Return True if a change is more than progress and has to be written at once.
 
-    Progress is a change of counts, of messages, of succeeded nodes or of the result.
+    Progress is a change of counts, of messages, of succeeded nodes or of the result. The start of
+    the active time may wait too.
     """
     return _without_progress(old) != _without_progress(new)
 
@@ -250,5 +250,6 @@ def _without_progress(status: Status) -> Status:
         conditions=conditions,
         pods=PodCounts(desired=status.pods.desired),
         succeeded_nodes=(),
+        active_since=None,
         result={},
     )

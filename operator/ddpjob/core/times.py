@@ -1,11 +1,17 @@
 """Times as Kubernetes writes them: RFC 3339 in UTC with whole seconds."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
+
+LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 
 
 def format_time(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def format_time_or_none(moment: datetime | None) -> str | None:
+    return format_time(moment) if moment else None
 
 
 def parse_time(text: Any) -> datetime | None:
@@ -14,3 +20,16 @@ def parse_time(text: Any) -> datetime | None:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def later(moment: datetime, wait: timedelta) -> datetime:
+    """Return the time after a wait; the last time there is, if it would be beyond that."""
+    try:
+        return moment + wait
+    except OverflowError:
+        return LAST_MOMENT
+
+
+def since(moment: datetime, now: datetime) -> timedelta:
+    """Return the time that has passed; zero if a clock was set back and `moment` is to come."""
+    return max(now - moment, timedelta(0))

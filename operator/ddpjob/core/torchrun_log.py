@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
-# Messages of gloo, NCCL and the rendezvous in a process that lost its peer. Such a process is a
-# follower: it is not the cause of the failure.
-FOLLOWER = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused"
-    r"|remote process exited or there was a network error|NCCL communicator was aborted"
-    r"|ncclRemoteError|RendezvousConnectionError|RendezvousClosedError|RendezvousStateError"
-    r"|recvValue failed|sendBytes failed|Socket Timeout"
-    r"|Timed out waiting \d+ms for (send|recv) operation|Application timeout caused pair closure"
-)
+from ddpjob.core.peer_loss import FOLLOWER, UNCLEAR_CAUSE
 
 RENDEZVOUS_TIMEOUT = re.compile(r"RendezvousTimeoutError|RendezvousConnectionError")
 
@@ -58,6 +50,9 @@ EXCEPTION = re.compile(
 # Python's own message if it does not find the script or the module. There is no exception then.
 INTERPRETER = re.compile(r"^\S*python[\d.]*: (.+)$", re.MULTILINE)
 
+# The text of a C++ exception that nothing has caught. The process then ends with SIGABRT.
+WHAT = re.compile(r"^[ \t]*what\(\):[ \t]+(.+)$", re.MULTILINE)
+
 LAUNCHER_ERROR = re.compile(
     r"^[\w.]*(?:ChildFailedError|SignalException|Rendezvous\w*Error)\b", re.MULTILINE
 )
@@ -70,16 +65,25 @@ class Summary:
 
     - `time`: in the container's local time zone, read as UTC.
     - `exception`: the last line of the traceback, or the name of the signal.
-    - `follower`: the process lost its peer or was told to stop.
+    - `lost_peer`: the process lost its connection to another one.
+    - `interrupted`: the process was told to stop.
     - `ambiguous`: it cannot be known whether the process is a follower.
+    - `script_missing`: Python did not find the script or the module.
     """
 
     rank: int
     exit_code: int
     time: datetime | None
     exception: str
-    follower: bool
+    lost_peer: bool
+    interrupted: bool
     ambiguous: bool
+    script_missing: bool
+
+    @property
+    def follower(self) -> bool:
+        """True if another process is the cause."""
+        return self.lost_peer or self.interrupted
 
     @property
     def certain(self) -> bool:
@@ -102,20 +106,24 @@ def parse_summary(message: str) -> Summary | None:
     if not header or not RANK.fullmatch(rank) or not EXIT_CODE.fullmatch(exit_code):
         return None
     # A traceback may be in the summary, after the exit code, or in the log above the summary.
+    code = int(exit_code)
     code_line = fields["exitcode"]
     words = after.partition(code_line[0])[2]
     if not EXCEPTION.search(words):
         words = _lines_of_rank(rank, script_output(_complete_lines(message, before)))
     exception = _last_exception(words)
+    lost_peer = bool(FOLLOWER.search(words))
+    unclear = bool(UNCLEAR_CAUSE.search(words)) or (code in AMBIGUOUS and not exception)
     signal = PID.sub("", code_line[3]).strip(" ()")
-    code = int(exit_code)
     return Summary(
         rank=int(rank),
         exit_code=code,
         time=_failure_time(before, _field(fields, "time")),
         exception=exception or signal,
-        follower=code in INTERRUPTED or bool(FOLLOWER.search(words)),
-        ambiguous=code in AMBIGUOUS and not exception,
+        lost_peer=lost_peer,
+        interrupted=code in INTERRUPTED,
+        ambiguous=unclear and not lost_peer,
+        script_missing=not EXCEPTION.search(words) and bool(INTERPRETER.search(words)),
     )
 
 
@@ -160,7 +168,7 @@ def _lines_of_rank(rank: str, text: str) -> str:
 
 
 def _last_exception(text: str) -> str:
-    found = EXCEPTION.findall(text) or INTERPRETER.findall(text)
+    found = EXCEPTION.findall(text) or WHAT.findall(text) or INTERPRETER.findall(text)
     return str(found[-1]).strip()[:MAX_EXCEPTION] if found else ""
 
 

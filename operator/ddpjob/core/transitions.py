@@ -3,48 +3,38 @@
 Each function returns a new Status or a Plan. When a transition applies is decided in decide.py.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from ddpjob.core import names
-from ddpjob.core.backoff import exponential_delay
+from ddpjob.core.budget import count_restart, is_used_up
 from ddpjob.core.causes import Verdict
+from ddpjob.core.conditions import Conditions, set_condition
+from ddpjob.core.deletions import BROKEN_GANG_GRACE, clean_up, current_grace, delete_unfinished
+from ddpjob.core.describe import describe, stop_running, with_status
+from ddpjob.core.history import (
+    Yielding,
+    add_attempt,
+    count_failed_node,
+    ended_attempt,
+    forget_old_failures,
+)
 from ddpjob.core.names import Cause, Condition, Phase, Reason
-from ddpjob.core.observe import Observation, Pod, TrainerState
-from ddpjob.core.plan import (
-    MAX_MESSAGE,
-    Delete,
-    Event,
-    Plan,
-    counted,
-    delete_all,
-    delete_unfinished,
-)
+from ddpjob.core.observe import Observation
+from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
+from ddpjob.core.policy import FailurePolicy
+from ddpjob.core.readers import Dict
 from ddpjob.core.spec import Spec
-from ddpjob.core.status import (
-    Backoff,
-    Conditions,
-    PodCounts,
-    Status,
-    find_condition,
-    read_result,
-    set_condition,
-)
-from ddpjob.core.times import format_time
+from ddpjob.core.status import Backoff, PodCounts, Status
+from ddpjob.core.times import format_time, since
 
-# An attempt that fails within this time after its start makes the next one back off.
-EARLY_FAILURE = timedelta(minutes=5)
+# A kubelet's reasons for a pod that it does not admit. The node, not the job, is at fault.
+REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
 
-# Seconds of back-off. There is no wait after the first early failure in a row.
-FIRST_DELAY = 10
-LONGEST_DELAY = 300
-
-# Grace periods of pods that have nothing to save, in seconds. While torch is imported, process 1
-# has no handler for SIGTERM and ends only with the grace period. A rank whose peers have failed
-# cannot write a checkpoint. A disrupted gang gets the pods' own grace period and writes one.
-NEVER_RAN_GRACE = 5
-BROKEN_GANG_GRACE = 15
+# How long a gang waits for an older one that it gave its room to.
+YIELD_TIME = timedelta(minutes=10)
 
 REASONS = {
     Cause.FAILURE: Reason.FAILURE,
@@ -53,15 +43,25 @@ REASONS = {
 }
 
 
+# Begin
+
+
 def begin_attempt(obs: Observation, spec: Spec, attempt: int, now: datetime) -> Status:
-    """Return the status of an attempt that begins now."""
+    """Return the status of an attempt that begins now, with the nodes of the spec."""
     job = obs.job
+    status = job.status
     host = names.hostname(attempt, 0, spec.nodes)
+    ran = status.running_time is not None
     return replace(
-        job.status,
+        status,
         attempt=attempt,
         attempt_time=now,
-        previous_attempt_ran=job.status.has(Condition.RUNNING) if attempt > 0 else None,
+        previous_attempt_ran=ran if attempt > 0 else None,
+        running_time=None,
+        undecided_since=None,
+        starting_since=None,
+        yielding=None,
+        failed_nodes=forget_old_failures(status.failed_nodes, now),
         pods=PodCounts(desired=spec.nodes),
         resolved={
             "nprocPerNode": spec.nproc_per_node,
@@ -69,96 +69,60 @@ def begin_attempt(obs: Observation, spec: Spec, attempt: int, now: datetime) -> 
             "accelerator": spec.accelerator,
             "rendezvous": f"{host}.{job.name}:{names.RENDEZVOUS_PORT}",
         },
+        selector=f"{names.LABEL_JOB_UID}={job.uid}",
         succeeded_nodes=(),
         result={},
     )
 
 
-def describe(obs: Observation, phase: str, reason: str, message: str) -> Status:
-    """Return the status with its pods counted, and with a phase and the reason for it."""
-    states = [pod.state for pod in obs.current]
-    pods = PodCounts(
-        desired=obs.status.pods.desired,
-        active=sum(not pod.ended for pod in obs.current),
-        ready=states.count(TrainerState.RUNNING),
-        succeeded=len(obs.succeeded),
-        failed=states.count(TrainerState.FAILED),
+def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Continue with the newest attempt that has pods, after somebody has changed the status.
+
+    Which pods of it were created is not known. So a missing one counts as lost.
+    """
+    attempt = max(pod.attempt for pod in obs.pods)
+    nodes = 1 + max(pod.index for pod in obs.pods if pod.attempt == attempt)
+    message = (
+        f"the status did not know attempt {attempt}, which has pods: it was deleted or replaced by "
+        "an older one; the job continues with this attempt"
     )
-    return replace(
-        obs.status,
-        phase=str(phase),
-        reason=str(reason),
-        message=message[:MAX_MESSAGE],
-        pods=pods,
-        succeeded_nodes=tuple(sorted(obs.succeeded)),
-        result=_result(obs),
+    begun = begin_attempt(obs, spec, attempt, now)
+    status = replace(
+        begun,
+        phase=Phase.STARTING,
+        reason=Reason.STATUS_RECOVERED,
+        message=message,
+        attempt_started=attempt,
+        previous_attempt_ran=None,
+        pods=PodCounts(desired=max(spec.nodes, nodes)),
+        start_time=begun.start_time or now,
     )
+    event = Event("Warning", Reason.STATUS_RECOVERED, message)
+    return Plan(status, events=(event,), wake_after=0.0)
 
 
-def recount(obs: Observation) -> Status:
-    """Return the status with its pods counted, and with its phase and reason unchanged."""
-    return describe(obs, obs.status.phase, obs.status.reason, obs.status.message)
+# End
 
 
-def _result(obs: Observation) -> Mapping[str, str]:
-    """Return the result that rank 0 wrote. It is kept in the status, since the pod may go."""
-    for pod in obs.current:
-        if pod.index == 0 and pod.state is TrainerState.SUCCEEDED:
-            return read_result(pod.message)
-    return obs.status.result
+@dataclass(frozen=True)
+class Ending:
+    """How a job fails. `record` describes its last attempt, `grace` is that of its pods."""
+
+    reason: str
+    message: str
+    record: Dict
+    grace: int | None = None
 
 
-def latch(obs: Observation) -> int | None:
-    """Return `attempt_started` after this look: the attempt, if every pod of it was seen."""
-    return obs.status.attempt_started if obs.missing else obs.attempt
-
-
-def observe_running(obs: Observation) -> Status:
-    """Return the status of an attempt whose pods exist: starting, blocked or running."""
-    total = obs.status.pods.desired
-    running = [pod for pod in obs.current if pod.state is TrainerState.RUNNING]
-    all_run = len(obs.succeeded) + len(running) == total
-    if all_run:
-        message = f"attempt {obs.attempt} runs on {counted(total, 'node')}"
-        status = describe(obs, Phase.RUNNING, Reason.NODES_RUNNING, message)
-    else:
-        status = _describe_start(obs, total)
-    conditions = _set_running(obs, all_run, status.reason, status.message)
-    return replace(status, attempt_started=latch(obs), conditions=conditions)
-
-
-def _describe_start(obs: Observation, total: int) -> Status:
-    """Return the status of a gang that does not run yet, with what one of its pods waits for."""
-    blocked = 0
-    first = None
-    for pod in obs.current:
-        if pod.blocked:
-            blocked += 1
-            first = first or pod
-    if first and first.blocked:
-        reason = first.blocked.reason
-        message = f"{blocked} of {total} pods cannot start; {first.name}: {first.blocked.message}"
-        return describe(obs, Phase.PENDING, reason, message)
-    pending = [pod for pod in obs.current if pod.state is TrainerState.PENDING]
-    message = f"{total - len(pending)} of {total} nodes are running"
-    if pending:
-        message += f"; {_describe_pending(pending[0])}"
-    return describe(obs, Phase.STARTING, Reason.STARTING, message)
-
-
-def _describe_pending(pod: Pod) -> str:
-    where = f"is starting on {pod.node_name}" if pod.node_name else "is not scheduled yet"
-    return f"pod {pod.name} {where} (for details: kubectl describe pod {pod.name})"
-
-
-def complete(obs: Observation, now: datetime) -> Plan:
+def complete(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """End the job as Complete."""
     started = obs.status.start_time or now
-    seconds = int((now - started).total_seconds())
+    seconds = int(since(started, now).total_seconds())
     message = (
         f"{counted(len(obs.succeeded), 'node')} succeeded after {seconds} s and "
         f"{counted(obs.status.restarts, 'restart')}"
     )
+    obs = _with_ended_attempt(obs, _record(obs, Cause.SUCCEEDED, Reason.SUCCEEDED, message), now)
     status = replace(
         describe(obs, Phase.COMPLETE, Reason.SUCCEEDED, message),
         attempt_started=obs.attempt,
@@ -167,75 +131,27 @@ def complete(obs: Observation, now: datetime) -> Plan:
         conditions=_set_finished(obs, Condition.COMPLETE, Reason.SUCCEEDED, message),
     )
     event = Event("Normal", "Complete", message)
-    return Plan(status, delete=delete_unfinished(obs.pods, grace=None), events=(event,))
+    return Plan(status, delete=clean_up(obs, spec, None, now), events=(event,))
 
 
-def fail(obs: Observation, reason: str, message: str, now: datetime) -> Plan:
-    """End the job as Failed."""
-    message = message[:MAX_MESSAGE]
+def stop(obs: Observation, spec: Spec, reason: str, message: str, now: datetime) -> Plan:
+    """End the job as Failed although no attempt of it failed, as after a deadline."""
+    record = _record(obs, Cause.STOPPED, reason, message)
+    return _fail(obs, spec, Ending(reason, message, record, _grace(obs)), now)
+
+
+def _fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
+    message = ending.message[:MAX_MESSAGE]
+    obs = _with_ended_attempt(obs, ending.record, now)
     status = replace(
-        describe(obs, Phase.FAILED, reason, message),
+        describe(obs, Phase.FAILED, ending.reason, message),
         completion_time=now,
         succeeded_nodes=(),
         result={},
-        conditions=_set_finished(obs, Condition.FAILED, reason, message),
+        conditions=_set_finished(obs, Condition.FAILED, ending.reason, message),
     )
     event = Event("Warning", "Failed", message)
-    return Plan(status, delete=delete_unfinished(obs.pods, BROKEN_GANG_GRACE), events=(event,))
-
-
-def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetime) -> Plan:
-    """Restart the gang after a failed attempt, or end the job if the budget is used up."""
-    policy = spec.failure_policy
-    status = replace(obs.status, last_failure=_last_failure(obs, verdict, now))
-    obs = with_status(obs, status)
-    if verdict.cause is Cause.FAILURE and status.restarts >= policy.max_restarts:
-        message = f"{verdict.message}; maxRestarts={policy.max_restarts} is used up"
-        return fail(obs, Reason.MAX_RESTARTS, message, now)
-    if verdict.cause is Cause.DISRUPTION and status.disruptions >= policy.max_disruptions:
-        message = f"{verdict.message}; maxDisruptions={policy.max_disruptions} is used up"
-        return fail(obs, Reason.MAX_DISRUPTIONS, message, now)
-    begun = replace(
-        begin_attempt(obs, spec, obs.attempt + 1, now),
-        restarts=status.restarts + (verdict.cause is Cause.FAILURE),
-        disruptions=status.disruptions + (verdict.cause is Cause.DISRUPTION),
-        backoff=_next_backoff(status, now),
-    )
-    event = Event("Warning", "Restarting", verdict.message)
-    return _replace_gang(obs, begun, REASONS[verdict.cause], event)
-
-
-def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
-    """Begin an attempt with another number of nodes. It costs no budget and no back-off."""
-    message = f"nodes changed from {obs.status.pods.desired} to {spec.nodes}"
-    begun = replace(begin_attempt(obs, spec, obs.attempt + 1, now), backoff=Backoff())
-    return _replace_gang(obs, begun, Reason.RESIZED, Event("Normal", "Resized", message))
-
-
-def _replace_gang(obs: Observation, begun: Status, reason: Reason, event: Event) -> Plan:
-    """Return the plan of a new attempt: its status, and the deletion of the old pods."""
-    message = event.message[:MAX_MESSAGE]
-    conditions = begun.conditions
-    if find_condition(conditions, Condition.RUNNING):
-        conditions = _set_running(obs, False, reason, message)
-    status = replace(
-        begun,
-        phase=Phase.RESTARTING,
-        reason=reason,
-        message=message,
-        conditions=conditions,
-    )
-    announcement = f"attempt {begun.attempt} begins: {event.message}"[:MAX_MESSAGE]
-    return Plan(
-        status,
-        delete=delete_unfinished(obs.pods, _current_grace(obs)),
-        events=(replace(event, message=announcement),),
-        wake_after=0.0,
-    )
-
-
-def _set_running(obs: Observation, holds: bool, reason: str, message: str) -> Conditions:
-    return set_condition(obs.status.conditions, Condition.RUNNING, holds, reason, message)
+    return Plan(status, delete=clean_up(obs, spec, ending.grace, now), events=(event,))
 
 
 def _set_finished(obs: Observation, kind: Condition, reason: str, message: str) -> Conditions:
@@ -244,75 +160,186 @@ def _set_finished(obs: Observation, kind: Condition, reason: str, message: str) 
     return set_condition(conditions, Condition.RUNNING, False, reason, message)
 
 
-def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> dict[str, object]:
+# Restart
+
+
+def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetime) -> Plan:
+    """Restart the gang after a failed attempt, or end the job if that cannot help."""
+    policy = spec.failure_policy
+    obs = with_status(obs, _with_failure(obs, verdict, now))
+    ending = _hopeless(obs.status, policy, verdict, now)
+    if ending:
+        return _fail(obs, spec, ending, now)
+    record = obs.status.last_failure
+    counted_status = count_restart(obs.status, verdict.cause, policy, now)
+    event = Event("Warning", "Restarting", verdict.message)
+    obs = _with_ended_attempt(with_status(obs, counted_status), record, now)
+    return _replace_gang(obs, spec, REASONS[verdict.cause], event, now)
+
+
+def _hopeless(
+    status: Status, policy: FailurePolicy, verdict: Verdict, now: datetime
+) -> Ending | None:
+    """Return the end of a job that must not restart, or None."""
+    failed = verdict.cause is Cause.FAILURE
+    if failed and verdict.script_missing:
+        reason: str = Reason.SCRIPT_NOT_FOUND
+        why = "Python did not find it; check spec.args and the image"
+    elif failed and not policy.is_retryable(verdict.exit_code):
+        reason = Reason.NON_RETRYABLE
+        why = "failurePolicy.nonRetryableExitCodes has this code, so the job does not restart"
+    elif not is_used_up(status, verdict.cause, policy, now):
+        return None
+    elif failed:
+        reason = Reason.MAX_RESTARTS
+        why = f"maxRestarts={policy.max_restarts} is used up"
+    else:
+        reason = Reason.MAX_DISRUPTIONS
+        why = f"maxDisruptions={policy.max_disruptions} is used up"
+    message = f"{verdict.message}; {why}"
+    return Ending(reason, message, status.last_failure, BROKEN_GANG_GRACE)
+
+
+def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:
+    """Return the status with the verdict, and with the Kubernetes node that it speaks against."""
+    status = replace(obs.status, last_failure=_last_failure(obs, verdict, now))
+    node = verdict.pod.node_name if verdict.pod else ""
+    at_fault = verdict.cause is Cause.FAILURE or REJECTED.fullmatch(verdict.reason)
+    if not node or not at_fault:
+        return status
+    recent = forget_old_failures(status.failed_nodes, now)
+    return replace(status, failed_nodes=count_failed_node(recent, node, now))
+
+
+def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> dict[str, Any]:
     pod = verdict.pod
     finished = pod.finished if pod else None
     fields = {
-        "attempt": obs.attempt,
-        "cause": str(verdict.cause),
+        **_record(obs, verdict.cause, verdict.reason, verdict.message),
         "node": pod.node_name if pod else "",
         "pod": names.pod_name(obs.job.name, obs.attempt, verdict.index),
         "rank": verdict.rank,
         "exitCode": verdict.exit_code,
-        "reason": verdict.reason,
-        "message": verdict.message[:MAX_MESSAGE],
         "time": format_time(finished or now),
     }
     return {key: value for key, value in fields.items() if value not in (None, "")}
 
 
-def _next_backoff(status: Status, now: datetime) -> Backoff:
-    """Return the back-off before the next attempt: 0, 10, 20, 40 … 300 s.
-
-    It grows with each attempt in a row that failed early. The age of an attempt does not include
-    its own back-off.
-    """
-    starts = [time for time in (status.attempt_time, status.backoff.until) if time]
-    if not starts or now - max(starts) >= EARLY_FAILURE:
-        return Backoff()
-    count = status.backoff.count + 1
-    delay = exponential_delay(count - 1, FIRST_DELAY, LONGEST_DELAY)
-    return Backoff(count, now + timedelta(seconds=delay))
+def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Begin an attempt with another number of nodes. It costs no budget and no back-off."""
+    message = f"nodes changed from {obs.status.pods.desired} to {spec.nodes}"
+    record = _record(obs, Cause.RESIZED, Reason.RESIZED, message)
+    obs = with_status(obs, replace(obs.status, backoff=Backoff()))
+    event = Event("Normal", "Resized", message)
+    return _replace_gang(_with_ended_attempt(obs, record, now), spec, Reason.RESIZED, event, now)
 
 
-def describe_backoff(obs: Observation) -> Status:
-    """Return the status of an attempt that waits for the end of its back-off."""
-    count = obs.status.backoff.count
-    delay = exponential_delay(count - 1, FIRST_DELAY, LONGEST_DELAY)
-    minutes = int(EARLY_FAILURE.total_seconds() // 60)
+def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Give the pods of an incomplete gang back, so that an older gang can become complete."""
+    older = obs.older_gang
     message = (
-        f"backing off for {delay:.0f} s before attempt {obs.attempt}: the last {count} attempts "
-        f"failed within {minutes} minutes"
+        f"{counted(len(obs.current), 'pod')} of {obs.status.pods.desired} had room; they are given "
+        f"back to the older job {older}, which is incomplete too"
     )
-    return describe(obs, Phase.RESTARTING, Reason.BACK_OFF, message)
+    record = _record(obs, Cause.YIELDED, Reason.YIELDED, message)
+    event = Event("Normal", Reason.YIELDED, message)
+    obs = _with_ended_attempt(obs, record, now)
+    plan = _replace_gang(obs, spec, Reason.YIELDED, event, now)
+    yielding = Yielding(older, now + YIELD_TIME)
+    return replace(plan, status=replace(plan.status, yielding=yielding))
 
 
-def previous_grace(obs: Observation) -> int | None:
-    """Return the grace period of the previous attempt's pods in seconds; None is their own."""
-    return _grace(obs.status, obs.attempt - 1, obs.status.previous_attempt_ran)
+def _replace_gang(
+    obs: Observation, spec: Spec, reason: Reason, event: Event, now: datetime
+) -> Plan:
+    """Return the plan of a new attempt: its status, and the deletion of the old pods."""
+    message = event.message[:MAX_MESSAGE]
+    begun = begin_attempt(obs, spec, obs.attempt + 1, now)
+    status = replace(
+        begun,
+        phase=Phase.RESTARTING,
+        reason=reason,
+        message=message,
+        conditions=stop_running(begun.conditions, reason, message),
+    )
+    announcement = f"attempt {begun.attempt} begins: {event.message}"[:MAX_MESSAGE]
+    return Plan(
+        status,
+        delete=delete_unfinished(obs, obs.pods, _grace(obs), now),
+        events=(replace(event, message=announcement),),
+        wake_after=0.0,
+    )
 
 
-def _current_grace(obs: Observation) -> int | None:
-    return _grace(obs.status, obs.attempt, obs.status.has(Condition.RUNNING))
+# Suspend and resume
 
 
-def _grace(status: Status, attempt: int, ran: bool | None) -> int | None:
-    failure = status.last_failure
-    if failure.get("cause") == Cause.FAILURE and failure.get("attempt") == attempt:
-        return BROKEN_GANG_GRACE
-    # If it is not known whether the attempt ran, its pods may need time for a checkpoint.
-    return NEVER_RAN_GRACE if ran is False else None
+def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Give the pods of the job back. They get their grace period, to write a checkpoint."""
+    remaining = [pod for pod in obs.pods if not pod.released]
+    message = "suspended; to resume, set spec.suspend to false"
+    if remaining:
+        message = f"suspending: {counted(len(remaining), 'pod')} must write checkpoints and end"
+    delete = delete_unfinished(obs, remaining, _grace(obs), now)
+    reason = Reason.SUSPENDED
+    events: tuple[Event, ...] = ()
+    if not obs.status.has(Condition.SUSPENDED):
+        events = (Event("Normal", "Suspended", message),)
+        if obs.status.attempt is not None:
+            record = _record(obs, Cause.SUSPENDED, reason, "the job was suspended")
+            obs = _with_ended_attempt(obs, record, now)
+    status = describe(obs, Phase.SUSPENDED, reason, message)
+    if status.attempt is None:
+        status = replace(status, pods=PodCounts(desired=spec.nodes))
+    conditions = stop_running(status.conditions, reason, message)
+    status = replace(
+        status,
+        conditions=set_condition(conditions, Condition.SUSPENDED, True, reason, message),
+        backoff=Backoff(),
+        undecided_since=None,
+    )
+    return Plan(status, delete=delete, events=events)
 
 
-def delete_outdated(obs: Observation) -> tuple[Delete, ...]:
-    """Delete ended pods whose logs are no longer of interest.
+def resume(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Begin a new attempt after a suspension. It costs nothing."""
+    message = "the job was resumed"
+    event = Event("Normal", "Resumed", message)
+    resumed = with_status(obs, replace(obs.status, conditions=_not_suspended(obs, message)))
+    return _replace_gang(resumed, spec, Reason.RESUMED, event, now)
 
-    The previous attempt and the one in `lastFailure` keep theirs for `kubectl logs`.
-    """
-    kept = (obs.attempt - 1, obs.status.last_failure.get("attempt"))
-    return delete_all(pod for pod in obs.older if pod.attempt not in kept)
+
+def begin(obs: Observation, spec: Spec, now: datetime) -> Status:
+    """Return the status of the first attempt."""
+    begun = replace(begin_attempt(obs, spec, 0, now), start_time=now)
+    if not begun.has(Condition.SUSPENDED):
+        return begun
+    return replace(begun, conditions=_not_suspended(obs, "the job was resumed"))
 
 
-def with_status(obs: Observation, status: Status) -> Observation:
-    """Return the same observation with another status of the job."""
-    return Observation(replace(obs.job, status=status), obs.pods, obs.refusal)
+def _not_suspended(obs: Observation, message: str) -> Conditions:
+    conditions = obs.status.conditions
+    return set_condition(conditions, Condition.SUSPENDED, False, Reason.RESUMED, message)
+
+
+# The history
+
+
+def _record(obs: Observation, cause: Cause, reason: str, message: str) -> dict[str, Any]:
+    return {
+        "attempt": obs.attempt,
+        "cause": str(cause),
+        "reason": str(reason),
+        "message": message[:MAX_MESSAGE],
+    }
+
+
+def _with_ended_attempt(obs: Observation, record: Dict, now: datetime) -> Observation:
+    """Return the Observation with one more entry in the job's history."""
+    status = obs.status
+    entry = ended_attempt(record, status.attempt_time, now)
+    return with_status(obs, replace(status, attempts=add_attempt(status.attempts, entry)))
+
+
+def _grace(obs: Observation) -> int | None:
+    return current_grace(obs.status, obs.attempt)

@@ -1,7 +1,7 @@
 """A manifest file as a job to run on this machine. What cannot run here is refused."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import yaml
 
 from ddpjob.core import names
 from ddpjob.core.job import Job, require_job_name
+from ddpjob.core.policy import Lifecycle
 from ddpjob.core.readers import (
     Dict,
     SpecError,
@@ -81,12 +82,21 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
     pod = UserPod.from_spec(spec)
     _refuse_secrets(pod)
     return Manifest(
-        job=Job(name, str(metadata.get("namespace", "local")), uid="", spec=spec),
+        job=Job(name, str(metadata.get("namespace", "local")), uid="", spec=_local_spec(spec)),
         spec=spec,
         config_maps=config_maps,
         claims=pod.claims,
         notes=find_notes(document["spec"], spec, pod),
     )
+
+
+def _local_spec(spec: Spec) -> Spec:
+    """Return the spec with only those parts of the lifecycle that a local run has."""
+    lifecycle = Lifecycle(
+        active_deadline=spec.lifecycle.active_deadline,
+        startup_deadline=spec.lifecycle.startup_deadline,
+    )
+    return replace(spec, lifecycle=lifecycle)
 
 
 def check_claims(manifest: Manifest, given: Iterable[str]) -> None:

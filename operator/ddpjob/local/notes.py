@@ -23,6 +23,10 @@ CLUSTER_FIELDS = {
     "topologySpreadConstraints": ONE_MACHINE,
     "serviceAccountName": "ignored, a local run has no API server",
     "priorityClassName": "ignored, a local run preempts nothing",
+    "suspend": "ignored, the run begins at once",
+    "ttlSecondsAfterFinished": "ignored, the files of the run are kept",
+    "cleanPodPolicy": "ignored, no process is left after the run",
+    "managedBy": "ignored, this command looks after the run",
 }
 
 # Fields of podTemplate's container `trainer` that need a cluster.

@@ -50,7 +50,7 @@ def run(command: Command) -> int:
     except UserError as error:
         error_handler.record_exception(error)
         _print_once_per_node(str(error))
-        return 2
+        return error.exit_code
     except Interrupted as interruption:
         error_handler.record_exception(interruption)
         return interruption.exit_code

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_file import save_atomically
 from ddp_trainer.cli.options import ClassifierOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import EvaluationSet, evaluate
@@ -74,7 +73,7 @@ class Evaluator:
         be better.
         """
         if self.model_file and self.scores.best_weights:
-            write_model(self.scores.best_weights, self.model_file, self.progress)
+            self._write_model(self.scores.best_weights, self.model_file)
 
     def run(self, epoch: int, step: int) -> dict[str, float]:
         """Evaluate the model after `epoch` epochs and return the result of the run so far.
@@ -87,7 +86,7 @@ class Evaluator:
         is_best = self._update_scores(epoch, found["accuracy"])
         if self.model_file and (is_best or not self.task.keep_best):
             with self.progress.timed("checkpoint"):
-                write_model(self.task.model.state_dict(), self.model_file, self.progress)
+                self._write_model(self.task.model.state_dict(), self.model_file)
 
         result = {"accuracy": found["accuracy"], "loss": found["loss"]}
         if self.task.keep_best:
@@ -134,17 +133,16 @@ class Evaluator:
             }
         return True
 
+    def _write_model(self, weights: Mapping[str, Tensor], path: Path) -> None:
+        """Write only the weights to `path`, completely or not at all, on rank 0.
 
-def write_model(weights: Mapping[str, Tensor], path: Path, progress: Progress) -> None:
-    """Write only the weights to `path`, completely or not at all, on rank 0.
-
-    Raise UserError if the file cannot be written.
-    """
-    if not progress.runtime.is_main:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_atomically(path, weights)
-    except OSError as error:
-        raise UserError(f"cannot write the model to {path}: {error.strerror or error}") from error
-    progress.emit("model", path=str(path))
+        Raise UserError if the file cannot be written, or if a newer start has the folder.
+        """
+        if not self.progress.runtime.is_main:
+            return
+        try:
+            self.checkpoints.write_beside(path, weights)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"cannot write the model to {path}: {reason}") from error
+        self.progress.emit("model", path=str(path))

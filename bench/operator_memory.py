@@ -1,0 +1,182 @@
+"""Memory of the operator with many jobs, end to end: a real API server, kopf's watches, the LISTs.
+
+    python bench/operator_memory.py
+    python bench/operator_memory.py --jobs 100 --pods 0 --megabytes 1
+
+Half of the jobs run and half are complete. Each has `--pods` pods in the state that a kubelet would
+report. With `--megabytes` each job carries an environment variable of that size, all in one
+namespace. The API server is that of tests/apiserver: etcd and kube-apiserver on this machine.
+
+Prints the time until the operator is ready, and its resident memory: the highest until then, and
+the highest during the LISTs of the next minutes. 1 MB is 10^6 bytes.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddpjob.core import render
+from ddpjob.core.decide import decide
+from ddpjob.core.job import Job
+from ddpjob.core.observe import observe
+from ddpjob.core.pod_context import Settings
+from ddpjob.core.pods import read_pod
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "apiserver"))
+
+from envtest import CRD, MERGE, MISSING, NEEDED, ApiServer, find_binaries  # noqa: E402
+from play import Operator, end  # noqa: E402
+
+NAMESPACES = 20
+THREADS = 8
+
+# Seconds for which the operator is observed once it is ready: two LISTs and a rest.
+OBSERVED = 150
+
+RUNNING = {"phase": "Running", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+ENDED = {
+    "phase": "Succeeded",
+    "state": {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:10:00Z"}},
+}
+
+
+class Filler:
+    """Creates jobs with the status and the pods that they would have."""
+
+    def __init__(self, server: ApiServer, pods: int, megabytes: float) -> None:
+        self.server = server
+        self.pods = pods
+        self.megabytes = megabytes
+
+    def create(self, number: int) -> None:
+        namespace = "bench-0" if self.megabytes else f"bench-{number % NAMESPACES}"
+        spec: dict[str, Any] = {"nodes": max(1, self.pods), "image": "i", "args": ["train.py"]}
+        # The CRD allows 32,768 characters per value.
+        values = range(int(self.megabytes * 2**20 / 32_000))
+        spec["env"] = [{"name": f"LARGE_{n}", "value": "x" * 32_000} for n in values]
+        body = {
+            "apiVersion": "ddpjob.dev/v1alpha1",
+            "kind": "DDPJob",
+            "metadata": {"name": f"job-{number}"},
+            "spec": spec,
+        }
+        path = f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs"
+        made = self._send("POST", path, body)
+        if self.pods:
+            self._run(made, path, RUNNING if number % 2 else ENDED)
+
+    def _run(self, made: dict[str, Any], path: str, state: dict[str, Any]) -> None:
+        """Write the statuses that the operator and the kubelets would write."""
+        now = datetime.now(UTC)
+        job = Job.from_dict(made)
+        begun = Job.from_dict({**made, "status": decide(observe(job, ()), now).status.to_dict()})
+        seen = []
+        for body in render.pods(begun, range(self.pods), Settings()):
+            pod = self._create_pod(job.namespace, body, state)
+            seen.append(read_pod(pod))
+        plan = decide(observe(begun, [pod for pod in seen if pod]), now)
+        status = {"metadata": made["metadata"], "status": plan.status.to_dict()}
+        header = {"apiVersion": made["apiVersion"], "kind": made["kind"]}
+        self._send("PUT", f"{path}/{job.name}/status", {**header, **status})
+
+    def _create_pod(
+        self, namespace: str, body: dict[str, Any], state: dict[str, Any]
+    ) -> dict[str, Any]:
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        body["spec"]["nodeName"] = "node"
+        self._send("POST", path, body)
+        container = {"name": "trainer", "image": "i", "imageID": "", "restartCount": 0}
+        report = {"containerStatuses": [{**container, "ready": True, "state": state["state"]}]}
+        status = {"status": {"phase": state["phase"], **report}}
+        return self._send("PATCH", f"{path}/{body['metadata']['name']}/status", status, MERGE)
+
+    def _send(self, *request: Any) -> dict[str, Any]:
+        answer = self.server.request(*request)
+        assert answer.code in (200, 201), answer.body
+        return answer.body
+
+
+def memory_of(process: int) -> tuple[float, float]:
+    """Return (resident memory now, its maximum so far) of a process in MB."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return tuple(int(fields[key].split()[0]) * 1024 / 1e6 for key in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the operator did not become ready"
+        time.sleep(0.1)
+
+
+def is_ready(operator: Operator) -> bool:
+    assert operator.process.poll() is None, operator.log
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{operator.port}/readyz", timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def fill(server: ApiServer, options: argparse.Namespace) -> None:
+    for number in range(NAMESPACES):
+        body = {"metadata": {"name": f"bench-{number}"}}
+        server.request("POST", "/api/v1/namespaces", body)
+    filler = Filler(server, options.pods, options.megabytes)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done, _ in enumerate(pool.map(filler.create, range(options.jobs)), 1):
+            if done % 1000 == 0:
+                print(f"{done} jobs", file=sys.stderr)
+
+
+def measure(server: ApiServer, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the table."""
+    started = time.monotonic()
+    operator = Operator(folder, server.kubeconfig, "--lease-namespace=default")
+    try:
+        wait_for(lambda: is_ready(operator), 300)
+        yield "ready after", f"{time.monotonic() - started:.1f} s"
+        yield "highest until then", f"{memory_of(operator.process.pid)[1]:.0f} MB"
+        time.sleep(OBSERVED)
+        now, highest = memory_of(operator.process.pid)
+        yield f"after {OBSERVED} s", f"{now:.0f} MB"
+        yield "highest", f"{highest:.0f} MB"
+    finally:
+        end(operator)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=10_000, help="number of jobs")
+    parser.add_argument("--pods", type=int, default=2, help="pods of each job")
+    parser.add_argument("--megabytes", type=float, default=0.0, help="size of each job's spec")
+    options = parser.parse_args()
+    binaries = find_binaries()
+    missing = [name for name in NEEDED if name not in binaries]
+    if missing:
+        sys.exit(MISSING.format(", ".join(missing)))
+    with tempfile.TemporaryDirectory() as folder:
+        server = ApiServer(Path(folder), binaries)
+        try:
+            server.start()
+            server.kubectl("apply", "--server-side", "-f", str(CRD))
+            server.kubectl("wait", "--for=condition=Established", "crd/ddpjobs.ddpjob.dev")
+            fill(server, options)
+            print(f"{options.jobs} jobs, {options.jobs * options.pods} pods")
+            for name, value in measure(server, Path(folder)):
+                print(f"{name:20} {value}")
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    main()

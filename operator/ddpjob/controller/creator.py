@@ -1,0 +1,76 @@
+"""Creates the Service and the pods of a gang, and says why the API server refuses one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.errors import ApiError, Refused
+from ddpjob.controller.kinds import PODS, SERVICES, Kind
+from ddpjob.controller.refusals import refused_or_error
+from ddpjob.controller.writer import Writer, run_all
+from ddpjob.core import names, render
+from ddpjob.core.job import Job
+from ddpjob.core.names import Reason
+from ddpjob.core.pod_context import Settings
+from ddpjob.core.pods import owner_uid
+
+# The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
+STRICT = {"fieldValidation": "Strict"}
+
+
+@dataclass
+class Creator:
+    """Creates the objects of jobs, with the administrator's settings."""
+
+    writer: Writer
+    cache: Cache
+    settings: Settings
+
+    async def create_gang(self, job: Job, indices: tuple[int, ...]) -> None:
+        """Create the Service, then the pods side by side. Raises Refused or SpecError."""
+        # An earlier job of this name may still write to the same checkpoint folder.
+        left = self.cache.pods_of_other_jobs((job.namespace, job.name), job.uid)
+        if left:
+            pod = left[0]
+            message = (
+                f"pod {pod.name} of an earlier job with this name has not ended yet on node "
+                f"{pod.node_name}; if that node is down, delete it: kubectl delete pod {pod.name} "
+                "--force"
+            )
+            raise Refused(Reason.NAME_IN_USE, message)
+        await self._create_object(job, SERVICES, render.service(job))
+        pods = render.pods(job, indices, self.settings)
+        await run_all(self._create_object(job, PODS, pod) for pod in pods)
+
+    async def _create_object(self, job: Job, kind: Kind, body: Mapping[str, Any]) -> None:
+        path = kind.collection(job.namespace)
+        try:
+            created = await self.writer.write("POST", path, body, STRICT)
+        except ApiError as error:
+            if error.status != 409 or error.reason != "AlreadyExists":
+                raise refused_or_error(error, restricted=self.settings.restricted) from error
+            created = await self._require_own(job, kind, str(body["metadata"]["name"]))
+        if kind == PODS:
+            self.cache.pods.see(created)
+
+    async def _require_own(self, job: Job, kind: Kind, name: str) -> dict[str, Any]:
+        """Return the object that has the name already. Raises Refused if it is not the job's.
+
+        It is the job's own if an earlier request succeeded and its answer was lost.
+        """
+        what = f"{kind.plural.removesuffix('s')} {name}"
+        found = await self.writer.get(kind.path(job.namespace, name))
+        if found is None or found["metadata"].get("deletionTimestamp"):
+            raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still being deleted")
+        owner = owner_uid(found)
+        if owner == job.uid:
+            return found
+        labels = found["metadata"].get("labels", {})
+        if owner and labels.get(names.LABEL_JOB) == job.name:
+            message = f"{what} of an earlier job with this name is still being deleted"
+            raise Refused(Reason.NAME_IN_USE, message)
+        message = (
+            f"{what} exists and does not belong to this job; delete it or give the job another name"
+        )
+        raise Refused(Reason.NAME_IN_USE, message)

@@ -1,0 +1,48 @@
+"""The kinds of objects that the operator watches and creates, and their paths in the API."""
+
+from dataclasses import dataclass
+
+from ddpjob.core import names
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of objects: its group and version, its plural, and where its objects are.
+
+    `selector` selects those that concern the operator.
+    """
+
+    group: str
+    version: str
+    plural: str
+    selector: str = ""
+    namespaced: bool = True
+
+    @property
+    def api(self) -> str:
+        return f"apis/{self.group}/{self.version}" if self.group else f"api/{self.version}"
+
+    def collection(self, namespace: str | None = None) -> str:
+        """Return the path of all objects, in one namespace or in all."""
+        scope = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
+        return f"{self.api}{scope}/{self.plural}"
+
+    def path(self, namespace: str, name: str, subresource: str = "") -> str:
+        """Return the path of one object, or of a subresource of it."""
+        path = f"{self.collection(namespace)}/{name}"
+        return f"{path}/{subresource}" if subresource else path
+
+
+JOBS = Kind(names.GROUP, names.VERSION, names.PLURAL)
+
+# The label of the job selects the pods. A user's podTemplate cannot overwrite it, unlike labels
+# such as app.kubernetes.io/managed-by, which often are set for everything in a chart.
+PODS = Kind("", "v1", "pods", selector=names.LABEL_JOB)
+
+NODES = Kind("", "v1", "nodes", namespaced=False)
+SERVICES = Kind("", "v1", "services")
+EVENTS = Kind("", "v1", "events")
+LEASES = Kind("coordination.k8s.io", "v1", "leases")
+
+# In the order of a LIST. A job's pods are complete only after the job itself is known.
+WATCHED = (NODES, JOBS, PODS)

@@ -1,0 +1,111 @@
+"""Objects of one kind as the watches have shown them, corrected by a periodic LIST.
+
+A store ignores an answer that is older than its own version of an object. kopf does not report
+deletions that it missed while its stream was down. So after a LIST, the store removes objects that
+the LIST does not contain, except objects that are newer than the LIST.
+
+Versions are compared only within one kind: an API server may keep each kind in another etcd.
+"""
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from ddpjob.core.readers import Dict
+
+Value = TypeVar("Value")
+
+
+def version_of(body: Dict) -> int:
+    """Return a resourceVersion, which compares as a number within one kind."""
+    return int(body["metadata"]["resourceVersion"])
+
+
+def uid_of(body: Dict) -> str:
+    return str(body["metadata"]["uid"])
+
+
+def namespace_of(body: Dict) -> str:
+    """Return the namespace of an object; empty for an object of the whole cluster."""
+    return str(body["metadata"].get("namespace", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[Value]):
+    """What decisions need of an object, and the resourceVersion at which it was seen."""
+
+    value: Value
+    uid: str
+    namespace: str
+    version: int
+
+
+@dataclass
+class Store(Generic[Value]):
+    """Objects by UID. `read` returns what is kept of one, or None if it is of no interest.
+
+    `gone` has the UIDs of removed objects, with the version at which each was removed. A subclass
+    keeps its indices in `_add` and `_remove`.
+    """
+
+    read: Callable[[Dict], Value | None]
+    objects: dict[str, Seen[Value]] = field(default_factory=dict)
+    gone: dict[str, int] = field(default_factory=dict)
+
+    def see(self, body: Dict) -> bool:
+        """Take in an object. Return True if that changes what is known of it."""
+        uid = uid_of(body)
+        version = version_of(body)
+        old = self.objects.get(uid)
+        if uid in self.gone or (old and old.version >= version):
+            return False
+        value = self.read(body)
+        if value is None:
+            return self.drop(uid, version) if old else False
+        seen = Seen(value, uid, namespace_of(body), version)
+        if old:
+            self._remove(old)
+        self.objects[uid] = seen
+        self._add(seen)
+        return old is None or old.value != value
+
+    def forget(self, body: Dict) -> bool:
+        """Remove an object after its DELETED event. Return True if it was known."""
+        return self.drop(uid_of(body), version_of(body))
+
+    def drop(self, uid: str, version: int = 0) -> bool:
+        """Remove an object that does not exist any more. Return True if it was known."""
+        seen = self.objects.pop(uid, None)
+        self.gone[uid] = max(version, seen.version if seen else 0)
+        if seen is None:
+            return False
+        self._remove(seen)
+        return True
+
+    def restore(self, body: Dict) -> bool:
+        """Take in an object that was thought to be gone. Return True if it is of interest."""
+        uid = uid_of(body)
+        self.gone.pop(uid, None)
+        self.see(body)
+        return uid in self.objects
+
+    def drop_unlisted(self, listed: Set[str], version: int, namespace: str | None) -> None:
+        """Remove the objects that a complete LIST at `version` does not contain.
+
+        `listed` are the UIDs in the LIST. `namespace` is None for a LIST of all namespaces.
+        """
+        for uid, seen in list(self.objects.items()):
+            is_in_scope = namespace is None or seen.namespace == namespace
+            if uid not in listed and seen.version <= version and is_in_scope:
+                self.drop(uid, version)
+
+    def prune(self, version: int) -> None:
+        """Forget removals up to the version of the LIST before the last.
+
+        Answers of that age can no longer arrive.
+        """
+        self.gone = {uid: at for uid, at in self.gone.items() if at > version}
+
+    def _add(self, seen: Seen[Value]) -> None: ...
+
+    def _remove(self, seen: Seen[Value]) -> None: ...

@@ -1,0 +1,143 @@
+"""Which namespaces this installation serves.
+
+Two installations may watch the same namespace by mistake, each with a leader of its own. So each
+installation marks the namespaces in which it finds jobs by a Lease there. The first one serves the
+namespace. Another one does nothing there, until the mark has not been renewed for a while.
+
+A rolling upgrade has one installation with several processes, which have the same mark.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ddpjob.controller.errors import ApiError
+from ddpjob.controller.kinds import LEASES
+from ddpjob.controller.writer import Writer
+
+log = logging.getLogger(__name__)
+
+# Name of the Lease in each namespace with jobs.
+MARK = "ddpjob-installation"
+
+# Seconds after which a mark is renewed, or read again, and after which it no longer counts.
+RENEW_AFTER = 60.0
+CHECK_AFTER = 20.0
+DURATION = 180.0
+
+
+@dataclass
+class Mark:
+    """What is known of the mark of one namespace, with monotonic times.
+
+    - `holder`: the installation that serves the namespace.
+    - `changed`: when the mark was first seen in this version.
+    - `checked`: when it was last read or written.
+    """
+
+    holder: str
+    version: str
+    changed: float
+    checked: float
+
+
+@dataclass
+class Territory:
+    """The marks of namespaces.
+
+    `installation` names this installation, by the namespace and the name of its leader's Lease.
+    """
+
+    writer: Writer
+    installation: str
+    clock: Callable[[], float]
+    marks: dict[str, Mark] = field(default_factory=dict)
+    _locks: defaultdict[str, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
+
+    async def serves(self, namespace: str) -> bool:
+        """Return True if this installation serves the namespace. Raises CallFailed or LeaseLost."""
+        # The looks at several jobs of a namespace write its mark only once.
+        async with self._locks[namespace]:
+            mark = self.marks.get(namespace)
+            is_own = mark is not None and mark.holder == self.installation
+            if mark and self.clock() - mark.checked < (RENEW_AFTER if is_own else CHECK_AFTER):
+                return is_own
+            return await self._claim(namespace)
+
+    async def _claim(self, namespace: str) -> bool:
+        """Read the mark, and write it if it is this installation's or nobody's any more."""
+        try:
+            found = await self.writer.get(LEASES.path(namespace, MARK))
+            if found is None:
+                made = await self.writer.write(
+                    "POST", LEASES.collection(namespace), self._body(namespace)
+                )
+                self._see(namespace, made)
+            elif self._see(namespace, found).holder == self.installation:
+                await self._renew(namespace, found)
+            elif self._is_abandoned(namespace):
+                log.info("serving namespace %s, which %s has left", namespace, _holder(found))
+                await self._renew(namespace, found)
+        except ApiError as error:
+            if error.status not in (403, 404, 409):
+                raise
+            if error.status == 409:
+                # Another installation was faster.
+                return False
+            # Without the right to mark, or in a namespace that ends, nothing can be detected.
+            log.debug("cannot mark namespace %s: %s", namespace, error)
+            return True
+        return self.marks[namespace].holder == self.installation
+
+    async def _renew(self, namespace: str, found: Mapping[str, Any]) -> None:
+        body = self._body(namespace, str(found["metadata"]["resourceVersion"]))
+        written = await self.writer.write("PUT", LEASES.path(namespace, MARK), body)
+        self._see(namespace, written)
+
+    def _see(self, namespace: str, lease: Mapping[str, Any]) -> Mark:
+        now = self.clock()
+        old = self.marks.get(namespace)
+        version = str(lease["metadata"]["resourceVersion"])
+        changed = old.changed if old and old.version == version else now
+        mark = Mark(_holder(lease), version, changed, now)
+        is_news = old is None or old.holder != mark.holder
+        if is_news and mark.holder != self.installation:
+            log.warning(
+                "namespace %s is served by another installation of the operator, %s: this one, %s, "
+                "does nothing there. Give each installation its own watchNamespaces, or uninstall "
+                "one.",
+                namespace,
+                mark.holder,
+                self.installation,
+            )
+        self.marks[namespace] = mark
+        return mark
+
+    def _is_abandoned(self, namespace: str) -> bool:
+        mark = self.marks[namespace]
+        return not mark.holder or self.clock() - mark.changed > DURATION
+
+    def _body(self, namespace: str, version: str = "") -> dict[str, Any]:
+        metadata = {"name": MARK, "namespace": namespace}
+        if version:
+            metadata["resourceVersion"] = version
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": {
+                "holderIdentity": self.installation,
+                "leaseDurationSeconds": int(DURATION),
+                "renewTime": datetime.now(UTC).isoformat(timespec="microseconds"),
+            },
+        }
+
+
+def _holder(lease: Mapping[str, Any]) -> str:
+    return str((lease.get("spec") or {}).get("holderIdentity") or "")

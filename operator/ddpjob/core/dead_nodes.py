@@ -1,0 +1,133 @@
+"""Pods on Kubernetes nodes that do not answer: which are lost, and since when.
+
+The kubelet of a crashed node cannot confirm that a pod has ended, so Kubernetes keeps the pod. The
+operator deletes it by force once Kubernetes itself says that the node is unreachable and the
+administrator's time has passed. If most nodes are unreachable at once, the control plane is cut
+off rather than the nodes dead, and nothing is forced.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+from ddpjob.core.history import UnreachableNode
+from ddpjob.core.observe import Finding, NodeHealth, Observation, Pod
+from ddpjob.core.times import format_time, later, since
+
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+# A pod that ends so long after its grace period is named as overdue.
+OVERDUE = timedelta(seconds=30)
+
+# How long the status names an unreachable node that the job has left. Its volumes may still be
+# attached there.
+REMEMBERED = timedelta(hours=1)
+
+
+def is_cut_off(obs: Observation) -> bool:
+    """Return True if most Kubernetes nodes are not ready."""
+    return 2 * obs.unready_nodes > len(obs.nodes or {})
+
+
+def describe_cut_off(obs: Observation) -> str:
+    """Return the end of a message that says why nothing is forced, or an empty string."""
+    if not is_cut_off(obs):
+        return ""
+    return (
+        f"; {obs.unready_nodes} of {len(obs.nodes or {})} Kubernetes nodes are not ready, so no "
+        "pod is deleted by force"
+    )
+
+
+def is_unreachable(obs: Observation, name: str) -> bool:
+    """Return True if Kubernetes cannot reach the node, or does not have it any more."""
+    if not obs.nodes or not name:
+        return False
+    node = obs.nodes.get(name)
+    return node is None or node.health is NodeHealth.UNREACHABLE
+
+
+def track_unreachable(obs: Observation, now: datetime) -> tuple[UnreachableNode, ...]:
+    """Return the unreachable nodes of the job, each with the time at which that was first seen.
+
+    While most nodes are not ready, no time runs.
+    """
+    known = {node.name: node for node in obs.status.unreachable_nodes}
+    used = {pod.node_name for pod in obs.pods if not pod.released}
+    found = []
+    for name in sorted(known.keys() | used):
+        if is_unreachable(obs, name):
+            first_seen = min(known[name].since, now) if name in known else now
+            if name in used or since(first_seen, now) < REMEMBERED:
+                found.append(UnreachableNode(name, first_seen))
+    return () if is_cut_off(obs) else tuple(found)
+
+
+def is_dead(obs: Observation, pod: Pod, now: datetime) -> bool:
+    """Return True if the pod may be deleted by force, because its node is lost."""
+    moment = death_of(obs, pod)
+    return moment is not None and moment <= now
+
+
+def death_of(obs: Observation, pod: Pod) -> datetime | None:
+    """Return from when on the pod may be deleted by force; None if nothing speaks for that."""
+    wait = obs.policy.dead_node_time
+    if wait is None or pod.released:
+        return None
+    overdue = later(pod.deletion_deadline, wait) if pod.deletion_deadline else None
+    if not obs.nodes:
+        return overdue if pod.looks_lost else None
+    node = obs.nodes.get(pod.node_name)
+    if node and OUT_OF_SERVICE in node.taints:
+        return datetime.min.replace(tzinfo=UTC)
+    if (node and node.health is NodeHealth.READY) or is_cut_off(obs):
+        return None
+    if node and node.health is NodeHealth.NOT_READY:
+        return overdue
+    lost = [lost for lost in obs.status.unreachable_nodes if lost.name == pod.node_name]
+    return later(lost[0].since, wait) if lost else None
+
+
+def next_death(obs: Observation, now: datetime) -> datetime | None:
+    """Return when the next pod may be deleted by force."""
+    moments = [moment for pod in obs.pods if (moment := death_of(obs, pod)) and moment > now]
+    return min(moments, default=None)
+
+
+def describe_wait(obs: Observation, pod: Pod, now: datetime) -> str:
+    """Return the end of a message about a pod that does not end: what that waits for."""
+    wait = obs.policy.dead_node_time
+    by_hand = f"if the node is down, delete it: kubectl delete pod {pod.name} --force"
+    for node in obs.status.unreachable_nodes:
+        if node.name == pod.node_name and wait is None:
+            return f"; the node is unreachable since {format_time(node.since)}; {by_hand}"
+        if node.name == pod.node_name and wait is not None:
+            return (
+                f"; the node is unreachable since {format_time(node.since)}; after "
+                f"{wait.total_seconds():.0f} s the pod is deleted by force"
+            )
+    if is_cut_off(obs):
+        return describe_cut_off(obs)
+    deadline = pod.deletion_deadline
+    if deadline is None or now < later(deadline, OVERDUE):
+        return ""
+    what = f"; it should have ended at {format_time(deadline)}"
+    if not obs.nodes:
+        return f"{what}, and the operator may not read nodes; {by_hand}"
+    return f"{what}; its node still answers, so look at the kubelet there"
+
+
+def find_end_of_node(obs: Observation, pod: Pod, now: datetime) -> Finding | None:
+    """Return why a pod is lost or must move because of its node, or None."""
+    if pod.ended or pod.released or not pod.node_name:
+        return None
+    if is_dead(obs, pod, now):
+        message = f"node {pod.node_name} of pod {pod.name} is unreachable, gone or out of service"
+        return Finding("NodeUnreachable", message)
+    node = (obs.nodes or {}).get(pod.node_name)
+    for taint in node.taints if node else ():
+        tolerated = taint in pod.tolerated or "" in pod.tolerated
+        if taint in obs.policy.disruption_taints and not tolerated:
+            message = (
+                f"node {pod.node_name} of pod {pod.name} is about to end: it has taint {taint}"
+            )
+            return Finding("NodeEnding", message)
+    return None

@@ -1,0 +1,78 @@
+"""Which pods to delete, and with which grace period."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from ddpjob.core.dead_nodes import is_dead
+from ddpjob.core.names import Cause
+from ddpjob.core.observe import Observation, Pod
+from ddpjob.core.plan import Delete
+from ddpjob.core.policy import CleanPodPolicy
+from ddpjob.core.spec import Spec
+from ddpjob.core.status import Status
+
+# Grace periods of pods that have nothing to save, in seconds. While torch is imported, process 1
+# has no handler for SIGTERM and ends only with the grace period. A rank whose peers have failed
+# cannot write a checkpoint. A disrupted gang gets the pods' own grace period and writes one.
+NEVER_RAN_GRACE = 5
+BROKEN_GANG_GRACE = 15
+
+
+def delete_unfinished(
+    obs: Observation, pods: Iterable[Pod], grace: int | None, now: datetime
+) -> tuple[Delete, ...]:
+    """Delete the pods in which a container still runs.
+
+    A pod on a dead node is deleted by force, also if it is being deleted already.
+    """
+    deletions = []
+    for pod in pods:
+        if is_dead(obs, pod, now):
+            reason = f"its node {pod.node_name} is unreachable, gone or out of service"
+            deletions.append(Delete(pod.name, pod.uid, 0, forced=reason))
+        elif not pod.released and not pod.deleting:
+            deletions.append(Delete(pod.name, pod.uid, grace))
+    return tuple(deletions)
+
+
+def delete_ended(pods: Iterable[Pod]) -> tuple[Delete, ...]:
+    """Delete the pods that have ended, with their logs."""
+    return tuple(Delete(pod.name, pod.uid) for pod in pods if pod.released and not pod.deleting)
+
+
+def clean_up(obs: Observation, spec: Spec, grace: int | None, now: datetime) -> tuple[Delete, ...]:
+    """Delete those pods of a finished job that its cleanPodPolicy names."""
+    policy = spec.lifecycle.clean_pods
+    if policy is CleanPodPolicy.NONE:
+        return ()
+    unfinished = delete_unfinished(obs, obs.pods, grace, now)
+    return (
+        unfinished if policy is CleanPodPolicy.RUNNING else (*unfinished, *delete_ended(obs.pods))
+    )
+
+
+def delete_outdated(obs: Observation) -> tuple[Delete, ...]:
+    """Delete ended pods whose logs are no longer of interest.
+
+    The previous attempt and the one in `lastFailure` keep theirs for `kubectl logs`.
+    """
+    kept = (obs.attempt - 1, obs.status.last_failure.get("attempt"))
+    return delete_ended(pod for pod in obs.older if pod.attempt not in kept)
+
+
+def current_grace(status: Status, attempt: int) -> int | None:
+    """Return the grace period of the current attempt's pods in seconds; None is their own."""
+    return _grace(status, attempt, status.running_time is not None)
+
+
+def previous_grace(status: Status, attempt: int) -> int | None:
+    """Return the grace period of the pods of the attempt before `attempt`."""
+    return _grace(status, attempt - 1, status.previous_attempt_ran)
+
+
+def _grace(status: Status, attempt: int, ran: bool | None) -> int | None:
+    failure = status.last_failure
+    if failure.get("cause") == Cause.FAILURE and failure.get("attempt") == attempt:
+        return BROKEN_GANG_GRACE
+    # If it is not known whether the attempt ran, its pods may need time for a checkpoint.
+    return NEVER_RAN_GRACE if ran is False else None

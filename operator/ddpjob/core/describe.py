@@ -1,0 +1,132 @@
+"""The status of a job as its pods show it: counts, phase, reason and message."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from ddpjob.core.budget import LASTING, backoff_seconds
+from ddpjob.core.conditions import Conditions, find_condition, set_condition
+from ddpjob.core.dead_nodes import describe_cut_off
+from ddpjob.core.names import Condition, Phase, Reason
+from ddpjob.core.observe import Finding, Observation, Pod, TrainerState
+from ddpjob.core.plan import MAX_MESSAGE, counted
+from ddpjob.core.result import read_result
+from ddpjob.core.status import PodCounts, Status
+
+
+def describe(obs: Observation, phase: str, reason: str, message: str) -> Status:
+    """Return the status with its pods counted, and with a phase and the reason for it."""
+    states = [pod.state for pod in obs.current]
+    pods = PodCounts(
+        desired=obs.status.pods.desired,
+        active=sum(not pod.ended for pod in obs.current),
+        ready=states.count(TrainerState.RUNNING),
+        succeeded=len(obs.succeeded),
+        failed=states.count(TrainerState.FAILED),
+    )
+    return replace(
+        obs.status,
+        phase=str(phase),
+        reason=str(reason),
+        message=message[:MAX_MESSAGE],
+        pods=pods,
+        succeeded_nodes=tuple(sorted(obs.succeeded)),
+        result=_result(obs),
+    )
+
+
+def recount(obs: Observation) -> Status:
+    """Return the status with its pods counted, and with its phase and reason unchanged."""
+    return describe(obs, obs.status.phase, obs.status.reason, obs.status.message)
+
+
+def _result(obs: Observation) -> Mapping[str, str]:
+    """Return the result that rank 0 wrote. It is kept in the status, since the pod may go."""
+    for pod in obs.current:
+        if pod.index == 0 and pod.state is TrainerState.SUCCEEDED:
+            return read_result(pod.message)
+    return obs.status.result
+
+
+def latch(obs: Observation) -> int | None:
+    """Return `attempt_started` after this look: the attempt, if every pod of it was seen."""
+    return obs.status.attempt_started if obs.missing else obs.attempt
+
+
+def describe_existing_pods(obs: Observation, now: datetime) -> Status:
+    """Return the status of an attempt whose pods exist: starting, blocked or running."""
+    total = obs.status.pods.desired
+    if obs.all_run:
+        message = f"attempt {obs.attempt} runs on {counted(total, 'node')}{describe_cut_off(obs)}"
+        status = describe(obs, Phase.RUNNING, Reason.NODES_RUNNING, message)
+        status = replace(status, running_time=obs.status.running_time or now)
+    else:
+        status = _describe_start(obs)
+    conditions = set_running(obs, obs.all_run, status.reason, status.message)
+    return replace(status, attempt_started=latch(obs), conditions=conditions)
+
+
+def _describe_start(obs: Observation) -> Status:
+    """Return the status of a gang that does not run yet, with what one of its pods waits for."""
+    blocker = find_blocker(obs)
+    if blocker:
+        return describe(obs, Phase.PENDING, blocker.reason, blocker.message)
+    pending = [pod for pod in obs.current if pod.state is TrainerState.PENDING]
+    total = obs.status.pods.desired
+    message = f"{total - len(pending)} of {total} nodes are running"
+    if pending:
+        message += f"; {_describe_pending(obs, pending[0])}"
+    return describe(obs, Phase.STARTING, Reason.STARTING, message)
+
+
+def find_blocker(obs: Observation) -> Finding | None:
+    """Return what keeps the pods of the attempt from starting, or from being created."""
+    if obs.refusal and obs.missing:
+        return Finding(obs.refusal.reason, obs.refusal.message)
+    blocked = [pod for pod in obs.current if pod.blocked]
+    first = blocked[0].blocked if blocked else None
+    if first is None:
+        return None
+    total = obs.status.pods.desired
+    message = f"{len(blocked)} of {total} pods cannot start; {blocked[0].name}: {first.message}"
+    return Finding(first.reason, message)
+
+
+def _describe_pending(obs: Observation, pod: Pod) -> str:
+    where = f"is starting on {pod.node_name}" if pod.node_name else "is not scheduled yet"
+    text = f"pod {pod.name} {where} (for details: kubectl describe pod {pod.name})"
+    left = [node.name for node in obs.status.unreachable_nodes]
+    if pod.has_claims and left:
+        text += (
+            f"; a ReadWriteOnce volume may still be attached to the unreachable node {left[0]}: "
+            "Kubernetes detaches it after 6 minutes, or at once if the node gets the taint "
+            "node.kubernetes.io/out-of-service"
+        )
+    return text
+
+
+def describe_backoff(obs: Observation) -> Status:
+    """Return the status of an attempt that waits for the end of its back-off."""
+    count = obs.status.backoff.count
+    minutes = int(LASTING.total_seconds() // 60)
+    message = (
+        f"backing off for {backoff_seconds(count):.0f} s before attempt {obs.attempt}: the last "
+        f"{count} failed attempts trained for less than {minutes} minutes"
+    )
+    return describe(obs, Phase.RESTARTING, Reason.BACK_OFF, message)
+
+
+def set_running(obs: Observation, holds: bool, reason: str, message: str) -> Conditions:
+    return set_condition(obs.status.conditions, Condition.RUNNING, holds, reason, message)
+
+
+def stop_running(conditions: Conditions, reason: str, message: str) -> Conditions:
+    """Return the conditions with Running set to False, if it was ever set."""
+    if find_condition(conditions, Condition.RUNNING) is None:
+        return conditions
+    return set_condition(conditions, Condition.RUNNING, False, reason, message)
+
+
+def with_status(obs: Observation, status: Status) -> Observation:
+    """Return the same observation with another status of the job."""
+    return replace(obs, job=replace(obs.job, status=status))

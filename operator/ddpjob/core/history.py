@@ -1,0 +1,115 @@
+"""The records in a status: ended attempts, and the Kubernetes nodes that caused trouble.
+
+People read the attempts. The budgets and the windows have their own fields.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from ddpjob.core.readers import Dict, integer_or_zero, mappings_or_empty
+from ddpjob.core.times import format_time, format_time_or_none, parse_time, since
+
+# Ended attempts that the status keeps, and the characters of each message.
+MAX_ATTEMPTS = 10
+MAX_ATTEMPT_MESSAGE = 256
+
+# From this many failures on, the next attempts avoid a node, until it had none for so long.
+SICK_AFTER = 2
+SICK_TIME = timedelta(hours=1)
+
+# Nodes in one list of the status.
+MAX_NODES_LISTED = 32
+
+
+@dataclass(frozen=True)
+class FailedNode:
+    """A Kubernetes node on which attempts of the job failed: how many, and when the last one."""
+
+    name: str
+    failures: int
+    time: datetime
+
+    @property
+    def is_avoided(self) -> bool:
+        return self.failures >= SICK_AFTER
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "failures": self.failures, "time": format_time(self.time)}
+
+
+@dataclass(frozen=True)
+class UnreachableNode:
+    """A Kubernetes node that the control plane cannot reach, and when the operator saw that."""
+
+    name: str
+    since: datetime
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "since": format_time(self.since)}
+
+
+@dataclass(frozen=True)
+class Yielding:
+    """The older job that a job gave its pods back for, and the end of that wait."""
+
+    to: str
+    until: datetime
+
+    @classmethod
+    def from_dict(cls, data: Dict) -> "Yielding | None":
+        until = parse_time(data.get("until"))
+        return cls(str(data.get("to", "")), until) if until else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"to": self.to, "until": format_time(self.until)}
+
+
+def read_failed_nodes(value: Any) -> tuple[FailedNode, ...]:
+    found = []
+    for entry in mappings_or_empty(value):
+        time = parse_time(entry.get("time"))
+        if time:
+            failures = integer_or_zero(entry.get("failures"))
+            found.append(FailedNode(str(entry.get("name", "")), failures, time))
+    return tuple(found)
+
+
+def read_unreachable_nodes(value: Any) -> tuple[UnreachableNode, ...]:
+    found = []
+    for entry in mappings_or_empty(value):
+        time = parse_time(entry.get("since"))
+        if time:
+            found.append(UnreachableNode(str(entry.get("name", "")), time))
+    return tuple(found)
+
+
+def count_failed_node(
+    nodes: Sequence[FailedNode], name: str, now: datetime
+) -> tuple[FailedNode, ...]:
+    """Return the nodes with one more failure on the node `name`, which comes first."""
+    before = sum(node.failures for node in nodes if node.name == name)
+    others = [node for node in nodes if node.name != name]
+    return (FailedNode(name, before + 1, now), *others)[:MAX_NODES_LISTED]
+
+
+def forget_old_failures(nodes: Sequence[FailedNode], now: datetime) -> tuple[FailedNode, ...]:
+    return tuple(node for node in nodes if since(node.time, now) <= SICK_TIME)
+
+
+def add_attempt(attempts: Sequence[Dict], ended: Dict) -> tuple[Dict, ...]:
+    """Return the history with one more ended attempt. The newest comes first."""
+    return (ended, *attempts)[:MAX_ATTEMPTS]
+
+
+def ended_attempt(record: Dict, start: datetime | None, end: datetime) -> dict[str, Any]:
+    """Return the history's entry of an ended attempt: its record, shortened, and its times."""
+    fields = {
+        **record,
+        "message": str(record.get("message", ""))[:MAX_ATTEMPT_MESSAGE],
+        "start": format_time_or_none(start),
+        "end": format_time(end),
+        "time": None,
+    }
+    return {key: value for key, value in fields.items() if value not in (None, "")}

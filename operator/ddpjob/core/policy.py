@@ -1,0 +1,124 @@
+"""The parts of a spec that say when a job restarts, waits, ends and is cleaned up."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from ddpjob.core import names
+from ddpjob.core.readers import (
+    Dict,
+    refuse,
+    require_boolean,
+    require_fields,
+    require_integer,
+    require_integers,
+    require_string,
+)
+
+# Each restart in a window is kept in the status, so their number is bounded.
+MAX_BUDGET = 1000
+
+# Longest deadline or window, in seconds: 68 years, the largest int32.
+MAX_SECONDS = 2**31 - 1
+
+MAX_EXIT_CODES = 32
+
+# argparse ends a script that was used wrongly with this code, and so does Python if it cannot find
+# the script.
+WRONG_USE = 2
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods of a finished job are deleted."""
+
+    NONE = "None"
+    RUNNING = "Running"
+    ALL = "All"
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """Budgets of a job in restarts of the whole gang.
+
+    - `max_restarts` limits the restarts after failures of the job itself, `max_disruptions` those
+      after lost pods.
+    - `window`: restarts that are older do not count; None counts all of them.
+    - `non_retryable`: exit codes of a worker that end the job at once.
+    """
+
+    max_restarts: int = 3
+    max_disruptions: int = 20
+    window: timedelta | None = None
+    non_retryable: tuple[int, ...] = (WRONG_USE,)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> "FailurePolicy":
+        where = "spec.failurePolicy"
+        fields = require_fields(data, where)
+        restarts = fields.get("maxRestarts", cls.max_restarts)
+        disruptions = fields.get("maxDisruptions", cls.max_disruptions)
+        codes = fields.get("nonRetryableExitCodes", list(cls.non_retryable))
+        return cls(
+            max_restarts=require_integer(restarts, f"{where}.maxRestarts", 0, MAX_BUDGET),
+            max_disruptions=require_integer(disruptions, f"{where}.maxDisruptions", 0, MAX_BUDGET),
+            window=_read_seconds(fields, "windowSeconds", 1, where),
+            non_retryable=_read_exit_codes(codes, f"{where}.nonRetryableExitCodes"),
+        )
+
+    def is_retryable(self, exit_code: int | None) -> bool:
+        """Return False for a code that ends the job.
+
+        torchrun reports a signal as a negative number, a shell as 128 and that number.
+        """
+        if exit_code is None:
+            return True
+        as_shell = 128 - exit_code if exit_code < 0 else exit_code
+        return as_shell not in self.non_retryable
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """When a job waits, ends and is cleaned up.
+
+    - `suspended`: the job has no pods.
+    - `active_deadline`: longest active time, summed over suspensions.
+    - `startup_deadline`: longest time in which not all nodes of an attempt run.
+    - `time_to_live`: the job is deleted so long after it has finished.
+    - `managed_by`: the controller that looks after the job.
+    """
+
+    suspended: bool = False
+    active_deadline: timedelta | None = None
+    startup_deadline: timedelta | None = None
+    time_to_live: timedelta | None = None
+    clean_pods: CleanPodPolicy = CleanPodPolicy.RUNNING
+    managed_by: str = names.CONTROLLER
+
+    @classmethod
+    def from_fields(cls, fields: Dict) -> "Lifecycle":
+        policy = fields.get("cleanPodPolicy", str(cls.clean_pods))
+        if policy not in list(CleanPodPolicy):
+            raise refuse("spec.cleanPodPolicy", "None, Running or All", policy)
+        return cls(
+            suspended=require_boolean(fields.get("suspend", False), "spec.suspend"),
+            active_deadline=_read_seconds(fields, "activeDeadlineSeconds", 1),
+            startup_deadline=_read_seconds(fields, "startupDeadlineSeconds", 1),
+            time_to_live=_read_seconds(fields, "ttlSecondsAfterFinished", 0),
+            clean_pods=CleanPodPolicy(policy),
+            managed_by=require_string(fields.get("managedBy", cls.managed_by), "spec.managedBy"),
+        )
+
+
+def _read_seconds(fields: Dict, key: str, low: int, where: str = "spec") -> timedelta | None:
+    value = fields.get(key)
+    if value is None:
+        return None
+    return timedelta(seconds=require_integer(value, f"{where}.{key}", low, MAX_SECONDS))
+
+
+def _read_exit_codes(value: Any, where: str) -> tuple[int, ...]:
+    codes = require_integers(value, where, 1, 255)
+    if len(codes) > MAX_EXIT_CODES:
+        raise refuse(where, f"a list of at most {MAX_EXIT_CODES} exit codes", value)
+    return codes

@@ -1,0 +1,32 @@
+"""The result of a job: what rank 0 wrote to $DDP_RESULT_FILE, its termination message."""
+
+import json
+from collections.abc import Mapping
+
+# Limits of a result, in entries and in characters of each key and value.
+MAX_RESULT_ENTRIES = 32
+MAX_RESULT_STRING = 256
+
+
+def read_result(message: str) -> Mapping[str, str]:
+    """Return the JSON object in a termination message as strings, at most 32 entries.
+
+    The result is empty if the message is something else, such as the tail of a log.
+    """
+    try:
+        data = json.loads(message)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    entries = list(data.items())[:MAX_RESULT_ENTRIES]
+    return {str(key)[:MAX_RESULT_STRING]: _as_string(value) for key, value in entries}
+
+
+def _as_string(value: object) -> str:
+    try:
+        text = value if isinstance(value, str) else json.dumps(value)
+    except RecursionError:
+        # The decoder accepts deeper objects than the encoder.
+        text = "(nested too deeply)"
+    return text[:MAX_RESULT_STRING]

@@ -1,0 +1,131 @@
+"""The clocks of a job: which of them run, and when the next deadline comes.
+
+Every rule that waits for a moment has a timer here. The next look at a job is at the earliest of
+all moments that are to come, whichever rule applied at this look.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from ddpjob.core.budget import backoff_end
+from ddpjob.core.causes import settles_at
+from ddpjob.core.dead_nodes import next_death
+from ddpjob.core.names import Condition, Reason
+from ddpjob.core.observe import Observation
+from ddpjob.core.spec import Spec
+from ddpjob.core.status import Status
+from ddpjob.core.times import later, since
+
+Timer = Callable[[Observation, Spec, datetime], datetime | None]
+
+# A gang that waits for room under a quota gives way to an older one after this time. Under a quota
+# no autoscaler can help.
+QUOTA_TIMEOUT = timedelta(seconds=20)
+
+
+def run_clocks(obs: Observation, now: datetime) -> Status:
+    """Return the status with its clocks started and stopped.
+
+    A time that is to come was written before the clock was set back: it becomes now.
+    """
+    status = obs.status
+    active_since = min(status.active_since or now, now)
+    if status.finished or status.has(Condition.SUSPENDED):
+        passed = since(status.active_since, now) if status.active_since else timedelta(0)
+        return replace(
+            status,
+            active_seconds=status.active_seconds + int(passed.total_seconds()),
+            active_since=None,
+            starting_since=None,
+        )
+    starting_since = min(status.starting_since or now, now) if _is_starting(obs, now) else None
+    return replace(
+        status,
+        active_since=active_since if obs.pods or status.active_since else None,
+        starting_since=starting_since,
+    )
+
+
+def _is_starting(obs: Observation, now: datetime) -> bool:
+    """Return True if the attempt waits for its nodes, and neither for a queue nor for its turn."""
+    status = obs.status
+    if status.attempt is None or status.running_time or status.yielding:
+        return False
+    end = backoff_end(status, now)
+    held = any(pod.gated for pod in obs.current) or any(not pod.released for pod in obs.older)
+    return not held and not (end and now < end)
+
+
+# The timers
+
+
+def backoff_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    return backoff_end(obs.status, now)
+
+
+def failure_settles(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    return settles_at(obs.status, now) if obs.status.undecided_since else None
+
+
+def refusal_is_retried(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    return obs.refusal.retry_at if obs.refusal and not obs.refusal.final else None
+
+
+def active_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    limit = spec.lifecycle.active_deadline
+    started = obs.status.active_since
+    if limit is None or started is None:
+        return None
+    return later(started, limit - timedelta(seconds=obs.status.active_seconds))
+
+
+def startup_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    limit = spec.lifecycle.startup_deadline
+    started = obs.status.starting_since
+    return later(started, limit) if limit is not None and started else None
+
+
+def time_to_live(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    limit = spec.lifecycle.time_to_live
+    ended = obs.status.completion_time
+    return later(ended, limit) if limit is not None and ended else None
+
+
+def node_is_dead(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    return next_death(obs, now)
+
+
+def gang_timeout(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    started = obs.status.starting_since
+    under_quota = obs.refusal is not None and obs.refusal.reason == Reason.QUOTA
+    # A quota counts each pod, a cluster only those that have a node.
+    holders = [pod for pod in obs.current if not pod.ended and (under_quota or pod.node_name)]
+    if started is None or not holders or obs.all_run:
+        return None
+    return later(started, QUOTA_TIMEOUT if under_quota else obs.policy.gang_timeout)
+
+
+TIMERS: tuple[Timer, ...] = (
+    backoff_ends,
+    failure_settles,
+    refusal_is_retried,
+    active_deadline,
+    startup_deadline,
+    time_to_live,
+    node_is_dead,
+    gang_timeout,
+)
+
+
+def is_due(timer: Timer, obs: Observation, spec: Spec, now: datetime) -> bool:
+    """Return True if the moment of a timer has come."""
+    moment = timer(obs, spec, now)
+    return moment is not None and moment <= now
+
+
+def seconds_until_next(obs: Observation, spec: Spec, now: datetime) -> float | None:
+    """Return the seconds until the earliest moment that is to come, or None."""
+    moments = [timer(obs, spec, now) for timer in TIMERS]
+    waits = [(moment - now).total_seconds() for moment in moments if moment and moment > now]
+    return min(waits, default=None)

@@ -1,0 +1,142 @@
+"""The periodic LIST: page by page, in the order of the namespaces, and never back in time."""
+
+import asyncio
+import time
+
+import pytest
+from fake_api import refusal
+from gang import a_job
+
+from ddpjob.controller import client, lister
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.errors import CannotRun
+from ddpjob.controller.kinds import JOBS, NODES
+from ddpjob.controller.lister import Lister
+from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.core import names
+
+PODS_PATH = "/api/v1/pods"
+
+
+@pytest.fixture
+def a_lister(api):
+    """Return a function that makes a Lister for some namespaces, or for all."""
+
+    def make(*namespaces):
+        queue = WorkQueue(time.monotonic)
+        return Lister(api, Cache(), queue, lambda: None, namespaces)
+
+    return make
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    monkeypatch.setattr(client, "FIRST_PAGE", 1)
+    monkeypatch.setattr(client, "LONGEST_PAGE", 1)
+
+
+def create_in(fake, namespace):
+    """Create a job and one pod of it in a namespace."""
+    job = a_job()
+    job["metadata"] |= {"namespace": namespace}
+    made = fake.create("ddpjobs", job)
+    owner = {"kind": names.KIND, "controller": True, "uid": made["metadata"]["uid"]}
+    labels = {names.LABEL_JOB: "digits", names.LABEL_ATTEMPT: "0", names.LABEL_INDEX: "0"}
+    metadata = {"name": "digits-0-0", "namespace": namespace, "ownerReferences": [owner]}
+    fake.create("pods", {"metadata": {**metadata, "labels": labels}, "spec": {}, "status": {}})
+
+
+async def test_a_namespace_is_served_once_the_list_has_passed_it(fake, a_lister, small_pages):
+    for namespace in ("a", "b", "c"):
+        create_in(fake, namespace)
+    arrived, proceed_now = asyncio.Event(), asyncio.Event()
+
+    async def hold(request, proceed):
+        if request.query.get("continue") == "2":
+            arrived.set()
+            await proceed_now.wait()
+        return await proceed()
+
+    fake.fault("GET", PODS_PATH, hold, times=float("inf"))
+    found = a_lister()
+    listing = asyncio.create_task(found.list_once())
+    await asyncio.wait_for(arrived.wait(), 10)
+    assert [found.knows_pods_of(namespace) for namespace in ("a", "b", "c")] == [
+        True,
+        False,
+        False,
+    ]
+    assert await asyncio.wait_for(found.queue.get(), 10) == ("a", "digits")
+    assert not found.synced
+    proceed_now.set()
+    await asyncio.wait_for(listing, 10)
+    assert found.synced
+    assert found.knows_pods_of("c")
+
+
+async def test_every_page_is_a_turn(fake, a_lister, small_pages):
+    for number in range(3):
+        fake.create("ddpjobs", a_job(f"job-{number}"))
+    found = a_lister()
+    turns = []
+
+    async def note(request, proceed):
+        turns.append(found.last_turn)
+        return await proceed()
+
+    fake.fault("GET", f"/{JOBS.api}/ddpjobs", note, times=float("inf"))
+    await found.list_once()
+    assert len(set(turns)) == 3
+
+
+async def test_a_replica_that_lags_behind_for_a_moment_ends_nothing(fake, a_lister):
+    found = a_lister()
+    old = fake.snapshot()
+    fake.create("ddpjobs", a_job())
+    await found.list_once()
+    fake.stale_list = old
+    await found.list_once()
+    assert found.cache.job(("ml", "digits"))
+    assert found.versions[JOBS, None] > old[0]
+
+
+async def test_an_etcd_that_was_restored_ends_the_operator_with_a_sentence(
+    fake, a_lister, monkeypatch
+):
+    monkeypatch.setattr(lister, "LONGEST_LAG", 0)
+    found = a_lister()
+    old = fake.snapshot()
+    fake.create("ddpjobs", a_job())
+    await found.list_once()
+    fake.stale_list = old
+    with pytest.raises(CannotRun, match="as after etcd was restored from a backup"):
+        await found.list_once()
+
+
+async def test_nodes_are_read_with_rights_in_all_namespaces(fake, a_lister):
+    status = {"conditions": [{"type": "Ready", "status": "True"}]}
+    fake.create("nodes", {"metadata": {"name": "node-1"}, "spec": {}, "status": status})
+    found = a_lister()
+    await found.list_once()
+    assert found.reads_nodes
+    assert list(found.cache.nodes.by_name) == ["node-1"]
+
+
+async def test_without_the_right_to_read_nodes_the_rest_works_and_the_log_says_what_does_not(
+    fake, a_lister, caplog
+):
+    fake.fault("GET", f"/{NODES.collection()}", refusal(403, "Forbidden", "no"), times=2)
+    create_in(fake, "ml")
+    found = a_lister()
+    await found.list_once()
+    await found.list_once()
+    assert found.reads_nodes is False
+    assert found.knows_pods_of("ml")
+    assert caplog.text.count("cannot read Kubernetes nodes") == 1
+
+
+async def test_with_roles_only_nodes_are_not_asked_for(fake, a_lister):
+    found = a_lister("ml")
+    await found.list_once()
+    assert found.reads_nodes is False
+    assert fake.reads(f"/{NODES.collection()}") == []

@@ -1,0 +1,155 @@
+"""A job whose creates hang in an admission webhook harms no other job, and its status says why.
+
+The bad jobs are in the namespace `bad`, to which the webhook applies. The times are shorter than in
+production. No test waits until the webhook gives up, except for its words.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import fields
+
+import pytest
+from fake_api import HANGING_WEBHOOK, hanging_webhook
+from gang import a_job, is_running, until
+
+from ddpjob.controller import act, slots, workqueue, writer
+from ddpjob.controller.errors import Unreachable
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.reconcile import Reconciler
+from ddpjob.controller.slots import Slots
+from ddpjob.controller.workqueue import WorkQueue
+
+# Seconds in which a healthy job must run, on a busy machine. A create that hangs takes longer.
+SOON = 8
+
+BAD_PODS = "/api/v1/namespaces/bad/pods"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Scale the times down: a slot counts for 0.1 s, and a create hangs after 1 s."""
+    monkeypatch.setattr(slots, "SLOT_SECONDS", 0.1)
+    monkeypatch.setattr(slots, "HANG_SECONDS", 1)
+    monkeypatch.setattr(act, "FIRST_RETRY", 0.2)
+    monkeypatch.setattr(workqueue, "FIRST_RETRY", 0.05)
+
+
+@pytest.fixture
+def webhook_hangs(fake):
+    fake.fault("POST", BAD_PODS, hanging_webhook(), times=float("inf"))
+
+
+def a_bad_job(fake, name="bad", nodes=200):
+    job = a_job(name, nodes)
+    job["metadata"]["namespace"] = "bad"
+    return fake.create("ddpjobs", job)
+
+
+def bad_status(fake, name="bad"):
+    return fake.get("ddpjobs", name, "bad").get("status", {})
+
+
+async def runs_soon(fake):
+    """Create a healthy job, and wait until its status reports that its pods run."""
+    async with asyncio.timeout(SOON):
+        fake.create("ddpjobs", a_job())
+        await is_running(fake)
+
+
+async def test_a_job_of_200_nodes_that_hangs_delays_no_other_job(fake, webhook_hangs, operator):
+    a_bad_job(fake)
+    await until(lambda: fake.writes(BAD_PODS))
+    await runs_soon(fake)
+
+
+async def test_a_job_that_begins_to_hang_in_its_middle_delays_no_other_job(fake, operator):
+    a_bad_job(fake)
+    await until(lambda: len(fake.writes(BAD_PODS)) > 100)
+    fake.fault("POST", BAD_PODS, hanging_webhook(), times=float("inf"))
+    await runs_soon(fake)
+
+
+async def test_more_jobs_that_hang_than_requests_may_delay_no_other_job(
+    fake, webhook_hangs, operator
+):
+    for number in range(3 * writer.MAX_CREATES // 2):
+        a_bad_job(fake, f"bad-{number}", nodes=4)
+    await until(lambda: len(fake.writes(BAD_PODS)) > writer.MAX_CREATES)
+    await runs_soon(fake)
+
+
+async def test_a_healthy_job_is_restarted_while_others_hang(fake, webhook_hangs, operator):
+    await runs_soon(fake)
+    for number in range(20):
+        a_bad_job(fake, f"bad-{number}")
+    await until(lambda: len(fake.writes(BAD_PODS)) >= 20)
+    async with asyncio.timeout(SOON):
+        fake.remove("pods", "digits-0-0")
+        fake.remove("pods", "digits-0-1")
+        await is_running(fake, attempt=1)
+
+
+async def test_the_words_of_a_webhook_that_hangs_reach_the_status(fake, operator, monkeypatch):
+    # Every other request must be answered much sooner.
+    monkeypatch.setattr(writer, "SHORTEST_TIMEOUT", 0.5)
+    monkeypatch.setattr(writer, "LONGEST_TIMEOUT", 0.5)
+    fake.fault("POST", BAD_PODS, hanging_webhook(seconds=1.5), times=float("inf"))
+    a_bad_job(fake)
+    await until(lambda: bad_status(fake).get("reason") == "Forbidden", seconds=SOON)
+    assert HANGING_WEBHOOK in bad_status(fake)["message"]
+
+
+async def test_few_creates_of_a_job_hang_at_the_same_time(fake, operator):
+    fake.fault("POST", BAD_PODS, hanging_webhook(seconds=0.5), times=3)
+    a_bad_job(fake)
+    await until(lambda: HANGING_WEBHOOK in bad_status(fake).get("message", ""))
+    assert len(fake.writes(BAD_PODS)) == 1
+
+
+# --- the workers
+
+
+class Jobs(Reconciler):
+    """A Reconciler whose looks at the key `bad` hang until the test ends."""
+
+    looks: Counter
+    hang: asyncio.Event
+
+    async def look_at(self, key):
+        self.looks[key] += 1
+        if key[1] == "bad":
+            await self.hang.wait()
+            raise Unreachable("no answer")
+
+
+@pytest.fixture
+async def jobs(api):
+    """Return a Reconciler with one slot and two workers."""
+    queue = WorkQueue(asyncio.get_running_loop().time)
+    # `look_at` is replaced, so the other parts are not used.
+    parts = dict.fromkeys(part.name for part in fields(Reconciler))
+    parts |= {"api": api, "queue": queue, "metrics": Metrics(None, queue), "slots": Slots(1, 2)}
+    made = Jobs(**parts)
+    made.looks, made.hang = Counter(), asyncio.Event()
+    workers = [asyncio.create_task(made.work()) for _ in range(2)]
+    yield made
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+
+
+async def test_a_worker_whose_job_hangs_lets_the_next_job_begin(jobs):
+    jobs.queue.add(("ml", "bad"))
+    jobs.queue.add(("ml", "good"))
+    await until(lambda: jobs.looks["ml", "good"])
+
+
+async def test_a_job_that_hangs_is_never_reconciled_twice_at_once(jobs):
+    jobs.queue.add(("ml", "bad"))
+    await until(lambda: jobs.looks["ml", "bad"])
+    jobs.queue.add(("ml", "bad"))
+    jobs.queue.add(("ml", "good"), after=0.1)
+    await until(lambda: jobs.looks["ml", "good"])
+    assert jobs.looks["ml", "bad"] == 1
+    jobs.hang.set()
+    await until(lambda: jobs.looks["ml", "bad"] > 1)

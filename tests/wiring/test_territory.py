@@ -1,0 +1,92 @@
+"""Two installations that watch one namespace: the later one does nothing there."""
+
+import pytest
+from fake_api import FakeApi, refusal
+
+from ddpjob.controller import territory
+from ddpjob.controller.client import ApiClient
+from ddpjob.controller.territory import CHECK_AFTER, DURATION, MARK, RENEW_AFTER, Territory
+
+
+class Clock:
+    """Monotonic seconds that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class AnyWriter:
+    """A writer that needs no Lease."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self.get = api.get
+        self.write = api.call
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def installed(api, clock):
+    """Return a function that makes the territory of an installation."""
+    return lambda name: Territory(AnyWriter(api), name, clock)
+
+
+def holder(fake: FakeApi) -> str:
+    return fake.get("leases", MARK)["spec"]["holderIdentity"]
+
+
+async def test_the_first_installation_serves_a_namespace_and_the_second_does_not(
+    fake, installed, caplog
+):
+    first, second = installed("a/one"), installed("b/two")
+    assert await first.serves("ml")
+    assert not await second.serves("ml")
+    assert await second.serves("other")
+    assert "namespace ml is served by another installation of the operator, a/one" in caplog.text
+
+
+async def test_the_processes_of_one_installation_both_serve(fake, installed):
+    assert await installed("a/one").serves("ml")
+    assert await installed("a/one").serves("ml")
+
+
+async def test_a_mark_is_not_read_at_every_look(fake, installed):
+    first = installed("a/one")
+    assert await first.serves("ml")
+    asked = len(fake.log)
+    assert await first.serves("ml")
+    assert len(fake.log) == asked
+
+
+async def test_a_mark_that_is_renewed_keeps_the_namespace(fake, installed, clock):
+    first, second = installed("a/one"), installed("b/two")
+    for _ in range(int(2 * DURATION / RENEW_AFTER)):
+        assert await first.serves("ml")
+        assert not await second.serves("ml")
+        clock.now += RENEW_AFTER
+    assert holder(fake) == "a/one"
+
+
+async def test_a_namespace_that_was_left_is_taken_over(fake, installed, clock):
+    first, second = installed("a/one"), installed("b/two")
+    assert await first.serves("ml")
+    assert not await second.serves("ml")
+    clock.now += DURATION + CHECK_AFTER
+    assert await second.serves("ml")
+    assert holder(fake) == "b/two"
+    # The first one was only cut off. It finds out before it acts again.
+    assert not await first.serves("ml")
+
+
+async def test_without_the_right_to_mark_a_namespace_is_served(fake, installed):
+    fake.fault("GET", ".*/leases/.*", refusal(403, "Forbidden"))
+    assert await installed("a/one").serves("ml")
+
+
+def test_a_mark_is_checked_more_often_than_it_ends():
+    assert CHECK_AFTER < RENEW_AFTER < territory.DURATION / 2

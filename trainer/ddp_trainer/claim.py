@@ -1,0 +1,167 @@
+"""Claims: every start of a job takes the folder of its checkpoints over from the starts before it.
+
+A process of an older attempt, or of an earlier job of the same name, may still run on a node that
+is cut off. It must not replace the checkpoints of a newer start. No check before a rename can
+prevent this, because the process may be paused between the two. Instead:
+
+- Each start claims a number above all numbers in the folder. The names of its checkpoints carry the
+  number, and the number decides before the step which of them is the newest.
+- A claim is a directory. Files are written in a directory of the process in it before they are
+  renamed. A newer start moves the older claims away. From then on an older process can neither
+  create nor rename a file.
+
+The numbers alone keep the newest checkpoint. So a file system that still shows an older process its
+directory for a while does no harm.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from ddp_trainer.checkpoint_file import save_atomically
+from ddp_trainer.errors import UserError
+from ddp_trainer.files import PARTIAL, sync_folder
+
+# The directory of a claim. `rm folder/*` leaves it, so that the numbers continue.
+CLAIM_NAME = re.compile(r"\.claim-g(\d{4,})")
+
+# Checkpoints of releases without claims have no number, which counts as 0. The order of the
+# alphabet is that of the numbers and steps, and old names come first.
+FILE_NAME = re.compile(r"step-(?:g(\d{4,})-)?(\d{10})\.pt")
+
+# Every name with a number, also that of a checkpoint that was set aside because it is unreadable.
+NUMBERED = re.compile(r"(?:\.claim|step)-g(\d{4,}).*")
+
+
+class TakenOver(UserError):
+    """A newer start has claimed the folder. This process is outdated and must stop.
+
+    It was used rightly. So its exit code does not keep a launcher from starting it again.
+    """
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One start's claim to the folder of the checkpoints.
+
+    The numbers begin again if the folder is removed. The token then still tells two starts with the
+    same number apart.
+    """
+
+    folder: Path
+    number: int
+    token: str = field(default_factory=lambda: uuid4().hex)
+
+    @classmethod
+    def take(cls, folder: Path, above: int = 0) -> "Claim":
+        """Claim `folder`, which is created, with a number greater than `above` and all others.
+
+        Raises OSError if the folder cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        # List these before the claim. Later ones may belong to a newer start.
+        leftovers = list(folder.glob(f".*{PARTIAL}"))
+        claim = cls._make(folder, above)
+        sync_folder(folder)
+        claim._evict_older()
+        for leftover in leftovers:
+            with suppress(OSError):
+                leftover.unlink()
+        return claim
+
+    @classmethod
+    def _make(cls, folder: Path, above: int) -> "Claim":
+        """Make the directory of a new claim, whose number is the highest."""
+        number = above
+        while True:
+            number = max(number, _highest_number(folder)) + 1
+            claim = cls(folder, number)
+            # The first fails if another start has this number, also on NFS. The second fails if a
+            # newer start has already moved the first away.
+            with suppress(FileExistsError, FileNotFoundError):
+                claim.directory.mkdir()
+                claim.workspace.mkdir()
+                # Look again. If the first look was outdated, as it may be on NFS, a newer start may
+                # have claimed a higher number and moved the directory of this one away.
+                if _highest_number(folder) == number:
+                    return claim
+
+    def _evict_older(self) -> None:
+        """Remove the directories of older claims with their partial files."""
+        for directory in self.folder.iterdir():
+            match = CLAIM_NAME.fullmatch(directory.name)
+            if match and int(match[1]) < self.number:
+                # Move it first. A removal takes several steps, between which the older process
+                # could create another file. If it cannot be moved, the numbers are enough.
+                evicted = self.directory / directory.name
+                with suppress(OSError):
+                    directory.rename(evicted)
+                shutil.rmtree(evicted, ignore_errors=True)
+
+    @property
+    def directory(self) -> Path:
+        """Directory that only one start can make."""
+        return self.folder / f".claim-g{self.number:04d}"
+
+    @property
+    def workspace(self) -> Path:
+        """Directory for partial files. It exists as long as the claim is valid."""
+        return self.directory / self.token
+
+    def check(self) -> None:
+        """Raise TakenOver if the claim is lost. This is for messages: `write` is safe without."""
+        try:
+            is_lost = not self.workspace.is_dir()
+        except OSError:
+            # The file system failed, which says nothing about the claim.
+            return
+        if is_lost:
+            raise TakenOver(
+                f"{self.folder}: another start of this job has taken over this folder; this "
+                "process is outdated and stops; jobs that run at the same time need different "
+                "folders"
+            )
+
+    def write(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Write a state by torch.save to `path` in the folder, if the claim is not lost.
+
+        Raises TakenOver if it is lost, and OSError if the file cannot be written.
+        """
+        try:
+            # If the claim is lost, the partial file is gone, and the rename fails.
+            save_atomically(path, state, partial_folder=self.workspace)
+        except OSError:
+            self.check()
+            raise
+
+    def list_files(self) -> list[Path]:
+        """Return the checkpoint files of this start and of older ones, the newest first.
+
+        Files of newer starts are left out, so that an outdated process does not remove them.
+        """
+        found = []
+        for path in self.folder.iterdir():
+            match = FILE_NAME.fullmatch(path.name)
+            if match:
+                # File times would not help: they differ between nodes and copies.
+                order = (int(match[1] or 0), int(match[2]))
+                found.append((order, path))
+        return [path for order, path in sorted(found, reverse=True) if order[0] <= self.number]
+
+
+def checkpoint_path(folder: Path, number: int, step: int) -> Path:
+    """Return the checkpoint file of the start with this number after `step`."""
+    return folder / f"step-g{number:04d}-{step:010d}.pt"
+
+
+def _highest_number(folder: Path) -> int:
+    """Return the highest number of a claim or file in `folder`, or 0."""
+    matches = (NUMBERED.fullmatch(path.name) for path in folder.iterdir())
+    return max((int(match[1]) for match in matches if match), default=0)
