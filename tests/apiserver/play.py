@@ -339,6 +339,9 @@ class Cluster:
         )
         return f"/{root}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
+    def remove_lease(self, name: str) -> None:
+        self.apiserver.request("DELETE", self._path("leases", name))
+
     def holder(self, lease: str = "ddpjob-operator") -> str:
         """Return the holder of a Lease, or an empty string."""
         body = self.apiserver.request("GET", self._path("leases", lease)).body

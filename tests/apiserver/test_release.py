@@ -92,7 +92,13 @@ def test_the_operator_may_do_what_it_needs_and_no_more(
     assert not may("update", "pods")
     assert not may("get", "secrets")
     assert not may("update", "leases.coordination.k8s.io/kube-scheduler", namespace)
-    assert not may("create", "leases.coordination.k8s.io")
+    # It marks the namespaces that it serves.
+    assert may("create", "leases.coordination.k8s.io")
+    assert may("update", "leases.coordination.k8s.io/ddpjob-installation")
+    assert not may("update", "leases.coordination.k8s.io")
+    assert not may("delete", "leases.coordination.k8s.io")
+    assert not may("get", "nodes")
+    assert may("list", "nodes")
 
 
 def test_the_owner_of_one_namespace_can_install_for_it(
