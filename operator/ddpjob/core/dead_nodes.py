@@ -9,6 +9,7 @@ off rather than the nodes dead, and nothing is forced.
 from datetime import UTC, datetime, timedelta
 
 from ddpjob.core.history import UnreachableNode
+from ddpjob.core.names import Reason
 from ddpjob.core.observe import Finding, NodeHealth, Observation, Pod
 from ddpjob.core.times import format_time, later, since
 
@@ -121,7 +122,7 @@ def find_end_of_node(obs: Observation, pod: Pod, now: datetime) -> Finding | Non
         return None
     if is_dead(obs, pod, now):
         message = f"node {pod.node_name} of pod {pod.name} is unreachable, gone or out of service"
-        return Finding("NodeUnreachable", message)
+        return Finding(Reason.NODE_UNREACHABLE, message)
     node = (obs.nodes or {}).get(pod.node_name)
     for taint in node.taints if node else ():
         tolerated = taint in pod.tolerated or "" in pod.tolerated
@@ -129,5 +130,5 @@ def find_end_of_node(obs: Observation, pod: Pod, now: datetime) -> Finding | Non
             message = (
                 f"node {pod.node_name} of pod {pod.name} is about to end: it has taint {taint}"
             )
-            return Finding("NodeEnding", message)
+            return Finding(Reason.NODE_ENDING, message)
     return None

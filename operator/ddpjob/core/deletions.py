@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from ddpjob.core.dead_nodes import is_dead
-from ddpjob.core.names import Cause
+from ddpjob.core.names import Cause, Reason
 from ddpjob.core.observe import Observation, Pod
 from ddpjob.core.plan import Delete
 from ddpjob.core.policy import CleanPodPolicy
@@ -16,6 +16,9 @@ from ddpjob.core.status import Status
 # cannot write a checkpoint. A disrupted gang gets the pods' own grace period and writes one.
 NEVER_RAN_GRACE = 5
 BROKEN_GANG_GRACE = 15
+
+# Disruptions after which a peer is gone already. After another one, such as a drain, it still runs.
+LOST_PEERS = (Reason.NODE_UNREACHABLE, Reason.NODE_RESTARTED, Reason.PEER_LOST)
 
 
 def delete_unfinished(
@@ -72,7 +75,8 @@ def previous_grace(status: Status, attempt: int) -> int | None:
 
 def _grace(status: Status, attempt: int, ran: bool | None) -> int | None:
     failure = status.last_failure
-    if failure.get("cause") == Cause.FAILURE and failure.get("attempt") == attempt:
+    is_broken = failure.get("cause") == Cause.FAILURE or failure.get("reason") in LOST_PEERS
+    if is_broken and failure.get("attempt") == attempt:
         return BROKEN_GANG_GRACE
     # If it is not known whether the attempt ran, its pods may need time for a checkpoint.
     return NEVER_RAN_GRACE if ran is False else None

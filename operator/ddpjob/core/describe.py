@@ -6,7 +6,7 @@ from datetime import datetime
 
 from ddpjob.core.budget import LASTING, backoff_seconds
 from ddpjob.core.conditions import Conditions, find_condition, set_condition
-from ddpjob.core.dead_nodes import describe_cut_off
+from ddpjob.core.dead_nodes import describe_cut_off, describe_wait, is_unreachable
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Finding, Observation, Pod, TrainerState
 from ddpjob.core.plan import MAX_MESSAGE, counted
@@ -57,13 +57,22 @@ def describe_existing_pods(obs: Observation, now: datetime) -> Status:
     """Return the status of an attempt whose pods exist: starting, blocked or running."""
     total = obs.status.pods.desired
     if obs.all_run:
-        message = f"attempt {obs.attempt} runs on {counted(total, 'node')}{describe_cut_off(obs)}"
+        message = f"attempt {obs.attempt} runs on {counted(total, 'node')}"
+        message += _describe_unreachable(obs, now)
         status = describe(obs, Phase.RUNNING, Reason.NODES_RUNNING, message)
         status = replace(status, running_time=obs.status.running_time or now)
     else:
         status = _describe_start(obs)
     conditions = set_running(obs, obs.all_run, status.reason, status.message)
     return replace(status, attempt_started=latch(obs), conditions=conditions)
+
+
+def _describe_unreachable(obs: Observation, now: datetime) -> str:
+    """Return the end of a message about a pod whose node does not answer, or an empty string."""
+    lost = [pod for pod in obs.current if not pod.ended and is_unreachable(obs, pod.node_name)]
+    if not lost:
+        return describe_cut_off(obs)
+    return f"; pod {lost[0].name} is on {lost[0].node_name}{describe_wait(obs, lost[0], now)}"
 
 
 def _describe_start(obs: Observation) -> Status:

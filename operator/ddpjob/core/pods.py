@@ -155,7 +155,7 @@ def _disruption(body: Dict, end: Dict | None) -> Finding | None:
         return Finding(reason, message, parse_time(target.get("lastTransitionTime")))
     if end is not None and _is_lost(end):
         message = f"the node of pod {name} restarted, or its kubelet lost the container"
-        return Finding("NodeRestarted", message, parse_time(end.get("finishedAt")))
+        return Finding(names.Reason.NODE_RESTARTED, message, parse_time(end.get("finishedAt")))
     if metadata.get("deletionTimestamp"):
         return Finding("PodDeleted", f"pod {name} was deleted", _deletion_time(metadata))
     # A kubelet that refuses a pod writes the reason into the pod's status. The reason of a
