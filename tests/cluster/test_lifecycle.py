@@ -76,7 +76,7 @@ REFUSED = {
     "MASTER_ADDR": {"env": [{"name": "MASTER_ADDR", "value": "me"}]},
     "spec.args": {"args": []},
     "spec.image": {"image": None},
-    'unknown field "spec.suspend"': {"suspend": True},
+    'unknown field "spec.later"': {"later": True},
     "is_host is set by the operator": {"torchrun": {"rdzvConf": {"is_host": "true"}}},
     "restartPolicy": {"podTemplate": {"spec": {"restartPolicy": "Always"}}},
 }

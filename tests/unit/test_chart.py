@@ -290,7 +290,7 @@ def test_the_operator_has_probes_and_resources() -> None:
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     assert container["resources"] == {
         "requests": {"cpu": "50m", "memory": "128Mi"},
-        "limits": {"memory": "256Mi"},
+        "limits": {"memory": "512Mi"},
     }
     assert {variable["name"] for variable in container["env"]} == {"POD_NAME", "POD_NAMESPACE"}
 
