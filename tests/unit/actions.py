@@ -15,6 +15,7 @@ from builders import (
     ended,
     evicted,
     follower_summary,
+    not_ready,
     oom_killed,
     over_own_limit,
     rejected_by_kubelet,
@@ -22,6 +23,7 @@ from builders import (
     scheduling_gated,
     succeeded,
     torchrun_summary,
+    torchrun_tail,
     unschedulable,
     waiting,
     without_end_time,
@@ -32,8 +34,6 @@ from ddpjob.core.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.names import Reason
 from ddpjob.core.nodes import read_node
 from ddpjob.core.observe import Pod, TrainerState
-from ddpjob.core.pods import GATED
-from ddpjob.core.times import format_time
 
 Action = Callable[[World, int], None]
 PodAction = Callable[[World, Pod], None]
@@ -44,6 +44,8 @@ SKEWS = (0, 0, 0, -3600, 3600)
 # Seconds that pass, and by which the operator's clock is set forward or back.
 WAITS = (1, 5, 12, 31, 70, 200, 400)
 JUMPS = (-7200, -90, -5, 40, 900)
+
+RENDEZVOUS_TIMEOUT = torchrun_tail("rendezvous-timeout")
 
 # Steps after which a cluster without accidents must have ended its job.
 MAX_STEPS = 80
@@ -165,6 +167,15 @@ def all_running_nodes_succeed(world: World, choice: int) -> None:
             world.report(pod.name, succeeded('{"loss": 1}', when=world.now))
 
 
+def the_gang_starts(world: World, choice: int) -> None:
+    """Let the cluster do, in the usual order, what brings the attempt to run."""
+    all_deleted_pods_end(world, choice)
+    for _ in range(3):
+        operator_sees_everything_and_runs(world, choice)
+    all_pods_start(world, choice)
+    operator_sees_everything_and_runs(world, choice)
+
+
 @on_a_pod
 def kubelet_starts_a_pod(world: World, pod: Pod) -> None:
     if pod.state is TrainerState.PENDING:
@@ -194,11 +205,7 @@ def node_is_unreachable(world: World, choice: int) -> None:
     for pod in world.existing().values():
         if pod.node_name == name and pod.state is TrainerState.RUNNING:
             body = world.body(pod.name)
-            ready = {"type": "Ready", "status": "False"}
-            status = {**body["status"], "conditions": [ready]}
-            for container in status["containerStatuses"]:
-                container["ready"] = True
-            world.put_pod({**body, "status": status})
+            world.put_pod({**body, "status": not_ready(body["status"])})
 
 
 def kubernetes_evicts_the_pods_of_a_node(world: World, choice: int) -> None:
@@ -226,7 +233,9 @@ def node_is_out_of_service(world: World, choice: int) -> None:
 
 
 def node_gets_a_spot_notice(world: World, choice: int) -> None:
-    world.change_node(name_of_node(choice), read_node(a_node(name_of_node(choice), "True", SPOT_TAINT)))
+    world.change_node(
+        name_of_node(choice), read_node(a_node(name_of_node(choice), "True", SPOT_TAINT))
+    )
 
 
 def node_is_cordoned(world: World, choice: int) -> None:
@@ -254,15 +263,21 @@ def user_deletes_a_pod_by_force(world: World, pod: Pod) -> None:
 @on_a_pod
 def user_copies_a_pod(world: World, pod: Pod) -> None:
     status = running() if world.created % 2 else succeeded()
-    copy = a_stray(pod.index + world.created % 3, status, attempt=pod.attempt)
-    if "copy" not in world.existing():
-        world.put_pod(copy)
+    add_stray(world, a_stray(pod.index + world.created % 3, status, attempt=pod.attempt))
 
 
 def user_creates_a_pod_beyond_the_gang(world: World, choice: int) -> None:
-    name = f"digits-{world.status.attempt or 0}-7"
-    if name not in world.existing():
-        world.put_pod(a_stray(7, running(), name=name, attempt=world.status.attempt or 0))
+    attempt = world.status.attempt
+    name = f"digits-{attempt}-7"
+    # Without an attempt it could be a pod of a gang whose status was wiped.
+    if attempt is not None:
+        add_stray(world, a_stray(7, running(), name=name, attempt=attempt))
+
+
+def add_stray(world: World, body: dict[str, Any]) -> None:
+    node = world.fitting_node(0)
+    if node and body["metadata"]["name"] not in world.existing():
+        world.put_pod({**body, "spec": {"nodeName": node}})
 
 
 def user_changes_the_number_of_nodes(world: World, choice: int) -> None:
@@ -330,13 +345,12 @@ REPORTS = {
     "an_end_without_a_time": lambda now, index: without_end_time(ended(1)),
     "an_end_after_a_reboot": lambda now, index: ended(255, reason="Unknown", when=now),
     "a_non_retryable_code": lambda now, index: ended(1, torchrun_summary(index, 2, "", now)),
+    "a_rendezvous_without_its_peers": lambda now, index: ended(1, RENDEZVOUS_TIMEOUT, when=now),
     "oom": lambda now, index: oom_killed(when=now),
     "an_eviction": lambda now, index: evicted(when=now),
     "a_limit_of_its_own": lambda now, index: over_own_limit(when=now),
     "a_refused_pod": lambda now, index: rejected_by_kubelet(),
-    "a_drain": lambda now, index: ended(
-        137, when=now, conditions=[disruption_target(when=now)]
-    ),
+    "a_drain": lambda now, index: ended(137, when=now, conditions=[disruption_target(when=now)]),
     "no_room": lambda now, index: unschedulable(),
     "a_scheduling_gate": lambda now, index: scheduling_gated(),
     "no_image": lambda now, index: waiting("ImagePullBackOff", "no such image"),
@@ -348,6 +362,8 @@ REPORTS = {
 ORDINARY = (
     operator_sees_everything_and_runs,
     operator_runs_with_what_it_has_seen,
+    the_gang_starts,
+    the_gang_starts,
     all_pods_start,
     all_deleted_pods_end,
     kubelet_starts_a_pod,
@@ -419,7 +435,9 @@ def calm_down(world: World) -> None:
     if world.job.spec and world.job.spec.lifecycle.suspended:
         world.change_spec(suspend=False)
     nodes = world.nodes[-1]
-    if not world.reads_nodes or 2 * sum(node.health != "True" for node in nodes.values()) > len(nodes):
+    if not world.reads_nodes or 2 * sum(node.health != "True" for node in nodes.values()) > len(
+        nodes
+    ):
         for number in range(4):
             node_returns(world, number)
     for name, node in nodes.items():

@@ -229,14 +229,20 @@ def waiting(reason="ContainerCreating", message=""):
     return {"phase": "Pending", **trainer_status(state)}
 
 
-def unschedulable(message="0/3 nodes are available: 3 Insufficient cpu."):
-    entry = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": message,
-    }
+def not_scheduled(reason, message):
+    entry = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     return {"phase": "Pending", "conditions": [entry]}
+
+
+def unschedulable(message="0/3 nodes are available: 3 Insufficient cpu."):
+    return not_scheduled("Unschedulable", message)
+
+
+def scheduling_gated():
+    """Return the status of a pod that a queue holds with a scheduling gate."""
+    return not_scheduled(
+        "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates"
+    )
 
 
 def running():
@@ -276,6 +282,16 @@ def without_end_time(status):
     for container in status["containerStatuses"]:
         del container["state"]["terminated"]["finishedAt"]
     return status
+
+
+def not_ready(status):
+    """Return the status that the control plane gives a running pod of an unreachable node.
+
+    The kubelet's last word was that the container is ready.
+    """
+    containers = [{**container, "ready": True} for container in status["containerStatuses"]]
+    ready = {"type": "Ready", "status": "False"}
+    return {**status, "containerStatuses": containers, "conditions": [ready]}
 
 
 def with_sidecar(status, state=None):

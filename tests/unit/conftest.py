@@ -1,14 +1,13 @@
-"""Settings of Hypothesis for these tests: few examples, and always the same ones in CI."""
+"""How many examples Hypothesis draws. `HYPOTHESIS_PROFILE` is dev (the default), ci or soak."""
 
 import os
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "unit",
-    max_examples=1000,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    derandomize=bool(os.environ.get("CI")),
-)
-settings.load_profile("unit")
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+settings.register_profile("dev", max_examples=100, deadline=None, suppress_health_check=SLOW)
+# The same examples in every run, so that a change can be judged by its tests.
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=2000, derandomize=True)
+settings.register_profile("soak", settings.get_profile("dev"), max_examples=100_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

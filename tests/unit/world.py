@@ -1,46 +1,39 @@
-"""A simulated cluster for Hypothesis: one job, its pods, the operator, kubelets, and users.
+"""A simulated cluster for Hypothesis: one job, its pods, the Kubernetes nodes, and an operator.
 
-The operator carries its plans out as the controller does: it writes the status first, then deletes
-pods, then creates pods. A running pod goes on after its deletion until its kubelet has ended it.
-What happens between two turns of the operator is drawn at random.
+The cluster keeps every version of every object. The operator sees each object in a version of its
+own, which may be old: what it observes is delayed, in part, and in any order. It never goes back to
+an older version, as the controller's cache does not. It carries its plans out as the controller
+does: it writes the status first, then deletes pods, then creates pods.
+
+What happens between two turns of the operator is in actions.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
-from builders import (
-    NOW,
-    a_manifest,
-    a_pod,
-    disruption_target,
-    ended,
-    evicted,
-    follower_summary,
-    is_scheduled,
-    oom_killed,
-    rejected_by_kubelet,
-    running,
-    succeeded,
-    torchrun_summary,
-    unschedulable,
-    waiting,
-)
+from builders import NOW, a_manifest, a_node, a_pod, is_scheduled, read_pods
 
 from ddpjob.core.decide import decide
 from ddpjob.core.job import Job
 from ddpjob.core.names import Reason, pod_name
-from ddpjob.core.observe import Observation, Pod, Refusal, TrainerState, observe
+from ddpjob.core.nodes import read_node
+from ddpjob.core.observe import (
+    ClusterPolicy,
+    Node,
+    NodeHealth,
+    Observation,
+    Pod,
+    Refusal,
+    observe,
+)
 from ddpjob.core.plan import Plan
-from ddpjob.core.pods import read_pod
-from ddpjob.core.status import Status
+from ddpjob.core.status import Status, is_transition
 from ddpjob.core.times import format_time
 
 # Turns after which the operator must have come to rest.
-MAX_TURNS = 8
-
-# Steps after which a cluster without accidents must have ended its job.
-MAX_STEPS = 60
+MAX_TURNS = 12
 
 # Seconds that a pod may take to end if the deletion names no grace period.
 GRACE = 45
@@ -48,324 +41,367 @@ GRACE = 45
 # Seconds after which the operator retries what the API server refused.
 RETRY_AFTER = 4
 
+# A taint that the administrator has listed, and one that has no meaning.
+SPOT_TAINT = "aws-node-termination-handler/spot-itn"
+CORDON = "node.kubernetes.io/unschedulable"
+POLICY = ClusterPolicy(gang_timeout=timedelta(seconds=60), disruption_taints=(SPOT_TAINT,))
+
+# Most of the nodes must be able to fail without most of the cluster failing.
+NODE_NAMES = tuple(f"node-{number}" for number in range(7))
+
+
+@dataclass(frozen=True)
+class PodVersion:
+    """A pod as it was at some time; both fields are None if it did not exist."""
+
+    body: dict[str, Any] | None
+    pod: Pod | None
+
 
 @dataclass
 class Turn:
-    """One turn of the operator: what it observed and what it planned."""
+    """One turn of the operator: what it observed, what it planned, and how that went on.
+
+    `written`: the status was changed, and the API server accepted it.
+    """
 
     observed: Observation
     plan: Plan
+    time: datetime
+    written: bool = False
+
+    def __str__(self) -> str:
+        plan = self.plan
+        pods = [f"{pod.name}={pod.state}" for pod in self.observed.pods]
+        deleted = [f"{delete.name}/{delete.grace}" for delete in plan.delete]
+        return (
+            f"{self.time:%H:%M:%S} {' '.join(pods)} -> attempt {plan.status.attempt} "
+            f"{plan.status.phase}/{plan.status.reason} create={plan.create} delete={deleted} "
+            f"wake={plan.wake_after}"
+        )
 
 
-@dataclass
 class World:
-    """The state of the cluster.
+    """The cluster. The last version of each list is the one in the API server.
 
-    `pods` are those in the API server, by name. `refuse_pods` is the reason for which the API
-    server refuses new pods, or None. `refusal` is what the operator remembers of that.
+    `refuse_pods` is the reason for which the API server refuses new pods, or None. `older_gang` is
+    an older job that fits only in part. `violations` are the pods that were created too early.
+    `story` is what happened, for the report of a failed test.
     """
 
-    manifest: dict
-    now: datetime = NOW
-    pods: dict[str, dict] = field(default_factory=dict)
-    turns: list[Turn] = field(default_factory=list, repr=False)
-    refusal: Refusal | None = None
-    refuse_pods: Reason | None = None
-    created: int = 0
+    def __init__(self, manifest: dict[str, Any], reads_nodes: bool = True) -> None:
+        self.manifest = manifest
+        self.reads_nodes = reads_nodes
+        self.now = NOW
+        self.jobs = [Job.from_dict(manifest)]
+        self.nodes = [{name: read_node(a_node(name)) for name in NODE_NAMES}]
+        self.pods: dict[str, list[PodVersion]] = {}
+        self.refuse_pods: Reason | None = None
+        self.older_gang = ""
+        self.created = 0
+        self.turns: list[Turn] = []
+        self.violations: list[str] = []
+        self.story: list[str] = []
+        self.operator = Operator(self)
+        self.other = Operator(self)
 
-    # The operator
+    def __repr__(self) -> str:
+        lines = [f"{self.manifest['spec']}, reads_nodes={self.reads_nodes}", *self.story]
+        return "\n".join(lines)
 
-    def observe(self) -> Observation:
-        pods = [self.read(name) for name in self.pods]
-        return observe(Job.from_dict(self.manifest), pods, self.refusal)
+    # The job
 
-    def plan(self) -> Plan:
-        return decide(self.observe(), self.now)
-
-    def run_operator(self, stop_after: str = "") -> Plan:
-        """Run one turn of the operator.
-
-        It may stop after the write of the "status" or after the "deletions". Then it also forgets
-        the refusal.
-        """
-        observed = self.observe()
-        plan = decide(observed, self.now)
-        self.turns.append(Turn(observed, plan))
-        assert all(name not in self.pods for name in plan.confirm)
-        self.manifest["status"] = plan.status.to_dict()
-        if stop_after == "status":
-            self.refusal = None
-            return plan
-        for delete in plan.delete:
-            self.delete_pod(delete.name, delete.uid, delete.grace)
-        if stop_after == "deletions":
-            self.refusal = None
-            return plan
-        if plan.create:
-            self.create_pods(plan)
-        return plan
-
-    def settle(self) -> None:
-        """Run the operator until nothing changes any more."""
-        for _ in range(MAX_TURNS):
-            before = self.manifest.get("status"), sorted(self.pods), self.refusal
-            plan = self.run_operator()
-            after = self.manifest["status"], sorted(self.pods), self.refusal
-            if plan.wake_after != 0 and before == after:
-                return
-        raise AssertionError("the operator does not come to rest")
-
-    # The API server
-
-    def create_pods(self, plan: Plan) -> None:
-        if self.refuse_pods:
-            retry_at = self.now + timedelta(seconds=RETRY_AFTER)
-            final = self.refuse_pods is Reason.INVALID_POD
-            self.refusal = Refusal(self.refuse_pods, "refused", retry_at, final)
-            return
-        self.refusal = None
-        attempt = plan.status.attempt
-        assert attempt is not None
-        for index in plan.create:
-            name = pod_name("digits", attempt, index)
-            assert name not in self.pods
-            self.created += 1
-            pod = a_pod(index, attempt=attempt)
-            pod["metadata"]["uid"] = f"uid-{self.created}"
-            self.pods[name] = pod
-
-    def delete_pod(self, name: str, uid: str, grace: int | None) -> None:
-        """Delete a pod. One that a kubelet still has to end only gets a deletion timestamp."""
-        pod = self.pods.get(name)
-        if not pod or pod["metadata"]["uid"] != uid:
-            return
-        has_ended = pod["status"]["phase"] in ("Succeeded", "Failed")
-        if grace == 0 or not pod["spec"] or has_ended:
-            del self.pods[name]
-            return
-        seconds = GRACE if grace is None else grace
-        deadline = self.now + timedelta(seconds=seconds)
-        pod["metadata"]["deletionTimestamp"] = format_time(deadline)
-        pod["metadata"]["deletionGracePeriodSeconds"] = seconds
-
-    # The kubelets
-
-    def report(self, name: str, status: dict) -> None:
-        """Set the status of a pod, if a kubelet can report it now.
-
-        A kubelet reports nothing after the end of a pod, starts no pod that is being deleted, and
-        reports no pod as waiting that has started.
-        """
-        pod = self.read(name)
-        starts = status["phase"] == "Running" and not pod.started
-        waits = status["phase"] == "Pending"
-        if pod.ended or (pod.deleting and (starts or waits)) or (pod.started and waits):
-            return
-        self.pods[name]["spec"] = {"nodeName": f"node-{pod.index}"} if is_scheduled(status) else {}
-        self.pods[name]["status"] = status
-
-    # The state
-
-    def read(self, name: str) -> Pod:
-        pod = read_pod(self.pods[name])
-        assert pod is not None
-        return pod
+    @property
+    def job(self) -> Job:
+        return self.jobs[-1]
 
     @property
     def status(self) -> Status:
-        return Status.from_dict(self.manifest.get("status"))
+        return self.job.status
 
-    def current_pods(self) -> list[str]:
-        """Return the names of the current attempt's pods."""
-        return [name for name in self.pods if self.read(name).attempt == self.status.attempt]
+    def changed(self) -> None:
+        """Add the manifest as the job's newest version."""
+        self.jobs.append(Job.from_dict(self.manifest))
 
+    def change_spec(self, **fields: Any) -> None:
+        self.manifest["spec"] = {**self.manifest["spec"], **fields}
+        self.manifest["metadata"]["generation"] += 1
+        self.changed()
 
-def a_world(nodes: int, max_restarts: int, max_disruptions: int) -> World:
-    policy = {"maxRestarts": max_restarts, "maxDisruptions": max_disruptions}
-    return World(a_manifest(nodes=nodes, failurePolicy=policy))
+    def set_status(self, status: dict[str, Any]) -> None:
+        self.manifest["status"] = status
+        self.changed()
 
+    def delete_job(self) -> None:
+        self.manifest["metadata"]["deletionTimestamp"] = format_time(self.now)
+        self.changed()
 
-# What may happen. Each action takes the world and a number that chooses a pod, a size or a time.
+    # The pods
 
-Action = Callable[[World, int], None]
+    def existing(self) -> dict[str, Pod]:
+        """Return the pods in the API server by name."""
+        return {name: seen[-1].pod for name, seen in self.pods.items() if seen[-1].pod}
 
+    def put_pod(self, body: dict[str, Any]) -> None:
+        """Add a version of a pod."""
+        (pod,) = read_pods(body)
+        self.pods.setdefault(pod.name, []).append(PodVersion(body, pod))
 
-def on_a_pod(action: Callable[[World, str], None]) -> Action:
-    """Turn an action on a pod into one that chooses the pod by its number."""
+    def remove_pod(self, name: str) -> None:
+        self.pods[name].append(PodVersion(None, None))
 
-    def act(world: World, choice: int) -> None:
-        if world.pods:
-            action(world, sorted(world.pods)[choice % len(world.pods)])
+    def body(self, name: str) -> dict[str, Any]:
+        body = self.pods[name][-1].body
+        assert body is not None
+        return body
 
-    return act
-
-
-def kubelet_reports(make_status: Callable[[datetime, int], dict]) -> Action:
-    """Return the action that a kubelet reports a status.
-
-    `make_status` takes the time and the index of the node.
-    """
-
-    def action(world: World, name: str) -> None:
-        world.report(name, make_status(world.now, world.read(name).index))
-
-    return on_a_pod(action)
-
-
-@on_a_pod
-def kubelet_removes_a_deleted_pod(world: World, name: str) -> None:
-    if world.read(name).deleting:
-        del world.pods[name]
-
-
-@on_a_pod
-def kubelet_reports_sigterm(world: World, name: str) -> None:
-    if world.read(name).deleting:
-        summary = torchrun_summary(0, -15, "", world.now)
-        world.report(name, ended(1, summary, when=world.now))
-
-
-@on_a_pod
-def kubelet_starts_a_pod(world: World, name: str) -> None:
-    if world.read(name).state is TrainerState.PENDING:
-        world.report(name, running())
-
-
-@on_a_pod
-def user_deletes_a_pod(world: World, name: str) -> None:
-    world.delete_pod(name, world.pods[name]["metadata"]["uid"], None)
-
-
-@on_a_pod
-def user_deletes_a_pod_without_grace(world: World, name: str) -> None:
-    world.delete_pod(name, world.pods[name]["metadata"]["uid"], 0)
-
-
-def api_server_begins_to_refuse_pods(world: World, choice: int) -> None:
-    reasons = (Reason.QUOTA, Reason.POD_SECURITY, Reason.NAME_IN_USE)
-    world.refuse_pods = reasons[choice % len(reasons)]
-
-
-def api_server_accepts_pods_again(world: World, choice: int) -> None:
-    world.refuse_pods = None
-
-
-def api_server_finds_the_pods_invalid(world: World, choice: int) -> None:
-    world.refuse_pods = Reason.INVALID_POD
-
-
-def user_changes_the_number_of_nodes(world: World, choice: int) -> None:
-    world.manifest["spec"]["nodes"] = 1 + choice % 4
-    world.manifest["metadata"]["generation"] += 1
-
-
-def user_deletes_the_job(world: World, choice: int) -> None:
-    world.manifest["metadata"]["deletionTimestamp"] = format_time(world.now)
-
-
-def crd_gets_a_new_field(world: World, choice: int) -> None:
-    """Give the job a field that the operator does not know, by its default."""
-    world.manifest["spec"][f"field{choice % 2}"] = True
-
-
-def time_passes(world: World, choice: int) -> None:
-    seconds = (1, 5, 30, 200, 400)
-    world.now += timedelta(seconds=seconds[choice % len(seconds)])
-
-
-def operator_runs(world: World, choice: int) -> None:
-    world.run_operator()
-
-
-def operator_stops_after_the_status(world: World, choice: int) -> None:
-    world.run_operator(stop_after="status")
-
-
-def operator_stops_after_the_deletions(world: World, choice: int) -> None:
-    world.run_operator(stop_after="deletions")
-
-
-def all_pods_start(world: World, choice: int) -> None:
-    for name in sorted(world.pods):
-        if world.read(name).state is TrainerState.PENDING:
-            world.report(name, running())
-
-
-def all_deleted_pods_end(world: World, choice: int) -> None:
-    for name in sorted(world.pods):
-        if world.read(name).deleting:
-            del world.pods[name]
-
-
-def all_running_nodes_succeed(world: World, choice: int) -> None:
-    for name in world.current_pods():
-        if world.read(name).state is TrainerState.RUNNING:
-            world.report(name, succeeded('{"loss": 1}', when=world.now))
-
-
-ACCIDENTS = (
-    kubelet_reports(lambda now, index: ended(1, torchrun_summary(index, when=now), when=now)),
-    kubelet_reports(lambda now, index: ended(1, follower_summary(index, when=now), when=now)),
-    kubelet_reports(lambda now, index: ended(1, "", when=now)),
-    kubelet_reports(lambda now, index: oom_killed(when=now)),
-    kubelet_reports(lambda now, index: evicted(when=now)),
-    kubelet_reports(lambda now, index: rejected_by_kubelet()),
-    kubelet_reports(
-        lambda now, index: ended(137, when=now, conditions=[disruption_target(when=now)])
-    ),
-    kubelet_reports(lambda now, index: unschedulable()),
-    kubelet_reports(lambda now, index: waiting("ImagePullBackOff", "no such image")),
-    kubelet_reports(lambda now, index: succeeded(when=now)),
-    kubelet_reports(lambda now, index: succeeded(when=now, phase="Running")),
-    kubelet_reports_sigterm,
-    user_deletes_a_pod,
-    user_deletes_a_pod_without_grace,
-    user_changes_the_number_of_nodes,
-    crd_gets_a_new_field,
-    api_server_begins_to_refuse_pods,
-    api_server_accepts_pods_again,
-    operator_stops_after_the_status,
-    operator_stops_after_the_deletions,
-)
-
-ORDINARY = (
-    operator_runs,
-    all_pods_start,
-    all_deleted_pods_end,
-    kubelet_starts_a_pod,
-    kubelet_removes_a_deleted_pod,
-    time_passes,
-    all_running_nodes_succeed,
-)
-
-# Rarely drawn, because not much can happen after them.
-FINAL = (user_deletes_the_job, api_server_finds_the_pods_invalid)
-
-
-def run_without_accidents(world: World) -> None:
-    """Let pods start, run and succeed, and deleted pods end, until the job ends.
-
-    The operator runs only if a pod has changed or if it asked to be woken. Without either, nothing
-    more can happen.
-    """
-    world.refuse_pods = None
-    world.settle()
-    for _ in range(MAX_STEPS):
-        before = str(world.pods)
-        all_deleted_pods_end(world, 0)
-        _advance_gang(world)
-        wake = world.plan().wake_after
-        if world.status.finished or (before == str(world.pods) and wake is None):
+    def create_pod(self, attempt: int, index: int) -> None:
+        """Create a pod. If one with this name exists, the operator sees that one instead."""
+        name = pod_name("digits", attempt, index)
+        existing = self.existing()
+        if name in existing:
             return
-        world.now += timedelta(seconds=wake or 1)
-        world.settle()
+        for other in existing.values():
+            of_gang = other.name == pod_name("digits", other.attempt, other.index)
+            if of_gang and other.attempt != attempt and not other.released:
+                self.violations.append(f"{name} was created while {other.name} runs")
+        self.created += 1
+        body = a_pod(index, attempt=attempt)
+        body["metadata"]["uid"] = f"uid-{self.created}"
+        self.put_pod(body)
+
+    def delete_pod(self, name: str, uid: str, grace: int | None) -> None:
+        """Delete a pod. One that a kubelet still has to end only gets a deletion timestamp."""
+        pod = self.existing().get(name)
+        if pod is None or pod.uid != uid:
+            return
+        body = self.body(name)
+        has_ended = body["status"].get("phase") in ("Succeeded", "Failed")
+        if grace == 0 or not pod.node_name or has_ended:
+            self.remove_pod(name)
+            return
+        seconds = GRACE if grace is None else grace
+        deadline = self.now + timedelta(seconds=seconds)
+        if pod.deletion_deadline and pod.deletion_deadline <= deadline:
+            return
+        deletion = {
+            "deletionTimestamp": format_time(deadline),
+            "deletionGracePeriodSeconds": seconds,
+        }
+        self.put_pod({**body, "metadata": {**body["metadata"], **deletion}})
+
+    def report(self, name: str, status: dict[str, Any]) -> None:
+        """Set the status of a pod, if its kubelet or the scheduler can report it now.
+
+        A kubelet reports nothing after the end of a pod, starts no pod that is being deleted,
+        reports no pod as waiting that has started, and is silent while its node is unreachable.
+        """
+        pod = self.existing()[name]
+        starts = status.get("phase") == "Running" and not pod.started
+        waits = status.get("phase") == "Pending"
+        if pod.ended or (pod.deleting and (starts or waits)) or (pod.started and waits):
+            return
+        node = pod.node_name or self.fitting_node(pod.index)
+        if pod.node_name and not self.answers(pod):
+            return
+        if is_scheduled(status) and not node:
+            return
+        spec = {"nodeName": node} if is_scheduled(status) or pod.node_name else {}
+        self.put_pod({**self.body(name), "spec": spec, "status": status})
+
+    def gang(self) -> list[Pod]:
+        """Return the pods of the current attempt."""
+        status = self.status
+        names = [pod_name("digits", status.attempt or 0, i) for i in range(status.pods.desired)]
+        existing = self.existing()
+        return [existing[name] for name in names if name in existing]
+
+    # The Kubernetes nodes
+
+    def fitting_node(self, index: int) -> str:
+        """Return a node for a new pod, or an empty string if none fits."""
+        nodes = self.nodes[-1].values()
+        fitting = [
+            node.name for node in nodes if node.health is NodeHealth.READY and not node.taints
+        ]
+        return fitting[index % len(fitting)] if fitting else ""
+
+    def change_node(self, name: str, node: Node | None) -> None:
+        """Replace a node, or remove it if `node` is None."""
+        nodes = {key: known for key, known in self.nodes[-1].items() if key != name}
+        if node:
+            nodes[name] = node
+        self.nodes.append(nodes)
+
+    def answers(self, pod: Pod) -> bool:
+        """Return True if the kubelet of a pod can report and end it."""
+        node = self.nodes[-1].get(pod.node_name)
+        return node is not None and node.health is not NodeHealth.UNREACHABLE
+
+    # The operator
+
+    def restart_operator(self) -> None:
+        """Replace the operator by one that begins with a LIST and remembers nothing."""
+        self.operator = Operator(self)
+        self.operator.receive_everything()
+
+    def settle(self) -> None:
+        """Show everything to the operator and run it until nothing changes any more."""
+        self.operator.throttled = False
+        for _ in range(MAX_TURNS):
+            self.operator.receive_everything()
+            before = self._state()
+            turn = self.operator.run()
+            if before == self._state() and turn and turn.plan.wake_after != 0:
+                return
+        raise AssertionError("the operator does not come to rest")
+
+    def act(self, action: Callable[["World", int], None], choice: int) -> None:
+        """Let something happen, and note it."""
+        self.story.append(f"{action.__name__} {choice}")
+        action(self, choice)
+
+    def _state(self) -> object:
+        return len(self.jobs), str(self.existing()), self.operator.refusal
 
 
-def _advance_gang(world: World) -> None:
-    """Let every pod start, and once every node has started or succeeded, let all succeed."""
-    gang = [world.read(name) for name in world.current_pods()]
-    # The pod of a node that has succeeded may be gone.
-    present = {pod.index for pod in gang} | set(world.status.succeeded_nodes)
-    if len(present) == world.status.pods.desired and all(pod.started for pod in gang):
-        all_running_nodes_succeed(world, 0)
-    all_pods_start(world, 0)
+@dataclass
+class Operator:
+    """An operator, with the versions of the objects that it has seen.
+
+    `refusal` is what it remembers of the API server's refusals. `throttled`: it does not write yet
+    what is only progress.
+    """
+
+    world: World
+    job_version: int = 0
+    node_version: int = 0
+    pod_versions: dict[str, int] = field(default_factory=dict)
+    refusal: Refusal | None = None
+    throttled: bool = False
+
+    # What it sees
+
+    def receive_everything(self) -> None:
+        world = self.world
+        self.job_version = len(world.jobs) - 1
+        self.node_version = len(world.nodes) - 1
+        self.pod_versions = {name: len(seen) - 1 for name, seen in world.pods.items()}
+
+    def receive_job(self) -> None:
+        """Receive the next version of the job."""
+        self.job_version = min(self.job_version + 1, len(self.world.jobs) - 1)
+
+    def receive_nodes(self) -> None:
+        self.node_version = len(self.world.nodes) - 1
+
+    def receive_pod(self, name: str) -> None:
+        """Receive the next version of a pod."""
+        known = self.pod_versions.get(name, -1)
+        self.pod_versions[name] = min(known + 1, len(self.world.pods[name]) - 1)
+
+    def receive_answer(self, name: str) -> None:
+        """Receive the newest version of a pod, as the answer to a request."""
+        self.pod_versions[name] = len(self.world.pods[name]) - 1
+
+    def observe(self) -> Observation:
+        world = self.world
+        versions = [world.pods[name][at] for name, at in self.pod_versions.items()]
+        return observe(
+            world.jobs[self.job_version],
+            [version.pod for version in versions if version.pod],
+            self.refusal,
+            nodes=world.nodes[self.node_version] if world.reads_nodes else None,
+            policy=POLICY,
+            older_gang=world.older_gang,
+        )
+
+    # What it does
+
+    def plan(self) -> Plan:
+        return decide(replace(self.observe(), is_current=True), self.world.now)
+
+    def run(self, stop_after: str = "") -> Turn | None:
+        """Run one turn.
+
+        It may stop after the write of the "status" or after the "deletions". Then it also forgets
+        the refusal. Return None if it has to look again.
+        """
+        observed = self.observe()
+        if observed.status_is_behind:
+            if not self._read_job():
+                return None
+            observed = replace(observed, is_current=True)
+        turn = Turn(observed, decide(observed, self.world.now), self.world.now)
+        self.world.turns.append(turn)
+        self.world.story.append(f"    {turn}")
+        if self._finds(turn.plan.confirm) or not self._write(turn):
+            return None
+        if stop_after == "status":
+            self.refusal = None
+            return turn
+        self._delete(turn.plan)
+        if stop_after == "deletions":
+            self.refusal = None
+            return turn
+        self._create(turn.plan)
+        return turn
+
+    def _read_job(self) -> bool:
+        """Receive the newest version of the job. Return True if it was known already."""
+        newest = len(self.world.jobs) - 1
+        was_known = self.job_version == newest
+        self.job_version = newest
+        return was_known
+
+    def _finds(self, confirm: tuple[str, ...]) -> bool:
+        """Return True if the API server has a pod that seemed to be gone."""
+        found = [name for name in confirm if name in self.world.existing()]
+        for name in found:
+            self.receive_answer(name)
+        return bool(found)
+
+    def _write(self, turn: Turn) -> bool:
+        """Write the status under the version that it was computed from.
+
+        Return False if the API server has a newer version, or if the write has to wait.
+        """
+        plan = turn.plan
+        old = turn.observed.status
+        if plan.status.to_dict() == old.to_dict():
+            return self._read_job() if plan.create or plan.delete_job else True
+        acts = plan.create or plan.delete or plan.delete_job
+        if self.throttled and not acts and not is_transition(old, plan.status):
+            return False
+        if not self._read_job():
+            return False
+        turn.written = True
+        self.world.set_status(plan.status.to_dict())
+        self.job_version += 1
+        return True
+
+    def _delete(self, plan: Plan) -> None:
+        for delete in plan.delete:
+            self.world.delete_pod(delete.name, delete.uid, delete.grace)
+            self.receive_answer(delete.name)
+        if plan.delete_job:
+            self.world.delete_job()
+
+    def _create(self, plan: Plan) -> None:
+        if not plan.create:
+            return
+        world = self.world
+        if world.refuse_pods:
+            retry_at = world.now + timedelta(seconds=RETRY_AFTER)
+            final = world.refuse_pods is Reason.INVALID_POD
+            self.refusal = Refusal(world.refuse_pods, "refused", retry_at, final)
+            return
+        self.refusal = None
+        assert plan.status.attempt is not None
+        for index in plan.create:
+            world.create_pod(plan.status.attempt, index)
+            self.receive_answer(pod_name("digits", plan.status.attempt, index))
+
+
+def a_world(spec: dict[str, Any] | None = None, reads_nodes: bool = True) -> World:
+    return World(a_manifest(**(spec or {})), reads_nodes)

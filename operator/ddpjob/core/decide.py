@@ -71,6 +71,7 @@ def decide(obs: Observation, now: datetime) -> Plan:
     elif _must_not_write(obs, spec):
         return Plan(obs.status)
     else:
+        obs = with_status(obs, replace(obs.status, unreachable_nodes=track_unreachable(obs, now)))
         plan = _complete_plan(obs, spec, _first_match(obs, spec, now), now)
     if obs.job.deleting:
         return plan
@@ -91,9 +92,11 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     if not obs.status.finished:
         plan = _report_ignored_fields(plan, spec)
     plan = _report_strays(obs, plan)
-    after = with_status(obs, replace(plan.status, unreachable_nodes=track_unreachable(obs, now)))
+    after = with_status(obs, plan.status)
     after = with_status(after, run_clocks(after, now))
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
+    if not obs.status.finished and is_due(timers.time_to_live, after, spec, now):
+        waits.append(0.0)
     wake_after = min((wait for wait in waits if wait is not None), default=None)
     return replace(plan, status=after.status, wake_after=wake_after)
 

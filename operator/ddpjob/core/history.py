@@ -99,8 +99,12 @@ def forget_old_failures(nodes: Sequence[FailedNode], now: datetime) -> tuple[Fai
 
 
 def add_attempt(attempts: Sequence[Dict], ended: Dict) -> tuple[Dict, ...]:
-    """Return the history with one more ended attempt. The newest comes first."""
-    return (ended, *attempts)[:MAX_ATTEMPTS]
+    """Return the history with one more ended attempt. The newest comes first.
+
+    An attempt that was suspended may still succeed. Its last end counts.
+    """
+    others = (attempt for attempt in attempts if attempt.get("attempt") != ended["attempt"])
+    return (ended, *others)[:MAX_ATTEMPTS]
 
 
 def ended_attempt(record: Dict, start: datetime | None, end: datetime) -> dict[str, Any]:

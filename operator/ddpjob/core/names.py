@@ -33,6 +33,8 @@ HOME = "/home/ddpjob"
 # Neuron's collectives accept at most 63 characters of an address `a<attempt>-n<index>.<job>`.
 MAX_JOB_NAME = 52
 
+MAX_NODES = 1000
+
 # torchrun sets these for each process, and torch_xla derives the last from MASTER_ADDR. A value for
 # the whole pod would be wrong for all processes but one.
 RESERVED_VARIABLES = frozenset(

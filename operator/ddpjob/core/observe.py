@@ -12,7 +12,6 @@ from typing import Any
 
 from ddpjob.core import names
 from ddpjob.core.job import Job
-from ddpjob.core.spec import MAX_NODES
 from ddpjob.core.status import Status
 
 # The status keeps attempts as int32.
@@ -236,4 +235,4 @@ def _is_of_gang(pod: Pod, job: Job) -> bool:
     if pod.name != names.pod_name(job.name, pod.attempt, pod.index) or pod.attempt > MAX_ATTEMPT:
         return False
     is_current = pod.attempt == job.status.attempt
-    return pod.index < (job.status.pods.desired if is_current else MAX_NODES)
+    return pod.index < (job.status.pods.desired if is_current else names.MAX_NODES)

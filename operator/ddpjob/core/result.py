@@ -20,7 +20,7 @@ def read_result(message: str) -> Mapping[str, str]:
     if not isinstance(data, dict):
         return {}
     entries = list(data.items())[:MAX_RESULT_ENTRIES]
-    return {str(key)[:MAX_RESULT_STRING]: _as_string(value) for key, value in entries}
+    return {_as_string(key): _as_string(value) for key, value in entries}
 
 
 def _as_string(value: object) -> str:
@@ -29,4 +29,5 @@ def _as_string(value: object) -> str:
     except RecursionError:
         # The decoder accepts deeper objects than the encoder.
         text = "(nested too deeply)"
-    return text[:MAX_RESULT_STRING]
+    # Half of a character is valid in JSON and not in UTF-8.
+    return text[:MAX_RESULT_STRING].encode(errors="replace").decode()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpjob.core import profiles
+from ddpjob.core.names import MAX_NODES
 from ddpjob.core.pod_fields import POD_FIELDS, read_pod_fields, read_pod_template
 from ddpjob.core.policy import FailurePolicy, Lifecycle
 from ddpjob.core.readers import (
@@ -26,7 +27,6 @@ from ddpjob.core.readers import (
     require_strings,
 )
 
-MAX_NODES = 1000
 MAX_PROCESSES = 256
 
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")

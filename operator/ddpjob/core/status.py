@@ -13,7 +13,7 @@ from ddpjob.core.history import (
     read_failed_nodes,
     read_unreachable_nodes,
 )
-from ddpjob.core.names import Condition
+from ddpjob.core.names import MAX_NODES, Condition
 from ddpjob.core.readers import (
     Dict,
     boolean_or_none,
@@ -39,7 +39,8 @@ class PodCounts:
 
     @classmethod
     def from_dict(cls, data: Dict) -> "PodCounts":
-        return cls(**{entry.name: integer_or_zero(data.get(entry.name)) for entry in fields(cls)})
+        counts = {entry.name: integer_or_zero(data.get(entry.name)) for entry in fields(cls)}
+        return cls(**{name: min(max(count, 0), MAX_NODES) for name, count in counts.items()})
 
 
 @dataclass(frozen=True)

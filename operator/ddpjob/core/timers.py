@@ -13,6 +13,7 @@ from ddpjob.core.causes import settles_at
 from ddpjob.core.dead_nodes import next_death
 from ddpjob.core.names import Condition, Reason
 from ddpjob.core.observe import Observation
+from ddpjob.core.policy import MAX_SECONDS
 from ddpjob.core.spec import Spec
 from ddpjob.core.status import Status
 from ddpjob.core.times import later, since
@@ -77,13 +78,16 @@ def active_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | N
     started = obs.status.active_since
     if limit is None or started is None:
         return None
-    return later(started, limit - timedelta(seconds=obs.status.active_seconds))
+    remaining = int(limit.total_seconds()) - obs.status.active_seconds
+    return later(started, timedelta(seconds=min(max(remaining, 0), MAX_SECONDS)))
 
 
 def startup_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     limit = spec.lifecycle.startup_deadline
     started = obs.status.starting_since
-    return later(started, limit) if limit is not None and started else None
+    if limit is None or started is None or not _is_starting(obs, now):
+        return None
+    return later(started, limit)
 
 
 def time_to_live(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
@@ -101,7 +105,7 @@ def gang_timeout(obs: Observation, spec: Spec, now: datetime) -> datetime | None
     under_quota = obs.refusal is not None and obs.refusal.reason == Reason.QUOTA
     # A quota counts each pod, a cluster only those that have a node.
     holders = [pod for pod in obs.current if not pod.ended and (under_quota or pod.node_name)]
-    if started is None or not holders or obs.all_run:
+    if started is None or not holders or obs.all_run or not _is_starting(obs, now):
         return None
     return later(started, QUOTA_TIMEOUT if under_quota else obs.policy.gang_timeout)
 

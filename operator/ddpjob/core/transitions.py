@@ -12,7 +12,7 @@ from ddpjob.core import names
 from ddpjob.core.budget import count_restart, is_used_up
 from ddpjob.core.causes import Verdict
 from ddpjob.core.conditions import Conditions, set_condition
-from ddpjob.core.deletions import BROKEN_GANG_GRACE, clean_up, current_grace, delete_unfinished
+from ddpjob.core.deletions import clean_up, current_grace, delete_unfinished, previous_grace
 from ddpjob.core.describe import describe, stop_running, with_status
 from ddpjob.core.history import (
     Yielding,
@@ -35,6 +35,8 @@ REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
 
 # How long a gang waits for an older one that it gave its room to.
 YIELD_TIME = timedelta(minutes=10)
+
+RESUMED = "the job was resumed"
 
 REASONS = {
     Cause.FAILURE: Reason.FAILURE,
@@ -155,8 +157,10 @@ def _fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
 
 
 def _set_finished(obs: Observation, kind: Condition, reason: str, message: str) -> Conditions:
-    """Set Complete or Failed. A finished job is not Running."""
+    """Set Complete or Failed. A finished job is neither Running nor Suspended."""
     conditions = set_condition(obs.status.conditions, kind, True, reason, message)
+    if obs.status.has(Condition.SUSPENDED):
+        conditions = set_condition(conditions, Condition.SUSPENDED, False, reason, message)
     return set_condition(conditions, Condition.RUNNING, False, reason, message)
 
 
@@ -197,7 +201,8 @@ def _hopeless(
         reason = Reason.MAX_DISRUPTIONS
         why = f"maxDisruptions={policy.max_disruptions} is used up"
     message = f"{verdict.message}; {why}"
-    return Ending(reason, message, status.last_failure, BROKEN_GANG_GRACE)
+    grace = current_grace(status, status.attempt or 0)
+    return Ending(reason, message, status.last_failure, grace)
 
 
 def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:
@@ -280,7 +285,11 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     message = "suspended; to resume, set spec.suspend to false"
     if remaining:
         message = f"suspending: {counted(len(remaining), 'pod')} must write checkpoints and end"
-    delete = delete_unfinished(obs, remaining, _grace(obs), now)
+    older_grace = previous_grace(obs.status, obs.attempt)
+    delete = (
+        *delete_unfinished(obs, obs.older, older_grace, now),
+        *delete_unfinished(obs, obs.current, _grace(obs), now),
+    )
     reason = Reason.SUSPENDED
     events: tuple[Event, ...] = ()
     if not obs.status.has(Condition.SUSPENDED):
@@ -303,26 +312,21 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
 def resume(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """Begin a new attempt after a suspension. It costs nothing."""
-    message = "the job was resumed"
-    event = Event("Normal", "Resumed", message)
-    resumed = with_status(obs, replace(obs.status, conditions=_not_suspended(obs, message)))
+    event = Event("Normal", "Resumed", RESUMED)
+    resumed = with_status(obs, replace(obs.status, conditions=_not_suspended(obs)))
     return _replace_gang(resumed, spec, Reason.RESUMED, event, now)
 
 
 def begin(obs: Observation, spec: Spec, now: datetime) -> Status:
     """Return the status of the first attempt."""
     begun = replace(begin_attempt(obs, spec, 0, now), start_time=now)
-    if not begun.has(Condition.SUSPENDED):
-        return begun
-    return replace(begun, conditions=_not_suspended(obs, "the job was resumed"))
+    was_suspended = begun.has(Condition.SUSPENDED)
+    return replace(begun, conditions=_not_suspended(obs)) if was_suspended else begun
 
 
-def _not_suspended(obs: Observation, message: str) -> Conditions:
+def _not_suspended(obs: Observation) -> Conditions:
     conditions = obs.status.conditions
-    return set_condition(conditions, Condition.SUSPENDED, False, Reason.RESUMED, message)
-
-
-# The history
+    return set_condition(conditions, Condition.SUSPENDED, False, Reason.RESUMED, RESUMED)
 
 
 def _record(obs: Observation, cause: Cause, reason: str, message: str) -> dict[str, Any]:

@@ -1,0 +1,320 @@
+"""What holds in every history of a job. Each function raises AssertionError for one that breaks it.
+
+They look at turns of the operator. A turn counts only if the API server accepted its status, since
+only then the operator acts on it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+
+from builders import NOW
+from world import Turn, World
+
+from ddpjob.core.conditions import stamp_conditions
+from ddpjob.core.dead_nodes import OUT_OF_SERVICE
+from ddpjob.core.deletions import LOST_PEERS
+from ddpjob.core.names import Cause, Condition, Phase
+from ddpjob.core.observe import NodeHealth, Pod
+from ddpjob.core.status import Status
+
+# Events that may come beside the one for a change of the job.
+ASIDE = ("UnknownFields", "StrayPods")
+
+
+def written(world: World) -> Iterator[tuple[Turn, Status, Status]]:
+    """Return the turns that changed the status, with the old and the new one."""
+    for turn in world.turns:
+        if turn.written:
+            yield turn, turn.observed.status, turn.plan.status
+
+
+def is_recovery(turn: Turn) -> bool:
+    return turn.observed.status_is_behind
+
+
+def without_surroundings(status: Status) -> Status:
+    """Return a finished status without what may still change.
+
+    That is the observed generation, the count of pods that still run, and what is known about
+    Kubernetes nodes and stray pods.
+    """
+    return replace(
+        status,
+        observed_generation=0,
+        conditions=stamp_conditions(status.conditions, 0, NOW),
+        pods=replace(status.pods, active=0, ready=0),
+        unreachable_nodes=(),
+        stray_pods=(),
+        active_since=None,
+        starting_since=None,
+        active_seconds=0,
+    )
+
+
+# Never two attempts at once, never two pods of one index
+
+
+def pods_of_two_attempts_never_run_at_the_same_time(world):
+    assert world.violations == []
+
+
+def pods_are_created_only_when_no_older_pod_runs(world):
+    for turn in world.turns:
+        if turn.plan.create:
+            assert all(pod.released for pod in turn.observed.older)
+
+
+def an_attempt_has_at_most_one_pod_per_node(world):
+    for turn in world.turns:
+        pods = [(pod.attempt, pod.index) for pod in turn.observed.pods]
+        assert len(pods) == len(set(pods))
+        if not is_recovery(turn):
+            for pod in turn.observed.current:
+                assert pod.index < turn.observed.status.pods.desired
+        for index in turn.plan.create:
+            assert 0 <= index < turn.plan.status.pods.desired
+
+
+def no_pod_is_created_again_after_the_latch(world):
+    for turn in world.turns:
+        if turn.plan.create and turn.observed.status.attempt is not None:
+            assert not turn.observed.latched
+
+
+def pods_are_created_only_for_a_job_that_may_run(world):
+    for turn in world.turns:
+        if turn.plan.create:
+            assert turn.plan.status.attempt is not None
+            assert not turn.plan.status.finished
+            assert not turn.observed.job.deleting
+            assert not turn.observed.job.spec.lifecycle.suspended
+
+
+# A restart is counted exactly once
+
+
+def attempts_and_counters_never_decrease(world):
+    for _, old, new in written(world):
+        assert (new.attempt or 0) >= (old.attempt or 0)
+        assert new.failures >= old.failures
+        assert new.disruptions >= old.disruptions
+
+
+def a_restart_costs_one_and_everything_else_costs_nothing(world):
+    for turn, old, new in written(world):
+        cost = (new.failures - old.failures, new.disruptions - old.disruptions)
+        assert cost in ((0, 0), (1, 0), (0, 1))
+        if is_recovery(turn):
+            assert cost == (0, 0)
+        elif cost != (0, 0):
+            assert new.attempt == old.attempt + 1
+            cause = Cause.FAILURE if cost == (1, 0) else Cause.DISRUPTION
+            assert new.last_failure["cause"] == cause
+            assert new.last_failure["attempt"] == old.attempt
+            assert new.attempts[0]["attempt"] == old.attempt
+
+
+def a_budget_is_never_exceeded(world):
+    for turn, old, new in written(world):
+        policy = turn.observed.job.spec.failure_policy
+        if policy.window is None and new.failures > old.failures:
+            assert new.failures <= policy.max_restarts
+        if policy.window is None and new.disruptions > old.disruptions:
+            assert new.disruptions <= policy.max_disruptions
+
+
+def each_attempt_is_in_the_history_once(world):
+    for _, _, new in written(world):
+        attempts = [entry["attempt"] for entry in new.attempts]
+        assert attempts == sorted(set(attempts), reverse=True), attempts
+        assert len(attempts) <= 10
+
+
+def a_new_attempt_or_end_is_reported_by_one_event(world):
+    for turn, old, new in written(world):
+        if new.finished != old.finished or (new.attempt or 0) > (old.attempt or 0):
+            events = [event for event in turn.plan.events if event.reason not in ASIDE]
+            assert len(events) == 1
+
+
+# Finished is final, success is kept
+
+
+def a_finished_job_never_changes(world):
+    for turn in world.turns:
+        old = turn.observed.status
+        if old.finished:
+            reasons = {event.reason for event in turn.plan.events}
+            assert turn.plan.create == ()
+            assert reasons <= {"StrayPods"}
+            assert without_surroundings(turn.plan.status) == without_surroundings(old)
+
+
+def a_node_that_succeeded_is_never_lost(world):
+    for turn, old, new in written(world):
+        if is_recovery(turn):
+            continue
+        succeeded = {index for index in old.succeeded_nodes if index < old.pods.desired}
+        if new.disruptions > old.disruptions:
+            lost = int(new.last_failure["pod"].rpartition("-")[2])
+            assert lost not in succeeded
+        if new.attempt == old.attempt and not new.finished:
+            assert succeeded <= set(new.succeeded_nodes)
+            assert not succeeded & set(turn.plan.create)
+
+
+def a_job_is_deleted_only_after_its_time_to_live(world):
+    for turn in world.turns:
+        if turn.plan.delete_job:
+            status = turn.plan.status
+            limit = turn.observed.job.spec.lifecycle.time_to_live
+            assert status.finished
+            assert turn.time >= status.completion_time + limit
+
+
+# The last checkpoint is never lost
+
+
+def pods_that_trained_may_write_a_checkpoint(world):
+    for turn in world.turns:
+        pods = {pod.uid: pod for pod in turn.observed.pods}
+        for delete in turn.plan.delete:
+            if may_have_something_to_save(turn, pods[delete.uid]):
+                assert delete.forced or delete.grace is None
+
+
+def may_have_something_to_save(turn: Turn, pod: Pod) -> bool:
+    """Return True if the pod's gang ran, and all its peers can still take part in a checkpoint."""
+    status = turn.observed.status
+    failure = turn.plan.status.last_failure
+    is_broken = failure.get("cause") == Cause.FAILURE or failure.get("reason") in LOST_PEERS
+    if pod.released or (is_broken and failure.get("attempt") == pod.attempt):
+        return False
+    if pod.attempt == turn.observed.attempt:
+        return status.running_time is not None
+    return pod.attempt == turn.observed.attempt - 1 and bool(status.previous_attempt_ran)
+
+
+def only_pods_of_dead_nodes_are_deleted_by_force(world):
+    for turn in world.turns:
+        pods = {pod.uid: pod for pod in turn.observed.pods}
+        for delete in turn.plan.delete:
+            assert (delete.grace == 0) == bool(delete.forced)
+            if delete.forced:
+                assert is_dead(turn, pods[delete.uid])
+
+
+def is_dead(turn: Turn, pod) -> bool:
+    """Return True if nothing speaks for the node of a pod."""
+    nodes = turn.observed.nodes
+    if nodes is None:
+        return pod.looks_lost and pod.deleting
+    node = nodes.get(pod.node_name)
+    if node and OUT_OF_SERVICE in node.taints:
+        return True
+    ready = sum(node.health is NodeHealth.READY for node in nodes.values())
+    return 2 * ready >= len(nodes) and (node is None or node.health is not NodeHealth.READY)
+
+
+def a_pod_that_the_operator_did_not_create_is_never_deleted(world):
+    for turn in world.turns:
+        assert not {delete.name for delete in turn.plan.delete} & set(turn.observed.strays)
+
+
+# A person can see what happens
+
+
+def at_most_one_condition_is_true(world):
+    for turn in world.turns:
+        status = turn.plan.status
+        assert sum(status.has(kind) for kind in Condition) <= 1, status.conditions
+
+
+def every_status_has_a_phase_a_reason_and_the_generation(world):
+    for turn in world.turns:
+        job = turn.observed.job
+        status = turn.plan.status
+        if job.deleting:
+            assert turn.plan.status == job.status
+            continue
+        assert status.phase in set(Phase)
+        assert status.reason
+        assert status.message
+        assert status.observed_generation == job.generation
+        for condition in status.conditions:
+            assert condition["observedGeneration"] == job.generation
+
+
+def unknown_fields_are_reported_by_at_most_one_event(world):
+    for turn, old, _ in written(world):
+        reasons = [event.reason for event in turn.plan.events]
+        assert reasons.count("UnknownFields") <= (not old.ignored_fields)
+
+
+# Nothing is written without a change
+
+
+def an_event_comes_only_with_a_change_of_the_status(world):
+    for turn in world.turns:
+        if turn.plan.events:
+            assert turn.plan.status.to_dict() != turn.observed.status.to_dict()
+
+
+def a_status_is_the_same_after_it_was_written_and_read(world):
+    for turn in world.turns:
+        status = turn.plan.status.to_dict()
+        assert Status.from_dict(status).to_dict() == status
+
+
+# Time
+
+
+def the_next_look_is_never_in_the_past(world):
+    for turn in world.turns:
+        assert turn.plan.wake_after is None or turn.plan.wake_after >= 0
+
+
+def no_clock_of_the_status_is_ahead(world):
+    for turn in world.turns:
+        if not turn.observed.job.deleting:
+            for clock in running_clocks(turn.plan.status):
+                assert clock <= turn.time
+
+
+def running_clocks(status: Status) -> list[datetime]:
+    clocks = [status.active_since, status.starting_since]
+    clocks += [node.since for node in status.unreachable_nodes]
+    return [clock for clock in clocks if clock]
+
+
+INVARIANTS = (
+    pods_of_two_attempts_never_run_at_the_same_time,
+    pods_are_created_only_when_no_older_pod_runs,
+    an_attempt_has_at_most_one_pod_per_node,
+    no_pod_is_created_again_after_the_latch,
+    pods_are_created_only_for_a_job_that_may_run,
+    attempts_and_counters_never_decrease,
+    a_restart_costs_one_and_everything_else_costs_nothing,
+    a_budget_is_never_exceeded,
+    each_attempt_is_in_the_history_once,
+    a_new_attempt_or_end_is_reported_by_one_event,
+    a_finished_job_never_changes,
+    a_node_that_succeeded_is_never_lost,
+    a_job_is_deleted_only_after_its_time_to_live,
+    pods_that_trained_may_write_a_checkpoint,
+    only_pods_of_dead_nodes_are_deleted_by_force,
+    a_pod_that_the_operator_did_not_create_is_never_deleted,
+    at_most_one_condition_is_true,
+    every_status_has_a_phase_a_reason_and_the_generation,
+    unknown_fields_are_reported_by_at_most_one_event,
+    an_event_comes_only_with_a_change_of_the_status,
+    a_status_is_the_same_after_it_was_written_and_read,
+    the_next_look_is_never_in_the_past,
+    no_clock_of_the_status_is_ahead,
+)
+
+
+def check(world: World) -> None:
+    for invariant in INVARIANTS:
+        invariant(world)

@@ -1,0 +1,525 @@
+"""When a job waits, ends and is cleaned up: suspend, deadlines, time to live, managedBy."""
+
+import pytest
+from builders import (
+    NOW,
+    a_finished_job,
+    a_job,
+    a_node,
+    a_pod,
+    a_running_job,
+    a_starting_job,
+    a_status,
+    at,
+    budgets_used,
+    condition,
+    deleted_pods,
+    failed,
+    nodes_of,
+    plan_for,
+    running,
+    scheduling_gated,
+    succeeded,
+    torchrun_summary,
+    unschedulable,
+    waiting,
+    with_sidecar,
+    written,
+)
+
+from ddpjob.core.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
+from ddpjob.core.names import Condition, Phase, Reason
+from ddpjob.core.observe import Refusal
+from ddpjob.core.status import Backoff
+
+ALL_RUNNING = (a_pod(0, running()), a_pod(1, running()))
+ALL_SUCCEEDED = (a_pod(0, succeeded()), a_pod(1, succeeded()))
+ENDING = (a_pod(0, running(), deleted_at=NOW), a_pod(1, running(), deleted_at=NOW))
+
+
+def reasons(plan):
+    return [event.reason for event in plan.events]
+
+
+def suspended(job, *pods, now=NOW):
+    """Return the job after the look at which it was suspended."""
+    return written(job, plan_for(job, *pods, now=now))
+
+
+def resumed(job):
+    """Return the same job with spec.suspend=false."""
+    return a_job(nodes=job.spec.nodes, generation=3, status=job.status)
+
+
+# Suspend
+
+
+def test_a_suspended_job_gives_its_pods_back_with_their_own_grace_period():
+    plan = plan_for(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
+    assert [delete.grace for delete in plan.delete] == [None, None]
+    assert (plan.status.phase, plan.status.reason) == (Phase.SUSPENDED, Reason.SUSPENDED)
+    assert plan.status.message == "suspending: 2 pods must write checkpoints and end"
+
+
+def test_a_job_is_suspended_and_no_longer_running():
+    status = plan_for(a_running_job(spec={"suspend": True}), *ALL_RUNNING, now=at(5)).status
+    assert status.has(Condition.SUSPENDED)
+    assert condition(status, Condition.RUNNING)["status"] == "False"
+
+
+def test_a_gang_that_never_ran_has_no_checkpoint_to_write_when_it_is_suspended():
+    job = a_running_job(ran=False, spec={"suspend": True})
+    plan = plan_for(job, a_pod(0, running()), a_pod(1, waiting()))
+    assert [delete.grace for delete in plan.delete] == [NEVER_RAN_GRACE] * 2
+
+
+def test_when_the_pods_have_ended_a_suspended_job_says_how_to_resume():
+    job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
+    plan = plan_for(job)
+    assert plan.status.message == "suspended; to resume, set spec.suspend to false"
+    assert (plan.create, plan.delete, plan.events, plan.wake_after) == ((), (), (), None)
+
+
+def test_pods_that_are_ending_are_not_deleted_again_while_a_job_is_suspended():
+    job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
+    assert plan_for(job, *ENDING).delete == ()
+
+
+def test_ended_pods_of_a_suspended_job_are_kept_for_their_logs():
+    job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
+    assert plan_for(job, a_pod(0, failed()), a_pod(1, failed())).delete == ()
+
+
+def test_one_event_and_one_entry_of_the_history_report_a_suspension():
+    job = a_running_job(spec={"suspend": True})
+    plan = plan_for(job, *ALL_RUNNING)
+    assert reasons(plan) == ["Suspended"]
+    again = plan_for(written(job, plan), *ENDING)
+    assert again.events == ()
+    assert [entry["cause"] for entry in again.status.attempts] == ["Suspended"]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        a_pod(1, failed(torchrun_summary(1))),
+        a_pod(1, failed(torchrun_summary(1, -15, ""))),
+        a_pod(1, running(), deleted_at=NOW),
+    ],
+    ids=["failed", "got SIGTERM", "deleted"],
+)
+def test_pods_that_fail_while_they_are_suspended_cost_nothing(pod):
+    job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
+    plan = plan_for(job, a_pod(0, running(), deleted_at=NOW), pod, now=at(60))
+    assert (plan.status.attempt, budgets_used(plan)) == (0, (0, 0))
+    assert plan.status.phase == Phase.SUSPENDED
+
+
+def test_a_pod_that_vanished_costs_nothing_while_a_job_is_suspended():
+    job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
+    plan = plan_for(job, a_pod(0, running(), deleted_at=NOW))
+    assert (plan.status.attempt, plan.confirm) == (0, ())
+
+
+def test_a_job_whose_nodes_all_succeed_while_it_is_suspended_is_complete():
+    job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
+    status = plan_for(job, *ALL_SUCCEEDED).status
+    assert status.has(Condition.COMPLETE)
+    assert not status.has(Condition.SUSPENDED)
+    assert [entry["attempt"] for entry in status.attempts] == [0]
+
+
+def test_a_job_that_is_created_suspended_has_no_attempt():
+    job = a_job(suspend=True, nodes=3)
+    plan = plan_for(job)
+    assert (plan.create, plan.status.attempt) == ((), None)
+    assert plan.status.has(Condition.SUSPENDED)
+    assert plan.status.to_dict()["nodesReady"] == "0/3"
+    assert plan.status.attempts == ()
+    assert plan_for(written(job, plan)).status == plan.status
+
+
+def test_a_finished_job_is_not_suspended():
+    plan = plan_for(a_finished_job(suspend=True), *ALL_SUCCEEDED)
+    assert (plan.status.phase, plan.events) == (Phase.COMPLETE, ())
+
+
+def test_a_suspension_ends_the_back_off():
+    job = a_running_job(backoff=Backoff(4, at(80)), spec={"suspend": True})
+    assert plan_for(job, *ALL_RUNNING).status.backoff == Backoff()
+
+
+def test_pods_that_trained_may_write_a_checkpoint_also_if_their_successor_is_suspended():
+    # The operator stopped between the restart and the deletions, and the user suspended the job.
+    status = a_status(attempt=1, latched=False, ran=False, previous_attempt_ran=True)
+    plan = plan_for(a_job(status=status, suspend=True), *ALL_RUNNING)
+    assert [delete.grace for delete in plan.delete] == [None, None]
+
+
+# Resume
+
+
+def test_a_resumed_job_begins_a_new_attempt_that_costs_nothing():
+    job = resumed(suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING))
+    plan = plan_for(job)
+    assert (plan.status.attempt, budgets_used(plan)) == (1, (0, 0))
+    assert plan.status.backoff == Backoff()
+    assert condition(plan.status, Condition.SUSPENDED)["status"] == "False"
+    assert reasons(plan) == ["Resumed"]
+    assert plan.events[0].message == "attempt 1 begins: the job was resumed"
+    assert plan_for(written(job, plan)).create == (0, 1)
+
+
+def test_a_resumed_job_waits_until_its_suspended_pods_have_ended():
+    job = resumed(suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING))
+    job = written(job, plan_for(job, *ENDING))
+    plan = plan_for(job, *ENDING)
+    assert (plan.create, plan.status.reason) == ((), Reason.WAITING_FOR_OLD_PODS)
+
+
+def test_a_resumed_job_has_the_number_of_nodes_that_its_spec_has_then():
+    job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
+    job = a_job(nodes=4, status=job.status)
+    plan = plan_for(job)
+    assert (plan.status.attempt, plan.status.pods.desired) == (1, 4)
+    assert reasons(plan) == ["Resumed"]
+
+
+def test_a_job_that_was_created_suspended_begins_with_attempt_0():
+    job = resumed(suspended(a_job(suspend=True)))
+    plan = plan_for(job)
+    assert (plan.status.attempt, plan.create) == (0, (0, 1))
+    assert not plan.status.has(Condition.SUSPENDED)
+
+
+def test_a_job_can_be_resumed_before_the_operator_saw_its_pods_end():
+    job = resumed(suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING))
+    plan = plan_for(job, *ALL_RUNNING)
+    assert plan.status.attempt == 1
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
+
+
+# The clock of active time
+
+
+def active(job, *pods, now):
+    return written(job, plan_for(job, *pods, now=now))
+
+
+def test_active_time_begins_with_the_first_pod():
+    job = a_starting_job()
+    assert plan_for(job).status.active_since is None
+    assert plan_for(job, a_pod(0), now=at(3)).status.active_since == at(3)
+
+
+def test_active_time_is_summed_over_suspensions():
+    job = active(a_running_job(active_since=NOW, spec={"suspend": True}), *ALL_RUNNING, now=at(40))
+    assert (job.status.active_seconds, job.status.active_since) == (40, None)
+    job = active(resumed(job), *ALL_RUNNING, now=at(1000))
+    assert (job.status.active_seconds, job.status.active_since) == (40, at(1000))
+
+
+def test_active_time_does_not_run_while_a_job_is_suspended():
+    job = active(a_running_job(active_since=NOW, spec={"suspend": True}), *ALL_RUNNING, now=at(40))
+    assert active(job, *ENDING, now=at(70)).status.active_seconds == 40
+
+
+def test_a_finished_job_has_the_sum_of_its_active_time():
+    job = a_running_job(active_since=at(-60), active_seconds=40)
+    status = plan_for(job, *ALL_SUCCEEDED).status
+    assert (status.active_seconds, status.active_since) == (100, None)
+
+
+def test_a_clock_that_was_set_back_does_not_make_active_time_negative():
+    job = a_running_job(active_since=at(500), active_seconds=7)
+    assert plan_for(job, *ALL_RUNNING).status.active_since == NOW
+    assert plan_for(job, *ALL_SUCCEEDED).status.active_seconds == 7
+
+
+# The deadline of active time
+
+DEADLINE = {"activeDeadlineSeconds": 100}
+
+
+def test_a_job_that_was_active_for_too_long_fails():
+    job = a_running_job(active_since=NOW, spec=DEADLINE)
+    plan = plan_for(job, *ALL_RUNNING, now=at(100))
+    assert plan.status.has(Condition.FAILED)
+    assert plan.status.reason == Reason.DEADLINE
+    assert plan.status.message == (
+        "the job was active for activeDeadlineSeconds=100, in all its attempts"
+    )
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
+    assert plan.status.attempts[0]["cause"] == "Stopped"
+
+
+def test_pods_that_trained_get_their_own_grace_period_at_the_deadline():
+    job = a_running_job(active_since=NOW, spec=DEADLINE)
+    plan = plan_for(job, *ALL_RUNNING, now=at(100))
+    assert [delete.grace for delete in plan.delete] == [None, None]
+
+
+def test_a_job_wakes_up_at_its_deadline_and_not_before_it_ends():
+    job = a_running_job(active_since=NOW, active_seconds=30, spec=DEADLINE)
+    plan = plan_for(job, *ALL_RUNNING, now=at(60))
+    assert (plan.status.phase, plan.wake_after) == (Phase.RUNNING, 10)
+    assert plan_for(job, *ALL_RUNNING, now=at(70)).status.reason == Reason.DEADLINE
+
+
+def test_a_job_that_succeeded_before_anybody_looked_is_not_late():
+    job = a_running_job(active_since=NOW, spec=DEADLINE)
+    assert plan_for(job, *ALL_SUCCEEDED, now=at(500)).status.has(Condition.COMPLETE)
+
+
+def test_the_deadline_does_not_run_while_a_job_is_suspended():
+    job = a_running_job(active_since=NOW, spec={"suspend": True, **DEADLINE})
+    plan = plan_for(job, *ALL_RUNNING, now=at(500))
+    assert plan.status.phase == Phase.SUSPENDED
+    assert plan_for(written(job, plan), now=at(900)).wake_after is None
+
+
+def test_the_deadline_comes_before_a_restart():
+    job = a_running_job(active_since=NOW, spec=DEADLINE)
+    pods = a_pod(0, running()), a_pod(1, failed(torchrun_summary(1)))
+    assert plan_for(job, *pods, now=at(100)).status.reason == Reason.DEADLINE
+
+
+def test_the_deadline_ends_a_job_that_waits_for_an_older_pod():
+    status = a_status(attempt=1, latched=False, ran=False, active_since=NOW)
+    plan = plan_for(a_job(status=status, **DEADLINE), a_pod(0, running()), now=at(100))
+    assert plan.status.reason == Reason.DEADLINE
+
+
+# The deadline of the start
+
+STARTUP = {"startupDeadlineSeconds": 100}
+
+
+def a_late_job(**fields):
+    """Return a job that has waited for its nodes since NOW, for at most 100 s."""
+    status = a_status(ran=False, starting_since=NOW, **fields)
+    return a_job(status=status, **STARTUP)
+
+
+def test_a_gang_that_does_not_start_fails_with_what_blocks_it():
+    pods = a_pod(0, running()), a_pod(1, waiting("ImagePullBackOff", "no such image"))
+    plan = plan_for(a_late_job(), *pods, now=at(100))
+    assert plan.status.has(Condition.FAILED)
+    assert plan.status.reason == Reason.IMAGE_PULL
+    assert plan.status.message == (
+        "not all nodes were running within startupDeadlineSeconds=100: 1 of 2 pods cannot start; "
+        "digits-0-1: no such image"
+    )
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
+
+
+def test_a_gang_that_is_only_slow_fails_with_how_far_it_is():
+    plan = plan_for(a_late_job(), a_pod(0, running()), a_pod(1, waiting()), now=at(100))
+    assert plan.status.reason == Reason.STARTUP_DEADLINE
+    assert "1 of 2 nodes are running; pod digits-0-1 is starting on node-1" in plan.status.message
+
+
+def test_pods_that_a_quota_refuses_count_as_a_gang_that_does_not_start():
+    refusal = Refusal(Reason.QUOTA, "exceeded quota", at(130))
+    job = a_late_job(latched=False)
+    plan = plan_for(job, a_pod(0, running()), now=at(100), refusal=refusal)
+    assert plan.status.reason == Reason.QUOTA
+    assert "exceeded quota" in plan.status.message
+
+
+def test_a_gang_wakes_up_at_its_startup_deadline():
+    pods = a_pod(0, running()), a_pod(1, waiting())
+    assert plan_for(a_late_job(), *pods, now=at(99)).wake_after == 1
+
+
+def test_a_gang_that_runs_at_last_is_not_late():
+    assert plan_for(a_late_job(), *ALL_RUNNING, now=at(500)).status.phase == Phase.RUNNING
+
+
+def test_a_gang_that_ran_has_no_startup_deadline():
+    job = a_running_job(spec=STARTUP)
+    plan = plan_for(job, *ALL_RUNNING, now=at(5000))
+    assert (plan.status.starting_since, plan.wake_after) == (None, None)
+
+
+def test_each_attempt_has_the_whole_startup_time():
+    job = a_late_job()
+    job = written(job, plan_for(job, a_pod(0, running()), now=at(90)))
+    assert job.status.attempt == 1
+    job = written(job, plan_for(job, now=at(91)))
+    assert job.status.starting_since == at(91)
+
+
+def test_time_under_a_scheduling_gate_does_not_count():
+    job = a_late_job()
+    gated = a_pod(0, scheduling_gated()), a_pod(1, scheduling_gated())
+    plan = plan_for(job, *gated, now=at(50))
+    assert (plan.status.starting_since, plan.wake_after) == (None, None)
+    assert plan.status.reason == Reason.GATED
+    opened = plan_for(written(job, plan), a_pod(0), a_pod(1), now=at(5000))
+    assert opened.status.starting_since == at(5000)
+
+
+def test_a_gang_that_was_gated_while_no_operator_ran_is_not_late():
+    # The operator created the pods, stopped, and another one begins an hour later.
+    gated = a_pod(0, scheduling_gated()), a_pod(1, scheduling_gated())
+    plan = plan_for(a_late_job(latched=False), *gated, now=at(3600))
+    assert not plan.status.finished
+    assert plan.status.reason == Reason.GATED
+
+
+@pytest.mark.parametrize(
+    ("job", "pods"),
+    [
+        (a_job(status=a_status(attempt=1, latched=False, ran=False), **STARTUP), ALL_RUNNING),
+        (
+            a_job(
+                status=a_status(attempt=1, latched=False, ran=False, backoff=Backoff(2, at(80))),
+                **STARTUP,
+            ),
+            (),
+        ),
+    ],
+    ids=["older pods", "back-off"],
+)
+def test_time_before_the_pods_may_be_created_does_not_count(job, pods):
+    assert plan_for(job, *pods, now=at(50)).status.starting_since is None
+
+
+# The time to live
+
+
+def finished_at(job, moment):
+    return written(job, plan_for(job, *ALL_SUCCEEDED, now=moment))
+
+
+def test_a_finished_job_is_deleted_after_its_time_to_live():
+    job = finished_at(a_running_job(spec={"ttlSecondsAfterFinished": 60}), at(10))
+    early = plan_for(job, *ALL_SUCCEEDED, now=at(30))
+    assert (early.delete_job, early.wake_after) == (False, 40)
+    assert plan_for(job, *ALL_SUCCEEDED, now=at(70)).delete_job
+
+
+def test_a_time_to_live_wakes_the_operator_from_the_look_at_which_the_job_ends():
+    job = a_running_job(spec={"ttlSecondsAfterFinished": 60})
+    assert plan_for(job, *ALL_SUCCEEDED).wake_after == 60
+
+
+def test_a_time_to_live_of_0_is_over_at_once():
+    job = a_running_job(spec={"ttlSecondsAfterFinished": 0})
+    plan = plan_for(job, *ALL_SUCCEEDED)
+    # No event of the cluster follows: the operator's own write is not news to it.
+    assert plan.wake_after == 0
+    assert plan_for(written(job, plan), *ALL_SUCCEEDED).delete_job
+
+
+def test_a_failed_job_is_deleted_after_its_time_to_live_too():
+    policy = {"maxRestarts": 0}
+    job = a_running_job(spec={"ttlSecondsAfterFinished": 60, "failurePolicy": policy})
+    pods = a_pod(0, failed(torchrun_summary(0))), a_pod(1, failed(torchrun_summary(1)))
+    job = written(job, plan_for(job, *pods))
+    assert plan_for(job, *pods, now=at(60)).delete_job
+
+
+@pytest.mark.parametrize("seconds", [None, 60])
+def test_a_job_is_not_deleted_before_it_has_finished(seconds):
+    job = a_running_job(spec={"ttlSecondsAfterFinished": seconds})
+    plan = plan_for(job, *ALL_RUNNING, now=at(10**6))
+    assert (plan.delete_job, plan.wake_after) == (False, None)
+
+
+def test_without_a_time_to_live_a_finished_job_stays():
+    job = finished_at(a_running_job(), NOW)
+    plan = plan_for(job, *ALL_SUCCEEDED, now=at(10**8))
+    assert (plan.delete_job, plan.wake_after) == (False, None)
+
+
+def test_a_job_that_is_being_deleted_is_not_deleted_again():
+    job = a_finished_job(ttlSecondsAfterFinished=0, deleting=True)
+    assert not plan_for(job, now=at(60)).delete_job
+
+
+# The clean-up of pods
+
+ONE_RUNS = (a_pod(0, running()), a_pod(1, succeeded()))
+
+
+@pytest.mark.parametrize(
+    ("policy", "deleted"),
+    [
+        ("None", []),
+        ("Running", ["digits-0-0"]),
+        ("All", ["digits-0-0", "digits-0-1"]),
+    ],
+)
+def test_the_policy_names_the_pods_of_a_finished_job_that_go(policy, deleted):
+    assert deleted_pods(plan_for(a_finished_job(cleanPodPolicy=policy), *ONE_RUNS)) == deleted
+
+
+@pytest.mark.parametrize(
+    ("policy", "deleted"), [("None", []), ("Running", ["digits-0-0"]), ("All", ["digits-0-0"])]
+)
+def test_the_policy_is_kept_also_by_the_look_at_which_a_job_ends(policy, deleted):
+    job = a_running_job(spec={"cleanPodPolicy": policy})
+    sidecar = a_pod(0, with_sidecar(succeeded()))
+    assert deleted_pods(plan_for(job, sidecar, a_pod(1, succeeded(), deleted_at=NOW))) == deleted
+
+
+def test_the_policy_all_deletes_ended_pods_of_older_attempts_too():
+    job = a_running_job(attempt=1, spec={"cleanPodPolicy": "All"})
+    pods = [a_pod(index, succeeded(), attempt=1) for index in range(2)]
+    plan = plan_for(job, a_pod(0, failed()), *pods)
+    assert deleted_pods(plan) == ["digits-0-0", "digits-1-0", "digits-1-1"]
+
+
+def test_a_broken_gang_is_cleaned_up_with_a_short_grace_period():
+    job = a_running_job(spec={"failurePolicy": {"maxRestarts": 0}})
+    plan = plan_for(job, a_pod(0, running()), a_pod(1, failed(torchrun_summary(1))))
+    assert [delete.grace for delete in plan.delete] == [BROKEN_GANG_GRACE]
+
+
+def test_a_disrupted_gang_may_write_a_checkpoint_also_if_that_ends_the_job():
+    # The user applies the job again with a larger budget, and it goes on from there.
+    job = a_running_job(spec={"failurePolicy": {"maxDisruptions": 0}})
+    plan = plan_for(job, a_pod(0, running()), a_pod(1, running(), deleted_at=NOW))
+    assert plan.status.reason == Reason.MAX_DISRUPTIONS
+    assert [delete.grace for delete in plan.delete] == [None]
+
+
+# Another controller
+
+
+@pytest.mark.parametrize("pods", [(), ALL_RUNNING, (a_pod(0, failed()),)], ids=len)
+def test_a_job_that_another_controller_manages_is_left_alone(pods):
+    job = a_job(managedBy="kueue.x-k8s.io/multikueue", generation=4)
+    plan = plan_for(job, *pods)
+    assert plan.status == job.status
+    assert (plan.create, plan.delete, plan.events, plan.wake_after) == ((), (), (), None)
+
+
+def test_a_status_that_another_controller_wrote_is_left_alone():
+    job = a_running_job(generation=9, spec={"managedBy": "kueue.x-k8s.io/multikueue"})
+    assert plan_for(job).status == job.status
+
+
+def test_the_operator_can_be_named_as_the_manager():
+    assert plan_for(a_job(managedBy="ddpjob.dev/operator")).create == (0, 1)
+
+
+# Dead nodes
+
+
+def test_a_suspended_job_forces_its_pods_off_a_dead_node():
+    job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
+    nodes = nodes_of(a_node("node-0"), a_node("node-1", "Unknown"))
+    first = plan_for(job, *ENDING, nodes=nodes, now=at(10))
+    assert first.wake_after == 30
+    again = plan_for(written(job, first), *ENDING, nodes=nodes, now=at(40))
+    assert [(delete.name, delete.grace) for delete in again.delete] == [("digits-0-1", 0)]
+
+
+def test_an_unschedulable_gang_can_be_suspended():
+    job = a_running_job(ran=False, spec={"suspend": True})
+    plan = plan_for(job, a_pod(0, unschedulable()), a_pod(1, unschedulable()))
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]

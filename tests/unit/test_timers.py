@@ -1,0 +1,275 @@
+"""When the operator looks at a job again although nothing has changed."""
+
+from datetime import timedelta
+
+import pytest
+from builders import (
+    NOW,
+    a_finished_job,
+    a_job,
+    a_node,
+    a_pod,
+    a_running_job,
+    a_starting_job,
+    at,
+    failed,
+    follower_summary,
+    nodes_of,
+    observation,
+    plan_for,
+    running,
+    scheduling_gated,
+    succeeded,
+    torchrun_summary,
+    unschedulable,
+    waiting,
+    written,
+)
+
+from ddpjob.core.history import UnreachableNode
+from ddpjob.core.names import Reason
+from ddpjob.core.observe import ClusterPolicy, Refusal
+from ddpjob.core.status import Backoff
+from ddpjob.core.timers import QUOTA_TIMEOUT, TIMERS, run_clocks, seconds_until_next
+
+BOTH_RUN = (a_pod(0, running()), a_pod(1, running()))
+UNREACHABLE = nodes_of(a_node("node-0"), a_node("node-1", "Unknown"))
+QUOTA = Refusal(Reason.QUOTA, "exceeded quota", at(7))
+
+
+def seconds_until(timer, obs):
+    """Return the seconds from NOW until the moment of one timer, or None."""
+    (found,) = [known for known in TIMERS if known.__name__ == timer]
+    moment = found(obs, obs.job.spec, NOW)
+    return None if moment is None else (moment - NOW).total_seconds()
+
+
+# Each timer, as (the timer, a job and what surrounds it, the seconds until its moment)
+
+A_MOMENT = {
+    "the back-off ends": (
+        "backoff_ends",
+        observation(a_running_job(backoff=Backoff(2, at(10)))),
+        10,
+    ),
+    "an undecided failure is judged": (
+        "failure_settles",
+        observation(a_running_job(undecided_since=at(-3))),
+        7,
+    ),
+    "a refused pod is tried again": (
+        "refusal_is_retried",
+        observation(a_starting_job(), refusal=QUOTA),
+        7,
+    ),
+    "the active time is over": (
+        "active_deadline",
+        observation(
+            a_running_job(
+                active_since=at(-20), active_seconds=30, spec={"activeDeadlineSeconds": 90}
+            )
+        ),
+        40,
+    ),
+    "the time to start is over": (
+        "startup_deadline",
+        observation(
+            a_running_job(ran=False, starting_since=at(-20), spec={"startupDeadlineSeconds": 90})
+        ),
+        70,
+    ),
+    "a finished job is deleted": (
+        "time_to_live",
+        observation(a_running_job(completion_time=at(-5), spec={"ttlSecondsAfterFinished": 60})),
+        55,
+    ),
+    "a node is dead": (
+        "node_is_dead",
+        observation(
+            a_running_job(unreachable_nodes=(UnreachableNode("node-1", at(-10)),)),
+            *BOTH_RUN,
+            nodes=UNREACHABLE,
+        ),
+        20,
+    ),
+    "a gang on a full cluster gives way": (
+        "gang_timeout",
+        observation(
+            a_running_job(ran=False, starting_since=at(-100)),
+            a_pod(0, running()),
+            a_pod(1, unschedulable()),
+        ),
+        500,
+    ),
+    "a gang under a quota gives way": (
+        "gang_timeout",
+        observation(
+            a_running_job(latched=False, ran=False, starting_since=at(-5)), a_pod(0), refusal=QUOTA
+        ),
+        15,
+    ),
+}
+
+
+def test_every_timer_has_a_row():
+    assert {row[0] for row in A_MOMENT.values()} == {timer.__name__ for timer in TIMERS}
+
+
+@pytest.mark.parametrize(("timer", "obs", "seconds"), A_MOMENT.values(), ids=A_MOMENT)
+def test_a_timer_knows_its_moment(timer, obs, seconds):
+    assert seconds_until(timer, obs) == seconds
+
+
+@pytest.mark.parametrize(("timer", "obs", "seconds"), A_MOMENT.values(), ids=A_MOMENT)
+def test_a_job_is_looked_at_again_at_the_moment_of_each_timer(timer, obs, seconds):
+    assert seconds_until_next(obs, obs.job.spec, NOW) == seconds
+
+
+@pytest.mark.parametrize("timer", [timer.__name__ for timer in TIMERS])
+def test_a_job_that_waits_for_nothing_has_no_moment(timer):
+    assert seconds_until(timer, observation(a_running_job(), *BOTH_RUN)) is None
+
+
+# All timers
+
+
+def test_of_several_moments_the_earliest_wakes_the_operator():
+    limits = {"activeDeadlineSeconds": 500, "startupDeadlineSeconds": 300}
+    job = a_running_job(ran=False, starting_since=NOW, active_since=NOW, spec=limits)
+    pods = a_pod(0, running()), a_pod(1, waiting())
+    assert plan_for(job, *pods).wake_after == 300
+    assert plan_for(job, *pods, now=at(299)).wake_after == 1
+
+
+@pytest.mark.parametrize(
+    ("job", "pods", "reason"),
+    [
+        (
+            a_running_job(backoff=Backoff(2, at(200)), latched=False, ran=False),
+            (),
+            Reason.BACK_OFF,
+        ),
+        (a_starting_job(attempt=1), BOTH_RUN, Reason.WAITING_FOR_OLD_PODS),
+        (a_running_job(), BOTH_RUN, Reason.NODES_RUNNING),
+        (a_running_job(), (a_pod(0, running()), a_pod(1, failed())), Reason.NODES_RUNNING),
+    ],
+    ids=["back-off", "older pods", "running", "undecided"],
+)
+def test_a_deadline_wakes_the_operator_whatever_rule_applies_now(job, pods, reason):
+    fields = {**job.status.to_dict(), "activeSince": "2026-11-21T12:00:00Z"}
+    job = a_job(status=type(job.status).from_dict(fields), activeDeadlineSeconds=5)
+    plan = plan_for(job, *pods)
+    assert (plan.status.reason, plan.wake_after) == (reason, 5)
+
+
+def test_a_moment_that_has_passed_does_not_wake_the_operator_again():
+    job = a_running_job(backoff=Backoff(2, at(-60)), undecided_since=at(-60))
+    assert plan_for(job, *BOTH_RUN).wake_after is None
+
+
+def test_a_final_refusal_is_not_tried_again():
+    final = Refusal(Reason.INVALID_POD, "invalid", at(7), final=True)
+    assert seconds_until("refusal_is_retried", observation(a_starting_job(), refusal=final)) is None
+
+
+def test_the_end_of_a_back_off_that_is_too_far_away_is_ignored():
+    # The clock was set back after it was written.
+    job = a_running_job(backoff=Backoff(2, at(301)), latched=False, ran=False)
+    plan = plan_for(job)
+    assert (plan.create, plan.wake_after) == ((0, 1), None)
+
+
+def test_a_pod_that_does_not_end_in_time_wakes_the_operator_to_say_so():
+    # 45 s of grace, and 30 s in which nothing is suspicious.
+    pod = a_pod(0, running(), deleted_at=NOW, grace=45)
+    plan = plan_for(a_starting_job(attempt=1), pod, nodes=nodes_of(a_node("node-0")))
+    assert plan.wake_after == 75
+
+
+def test_the_operator_does_not_wake_up_for_a_finished_job():
+    job = a_running_job(undecided_since=at(-1), backoff=Backoff(1, at(5)))
+    plan = plan_for(job, a_pod(0, succeeded()), a_pod(1, succeeded()))
+    assert plan.wake_after is None
+
+
+@pytest.mark.parametrize("deadline", ["activeDeadlineSeconds", "startupDeadlineSeconds"])
+def test_deadlines_of_a_finished_job_have_no_moment(deadline):
+    job = a_finished_job(**{deadline: 1})
+    assert plan_for(job, a_pod(0, succeeded()), now=at(0.5)).wake_after is None
+
+
+# The clock of the settle time
+
+
+def test_a_failure_that_is_not_certain_starts_the_clock_once():
+    pods = a_pod(0, failed(follower_summary(0))), a_pod(1, running())
+    job = a_running_job()
+    first = plan_for(job, *pods, now=at(2))
+    assert (first.status.undecided_since, first.wake_after) == (at(2), 10)
+    again = plan_for(written(job, first), *pods, now=at(5))
+    assert (again.status.undecided_since, again.wake_after) == (at(2), 7)
+
+
+@pytest.mark.parametrize("kubelet", [-7200, 7200])
+def test_the_clock_of_a_kubelet_does_not_change_when_a_failure_is_judged(kubelet):
+    pods = a_pod(0, failed("no summary", when=at(kubelet))), a_pod(1, running())
+    job = a_running_job()
+    job = written(job, plan_for(job, *pods))
+    assert plan_for(job, *pods, now=at(9)).status.attempt == 0
+    assert plan_for(job, *pods, now=at(10)).status.attempt == 1
+
+
+def test_a_clock_that_was_set_back_starts_the_settle_time_again():
+    pods = a_pod(0, failed(follower_summary(0))), a_pod(1, running())
+    job = a_running_job(undecided_since=at(3600))
+    plan = plan_for(job, *pods)
+    assert (plan.status.undecided_since, plan.wake_after) == (NOW, 10)
+
+
+def test_a_new_attempt_begins_without_an_undecided_failure():
+    pods = a_pod(0, failed(follower_summary(0))), a_pod(1, failed(torchrun_summary(1)))
+    assert plan_for(a_running_job(undecided_since=NOW), *pods).status.undecided_since is None
+
+
+# The clock of the start
+
+
+def test_the_start_begins_with_the_attempt_and_ends_when_all_nodes_run():
+    job = a_job()
+    job = written(job, plan_for(job, now=at(1)))
+    assert job.status.starting_since == at(1)
+    job = written(job, plan_for(job, a_pod(0, running()), a_pod(1), now=at(50)))
+    assert job.status.starting_since == at(1)
+    assert plan_for(job, *BOTH_RUN, now=at(60)).status.starting_since is None
+
+
+@pytest.mark.parametrize("gated", [(0,), (1,), (0, 1)])
+def test_the_start_does_not_begin_while_a_gate_holds_a_pod(gated):
+    pods = [a_pod(index, scheduling_gated() if index in gated else waiting()) for index in range(2)]
+    job = a_running_job(ran=False, starting_since=at(-50))
+    assert plan_for(job, *pods).status.starting_since is None
+
+
+def test_a_clock_that_was_set_back_starts_the_start_again():
+    obs = observation(a_running_job(ran=False, starting_since=at(3600)), a_pod(0), a_pod(1))
+    assert run_clocks(obs, NOW).starting_since == NOW
+
+
+# The administrator's time for gangs
+
+
+def test_a_gang_that_holds_nothing_has_nothing_to_give_back():
+    job = a_running_job(ran=False, starting_since=NOW)
+    obs = observation(job, a_pod(0, unschedulable()), a_pod(1, unschedulable()))
+    assert seconds_until("gang_timeout", obs) is None
+
+
+def test_the_administrators_gang_timeout_is_used():
+    policy = ClusterPolicy(gang_timeout=timedelta(seconds=44))
+    job = a_running_job(ran=False, starting_since=NOW)
+    obs = observation(job, a_pod(0, running()), a_pod(1, unschedulable()), policy=policy)
+    assert seconds_until("gang_timeout", obs) == 44
+
+
+def test_under_a_quota_a_gang_gives_way_within_a_minute():
+    assert timedelta(seconds=60) > QUOTA_TIMEOUT
