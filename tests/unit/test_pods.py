@@ -9,8 +9,11 @@ from builders import (
     ended,
     evicted,
     failed,
+    not_ready,
+    over_own_limit,
     rejected_by_kubelet,
     running,
+    scheduling_gated,
     succeeded,
     trainer_status,
     unschedulable,
@@ -157,6 +160,78 @@ def test_any_64_bit_grace_period_is_read(seconds):
     assert read_pod(pod).disruption
 
 
+def test_a_pod_over_a_limit_of_its_own_was_not_disrupted():
+    pod = read_pod(a_pod(0, over_own_limit("Pod ephemeral local storage usage exceeds 1Gi")))
+    assert pod.disruption is None
+    assert pod.own_limit.message == "Pod ephemeral local storage usage exceeds 1Gi"
+
+
+def test_an_eviction_because_of_pressure_on_the_node_exceeds_no_limit_of_the_pod():
+    assert read_pod(a_pod(0, evicted())).own_limit is None
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "is_lost"),
+    [
+        (255, "Unknown", True),
+        (137, "ContainerStatusUnknown", True),
+        (255, "Error", False),
+        (1, "Unknown", False),
+    ],
+)
+def test_a_container_that_nobody_saw_end_was_lost_with_its_node(code, reason, is_lost):
+    disruption = read_pod(a_pod(0, ended(code, reason=reason))).disruption
+    assert (disruption is not None) is is_lost
+
+
+# What is known without the Kubernetes node
+
+
+def test_a_deletion_has_the_deadline_that_the_api_server_set():
+    assert read_pod(a_pod(0, running(), deleted_at=NOW, grace=45)).deletion_deadline == at(45)
+    assert read_pod(a_pod(0, running())).deletion_deadline is None
+
+
+@pytest.mark.parametrize("deadline", ["soon", 7, "9999-12-31T23:59:59Z"])
+def test_a_deadline_that_cannot_be_read_is_never_overdue(deadline):
+    pod = a_pod(0, running(), deleted_at=NOW)
+    pod["metadata"]["deletionTimestamp"] = deadline
+    read = read_pod(pod)
+    assert read.deleting
+    assert read.deletion_deadline > at(10**9)
+
+
+def test_a_pod_that_only_the_control_plane_reports_as_not_ready_looks_lost():
+    assert read_pod(a_pod(0, not_ready(running()))).looks_lost
+
+
+@pytest.mark.parametrize("status", [running(), waiting(), None])
+def test_other_pods_do_not_look_lost(status):
+    assert not read_pod(a_pod(0, status)).looks_lost
+
+
+def test_a_pod_that_its_kubelet_reports_as_not_ready_does_not_look_lost():
+    status = not_ready(running())
+    status["containerStatuses"][0]["ready"] = False
+    assert not read_pod(a_pod(0, status)).looks_lost
+
+
+def test_a_pod_knows_whether_it_mounts_a_claim():
+    claim = {"name": "a", "persistentVolumeClaim": {"claimName": "b"}}
+    assert read_pod(a_pod(0, running(), volumes=[{"name": "c"}, claim])).has_claims
+    assert not read_pod(a_pod(0, running(), volumes=[{"name": "c", "emptyDir": {}}])).has_claims
+
+
+def test_the_tolerations_that_kubernetes_adds_to_every_pod_are_not_read():
+    tolerations = [
+        {"key": "node.kubernetes.io/not-ready", "operator": "Exists"},
+        {"key": "node.kubernetes.io/unreachable", "operator": "Exists"},
+        {"key": "spot", "operator": "Exists"},
+        {"operator": "Exists"},
+    ]
+    assert read_pod(a_pod(0, running(), tolerations=tolerations)).tolerated == ("spot", "")
+
+
 # Pods that cannot start
 
 
@@ -177,6 +252,12 @@ def test_any_64_bit_grace_period_is_read(seconds):
 def test_a_blocked_pod_has_a_reason_and_a_message(status, reason, message):
     blocked = read_pod(a_pod(0, status)).blocked
     assert (blocked.reason, blocked.message) == (reason, message)
+
+
+def test_a_scheduling_gate_is_named():
+    pod = read_pod(a_pod(0, scheduling_gated()))
+    assert (pod.blocked.reason, pod.gated) == (names.Reason.GATED, True)
+    assert not read_pod(a_pod(0, unschedulable())).gated
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 """The spec of a job: its defaults, what is accepted, and the message for each wrong field."""
 
-from datetime import date
+from datetime import date, timedelta
 
 import pytest
 from builders import a_spec
 
 from ddpjob.core import names
 from ddpjob.core.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, POD_FIELDS
-from ddpjob.core.policy import FailurePolicy
+from ddpjob.core.policy import CleanPodPolicy, FailurePolicy, Lifecycle
 from ddpjob.core.readers import SpecError
 from ddpjob.core.spec import (
     Checkpoint,
@@ -29,6 +29,9 @@ OBJECTS = "a list of objects"
 NODES = "an integer from 1 to 1000"
 PROCESSES = "'auto' or an integer from 1 to 256"
 BUDGET = "an integer from 0 to 1000"
+SECONDS = "an integer from 1 to 2147483647"
+CODES_ONE = "an integer from 1 to 255"
+CODES = "integers from 1 to 255"
 MOUNT_PATH = "an absolute path other than '/' and without ':'"
 OWNED = "is set by the operator; remove it"
 FLAG = (
@@ -143,6 +146,69 @@ REFUSED = {
         {"failurePolicy": {"maxDisruptions": "many"}},
         f'spec.failurePolicy.maxDisruptions: must be {BUDGET}, got "many"',
     ),
+    "too many restarts": (
+        {"failurePolicy": {"maxRestarts": 1001}},
+        f"spec.failurePolicy.maxRestarts: must be {BUDGET}, got 1001",
+    ),
+    "too many disruptions": (
+        {"failurePolicy": {"maxDisruptions": 1001}},
+        f"spec.failurePolicy.maxDisruptions: must be {BUDGET}, got 1001",
+    ),
+    "an empty window": (
+        {"failurePolicy": {"windowSeconds": 0}},
+        f"spec.failurePolicy.windowSeconds: must be {SECONDS}, got 0",
+    ),
+    "a window as a string": (
+        {"failurePolicy": {"windowSeconds": "1h"}},
+        f'spec.failurePolicy.windowSeconds: must be {SECONDS}, got "1h"',
+    ),
+    "one exit code": (
+        {"failurePolicy": {"nonRetryableExitCodes": 2}},
+        f"spec.failurePolicy.nonRetryableExitCodes: must be a list of {CODES}, got 2",
+    ),
+    "success as an exit code": (
+        {"failurePolicy": {"nonRetryableExitCodes": [0]}},
+        f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES_ONE}, got 0",
+    ),
+    "a negative exit code": (
+        {"failurePolicy": {"nonRetryableExitCodes": [2, -9]}},
+        f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES_ONE}, got -9",
+    ),
+    "a large exit code": (
+        {"failurePolicy": {"nonRetryableExitCodes": [256]}},
+        f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES_ONE}, got 256",
+    ),
+    "suspend as a string": ({"suspend": "yes"}, 'spec.suspend: must be true or false, got "yes"'),
+    "suspend as a number": ({"suspend": 1}, "spec.suspend: must be true or false, got 1"),
+    "no active time": (
+        {"activeDeadlineSeconds": 0},
+        f"spec.activeDeadlineSeconds: must be {SECONDS}, got 0",
+    ),
+    "an active time as a boolean": (
+        {"activeDeadlineSeconds": True},
+        f"spec.activeDeadlineSeconds: must be {SECONDS}, got true",
+    ),
+    "no time to start": (
+        {"startupDeadlineSeconds": 0},
+        f"spec.startupDeadlineSeconds: must be {SECONDS}, got 0",
+    ),
+    "a time to start beyond int32": (
+        {"startupDeadlineSeconds": 2**31},
+        f"spec.startupDeadlineSeconds: must be {SECONDS}, got 2147483648",
+    ),
+    "a negative time to live": (
+        {"ttlSecondsAfterFinished": -1},
+        "spec.ttlSecondsAfterFinished: must be an integer from 0 to 2147483647, got -1",
+    ),
+    "an unknown clean-up": (
+        {"cleanPodPolicy": "all"},
+        'spec.cleanPodPolicy: must be None, Running or All, got "all"',
+    ),
+    "a clean-up as a list": (
+        {"cleanPodPolicy": ["All"]},
+        'spec.cleanPodPolicy: must be None, Running or All, got ["All"]',
+    ),
+    "an empty manager": ({"managedBy": ""}, f'spec.managedBy: must be {A_STRING}, got ""'),
     "env as an object": (
         {"env": {"A": "b"}},
         f'spec.env: must be {OBJECTS}, got {{"A": "b"}}',
@@ -423,6 +489,87 @@ def test_every_field_is_read():
     assert spec.rdzv_conf == {"join_timeout": "60"}
     assert spec.checkpoint == Checkpoint("ckpt", "/c")
     assert spec.failure_policy == FailurePolicy(0, 20)
+
+
+def test_by_default_a_job_waits_for_nothing_and_only_running_pods_are_cleaned_up():
+    assert Spec.from_dict(a_spec()).lifecycle == Lifecycle(
+        suspended=False,
+        active_deadline=None,
+        startup_deadline=None,
+        time_to_live=None,
+        clean_pods=CleanPodPolicy.RUNNING,
+        managed_by="ddpjob.dev/operator",
+    )
+
+
+def test_every_field_of_the_lifecycle_is_read():
+    spec = Spec.from_dict(
+        a_spec(
+            suspend=True,
+            activeDeadlineSeconds=1,
+            startupDeadlineSeconds=2,
+            ttlSecondsAfterFinished=0,
+            cleanPodPolicy="All",
+            managedBy="kueue.x-k8s.io/multikueue",
+        )
+    )
+    assert spec.lifecycle == Lifecycle(
+        suspended=True,
+        active_deadline=timedelta(seconds=1),
+        startup_deadline=timedelta(seconds=2),
+        time_to_live=timedelta(0),
+        clean_pods=CleanPodPolicy.ALL,
+        managed_by="kueue.x-k8s.io/multikueue",
+    )
+    assert spec.unknown_fields == ()
+
+
+@pytest.mark.parametrize("policy", CleanPodPolicy)
+def test_every_clean_up_is_known(policy):
+    assert Spec.from_dict(a_spec(cleanPodPolicy=str(policy))).lifecycle.clean_pods is policy
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "suspend",
+        "activeDeadlineSeconds",
+        "startupDeadlineSeconds",
+        "ttlSecondsAfterFinished",
+        "cleanPodPolicy",
+        "managedBy",
+    ],
+)
+def test_a_field_of_the_lifecycle_that_is_null_has_its_default(field):
+    assert Spec.from_dict(a_spec(**{field: None})).lifecycle == Lifecycle()
+
+
+def test_every_field_of_the_failure_policy_is_read():
+    policy = {
+        "maxRestarts": 1000,
+        "maxDisruptions": 0,
+        "windowSeconds": 2**31 - 1,
+        "nonRetryableExitCodes": [1, 255],
+    }
+    assert Spec.from_dict(a_spec(failurePolicy=policy)).failure_policy == FailurePolicy(
+        max_restarts=1000,
+        max_disruptions=0,
+        window=timedelta(seconds=2**31 - 1),
+        non_retryable=(1, 255),
+    )
+
+
+def test_a_list_of_exit_codes_may_be_empty():
+    policy = Spec.from_dict(a_spec(failurePolicy={"nonRetryableExitCodes": []})).failure_policy
+    assert policy.non_retryable == ()
+
+
+def test_a_list_of_exit_codes_is_bounded():
+    codes = list(range(1, 34))
+    message = refusal_of(a_spec(failurePolicy={"nonRetryableExitCodes": codes}))
+    assert "must be a list of at most 32 exit codes" in message
+    policy = Spec.from_dict(a_spec(failurePolicy={"nonRetryableExitCodes": codes[:32]}))
+    assert len(policy.failure_policy.non_retryable) == 32
 
 
 def test_pod_fields_are_kept_unchanged():

@@ -35,6 +35,7 @@ from ddpjob.core.timers import QUOTA_TIMEOUT, TIMERS, run_clocks, seconds_until_
 BOTH_RUN = (a_pod(0, running()), a_pod(1, running()))
 UNREACHABLE = nodes_of(a_node("node-0"), a_node("node-1", "Unknown"))
 QUOTA = Refusal(Reason.QUOTA, "exceeded quota", at(7))
+QUOTA_FOR_LONG = Refusal(Reason.QUOTA, "exceeded quota", at(60))
 
 
 def seconds_until(timer, obs):
@@ -92,6 +93,11 @@ A_MOMENT = {
         ),
         20,
     ),
+    "a pod of an older attempt is overdue": (
+        "pod_is_overdue",
+        observation(a_starting_job(attempt=1), a_pod(0, running(), deleted_at=at(-45), grace=45)),
+        30,
+    ),
     "a gang on a full cluster gives way": (
         "gang_timeout",
         observation(
@@ -104,7 +110,9 @@ A_MOMENT = {
     "a gang under a quota gives way": (
         "gang_timeout",
         observation(
-            a_running_job(latched=False, ran=False, starting_since=at(-5)), a_pod(0), refusal=QUOTA
+            a_running_job(latched=False, ran=False, starting_since=at(-5)),
+            a_pod(0),
+            refusal=QUOTA_FOR_LONG,
         ),
         15,
     ),
@@ -184,12 +192,6 @@ def test_a_pod_that_does_not_end_in_time_wakes_the_operator_to_say_so():
     pod = a_pod(0, running(), deleted_at=NOW, grace=45)
     plan = plan_for(a_starting_job(attempt=1), pod, nodes=nodes_of(a_node("node-0")))
     assert plan.wake_after == 75
-
-
-def test_the_operator_does_not_wake_up_for_a_finished_job():
-    job = a_running_job(undecided_since=at(-1), backoff=Backoff(1, at(5)))
-    plan = plan_for(job, a_pod(0, succeeded()), a_pod(1, succeeded()))
-    assert plan.wake_after is None
 
 
 @pytest.mark.parametrize("deadline", ["activeDeadlineSeconds", "startupDeadlineSeconds"])

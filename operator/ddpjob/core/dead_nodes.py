@@ -93,6 +93,13 @@ def next_death(obs: Observation, now: datetime) -> datetime | None:
     return min(moments, default=None)
 
 
+def next_overdue(obs: Observation, now: datetime) -> datetime | None:
+    """Return when the next pod of an older attempt becomes overdue, which the status then says."""
+    deadlines = [pod.deletion_deadline for pod in obs.older if not pod.released]
+    moments = [later(deadline, OVERDUE) for deadline in deadlines if deadline]
+    return min((moment for moment in moments if moment > now), default=None)
+
+
 def describe_wait(obs: Observation, pod: Pod, now: datetime) -> str:
     """Return the end of a message about a pod that does not end: what that waits for."""
     wait = obs.policy.dead_node_time

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from ddpjob.core.budget import backoff_end
 from ddpjob.core.causes import settles_at
-from ddpjob.core.dead_nodes import next_death
+from ddpjob.core.dead_nodes import next_death, next_overdue
 from ddpjob.core.names import Condition, Reason
 from ddpjob.core.observe import Observation
 from ddpjob.core.policy import MAX_SECONDS
@@ -100,6 +100,10 @@ def node_is_dead(obs: Observation, spec: Spec, now: datetime) -> datetime | None
     return next_death(obs, now)
 
 
+def pod_is_overdue(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    return None if obs.status.finished else next_overdue(obs, now)
+
+
 def gang_timeout(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     started = obs.status.starting_since
     under_quota = obs.refusal is not None and obs.refusal.reason == Reason.QUOTA
@@ -118,6 +122,7 @@ TIMERS: tuple[Timer, ...] = (
     startup_deadline,
     time_to_live,
     node_is_dead,
+    pod_is_overdue,
     gang_timeout,
 )
 

@@ -7,7 +7,8 @@ LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 
 
 def format_time(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    in_utc = moment.astimezone(UTC).replace(tzinfo=None)
+    return f"{in_utc.isoformat(timespec='seconds')}Z"
 
 
 def format_time_or_none(moment: datetime | None) -> str | None:

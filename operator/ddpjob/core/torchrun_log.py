@@ -50,6 +50,13 @@ EXCEPTION = re.compile(
 # Python's own message if it does not find the script or the module. There is no exception then.
 INTERPRETER = re.compile(r"^\S*python[\d.]*: (.+)$", re.MULTILINE)
 
+# Those of its messages that another attempt would repeat. A script may write similar lines.
+SCRIPT_MISSING = re.compile(
+    r"^\S*python[\d.]*: (?:can't open file |No module named |can't find '__main__' module"
+    r"|Error while finding module specification )",
+    re.MULTILINE,
+)
+
 # The text of a C++ exception that nothing has caught. The process then ends with SIGABRT.
 WHAT = re.compile(r"^[ \t]*what\(\):[ \t]+(.+)$", re.MULTILINE)
 
@@ -123,7 +130,7 @@ def parse_summary(message: str) -> Summary | None:
         lost_peer=lost_peer,
         interrupted=code in INTERRUPTED,
         ambiguous=unclear and not lost_peer,
-        script_missing=not EXCEPTION.search(words) and bool(INTERPRETER.search(words)),
+        script_missing=not EXCEPTION.search(words) and bool(SCRIPT_MISSING.search(words)),
     )
 
 
