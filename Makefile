@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-xla lint bench images clean
+.PHONY: help demo test test-fast test-faults soak test-xla lint bench images clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -19,6 +19,12 @@ test: $(STAMP) ## every test that this machine can run; with Docker and kind the
 
 test-fast: $(STAMP) ## the tests of seconds: no torch, no API server, no cluster
 	$(BIN)/pytest tests/unit tests/wiring
+
+test-faults: $(STAMP) ## the slow faults on a kind cluster: nodes, processes, quotas, webhooks, deadlines
+	$(BIN)/pytest tests/cluster -m faults
+
+soak: $(STAMP) ## 100,000 histories of each property of the operator's decisions: hours
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest tests/unit/test_properties.py
 
 XLA := .venv-xla
 test-xla: $(XLA)/.installed ## the device layer on the real torch_xla and torch 2.9, in an environment of its own (7 GB)

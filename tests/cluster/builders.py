@@ -54,10 +54,11 @@ def digits(name: str, epochs: int, **spec: Any) -> Object:
     return job(name, "-m", "ddp_trainer", "digits", "--epochs", str(epochs), **spec)
 
 
-def digits_with_checkpoints(name: str, epochs: int) -> Object:
+def digits_with_checkpoints(name: str, epochs: int, **spec: Any) -> Object:
     """Return a job that writes a checkpoint early. It needs the claim `checkpoints`."""
-    manifest = digits(name, epochs, checkpoint={"claimName": "checkpoints"})
-    manifest["spec"]["args"] += ["--checkpoint-every", "25"]
+    manifest = digits(name, epochs, checkpoint={"claimName": "checkpoints"}, **spec)
+    # With one thread, every run of the same training has the same bits.
+    manifest["spec"]["args"] += ["--checkpoint-every", "25", "--threads", "1"]
     return manifest
 
 

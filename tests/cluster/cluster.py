@@ -9,10 +9,11 @@ from pathlib import Path
 
 import yaml
 
-from .commands import ROOT, Object, node_image, run, wait_until
+from .commands import ROOT, CommandFailed, Object, node_image, run, wait_until
 from .reader import Reader
 
 NAME = "ddpjob-test"
+CONTROL_PLANE = f"{NAME}-control-plane"
 WORKERS = (f"{NAME}-worker", f"{NAME}-worker2")
 SYSTEM = "ddpjob-system"  # the operator's namespace
 
@@ -35,6 +36,18 @@ def build_trainer_images() -> None:
     trainer = ("docker", "build", "--quiet", "--file", "images/cpu/Dockerfile")
     run(*trainer, "--target", "torch", "--tag", PLAIN, ".")
     run(*trainer, "--tag", TRAINER, ".")
+
+
+def shorten_node_grace_period() -> None:
+    """Let the control plane call a node unreachable after 20 s, not 50 s, so that tests are short.
+
+    The kubelet of the control plane restarts the controller manager when its manifest changes.
+    """
+    manifest = "/etc/kubernetes/manifests/kube-controller-manager.yaml"
+    flag = "--node-monitor-grace-period=20s"
+    # A new file is moved over the old one, so that the kubelet never reads a part of it.
+    edit = f"sed 's/^\\( *\\)- kube-controller-manager$/&\\n\\1- {flag}/' {manifest} > /root/new"
+    run("docker", "exec", CONTROL_PLANE, "sh", "-c", f"{edit} && mv /root/new {manifest}")
 
 
 class Cluster:
@@ -79,6 +92,8 @@ class Cluster:
         if image:
             settings["KIND_IMAGE"] = image
         run("examples/kind/up", **settings)
+        if not kept:
+            shorten_node_grace_period()
 
     def delete(self) -> None:
         run("kind", "delete", "cluster", "--name", NAME, KUBECONFIG=str(self.kubeconfig))
@@ -98,6 +113,36 @@ class Cluster:
     def read(self) -> Reader:
         """Connection on which tests look at objects. The cluster must be up."""
         return Reader(self.kubeconfig)
+
+    # -- nodes
+
+    @contextmanager
+    def paused(self, node: str) -> Iterator[None]:
+        """Freeze every process of a node for the duration of the block, as if it had crashed."""
+        run("docker", "pause", node)
+        try:
+            yield
+        finally:
+            run("docker", "unpause", node)
+        self.wait_for_node(node)
+
+    def wait_for_node(self, node: str) -> None:
+        """Wait until a node is ready, also if the API server does not answer at first."""
+
+        def is_ready() -> bool:
+            try:
+                return self.read.is_ready(node)
+            except CommandFailed:
+                return False
+
+        wait_until(f"{node} is ready", is_ready, 120)
+
+    def pods_of_kubelet(self, node: str) -> list[str]:
+        """Return the uids of the pods that the kubelet of a node has not removed.
+
+        The API server forgets a pod that is deleted by force.
+        """
+        return run("docker", "exec", node, "ls", "/var/lib/kubelet/pods").split()
 
     # -- the operator
 
@@ -126,6 +171,19 @@ class Cluster:
             yield
         finally:
             self._scale(1)
+
+    def kill_operator(self) -> None:
+        """Delete the operator's pod at once, so that it cannot release its Lease."""
+        how = ("--all", "--force", "--grace-period=0", "--wait=false")
+        self.kubectl("delete", "pods", "--namespace", SYSTEM, *how)
+
+    def operator_log(self, node: str) -> str:
+        """Return the operator's log as the kubelet of its node keeps it.
+
+        It can be read while the API server does not answer.
+        """
+        files = f"/var/log/pods/{SYSTEM}_*/operator/*.log"
+        return run("docker", "exec", node, "sh", "-c", f"cat {files}")
 
     def _scale(self, replicas: int) -> None:
         target = ("deployment", "--all", "--namespace", SYSTEM)

@@ -16,8 +16,9 @@ import pytest
 
 from .builders import LATE, SEPARATE, digits
 from .cluster import WORKERS, Cluster
-from .commands import Unavailable, node_image, require_tools, run
+from .commands import Object, Unavailable, node_image, require_tools, run
 from .namespace import Namespace
+from .training import JOB, LONG, start_training, weights
 
 DATA_SETS = ("cifar10.tar.zst", "hymenoptera.tar.zst", "mnist")
 
@@ -98,9 +99,12 @@ def name_after(node_name: str) -> str:
 
 @pytest.fixture
 def make_namespace(
-    cluster: Cluster, waiting: Namespace, request: pytest.FixtureRequest
+    cluster: Cluster, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Namespace]]:
     """Return a function that makes a namespace with labels, named after the test."""
+    # The slow faults would disturb the waiting job.
+    if not request.node.get_closest_marker("faults"):
+        request.getfixturevalue("waiting")
     namespaces: list[Namespace] = []
 
     def make(**labels: str) -> Namespace:
@@ -115,6 +119,16 @@ def make_namespace(
 @pytest.fixture
 def namespace(make_namespace: Callable[..., Namespace]) -> Namespace:
     return make_namespace()
+
+
+@pytest.fixture(scope="package")
+def undisturbed(cluster: Cluster) -> Iterator[Object]:
+    """Return the weights that a training of LONG epochs ends with if nothing happens to it."""
+    namespace = Namespace(cluster, f"undisturbed-{uuid.uuid4().hex[:6]}")
+    start_training(namespace, LONG)
+    namespace.wait_for_complete(JOB, 300)
+    yield weights(namespace)
+    namespace.delete()
 
 
 @pytest.fixture(scope="package")

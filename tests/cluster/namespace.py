@@ -26,9 +26,13 @@ class Namespace:
         kubectl("delete", "namespace", self.name, "--wait=false", "--ignore-not-found")
         kubectl("delete", "persistentvolume", "--selector", f"test={self.name}", "--wait=false")
 
+    def folder(self, claim: str) -> Path:
+        """Return the folder of a claim on this machine."""
+        return self.cluster.shared / self.name / claim
+
     def claim(self, name: str) -> None:
         """Create a ReadWriteMany claim over a new folder that every user may write to."""
-        folder = self.cluster.shared / self.name / name
+        folder = self.folder(name)
         folder.mkdir(parents=True)
         folder.chmod(0o1777)
         volume = f"{self.name}-{name}"
@@ -69,6 +73,11 @@ class Namespace:
         """Run a Python program inside a pod's trainer."""
         self.kubectl("exec", pod, "--container", "trainer", "--", "python", "-c", program)
 
+    def patch(self, job: str, **spec: Any) -> None:
+        """Change fields of a job's spec."""
+        change = json.dumps({"spec": spec})
+        self.kubectl("patch", "ddpjob", job, "--type=merge", "--patch", change)
+
     # -- look
 
     def job(self, name: str) -> Object:
@@ -83,6 +92,15 @@ class Namespace:
         """Return the pods of a job by name."""
         found = self.cluster.read.pods(self.name, f"ddpjob.dev/job={job}")
         return {pod["metadata"]["name"]: pod for pod in found}
+
+    def nodes_of(self, job: str) -> dict[str, str]:
+        """Return the Kubernetes nodes of a job's pods, by the names of the pods."""
+        return {name: pod["spec"].get("nodeName", "") for name, pod in self.pods(job).items()}
+
+    def unfinished(self, job: str) -> list[str]:
+        """Return the pods of a job that have not ended."""
+        ended = ("Succeeded", "Failed")
+        return [name for name, pod in self.pods(job).items() if pod["status"]["phase"] not in ended]
 
     def json_lines(self, pod: str) -> list[Object]:
         """Return the lines of a pod's log that are JSON objects."""
@@ -168,6 +186,10 @@ class Namespace:
         }
         assert found == expected, f"{status.get('lastFailure')}\n{self.explain()}"
         return status
+
+    def wait_until_nothing_runs(self, job: str, seconds: float = 90) -> None:
+        """Wait until every pod of a job has ended or is gone."""
+        self.wait(f"no pod of {job} runs", lambda: not self.unfinished(job), seconds)
 
     def wait_for_checkpoint(self, job: str, attempt: int = 0) -> None:
         """Wait until rank 0 of this attempt has written a checkpoint: the middle of the job."""

@@ -31,6 +31,14 @@ class Reader:
         """Return a namespace, or None if it does not exist."""
         return _object_or_none(self._core.read_namespace, name)
 
+    def is_ready(self, node: str) -> bool:
+        """Return True if the Kubernetes node is ready."""
+        found: Object = json.loads(_text(self._core.read_node, node))
+        return any(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in found["status"]["conditions"]
+        )
+
     def pods(self, namespace: str, selector: str = "") -> list[Object]:
         """Return the pods that match a label selector."""
         text = _text(self._core.list_namespaced_pod, namespace, label_selector=selector)

@@ -1,47 +1,29 @@
 """Faults in the middle of a job: it resumes from its checkpoint and reports the cause."""
 
+import signal
 from collections import Counter
-from collections.abc import Callable
 
-import pytest
-
-from .builders import digits_with_checkpoints
+from .builders import script_job
 from .cluster import WORKERS, Cluster
 from .namespace import Namespace
+from .training import (
+    JOB,
+    assert_as_good_as_undisturbed,
+    assert_resumed,
+    last_step,
+    resumed_step,
+    signal_workers,
+    start_training,
+)
 
-# Run in a pod, whose process 1 is torchrun: send SIGKILL to its children.
-KILL_WORKERS = """
-import os
-for name in filter(str.isdigit, os.listdir("/proc")):
-    with open(f"/proc/{name}/stat") as stat:
-        parent = stat.read().rpartition(")")[2].split()[1]
-    if parent == "1":
-        os.kill(int(name), 9)
+# In the first attempt, one rank writes more than its pod may, and both wait for the eviction.
+FILL_DISK = """
+import os, pathlib, signal
+if os.environ["DDP_ATTEMPT"] == "0":
+    if os.environ["RANK"] == "1":
+        pathlib.Path("/tmp/full").write_bytes(bytes(60 << 20))
+    signal.pause()
 """
-
-JOB = "digits"
-
-
-@pytest.fixture
-def start(namespace: Namespace) -> Callable[[int], None]:
-    """Return a function that starts a job of so many epochs and waits for its first checkpoint.
-
-    Most steps are still to come then. An epoch takes about a third of a second.
-    """
-
-    def start(epochs: int) -> None:
-        namespace.claim("checkpoints")
-        namespace.apply(digits_with_checkpoints(JOB, epochs))
-        namespace.wait_for_checkpoint(JOB)
-
-    return start
-
-
-def resumed_step(namespace: Namespace, attempt: int) -> int:
-    """Return the step that an attempt resumed from."""
-    pod = f"{JOB}-{attempt}-0"
-    start = namespace.wait(f"{pod} has started to train", lambda: namespace.progress(pod, "start"))
-    return int(start[0]["resumed_step"])
 
 
 def assert_no_index_was_refilled(seen: list[str]) -> None:
@@ -52,29 +34,29 @@ def assert_no_index_was_refilled(seen: list[str]) -> None:
 
 
 def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
-    namespace: Namespace, start: Callable[[int], None]
+    namespace: Namespace,
 ):
-    start(35)
-    namespace.python(f"{JOB}-0-1", KILL_WORKERS)
+    start_training(namespace, 35)
+    signal_workers(namespace, f"{JOB}-0-1", signal.SIGKILL)
 
     assert namespace.wait_for_status(JOB, attempt=1)["restarts"] == 1
-    assert resumed_step(namespace, attempt=1) >= 25
+    assert_resumed(namespace, attempt=1)
     status = namespace.wait_for_complete(JOB, 300, failures=1)
 
     failure = status["lastFailure"]
     assert (failure["attempt"], failure["cause"]) == (0, "Failure")
     assert (failure["pod"], failure["rank"], failure["exitCode"]) == (f"{JOB}-0-1", 1, -9)
     assert failure["node"] in WORKERS
-    assert float(status["result"]["accuracy"]) >= 0.97
+    assert_as_good_as_undisturbed(status)
 
 
 def test_a_deleted_pod_costs_one_disruption_and_its_index_is_not_refilled(
-    namespace: Namespace, start: Callable[[int], None]
+    namespace: Namespace,
 ):
-    start(35)
+    start_training(namespace, 35)
     with namespace.watching_pods() as seen:
         namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--wait=false")
-        assert resumed_step(namespace, attempt=1) >= 25
+        assert_resumed(namespace, attempt=1)
         status = namespace.wait_for_complete(JOB, 300, disruptions=1)
 
     assert status["lastFailure"]["cause"] == "Disruption"
@@ -83,17 +65,50 @@ def test_a_deleted_pod_costs_one_disruption_and_its_index_is_not_refilled(
 
 
 def test_a_pod_force_deleted_while_the_operator_is_down_costs_one_disruption(
-    cluster: Cluster, namespace: Namespace, start: Callable[[int], None]
+    cluster: Cluster, namespace: Namespace
 ):
     # More epochs: the job must still train when the operator's pod is gone.
-    start(60)
+    start_training(namespace, 60)
     with namespace.watching_pods() as seen:
         with cluster.operator_down():
             namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--force", "--grace-period=0")
             namespace.wait("the pod is gone", lambda: f"{JOB}-0-1" not in namespace.pods(JOB))
-        assert resumed_step(namespace, attempt=1) >= 25
+        assert_resumed(namespace, attempt=1)
         status = namespace.wait_for_complete(JOB, 300, disruptions=1)
 
     assert status["lastFailure"]["cause"] == "Disruption"
     assert status["lastFailure"]["pod"] == f"{JOB}-0-1"
     assert_no_index_was_refilled(seen)
+
+
+def test_a_suspended_job_gives_its_pods_back_and_resumes_where_it_stopped(namespace: Namespace):
+    start_training(namespace, 35)
+
+    namespace.patch(JOB, suspend=True)
+    namespace.wait_until_nothing_runs(JOB)
+    status = namespace.wait_for_status(JOB, phase="Suspended", nodesReady="0/2")
+    assert "set spec.suspend to false" in status["message"]
+    stopped_at = last_step(namespace)
+    namespace.patch(JOB, suspend=False)
+
+    assert resumed_step(namespace, attempt=1) == stopped_at
+    status = namespace.wait_for_status(JOB, 300, phase="Complete")
+    assert (status["failures"], status["disruptions"], status["attempt"]) == (0, 0, 1)
+    assert [attempt["cause"] for attempt in status["attempts"]] == ["Succeeded", "Suspended"]
+    assert "lastFailure" not in status
+    assert_as_good_as_undisturbed(status)
+    namespace.wait_until_nothing_runs(JOB)
+
+
+def test_a_pod_evicted_for_its_own_disk_usage_is_a_failure(namespace: Namespace):
+    limit = {"limits": {"ephemeral-storage": "20Mi"}}
+    namespace.apply(*script_job("full", FILL_DISK, resources=limit))
+
+    status = namespace.wait_for_complete("full", failures=1)
+
+    failure = status["lastFailure"]
+    assert (failure["cause"], failure["reason"]) == ("Failure", "Evicted")
+    assert failure["pod"] == "full-0-1"
+    assert failure["node"] in WORKERS
+    assert "raise resources.limits.ephemeral-storage" in failure["message"]
+    namespace.wait_until_nothing_runs("full")

@@ -284,6 +284,40 @@ def test_an_unreachable_silent_node_is_named_before_another_silent_one():
     assert verdict_on(*pods, now=at(10), nodes_by_name=nodes).index == 2
 
 
+def test_a_silent_pod_does_not_excuse_the_one_of_several_that_failed_by_itself():
+    followers = [a_pod(index, failed(follower_summary(index))) for index in range(2)]
+    own = a_pod(2, failed("bad interpreter"))
+    verdict = verdict_on(*followers, own, a_pod(3, running()), now=at(10))
+    assert (verdict.cause, verdict.index) == (Cause.FAILURE, 2)
+
+
+def test_a_silent_pod_that_never_started_has_no_node():
+    pods = a_pod(0, failed(follower_summary(0))), a_pod(1)
+    verdict = verdict_on(*pods, now=at(10))
+    assert (verdict.cause, verdict.index) == (Cause.DISRUPTION, 1)
+    assert "digits-0-1 on no node" in verdict.message
+
+
+def test_several_silent_pods_are_named_in_part():
+    silent = [a_pod(index, running()) for index in range(1, 9)]
+    verdict = verdict_on(a_pod(0, failed(follower_summary(0))), *silent, now=at(10))
+    assert verdict.index == 1
+    assert "digits-0-5 on node-5 and 3 more, which has not ended" in verdict.message
+
+
+def test_a_node_that_succeeded_is_not_silent():
+    pods = a_pod(0, failed(follower_summary(0))), a_pod(1, succeeded())
+    assert verdict_on(*pods).cause is Cause.FAILURE
+
+
+def test_an_end_at_an_impossible_time_does_not_move_the_time_of_its_summary():
+    # A kubelet reports 1970 if its runtime does not know the end. No time zone is that far away.
+    unknown = failed(torchrun_summary(0, when=at(5)))
+    unknown["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = "1970-01-01T00:00:00Z"
+    known = failed(torchrun_summary(1, when=at(1)), when=at(2))
+    assert verdict_on(a_pod(0, unknown), a_pod(1, known)).index == 1
+
+
 # The rendezvous
 
 

@@ -1,7 +1,7 @@
 """A job as the operator last saw it."""
 
 import pytest
-from builders import a_manifest
+from builders import NOW, a_job, a_manifest, a_pod, a_running_job, failed, plan_for, running
 
 from ddpjob.core.job import Job, require_job_name
 from ddpjob.core.readers import SpecError
@@ -21,6 +21,21 @@ def test_a_job_with_a_wrong_spec_has_the_message_instead():
     job = Job.from_dict(a_manifest(nodes=0))
     assert job.spec is None
     assert job.spec_error == "spec.nodes: must be an integer from 1 to 1000, got 0"
+
+
+def test_the_age_of_a_job_is_read():
+    manifest = a_manifest()
+    assert Job.from_dict(manifest).created is None
+    manifest["metadata"]["creationTimestamp"] = "2026-11-21T12:00:00Z"
+    assert Job.from_dict(manifest).created == NOW
+
+
+@pytest.mark.parametrize("job", [a_job(), a_running_job(), a_job(nodes=0)])
+def test_decisions_do_not_need_what_only_the_pods_need(job):
+    pods = a_pod(0, running()), a_pod(1, failed("boom"))
+    small = job.for_decisions()
+    assert plan_for(small, *pods) == plan_for(job, *pods)
+    assert small.spec is None or small.spec.image == ""
 
 
 @pytest.mark.parametrize("name", ["a", "a1", "digits", "my-job-2", "a" * 52])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from builders import (
     FULL_STATUS,
+    JOB_UID,
     NOW,
     a_condition,
     a_job,
@@ -19,6 +20,7 @@ from builders import (
     waiting,
 )
 
+from ddpjob.core import names
 from ddpjob.core.conditions import set_condition, stamp_conditions
 from ddpjob.core.names import Condition
 from ddpjob.core.result import read_result
@@ -77,6 +79,18 @@ def test_attempt_0_differs_from_no_attempt():
 )
 def test_a_status_that_cannot_be_read_counts_as_absent(data):
     assert Status.from_dict(data) == Status()
+
+
+def test_the_scale_subresource_finds_the_pods_of_the_job():
+    status = plan_for(a_job()).status
+    assert status.to_dict()["selector"] == f"{names.LABEL_JOB_UID}={JOB_UID}"
+
+
+def test_failures_of_a_status_from_an_earlier_version_are_read():
+    # It had no field for their sum, and `restarts` were the failures.
+    status = Status.from_dict({"restarts": 2, "disruptions": 3})
+    assert (status.failures, status.disruptions, status.restarts) == (2, 3, 5)
+    assert Status.from_dict(status.to_dict()).failures == 2
 
 
 # Conditions

@@ -38,6 +38,16 @@ def delete_unfinished(
     return tuple(deletions)
 
 
+def delete_all_unfinished(obs: Observation, grace: int | None, now: datetime) -> tuple[Delete, ...]:
+    """Delete the unfinished pods of every attempt. `grace` is for those of the current one."""
+    older_grace = previous_grace(obs.status, obs.attempt)
+    others = [pod for pod in obs.pods if pod not in obs.older]
+    return (
+        *delete_unfinished(obs, obs.older, older_grace, now),
+        *delete_unfinished(obs, others, grace, now),
+    )
+
+
 def delete_ended(pods: Iterable[Pod]) -> tuple[Delete, ...]:
     """Delete the pods that have ended, with their logs."""
     return tuple(Delete(pod.name, pod.uid) for pod in pods if pod.released and not pod.deleting)
@@ -48,7 +58,7 @@ def clean_up(obs: Observation, spec: Spec, grace: int | None, now: datetime) -> 
     policy = spec.lifecycle.clean_pods
     if policy is CleanPodPolicy.NONE:
         return ()
-    unfinished = delete_unfinished(obs, obs.pods, grace, now)
+    unfinished = delete_all_unfinished(obs, grace, now)
     return (
         unfinished if policy is CleanPodPolicy.RUNNING else (*unfinished, *delete_ended(obs.pods))
     )

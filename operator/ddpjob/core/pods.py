@@ -28,6 +28,9 @@ GATED = "SchedulingGated"
 LOST_REASON = "ContainerStatusUnknown"
 LOST_BY_CONTAINERD = ("Unknown", 255)
 
+# The first year of Unix time. A runtime reports it, or year 1, for a time that it does not know.
+UNKNOWN_YEAR = 1970
+
 # A kubelet's reason for pods that it evicts.
 EVICTED = "Evicted"
 
@@ -77,7 +80,7 @@ def read_pod(body: Dict) -> Pod | None:
         exit_code=integer_or_none((end or {}).get("exitCode")),
         exit_reason=str((end or {}).get("reason") or ""),
         message=str((end or {}).get("message") or ""),
-        finished=parse_time((end or {}).get("finishedAt")),
+        finished=_finished(end or {}),
     )
 
 
@@ -97,6 +100,12 @@ def _trainer_state(phase: Any, container: Dict) -> TrainerState:
         # The end of the trainer was never reported: the pod was refused, evicted or lost.
         return TrainerState.FAILED
     return TrainerState.RUNNING if "running" in container else TrainerState.PENDING
+
+
+def _finished(end: Dict) -> datetime | None:
+    """Return when a container ended, or None if that is not known."""
+    time = parse_time(end.get("finishedAt"))
+    return time if time and time.year > UNKNOWN_YEAR else None
 
 
 def _failed_init(status: Dict) -> Dict | None:
@@ -155,7 +164,7 @@ def _disruption(body: Dict, end: Dict | None) -> Finding | None:
         return Finding(reason, message, parse_time(target.get("lastTransitionTime")))
     if end is not None and _is_lost(end):
         message = f"the node of pod {name} restarted, or its kubelet lost the container"
-        return Finding(names.Reason.NODE_RESTARTED, message, parse_time(end.get("finishedAt")))
+        return Finding(names.Reason.NODE_RESTARTED, message, _finished(end))
     if metadata.get("deletionTimestamp"):
         return Finding("PodDeleted", f"pod {name} was deleted", _deletion_time(metadata))
     # A kubelet that refuses a pod writes the reason into the pod's status. The reason of a

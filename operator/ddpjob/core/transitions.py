@@ -12,7 +12,7 @@ from ddpjob.core import names
 from ddpjob.core.budget import count_restart, is_used_up
 from ddpjob.core.causes import Verdict
 from ddpjob.core.conditions import Conditions, set_condition
-from ddpjob.core.deletions import clean_up, current_grace, delete_unfinished, previous_grace
+from ddpjob.core.deletions import clean_up, current_grace, delete_all_unfinished
 from ddpjob.core.describe import describe, stop_running, with_status
 from ddpjob.core.history import (
     Yielding,
@@ -270,7 +270,7 @@ def _replace_gang(
     announcement = f"attempt {begun.attempt} begins: {event.message}"[:MAX_MESSAGE]
     return Plan(
         status,
-        delete=delete_unfinished(obs, obs.pods, _grace(obs), now),
+        delete=delete_all_unfinished(obs, _grace(obs), now),
         events=(replace(event, message=announcement),),
         wake_after=0.0,
     )
@@ -285,11 +285,7 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     message = "suspended; to resume, set spec.suspend to false"
     if remaining:
         message = f"suspending: {counted(len(remaining), 'pod')} must write checkpoints and end"
-    older_grace = previous_grace(obs.status, obs.attempt)
-    delete = (
-        *delete_unfinished(obs, obs.older, older_grace, now),
-        *delete_unfinished(obs, obs.current, _grace(obs), now),
-    )
+    delete = delete_all_unfinished(obs, _grace(obs), now)
     reason = Reason.SUSPENDED
     events: tuple[Event, ...] = ()
     if not obs.status.has(Condition.SUSPENDED):

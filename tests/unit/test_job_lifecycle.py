@@ -157,6 +157,16 @@ def test_pods_that_trained_may_write_a_checkpoint_also_if_their_successor_is_sus
     assert [delete.grace for delete in plan.delete] == [None, None]
 
 
+def test_pods_that_trained_may_write_a_checkpoint_also_if_a_deadline_ends_their_successor():
+    # The operator stopped between the restart and the deletions, and the deadline came.
+    status = a_status(
+        attempt=1, latched=False, ran=False, previous_attempt_ran=True, active_since=at(-60)
+    )
+    plan = plan_for(a_job(status=status, activeDeadlineSeconds=60), *ALL_RUNNING)
+    assert plan.status.reason == Reason.DEADLINE
+    assert [delete.grace for delete in plan.delete] == [None, None]
+
+
 # Resume
 
 

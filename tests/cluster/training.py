@@ -1,0 +1,83 @@
+"""A training job that writes checkpoints, and what must be true of it after a fault."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .builders import digits_with_checkpoints
+from .commands import Object
+from .namespace import Namespace
+
+JOB = "digits"
+
+# Epochs of a training that lasts longer than most faults.
+LONG = 80
+
+# Steps between two checkpoints of `digits_with_checkpoints`.
+CHECKPOINT_EVERY = 25
+
+# Run in a pod, whose process 1 is torchrun: send a signal to its children, the ranks.
+SIGNAL_WORKERS = """
+import os
+for name in filter(str.isdigit, os.listdir("/proc")):
+    with open(f"/proc/{name}/stat") as stat:
+        parent = stat.read().rpartition(")")[2].split()[1]
+    if parent == "1":
+        os.kill(int(name), %d)
+"""
+
+
+def start_training(
+    namespace: Namespace, epochs: int, flags: Sequence[str] = (), **spec: Any
+) -> None:
+    """Start a job of so many epochs and wait for its first checkpoint.
+
+    Most steps are still to come then. An epoch takes about a third of a second.
+    """
+    namespace.claim("checkpoints")
+    manifest = digits_with_checkpoints(JOB, epochs, **spec)
+    manifest["spec"]["args"] += flags
+    namespace.apply(manifest)
+    namespace.wait_for_checkpoint(JOB)
+
+
+def signal_workers(namespace: Namespace, pod: str, number: int) -> None:
+    """Send a signal to the ranks of a pod."""
+    namespace.python(pod, SIGNAL_WORKERS % number)
+
+
+def resumed_step(namespace: Namespace, attempt: int) -> int:
+    """Return the step that an attempt resumed from."""
+    pod = f"{JOB}-{attempt}-0"
+    start = namespace.wait(f"{pod} has started to train", lambda: namespace.progress(pod, "start"))
+    return int(start[0]["resumed_step"])
+
+
+def last_step(namespace: Namespace) -> int:
+    """Return the step of the newest checkpoint of the job."""
+    folder = namespace.folder("checkpoints") / JOB
+    # The order of the names is that of the starts and steps.
+    newest = max(path.name for path in folder.glob("step-*.pt"))
+    return int(newest.removesuffix(".pt").rpartition("-")[2])
+
+
+def assert_resumed(namespace: Namespace, attempt: int) -> None:
+    """Assert that an attempt continues from a checkpoint of the one before."""
+    assert resumed_step(namespace, attempt) >= CHECKPOINT_EVERY
+
+
+def weights(namespace: Namespace) -> Object:
+    """Return the weights that the job has learnt."""
+    found: Object = torch.load(namespace.folder("checkpoints") / JOB / "model.pth")
+    return found
+
+
+def assert_same_weights(found: Object, expected: Object) -> None:
+    assert found.keys() == expected.keys()
+    different = [name for name in found if not torch.equal(found[name], expected[name])]
+    assert not different
+
+
+def assert_as_good_as_undisturbed(status: Object) -> None:
+    assert float(status["result"]["accuracy"]) >= 0.97
