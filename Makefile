@@ -6,10 +6,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-faults soak test-xla lint bench images clean
+.PHONY: help demo test test-fast test-faults soak soak-cluster test-xla lint bench images clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: $(STAMP) ## train a job of two nodes on this machine: no cluster, no Docker, no data
 	$(BIN)/ddpjob run --local examples/digits.yaml
@@ -24,7 +24,11 @@ test-faults: $(STAMP) ## the slow faults on a kind cluster: nodes, processes, qu
 	$(BIN)/pytest tests/cluster -m faults
 
 soak: $(STAMP) ## 100,000 histories of each property of the operator's decisions: hours
-	HYPOTHESIS_PROFILE=soak $(BIN)/pytest tests/unit/test_properties.py
+	HYPOTHESIS_PROFILE=soak $(BIN)/pytest tests/unit/test_properties.py --timeout=0 -n 2
+
+MINUTES ?= 30
+soak-cluster: $(STAMP) ## random faults on a kind cluster for MINUTES=30, and a report
+	$(BIN)/python -m tests.cluster.soak --minutes $(MINUTES)
 
 XLA := .venv-xla
 test-xla: $(XLA)/.installed ## the device layer on the real torch_xla and torch 2.9, in an environment of its own (7 GB)
