@@ -21,16 +21,28 @@ from .training import (
 
 pytestmark = pytest.mark.faults
 
-# Run in a pod: use all memory, after telling the kernel to kill the ranks first.
+# Run in a pod, whose process 1 is torchrun: fill the memory until the kernel kills a rank. The kernel
+# is told to prefer the ranks. Many small processes fill it, because a large one would come first.
 FILL_MEMORY = """
-import os
-for name in filter(str.isdigit, os.listdir("/proc")):
-    with open(f"/proc/{name}/stat") as stat:
-        parent = stat.read().rpartition(")")[2].split()[1]
-    if parent == "1":
-        with open(f"/proc/{name}/oom_score_adj", "w") as adjustment:
-            adjustment.write("1000")
-held = [bytearray(b"x" * (8 << 20)) for _ in range(256)]
+import os, signal
+
+def fields(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()
+
+ranks = [pid for pid in os.listdir("/proc") if pid.isdigit() and fields(pid)[1] == "1"]
+for rank in ranks:
+    with open(f"/proc/{rank}/oom_score_adj", "w") as adjustment:
+        adjustment.write("1000")
+
+while all(os.path.exists(f"/proc/{rank}") and fields(rank)[0] != "Z" for rank in ranks):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        held = bytearray(b"x" * (16 << 20))
+        os.write(writer, b"!")
+        signal.pause()
+    os.close(writer)
+    os.read(reader, 1)
 """
 
 
@@ -38,7 +50,7 @@ def test_a_rank_that_runs_out_of_memory_is_a_failure(namespace: Namespace, undis
     start_training(namespace, LONG, resources={"limits": {"memory": "1Gi"}})
     node = namespace.nodes_of(JOB)[f"{JOB}-0-1"]
 
-    # The program may be killed too.
+    # The program may end with its container.
     with suppress(CommandFailed):
         namespace.python(f"{JOB}-0-1", FILL_MEMORY)
     assert_resumed(namespace, attempt=1)

@@ -21,6 +21,7 @@ from builders import (
     read_pods,
     rejected_by_kubelet,
     running,
+    slow_rank_summary,
     succeeded,
     torchrun_summary,
     torchrun_tail,
@@ -263,6 +264,21 @@ def test_if_every_failed_pod_lost_its_peer_the_silent_one_is_the_cause():
     assert (verdict.cause, verdict.reason) == (Cause.DISRUPTION, "PeerLost")
     assert (verdict.index, verdict.pod.node_name) == (2, "node-2")
     assert "digits-0-2 on node-2" in verdict.message
+
+
+def test_a_rank_that_names_the_slow_one_is_not_the_cause_while_the_slow_one_has_not_ended():
+    waited = a_pod(1, failed(slow_rank_summary(1)))
+    verdict = verdict_on(a_pod(0, running()), waited, now=at(10))
+    assert (verdict.cause, verdict.reason) == (Cause.DISRUPTION, "PeerLost")
+    assert (verdict.index, verdict.pod.node_name) == (0, "node-0")
+
+
+def test_of_followers_that_have_all_ended_the_one_that_names_the_slow_rank_is_reported():
+    broken = a_pod(0, failed(follower_summary(0, when=NOW)))
+    waited = a_pod(1, failed(slow_rank_summary(1, when=at(1))))
+    verdict = verdict_on(broken, waited, now=at(2))
+    assert (verdict.cause, verdict.index) == (Cause.FAILURE, 1)
+    assert "SlowRankError: rank 0 on node 0 (a0-n0) is slow or stuck" in verdict.message
 
 
 def test_a_silent_pod_is_no_excuse_for_a_failure_of_its_own():

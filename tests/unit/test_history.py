@@ -11,11 +11,13 @@ from builders import (
     at,
     ended,
     failed,
+    follower_summary,
     nodes_of,
     oom_killed,
     plan_for,
     rejected_by_kubelet,
     running,
+    slow_rank_summary,
     succeeded,
     torchrun_summary,
     torchrun_tail,
@@ -166,6 +168,13 @@ def test_a_node_is_counted_for_failures_and_for_pods_that_its_kubelet_refuses(st
 def test_a_deleted_pod_says_nothing_about_its_node():
     plan = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, running(), deleted_at=NOW))
     assert plan.status.failed_nodes == ()
+
+
+def test_a_follower_says_nothing_about_its_node():
+    ends = (failed(follower_summary(0)), failed(slow_rank_summary(1)))
+    pods = [a_pod(index, end, nodeName="gpu-7") for index, end in enumerate(ends)]
+    plan = plan_for(a_running_job(), *pods)
+    assert (plan.status.failures, plan.status.failed_nodes) == (1, ())
 
 
 def test_a_pod_that_is_gone_has_no_node_to_avoid():

@@ -6,6 +6,7 @@ summary of a rank that is not a follower. Otherwise the verdict waits until ever
 most for SETTLE_TIME of the operator's own clock.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,7 @@ from ddpjob.core.times import LAST_MOMENT, later
 from ddpjob.core.torchrun_log import (
     RENDEZVOUS_TIMEOUT,
     Summary,
+    has_timed_out,
     is_follower,
     last_line,
     parse_summary,
@@ -28,6 +30,9 @@ SETTLE_TIME = timedelta(seconds=10)
 
 # The kubelet's reason for a container that was killed for its memory.
 OOM_KILLED = "OOMKilled"
+
+# A kubelet's reasons for a pod that it does not admit. The node, not the job, is at fault.
+REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
 
 # Pods that one message names.
 MAX_NAMED = 5
@@ -55,6 +60,13 @@ class Verdict:
     rank: int | None = None
     exit_code: int | None = None
     script_missing: bool = False
+
+    @property
+    def blames_node(self) -> bool:
+        """True if the pod's Kubernetes node may be broken. Followers say nothing about theirs."""
+        if self.cause is Cause.FAILURE:
+            return self.pod is not None and not is_follower(self.pod.message)
+        return bool(REJECTED.fullmatch(self.reason))
 
 
 class Undecided:
@@ -90,8 +102,7 @@ def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
     silent = [pod for pod in obs.current if not pod.ended]
     if silent and now < settles_at(obs.status, now):
         return UNDECIDED
-    # Followers come last: one of them is named only if all are followers.
-    first = min(failed, key=lambda pod: (is_follower(pod.message), _end_time(pod), pod.index))
+    first = min(failed, key=_suspicion)
     return (
         _rendezvous_verdict(first, obs)
         or _silent_peer_verdict(failed, silent, obs)
@@ -221,6 +232,16 @@ def _is_innocent(pod: Pod, ambiguous_too: bool) -> bool:
     if summary is None:
         return is_follower(pod.message)
     return summary.lost_peer or (summary.ambiguous and ambiguous_too)
+
+
+def _suspicion(pod: Pod) -> tuple[bool, bool, datetime, int]:
+    """Return the key by which the failed pod that tells most about the cause comes first.
+
+    Followers come last, and of those the ones whose connection broke: the process that they were
+    connected to may have ended because it had waited too long for a third one.
+    """
+    broken = not has_timed_out(pod.message)
+    return is_follower(pod.message), broken, _end_time(pod), pod.index
 
 
 def _some(names: Sequence[str]) -> str:

@@ -104,6 +104,7 @@ LOST = (
 
 # It waited too long for a peer, which is lost, slow or stuck.
 WAITED = (
+    Words("the trainer", r"\bddp_trainer\.\w{1,20}\.SlowRankError: ", "ddp_trainer/stragglers.py"),
     Words(
         "gloo",
         r"Timed out waiting \d+ms for (?:send|recv) operation to complete"
@@ -170,4 +171,5 @@ def _compile(table: tuple[Words, ...]) -> re.Pattern[str]:
 
 
 FOLLOWER = _compile((*LOST, *WAITED))
+TIMED_OUT = _compile(WAITED)
 UNCLEAR_CAUSE = _compile(UNCLEAR)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from ddpjob.core.peer_loss import FOLLOWER, UNCLEAR_CAUSE
+from ddpjob.core.peer_loss import FOLLOWER, TIMED_OUT, UNCLEAR_CAUSE
 
 RENDEZVOUS_TIMEOUT = re.compile(r"RendezvousTimeoutError|RendezvousConnectionError")
 
@@ -206,3 +206,8 @@ def last_line(message: str) -> str:
 def is_follower(message: str) -> bool:
     """Return True if a message says that the process lost its peer."""
     return bool(FOLLOWER.search(script_output(message)) or FOLLOWER.search(last_line(message)))
+
+
+def has_timed_out(message: str) -> bool:
+    """Return True if a message says that the process waited too long for its peer."""
+    return bool(TIMED_OUT.search(script_output(message)))

@@ -3,7 +3,6 @@
 Each function returns a new Status or a Plan. When a transition applies is decided in decide.py.
 """
 
-import re
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -29,9 +28,6 @@ from ddpjob.core.readers import Dict
 from ddpjob.core.spec import Spec
 from ddpjob.core.status import Backoff, PodCounts, Status
 from ddpjob.core.times import format_time, since
-
-# A kubelet's reasons for a pod that it does not admit. The node, not the job, is at fault.
-REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
 
 # How long a gang waits for an older one that it gave its room to.
 YIELD_TIME = timedelta(minutes=10)
@@ -208,12 +204,11 @@ def _hopeless(
 def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:
     """Return the status with the verdict, and with the Kubernetes node that it speaks against."""
     status = replace(obs.status, last_failure=_last_failure(obs, verdict, now))
-    node = verdict.pod.node_name if verdict.pod else ""
-    at_fault = verdict.cause is Cause.FAILURE or REJECTED.fullmatch(verdict.reason)
-    if not node or not at_fault:
+    pod = verdict.pod
+    if pod is None or not pod.node_name or not verdict.blames_node:
         return status
     recent = forget_old_failures(status.failed_nodes, now)
-    return replace(status, failed_nodes=count_failed_node(recent, node, now))
+    return replace(status, failed_nodes=count_failed_node(recent, pod.node_name, now))
 
 
 def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> dict[str, Any]:
