@@ -21,8 +21,8 @@ from .training import (
 
 pytestmark = pytest.mark.faults
 
-# Run in a pod, whose process 1 is torchrun: fill the memory until the kernel kills a rank. The kernel
-# is told to prefer the ranks. Many small processes fill it, because a large one would come first.
+# Run in a pod, whose process 1 is torchrun: fill the memory until the kernel kills a rank. The
+# kernel is told to prefer the ranks. Small processes fill it, because a large one would come first.
 FILL_MEMORY = """
 import os, signal
 
