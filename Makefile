@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-faults soak soak-cluster test-xla lint bench images clean
+.PHONY: help demo test test-fast test-faults soak soak-cluster mutants test-xla lint bench images clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,13 @@ MINUTES ?= 30
 soak-cluster: $(STAMP) ## random faults on a kind cluster for MINUTES=30, and a report
 	$(BIN)/python -m tests.cluster.soak --minutes $(MINUTES)
 
+MUTANTS := .venv-mutants
+MUTATED := build/mutants
+mutants: $(MUTANTS)/.installed ## small wrong changes of the decisions: the unit tests must notice 95 % of them; half an hour
+	@rm -rf $(MUTATED) && mkdir -p $(MUTATED)
+	@cp --parents -r operator/ddpjob tests/unit tests/mutants.toml pyproject.toml charts examples $(MUTATED)
+	@cd $(MUTATED) && PATH="$(CURDIR)/$(MUTANTS)/bin:$$PATH" PYTHONPATH=operator ../../tests/mutants
+
 XLA := .venv-xla
 test-xla: $(XLA)/.installed ## the device layer on the real torch_xla and torch 2.9, in an environment of its own (7 GB)
 	$(XLA)/bin/python -m pytest tests/xla tests/trainer/test_ranks.py
@@ -40,6 +47,12 @@ $(XLA)/.installed: trainer/pyproject.toml requirements-dev.txt
 	@echo "Setting up $(XLA): torch 2.9 with CUDA, on which torch_xla is built, then torch_xla; some minutes."
 	@$(XLA)/bin/pip install --quiet --disable-pip-version-check torch==2.9.0 torch_xla==2.9.0
 	@$(XLA)/bin/pip install --quiet --disable-pip-version-check -e trainer -r requirements-dev.txt
+	@touch $@
+
+# cosmic-ray has a database and a web server among its dependencies, so it has its own environment.
+$(MUTANTS)/.installed: operator/pyproject.toml requirements-dev.txt
+	$(PYTHON) -m venv --clear $(MUTANTS)
+	@$(MUTANTS)/bin/pip install --quiet --disable-pip-version-check 'cosmic-ray>=8.7,<9' -e operator -r requirements-dev.txt
 	@touch $@
 
 lint: $(STAMP) ## ruff and mypy --strict
@@ -55,7 +68,7 @@ images: ## the operator's and the trainer's image
 	docker build -t ddpjob-trainer:cpu -f images/cpu/Dockerfile $(if $(PIP_EXTRA_INDEX_URL),--build-arg PIP_EXTRA_INDEX_URL=$(PIP_EXTRA_INDEX_URL)) .
 
 clean: ## remove the environment and the runs
-	rm -rf $(VENV) $(XLA) ddpjob-runs
+	rm -rf $(VENV) $(XLA) $(MUTANTS) ddpjob-runs
 
 # torch first and by itself, so that no other package's range decides which build comes.
 $(STAMP): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
