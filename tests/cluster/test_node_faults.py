@@ -156,3 +156,16 @@ def test_a_frozen_control_plane_costs_nothing(
     status = finish()
 
     assert "lastFailure" not in status
+
+
+def test_an_api_server_that_is_killed_costs_nothing(
+    cluster: Cluster, namespace: Namespace, finish: Finish
+):
+    start_training(namespace, LONG)
+
+    # Its kubelet starts it again.
+    run("docker", "exec", CONTROL_PLANE, "pkill", "-KILL", "kube-apiserver")
+    cluster.wait_for_node(CONTROL_PLANE)
+    status = finish()
+
+    assert "lastFailure" not in status

@@ -93,6 +93,12 @@ def test_of_several_certain_failures_the_earliest_by_torchruns_time_is_the_cause
     assert verdict_on(*pods).index == 1
 
 
+def test_of_a_disruption_and_a_failure_in_the_same_second_the_disruption_is_the_cause():
+    evicted_pod = failed(conditions=[disruption_target(when=at(8))])
+    pods = a_pod(0, oom_killed(when=at(8))), a_pod(1, evicted_pod)
+    assert (verdict_on(*pods).cause, verdict_on(*pods).index) == (Cause.DISRUPTION, 1)
+
+
 def test_a_container_that_ran_out_of_memory_is_a_certain_failure():
     verdict = verdict_on(a_pod(0, failed(follower_summary())), a_pod(1, oom_killed()))
     assert (verdict.index, verdict.reason, verdict.exit_code) == (1, "OOMKilled", 137)
@@ -315,10 +321,12 @@ def test_a_silent_pod_that_never_started_has_no_node():
 
 
 def test_several_silent_pods_are_named_in_part():
-    silent = [a_pod(index, running()) for index in range(1, 9)]
+    silent = [a_pod(index, running()) for index in range(1, 13)]
     verdict = verdict_on(a_pod(0, failed(follower_summary(0))), *silent, now=at(10))
     assert verdict.index == 1
-    assert "digits-0-5 on node-5 and 3 more, which has not ended" in verdict.message
+    assert "digits-0-5 on node-5 and 7 more, which has not ended" in verdict.message
+    verdict = verdict_on(a_pod(0, failed(follower_summary(0))), *silent[:5], now=at(10))
+    assert "digits-0-5 on node-5, which has not ended" in verdict.message
 
 
 def test_a_node_that_succeeded_is_not_silent():

@@ -326,8 +326,9 @@ def test_a_refusal_is_reported_on_a_new_job():
     assert plan.create == ()
 
 
-def test_the_refused_pods_are_created_again_when_the_wait_is_over():
-    plan = plan_for(a_starting_job(), a_pod(0), now=at(7), refusal=a_refusal(Reason.QUOTA))
+@pytest.mark.parametrize("now", [7, 8])
+def test_the_refused_pods_are_created_again_when_the_wait_is_over(now):
+    plan = plan_for(a_starting_job(), a_pod(0), now=at(now), refusal=a_refusal(Reason.QUOTA))
     assert plan.create == (1,)
     assert plan.status.reason == Reason.QUOTA
 
@@ -501,6 +502,13 @@ def test_a_new_attempt_waits_for_the_older_pods_and_names_one_with_its_node():
     assert (status.phase, status.reason) == (Phase.RESTARTING, Reason.WAITING_FOR_OLD_PODS)
     assert status.message == ("attempt 1 waits for pod digits-0-0 on node node-0 and 1 more to end")
     assert plan.delete == ()
+
+
+@pytest.mark.parametrize(("nodes", "more"), [(1, ""), (4, " and 3 more")])
+def test_the_message_counts_the_older_pods_that_remain(nodes, more):
+    pods = [a_pod(index, running(), deleted_at=NOW) for index in range(nodes)]
+    status = plan_for(a_starting_job(attempt=1), *pods).status
+    assert f"pod digits-0-0 on node node-0{more} to end" in status.message
 
 
 def test_older_pods_that_still_run_are_deleted():

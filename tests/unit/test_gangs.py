@@ -21,7 +21,6 @@ from builders import (
     written,
 )
 
-from ddpjob.core.decide import YIELD_INTERVAL
 from ddpjob.core.gangs import find_older_gang
 from ddpjob.core.history import Yielding
 from ddpjob.core.job import Job
@@ -179,7 +178,7 @@ def a_yielding_job(until=600, **fields):
 def test_a_gang_that_gave_way_creates_no_pods_and_says_why():
     job = a_yielding_job()
     plan = plan_for(job, older_gang="ml/older", now=at(10))
-    assert (plan.create, plan.wake_after) == ((), YIELD_INTERVAL)
+    assert (plan.create, plan.wake_after) == ((), 5)
     assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.YIELDED)
     assert plan.status.message == (
         "waits until the older job ml/older runs, which needs the same room"
@@ -197,6 +196,7 @@ def test_a_gang_that_gave_way_begins_when_the_older_one_runs():
 def test_a_gang_that_gave_way_tries_again_after_10_minutes():
     assert timedelta(minutes=10) == YIELD_TIME
     assert plan_for(a_yielding_job(), older_gang="ml/older", now=at(600)).create == (0, 1)
+    assert plan_for(a_yielding_job(), older_gang="ml/older", now=at(601)).create == (0, 1)
 
 
 def test_the_time_to_start_does_not_run_while_a_gang_gives_way():

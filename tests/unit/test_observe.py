@@ -22,5 +22,22 @@ def test_an_attempt_is_latched_if_it_is_the_newest_that_was_seen_whole():
     assert not observation(a_starting_job()).latched
 
 
+def test_the_pods_of_a_newer_attempt_are_neither_current_nor_older():
+    pods = [a_pod(0, attempt=attempt) for attempt in range(3)]
+    obs = observation(a_running_job(attempt=1), *pods)
+    assert [pod.name for pod in obs.current] == ["digits-1-0"]
+    assert [pod.name for pod in obs.older] == ["digits-0-0"]
+    assert obs.status_is_behind
+
+
+def test_the_highest_attempt_that_a_status_can_have_is_no_stray():
+    newest = a_pod(0, attempt=2**31 - 2)
+    assert observation(a_running_job(), newest).strays == ()
+
+
+def test_a_node_that_the_attempt_does_not_have_has_not_succeeded():
+    assert observation(a_running_job(succeeded_nodes=(1, 2, 3))).succeeded == {1}
+
+
 def test_an_observation_without_pods_has_no_current_ones():
     assert Observation(a_job()).current == ()

@@ -302,6 +302,12 @@ def test_no_pod_is_created_before_the_back_off_is_over():
     assert plan_for(job, now=at(10)).create == (0, 1)
 
 
+@pytest.mark.parametrize("now", [10, 11])
+def test_the_pods_are_created_when_the_back_off_is_over(now):
+    status = a_status(attempt=2, latched=False, ran=False, backoff=Backoff(2, at(10)))
+    assert plan_for(a_job(status=status), now=at(now)).create == (0, 1)
+
+
 def test_the_first_early_failure_costs_no_wait():
     job = a_running_job()
     pods = a_pod(0, failed(FOLLOWER)), a_pod(1, failed(FAILURE))
@@ -323,6 +329,12 @@ def test_another_number_of_nodes_begins_an_attempt_that_costs_no_budget():
     assert (event.kind, event.reason) == ("Normal", "Resized")
     assert event.message == "attempt 1 begins: nodes changed from 2 to 4"
     assert plan.status.message == "nodes changed from 2 to 4"
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_more_and_fewer_nodes_begin_an_attempt_of_that_size(nodes):
+    plan = plan_for(a_running_job(spec={"nodes": nodes}), *ALL_RUNNING)
+    assert (plan.status.attempt, plan.status.pods.desired) == (1, nodes)
 
 
 def test_another_number_of_nodes_ends_the_back_off():

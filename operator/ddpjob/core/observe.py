@@ -15,7 +15,7 @@ from ddpjob.core.job import Job
 from ddpjob.core.status import Status
 
 # The status keeps attempts as int32.
-MAX_ATTEMPT = 2**31 - 2
+MAX_ATTEMPT = 2_147_483_646
 
 
 class TrainerState(StrEnum):
@@ -61,21 +61,21 @@ class Pod:
     attempt: int
     index: int
     state: TrainerState
-    node_name: str = ""
-    released: bool = False
-    deletion_deadline: datetime | None = None
-    started: bool = False
-    looks_lost: bool = False
-    gated: bool = False
-    has_claims: bool = False
-    tolerated: tuple[str, ...] = ()
-    disruption: Finding | None = None
-    own_limit: Finding | None = None
-    blocked: Finding | None = None
-    exit_code: int | None = None
-    exit_reason: str = ""
-    message: str = ""
-    finished: datetime | None = None
+    node_name: str
+    released: bool
+    deletion_deadline: datetime | None
+    started: bool
+    looks_lost: bool
+    gated: bool
+    has_claims: bool
+    tolerated: tuple[str, ...]
+    disruption: Finding | None
+    own_limit: Finding | None
+    blocked: Finding | None
+    exit_code: int | None
+    exit_reason: str
+    message: str
+    finished: datetime | None
 
     @property
     def ended(self) -> bool:
@@ -189,8 +189,7 @@ class Observation:
     @property
     def latched(self) -> bool:
         """True if every pod of the current attempt was seen at some time."""
-        started = self.status.attempt_started
-        return started is not None and started >= self.attempt
+        return self.status.attempt_started == self.attempt
 
     @cached_property
     def succeeded(self) -> frozenset[int]:
