@@ -35,7 +35,7 @@ MUTATED := build/mutants
 mutants: $(MUTANTS)/.installed ## small wrong changes of the decisions: the unit tests must notice 95 % of them; half an hour
 	@rm -rf $(MUTATED) && mkdir -p $(MUTATED)
 	@cp --parents -r operator/ddpjob tests/unit tests/mutants.toml pyproject.toml charts examples $(MUTATED)
-	@cd $(MUTATED) && PATH="$(CURDIR)/$(MUTANTS)/bin:$$PATH" PYTHONPATH=operator ../../tests/mutants
+	@cd $(MUTATED) && PATH="$(CURDIR)/$(MUTANTS)/bin:$$PATH" PYTHONPATH=operator python ../../tests/mutants.py
 
 XLA := .venv-xla
 test-xla: $(XLA)/.installed ## the device layer on the real torch_xla and torch 2.9, in an environment of its own (7 GB)

@@ -153,10 +153,7 @@ class Soak:
     def cause_fault(self) -> None:
         """Cause a random fault, wait until every job trains again, and note what it must cost."""
         target = self.dice.choice(self.running)
-        faults = [
-            fault for fault in FAULTS if not fault.effect.failures or target.failures < MAX_FAILURES
-        ]
-        fault = self.dice.choice(faults)
+        fault = self._draw_fault(target)
         hit = [target]
         if fault.of_node:
             hit = [job for job in self.running if job.pods_on(VICTIM)]
@@ -174,6 +171,15 @@ class Soak:
         self.recoveries.setdefault(fault.name, []).append(time.monotonic() - begun)
         for job in hit:
             self._note(fault, job, before[job.namespace.name])
+
+    def _draw_fault(self, target: SoakJob) -> Fault:
+        """Draw one of the faults that were caused least often until now."""
+        faults = [
+            fault for fault in FAULTS if not fault.effect.failures or target.failures < MAX_FAILURES
+        ]
+        times = {fault.name: len(self.recoveries.get(fault.name, ())) for fault in faults}
+        fewest = min(times.values())
+        return self.dice.choice([fault for fault in faults if times[fault.name] == fewest])
 
     def _act(self, fault: Fault, target: SoakJob) -> None:
         try:

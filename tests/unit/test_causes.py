@@ -67,6 +67,12 @@ def test_a_follower_that_is_seen_first_leaves_the_verdict_undecided(case):
     assert isinstance(verdict_on(*pods, now=at(-600)), Undecided)
 
 
+@pytest.mark.parametrize("reason", ["Error", "StartError"])
+def test_the_kubelets_reason_of_a_follower_is_not_certain(reason):
+    pods = a_pod(0, ended(1, follower_summary(0), reason=reason)), a_pod(1, running())
+    assert isinstance(verdict_on(*pods), Undecided)
+
+
 @pytest.mark.parametrize("case", ["raise", "kill", "exit"])
 def test_a_failure_with_a_summary_is_certain_at_once(case):
     verdict = verdict_on(a_pod(0, running()), a_pod(1, failed(torchrun_tail(case))))

@@ -501,8 +501,9 @@ def test_a_disrupted_gang_may_write_a_checkpoint_also_if_that_ends_the_job():
 
 
 @pytest.mark.parametrize("pods", [(), ALL_RUNNING, (a_pod(0, failed()),)], ids=len)
-def test_a_job_that_another_controller_manages_is_left_alone(pods):
-    job = a_job(managedBy="kueue.x-k8s.io/multikueue", generation=4)
+@pytest.mark.parametrize("manager", ["kueue.x-k8s.io/multikueue", "acme.example/queue"])
+def test_a_job_that_another_controller_manages_is_left_alone(manager, pods):
+    job = a_job(managedBy=manager, generation=4)
     plan = plan_for(job, *pods)
     assert plan.status == job.status
     assert (plan.create, plan.delete, plan.events, plan.wake_after) == ((), (), (), None)
