@@ -10,12 +10,13 @@ from typing import Any
 
 from kubernetes.client import ApiException, CoreV1Api, CustomObjectsApi
 from kubernetes.config import new_client_from_config
+from urllib3.exceptions import HTTPError
 
 from .commands import CommandFailed, Object
 
 
 class Reader:
-    """Reads from the API server of a kubeconfig. Raises CommandFailed if it refuses."""
+    """Reads from the API server of a kubeconfig. Raises CommandFailed if it refuses or is down."""
 
     def __init__(self, kubeconfig: Path) -> None:
         api = new_client_from_config(config_file=str(kubeconfig))
@@ -68,4 +69,6 @@ def _text(read: Callable[..., Any], *arguments: str, **options: str) -> str:
         )
     except ApiException as error:
         raise CommandFailed(f"{error.status} {error.reason}: {error.body}") from error
+    except HTTPError as error:
+        raise CommandFailed(f"the API server does not answer: {error}") from error
     return text
