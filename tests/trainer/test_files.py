@@ -1,8 +1,11 @@
 """Files that are written as a whole or not at all."""
 
+import errno
+
 import pytest
 
-from ddp_trainer.files import write_atomically
+from ddp_trainer.errors import UserError, path_error
+from ddp_trainer.files import check_writable, write_atomically
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
@@ -41,3 +44,25 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing_else(tmp_path,
         write_atomically(path, fail_in_the_middle, durable=durable)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    [
+        (errno.ESTALE, 1),
+        (errno.EIO, 1),
+        (errno.ENOSPC, 1),
+        (errno.ENOENT, 2),
+        (errno.EACCES, 2),
+        (errno.EROFS, 2),
+    ],
+)
+def test_a_storage_that_fails_is_worth_a_restart_and_a_wrong_path_is_not(number, exit_code):
+    assert path_error("cannot be read", OSError(number, "no")).exit_code == exit_code
+
+
+def test_a_folder_that_is_a_file_is_wrong_use(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written") as caught:
+        check_writable(tmp_path / "file")
+    assert caught.value.exit_code == 2

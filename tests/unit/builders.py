@@ -287,11 +287,11 @@ def without_end_time(status):
 def not_ready(status):
     """Return the status that the control plane gives a running pod of an unreachable node.
 
-    The kubelet's last word was that the container is ready.
+    The kubelet's last word was that the containers are ready.
     """
-    containers = [{**container, "ready": True} for container in status["containerStatuses"]]
     ready = {"type": "Ready", "status": "False"}
-    return {**status, "containerStatuses": containers, "conditions": [ready]}
+    containers_ready = {"type": "ContainersReady", "status": "True"}
+    return {**status, "conditions": [ready, containers_ready]}
 
 
 def with_sidecar(status, state=None):

@@ -1,5 +1,6 @@
 """Pods on Kubernetes nodes that do not answer: when they are deleted by force, and when never."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -18,7 +19,9 @@ from builders import (
     follower_summary,
     nodes_of,
     not_ready,
+    observation,
     plan_for,
+    read_pods,
     running,
     succeeded,
     torchrun_summary,
@@ -28,6 +31,7 @@ from builders import (
 )
 
 from ddpjob.core.dead_nodes import OUT_OF_SERVICE
+from ddpjob.core.decide import decide
 from ddpjob.core.deletions import BROKEN_GANG_GRACE
 from ddpjob.core.history import UnreachableNode
 from ddpjob.core.names import Condition, Phase, Reason
@@ -172,6 +176,22 @@ def test_an_undecided_failure_is_blamed_on_the_unreachable_node():
     assert plan.status.last_failure["node"] == "node-1"
     # The peer's node is not dead yet, so its pod is not forced yet.
     assert forced(plan) == []
+
+
+@pytest.mark.parametrize(("now", "is_forced"), [(74, False), (75, True)])
+def test_a_pod_of_an_earlier_job_on_a_dead_node_does_not_block_the_new_job(now, is_forced):
+    (left,) = read_pods(a_pod(0, running(), deleted_at=NOW, grace=45, nodeName="node-1"))
+    seen = observation(a_starting_job(), nodes=UNREACHABLE)
+    plan = decide(replace(seen, leftovers=(left,)), at(now))
+    assert plan.create == (0, 1)
+    assert [delete.name for delete in plan.delete if delete.forced] == ["digits-0-0"] * is_forced
+
+
+def test_the_taint_out_of_service_that_was_left_on_a_ready_node_forces_nothing():
+    nodes = nodes_of(a_node("node-0"), a_node("node-1", "True", OUT_OF_SERVICE))
+    pods = a_pod(0, running()), a_pod(1, running())
+    plan = plan_for(a_running_job(), *pods, nodes=nodes)
+    assert (plan.status.attempt, plan.delete) == (0, ())
 
 
 # A pod is stuck while it ends

@@ -333,6 +333,12 @@ def test_the_refused_pods_are_created_again_when_the_wait_is_over(now):
     assert plan.status.reason == Reason.QUOTA
 
 
+def test_a_refusal_from_before_the_clock_was_set_back_does_not_delay_the_next_try():
+    refusal = replace(a_refusal(Reason.QUOTA), retry_at=at(7200))
+    plan = plan_for(a_starting_job(), a_pod(0), refusal=refusal)
+    assert plan.create == (1,)
+
+
 def test_a_refusal_that_is_over_is_no_longer_reported():
     job = a_starting_job()
     job = written(job, plan_for(job, refusal=a_refusal(Reason.QUOTA)))

@@ -14,14 +14,16 @@ from builders import (
     budgets_used,
     deleted_pods,
     plan_for,
+    read_pods,
     running,
     scheduling_gated,
+    succeeded,
     unschedulable,
     waiting,
     written,
 )
 
-from ddpjob.core.gangs import find_older_gang
+from ddpjob.core.gangs import find_older_gang, holds_room
 from ddpjob.core.history import Yielding
 from ddpjob.core.job import Job
 from ddpjob.core.names import Condition, Phase, Reason
@@ -30,7 +32,7 @@ from ddpjob.core.status import PodCounts
 from ddpjob.core.timers import QUOTA_TIMEOUT
 from ddpjob.core.transitions import YIELD_TIME
 
-QUOTA = Refusal(Reason.QUOTA, "exceeded quota", at(3600))
+QUOTA = Refusal(Reason.QUOTA, "exceeded quota", at(60))
 POLICY = ClusterPolicy(gang_timeout=timedelta(seconds=600))
 HALF = (a_pod(0, running()), a_pod(1, unschedulable("no room")))
 
@@ -70,7 +72,6 @@ def test_of_two_gangs_of_the_same_second_exactly_one_gives_way():
 OTHERS = {
     "it runs": {"starting_since": None},
     "it is finished": {"conditions": a_condition(Condition.COMPLETE)},
-    "it has no pods": {"active": 0},
     "it waits for something else": {"reason": Reason.IMAGE_PULL},
 }
 
@@ -78,6 +79,24 @@ OTHERS = {
 @pytest.mark.parametrize("fields", OTHERS.values(), ids=OTHERS)
 def test_an_older_job_is_not_in_the_way_if(fields):
     assert find_older_gang(a_gang("younger", created=10), [a_gang("older", **fields)]) == ""
+
+
+@pytest.mark.parametrize("reason", [Reason.QUOTA, Reason.UNSCHEDULABLE])
+def test_gangs_may_wait_for_each_other_for_different_reasons(reason):
+    younger = a_gang("younger", created=10, reason=reason)
+    (other,) = {Reason.QUOTA, Reason.UNSCHEDULABLE} - {reason}
+    assert find_older_gang(younger, [a_gang("older", reason=other)]) == "ml/older"
+
+
+@pytest.mark.parametrize("reason", [Reason.QUOTA, Reason.UNSCHEDULABLE])
+def test_a_gang_holds_room_if_it_has_what_others_need(reason):
+    gang = a_gang("gang", reason=reason)
+    placed, unplaced, over = read_pods(
+        a_pod(0, running()), a_pod(1, unschedulable("no room")), a_pod(2, succeeded())
+    )
+    assert holds_room(gang, [placed])
+    assert holds_room(gang, [unplaced]) is (reason == Reason.QUOTA)
+    assert not holds_room(gang, [over])
 
 
 @pytest.mark.parametrize(
@@ -197,6 +216,11 @@ def test_a_gang_that_gave_way_tries_again_after_10_minutes():
     assert timedelta(minutes=10) == YIELD_TIME
     assert plan_for(a_yielding_job(), older_gang="ml/older", now=at(600)).create == (0, 1)
     assert plan_for(a_yielding_job(), older_gang="ml/older", now=at(601)).create == (0, 1)
+
+
+def test_a_gang_that_gave_way_before_the_clock_was_set_back_tries_again():
+    job = a_yielding_job(until=86400)
+    assert plan_for(job, older_gang="ml/older", now=at(10)).create == (0, 1)
 
 
 def test_the_time_to_start_does_not_run_while_a_gang_gives_way():

@@ -170,6 +170,16 @@ def test_pods_that_trained_may_write_a_checkpoint_also_if_a_deadline_ends_their_
 # Resume
 
 
+def test_the_active_time_of_a_resumed_job_starts_with_its_first_new_pod():
+    ended = a_pod(0, failed())
+    status = a_status(attempt=1, latched=False, ran=False, active_since=None)
+    job = a_job(status=status, activeDeadlineSeconds=100)
+    refused = Refusal(Reason.QUOTA, "exceeded quota", at(5))
+    assert plan_for(job, ended, refusal=refused).status.active_since is None
+    new = a_pod(0, attempt=1)
+    assert plan_for(job, ended, new, refusal=refused).status.active_since == NOW
+
+
 def test_a_resumed_job_begins_a_new_attempt_that_costs_nothing():
     job = resumed(suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING))
     plan = plan_for(job)

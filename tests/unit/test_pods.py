@@ -210,9 +210,16 @@ def test_other_pods_do_not_look_lost(status):
     assert not read_pod(a_pod(0, status)).looks_lost
 
 
-def test_a_pod_that_its_kubelet_reports_as_not_ready_does_not_look_lost():
+@pytest.mark.parametrize("reason", ["ContainersNotReady", "ReadinessGatesNotReady"])
+def test_a_pod_that_its_kubelet_reports_as_not_ready_does_not_look_lost(reason):
     status = not_ready(running())
-    status["containerStatuses"][0]["ready"] = False
+    status["conditions"][0]["reason"] = reason
+    assert not read_pod(a_pod(0, status)).looks_lost
+
+
+def test_a_pod_with_a_sidecar_that_is_not_ready_does_not_look_lost():
+    status = not_ready(with_sidecar(running()))
+    status["conditions"][1]["status"] = "False"
     assert not read_pod(a_pod(0, status)).looks_lost
 
 

@@ -437,7 +437,15 @@ def test_older_pods_of_a_failed_attempt_get_a_short_grace_period_though_it_ran()
 @pytest.mark.parametrize("ran", [True, False])
 def test_a_new_attempt_records_whether_the_previous_one_ran(ran):
     job = a_running_job(spec={"nodes": 4}, ran=ran)
-    assert plan_for(job, *ALL_RUNNING).status.previous_attempt_ran is ran
+    pods = a_pod(0, running()), a_pod(1, waiting("ContainerCreating"))
+    assert plan_for(job, *pods).status.previous_attempt_ran is ran
+
+
+@pytest.mark.parametrize("change", [{"nodes": 4}, {"suspend": True}, {}])
+def test_a_gang_that_began_to_run_while_no_operator_was_there_may_write_a_checkpoint(change):
+    pods = a_pod(0, running(), deleted_at=NOW), a_pod(1, running())
+    plan = plan_for(a_running_job(spec=change, ran=False), *pods)
+    assert [(delete.name, delete.grace) for delete in plan.delete] == [("digits-0-1", None)]
 
 
 def test_the_record_of_the_previous_attempt_lasts_for_one_attempt():

@@ -102,6 +102,14 @@ async def test_retry_after_delays_the_next_request(fake, api):
     assert time.monotonic() - asked > 0.9
 
 
+async def test_a_webhook_that_asks_for_a_pause_does_not_stop_the_other_requests(fake, api):
+    denied = 'admission webhook "quota.acme.dev" denied the request'
+    fake.fault("POST", ".*", refusal(429, "TooManyRequests", denied, **{"Retry-After": "60"}))
+    with pytest.raises(ApiError):
+        await api.call("POST", "api/v1/namespaces/ml/pods", {})
+    await asyncio.wait_for(api.wait_until_allowed(), 1)
+
+
 @pytest.mark.parametrize(
     ("status", "words", "reason", "final"),
     [

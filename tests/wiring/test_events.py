@@ -292,6 +292,22 @@ async def test_a_pod_that_lost_its_labels_counts_as_lost_once(fake, quick_resync
     assert len(fake.reads(POD_PATH)) == 1
 
 
+async def test_a_pod_with_other_labels_is_reported_once_and_not_replaced(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    labels = {**fake.get("pods", "digits-0-1")["metadata"]["labels"], "ddpjob.dev/index": "0"}
+    fake.change("pods", "digits-0-1", metadata={"labels": labels})
+
+    def reports():
+        return [event for event in fake.all("events") if event["reason"] == "LabelsChanged"]
+
+    await until(reports)
+    await settled(fake)
+    assert len(reports()) == 1
+    assert status(fake)["attempt"] == 0
+    assert len(fake.reads(POD_PATH)) < 5
+
+
 # --- an API server that is ill
 
 

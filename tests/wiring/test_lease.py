@@ -11,6 +11,7 @@ from gang import a_job, until
 from ddpjob.controller import lease as module
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache
+from ddpjob.controller.clock import wall_time
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.errors import CannotRun, LeaseLost
 from ddpjob.controller.lease import DEADLINE, DURATION, Lease
@@ -20,6 +21,7 @@ from ddpjob.controller.probes import Probes
 from ddpjob.controller.writer import Writer
 from ddpjob.core.decide import decide
 from ddpjob.core.observe import observe
+from ddpjob.core.plan import Delete, Plan
 from ddpjob.core.pod_context import Settings
 
 LEASE = ".*/leases/op"
@@ -221,7 +223,7 @@ async def test_a_lost_lease_is_not_released(fake, a_lease, clock):
 
 def an_actor(writer, cache, clock):
     creator = Creator(writer, cache, Settings())
-    return Actor(writer, cache, creator, "first", clock, Metrics(cache, ()))
+    return Actor(writer, cache, creator, "first", clock, Metrics(cache, ()), wall_time)
 
 
 async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):
@@ -235,6 +237,27 @@ async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):
     with pytest.raises(LeaseLost):
         await actor.apply(seen, plan)
     assert fake.writes() == []
+
+
+@pytest.mark.parametrize("health", ["True", "Unknown"])
+async def test_a_pod_is_deleted_by_force_only_if_the_api_server_confirms_the_state_of_its_node(
+    fake, api, a_lease, clock, health
+):
+    lease, cache = a_lease(), Cache()
+    await lease.acquire()
+    cache.jobs.see(fake.create("ddpjobs", a_job()))
+    seen = cache.job(("ml", "digits"))
+    ready = {"type": "Ready", "status": "Unknown"}
+    node = {"metadata": {"name": "gpu-7", "namespace": ""}, "status": {"conditions": [ready]}}
+    cache.nodes.see(fake.create("nodes", node))
+    # The watch of nodes misses this.
+    fake.change("nodes", "gpu-7", "", status={"conditions": [{**ready, "status": health}]})
+    forced = Delete("digits-0-1", "uid", 0, forced="its node is unreachable", node="gpu-7")
+    actor = an_actor(Writer(api, lease), cache, clock)
+    await actor.apply(seen, Plan(seen.value.unpack().status, delete=(forced,)))
+    deletions = [write for write in fake.writes(".*/pods/.*") if write.method == "DELETE"]
+    assert bool(deletions) is (health == "Unknown")
+    assert cache.nodes.by_name["gpu-7"].health == health
 
 
 async def test_a_create_that_hangs_ends_with_the_lease(fake, api, a_lease, background, clock):

@@ -46,8 +46,12 @@ def create_in(fake, namespace):
     fake.create("pods", {"metadata": {**metadata, "labels": labels}, "spec": {}, "status": {}})
 
 
-async def test_a_namespace_is_served_once_the_list_has_passed_it(fake, a_lister, small_pages):
-    for namespace in ("a", "b", "c"):
+# In the order of etcd's keys, `ml-dev/` comes before `ml/`.
+@pytest.mark.parametrize("namespaces", [("a", "b", "c"), ("ml-dev", "ml", "ops")])
+async def test_a_namespace_is_served_once_the_list_has_passed_it(
+    fake, a_lister, small_pages, namespaces
+):
+    for namespace in namespaces:
         create_in(fake, namespace)
     arrived, proceed_now = asyncio.Event(), asyncio.Event()
 
@@ -61,17 +65,17 @@ async def test_a_namespace_is_served_once_the_list_has_passed_it(fake, a_lister,
     found = a_lister()
     listing = asyncio.create_task(found.list_once())
     await asyncio.wait_for(arrived.wait(), 10)
-    assert [found.knows_pods_of(namespace) for namespace in ("a", "b", "c")] == [
+    assert [found.knows_pods_of(namespace) for namespace in namespaces] == [
         True,
         False,
         False,
     ]
-    assert await asyncio.wait_for(found.queue.get(), 10) == ("a", "digits")
+    assert await asyncio.wait_for(found.queue.get(), 10) == (namespaces[0], "digits")
     assert not found.synced
     proceed_now.set()
     await asyncio.wait_for(listing, 10)
     assert found.synced
-    assert found.knows_pods_of("c")
+    assert found.knows_pods_of(namespaces[2])
 
 
 async def test_every_page_is_a_turn(fake, a_lister, small_pages):

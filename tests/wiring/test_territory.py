@@ -88,5 +88,26 @@ async def test_without_the_right_to_mark_a_namespace_is_served(fake, installed):
     assert await installed("a/one").serves("ml")
 
 
+@pytest.mark.parametrize("status", [400, 422, 500])
+async def test_a_namespace_whose_mark_a_webhook_refuses_is_served(fake, installed, status):
+    fake.fault("POST", ".*/leases", refusal(status, "Denied"), times=float("inf"))
+    first = installed("a/one")
+    assert await first.serves("ml")
+    before = len(fake.log)
+    assert await first.serves("ml")
+    assert len(fake.log) == before
+
+
+async def test_a_namespace_of_another_installation_is_not_served_if_its_mark_cannot_be_read(
+    fake, installed, clock
+):
+    assert await installed("a/one").serves("ml")
+    second = installed("b/two")
+    assert not await second.serves("ml")
+    fake.fault("GET", ".*/leases/.*", refusal(500, "Broken"))
+    clock.now += CHECK_AFTER
+    assert not await second.serves("ml")
+
+
 def test_a_mark_is_checked_more_often_than_it_ends():
     assert CHECK_AFTER < RENEW_AFTER < territory.DURATION / 2

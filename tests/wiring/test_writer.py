@@ -234,6 +234,22 @@ async def test_creates_that_hang_delay_a_create_of_another_job_only_shortly(
     await asyncio.wait_for(create_pod(writer, "good", "ml"), 8)
 
 
+async def test_creates_that_hang_in_one_namespace_are_limited_and_give_a_reason(
+    fake, a_writer, background, monkeypatch
+):
+    monkeypatch.setattr(module, "HANGS_AFTER", 0.1)
+    monkeypatch.setattr(slots, "SLOT_SECONDS", 0.05)
+    fake.fault("POST", ".*/namespaces/bad/pods", hanging_webhook(), times=float("inf"))
+    writer = await a_writer()
+    creates = [background(create_pod(writer, f"bad-{n}", "bad")) for n in range(100)]
+    await until(lambda: sum(create.done() for create in creates) > 50)
+    ended = [create.exception() for create in creates if create.done()]
+    assert {type(error) for error in ended} == {Refused}
+    assert {error.reason for error in ended} == {"NoAnswer"}
+    assert len(fake.writes(".*/namespaces/bad/pods")) < module.MAX_CREATES
+    await asyncio.wait_for(create_pod(writer, "good", "ml"), 2)
+
+
 async def test_the_oldest_of_too_many_creates_that_hang_can_be_retried(
     fake, a_writer, background, monkeypatch
 ):
@@ -252,4 +268,5 @@ async def test_the_oldest_of_too_many_creates_that_hang_can_be_retried(
 
 async def test_the_pool_has_connections_left_for_the_lease_and_the_lists(kubeconfig):
     pool = (await configuration(kubeconfig)).connection_pool_maxsize
-    assert pool - module.MAX_CREATES - module.MAX_OTHER_WRITES - module.MAX_READS >= 5
+    writes = module.MAX_CREATES + module.MAX_DELETES + module.MAX_OTHER_WRITES
+    assert pool - writes - module.MAX_READS >= 5

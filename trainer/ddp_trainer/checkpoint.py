@@ -16,7 +16,7 @@ import torch
 
 from ddp_trainer.checkpoint_file import FORMAT, find_fault, first_line, save_atomically
 from ddp_trainer.claim import Claim, checkpoint_path
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import UserError, path_error
 from ddp_trainer.files import check_writable
 from ddp_trainer.runtime import Runtime
 
@@ -125,7 +125,8 @@ class Checkpoints:
                 self._claim = Claim.take(folder, above=self._claim.number)
         except OSError as error:
             reason = error.strerror or error
-            raise UserError(f"cannot write the checkpoint to {folder}: {reason}") from error
+            message = f"cannot write the checkpoint to {folder}: {reason}"
+            raise path_error(message, error) from error
         return self._claim
 
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
@@ -142,7 +143,7 @@ class Checkpoints:
         except OSError as error:
             self._claim.check()
             reason = error.strerror or error
-            raise UserError(f"cannot write the checkpoint {path}: {reason}") from error
+            raise path_error(f"cannot write the checkpoint {path}: {reason}", error) from error
 
     def _remember(self, step: int, path: Path) -> None:
         self._saved_step = step
@@ -246,7 +247,8 @@ class Checkpoints:
         except OSError as error:
             claim.check()
             reason = str(error.strerror or error)
-            raise UserError(f"cannot read the checkpoints in {folder}: {reason}") from error
+            message = f"cannot read the checkpoints in {folder}: {reason}"
+            raise path_error(message, error) from error
         # A newer start may have removed files before they could be read.
         claim.check()
         return found

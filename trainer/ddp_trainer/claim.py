@@ -24,7 +24,7 @@ from typing import Any
 from uuid import uuid4
 
 from ddp_trainer.checkpoint_file import save_atomically
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import RetryableError
 from ddp_trainer.files import PARTIAL, sync_folder
 
 # The directory of a claim. `rm folder/*` leaves it, so that the numbers continue.
@@ -38,13 +38,8 @@ FILE_NAME = re.compile(r"step-(?:g(\d{4,})-)?(\d{10})\.pt")
 NUMBERED = re.compile(r"(?:\.claim|step)-g(\d{4,}).*")
 
 
-class TakenOver(UserError):
-    """A newer start has claimed the folder. This process is outdated and must stop.
-
-    It was used rightly. So its exit code does not keep a launcher from starting it again.
-    """
-
-    exit_code = 1
+class TakenOver(RetryableError):
+    """A newer start has claimed the folder. This process is outdated and must stop."""
 
 
 @dataclass(frozen=True)

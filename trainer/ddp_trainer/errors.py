@@ -1,12 +1,40 @@
 """Errors that a user can solve. Each message is one sentence that says what to do."""
 
+import errno
 import signal
+
+# Errors of a path that is wrong, or that this user may not use. Another attempt would fail too.
+WRONG_PATH = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+)
 
 
 class UserError(ValueError):
     """Wrong use: a flag, a folder, an environment or a checkpoint that cannot work."""
 
     exit_code = 2
+
+
+class RetryableError(UserError):
+    """A device or a storage that failed. Another attempt, maybe on another machine, may succeed.
+
+    A launcher may take exit code 2 for wrong use, after which a restart is of no use.
+    """
+
+    exit_code = 1
+
+
+def path_error(message: str, error: OSError) -> UserError:
+    """Return the error of a path that cannot be used: retryable unless the path is wrong."""
+    return UserError(message) if error.errno in WRONG_PATH else RetryableError(message)
 
 
 class Interrupted(SystemExit):

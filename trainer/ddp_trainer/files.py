@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import path_error
 
 # Suffix of files that are not complete. A crash may leave one.
 PARTIAL = ".partial"
@@ -62,7 +62,8 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UserError(
+        message = (
             f"{folder}: cannot be written ({error.strerror or error}); make it writable or choose "
             "another folder"
-        ) from error
+        )
+        raise path_error(message, error) from error

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.cpu import keep_freed_memory, schedule_as_batch
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import RetryableError, UserError
 
 # Instructions of a CPU that multiply bfloat16.
 BF16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
@@ -120,7 +120,7 @@ class Accelerator(Hardware):
         found = self._module.device_count()
         if (local_rank + 1) * each > found:
             wanted = "a device" if each == 1 else f"{each} devices"
-            raise UserError(
+            raise RetryableError(
                 f"LOCAL_RANK {local_rank} needs {wanted} of kind {self.name}, but this process "
                 f"sees {found} in all; start fewer processes per node, or give --device cpu"
             )
@@ -289,7 +289,7 @@ def choose(name: str) -> Hardware:
     """
     found = _find() if name == "auto" else name
     if found == "cuda" and not torch.cuda.is_available():
-        raise UserError(
+        raise RetryableError(
             "--device cuda: PyTorch finds no GPU; check nvidia-smi, or give --device cpu"
         )
     return KINDS[found]()

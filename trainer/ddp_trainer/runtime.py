@@ -23,7 +23,7 @@ import torch.distributed.nn
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.hardware import Hardware
 from ddp_trainer.stragglers import StragglerDetector
 
@@ -216,15 +216,16 @@ class Runtime:
         Otherwise the other ranks would wait in their next collective.
         """
         result: T | None = None
-        message: str | None = None
+        failure: tuple[str, bool] | None = None
         try:
             result = action()
         except UserError as error:
-            message = str(error)
-        messages = self.gather(message)
-        for rank, text in enumerate(messages):
-            if text is not None:
-                raise UserError(f"rank {rank}: {text}" if rank else text)
+            failure = str(error), isinstance(error, RetryableError)
+        for rank, found in enumerate(self.gather(failure)):
+            if found is not None:
+                text, is_retryable = found
+                kind = RetryableError if is_retryable else UserError
+                raise kind(f"rank {rank}: {text}" if rank else text)
         return result  # type: ignore[return-value]
 
     def node_by_node(self, action: Callable[[], T]) -> T:

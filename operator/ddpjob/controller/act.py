@@ -3,24 +3,24 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.controller.cache import Cache, SeenJob
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.errors import ApiError, CallFailed, Refused
 from ddpjob.controller.events import event_body
-from ddpjob.controller.kinds import EVENTS, JOBS, PODS
+from ddpjob.controller.kinds import EVENTS, JOBS, NODES, PODS
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core import names
 from ddpjob.core.backoff import exponential_delay
 from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
-from ddpjob.core.observe import Refusal
-from ddpjob.core.plan import Delete, Event, Plan
+from ddpjob.core.observe import LONGEST_RETRY, Refusal
+from ddpjob.core.plan import MAX_MESSAGE, Delete, Event, Plan
 from ddpjob.core.pods import owner_uid
 from ddpjob.core.readers import Dict, SpecError
 from ddpjob.core.status import Status, is_transition
@@ -32,7 +32,6 @@ PROGRESS_INTERVAL = 2.0
 
 # Seconds before a refused object is tried again.
 FIRST_RETRY = 1.0
-LONGEST_RETRY = 60.0
 
 # Seconds before the next try if what prevented it may be gone.
 SOON = 0.5
@@ -47,6 +46,9 @@ class Outcome:
 
 AGAIN = Outcome(wake_after=0.0)
 
+# Only a person can solve what was found.
+LATER = Outcome(wake_after=30.0)
+
 
 @dataclass(slots=True)
 class Memory:
@@ -55,11 +57,16 @@ class Memory:
     last_write: float = float("-inf")
     refusal: Refusal | None = None
     refusals: int = 0
+    # The last event about a pod that stands in the way.
+    reported: str = ""
 
 
 @dataclass
 class Actor:
-    """Carries out plans. `clock` gives monotonic seconds. `identity` names this operator."""
+    """Carries out plans. `identity` names this operator.
+
+    `clock` gives monotonic seconds, and `now` the time of day.
+    """
 
     writer: Writer
     cache: Cache
@@ -67,6 +74,7 @@ class Actor:
     identity: str
     clock: Callable[[], float]
     metrics: Metrics
+    now: Callable[[], datetime]
     memories: dict[str, Memory] = field(default_factory=dict)
     under_quota: set[str] = field(default_factory=set)
 
@@ -83,7 +91,7 @@ class Actor:
         """Try a refused object again soon, because what prevented it may be gone."""
         memory = self.memories.get(uid)
         if memory and memory.refusal and not memory.refusal.final:
-            soon = datetime.now(UTC) + timedelta(seconds=SOON)
+            soon = self.now() + timedelta(seconds=SOON)
             retry_at = min(memory.refusal.retry_at, soon)
             memory.refusal = replace(memory.refusal, retry_at=retry_at)
 
@@ -95,8 +103,12 @@ class Actor:
     async def apply(self, seen: SeenJob, plan: Plan) -> Outcome:
         """Carry out a plan for a job as it was seen. Raises CallFailed or LeaseLost."""
         # If a pod is missing in the cache, restart only if the API server confirms that it is gone.
+        # Delete a pod by force only if the API server confirms the state of its node.
         job = seen.value.unpack()
-        if await self._any_exists(job, plan.confirm):
+        existing = await self._find_existing(job, plan.confirm)
+        if existing:
+            return await self._keep(job, existing)
+        if await self._any_node_differs({delete.node for delete in plan.delete if delete.node}):
             return AGAIN
 
         # A plan that only reports progress is written at most every PROGRESS_INTERVAL seconds.
@@ -205,17 +217,57 @@ class Actor:
 
     # Pods
 
-    async def _any_exists(self, job: Job, pod_names: tuple[str, ...]) -> bool:
-        """Return True if one of the job's pods exists, which then enters the cache."""
-        restored = []
+    async def _find_existing(self, job: Job, pod_names: tuple[str, ...]) -> list[str]:
+        """Return the names of the job's pods that exist, which then enter the cache.
+
+        A pod that has lost its labels is none of the job any more.
+        """
+        found = []
 
         async def look(name: str) -> None:
             pod = await self.writer.get(PODS.path(job.namespace, name))
             if pod and owner_uid(pod) == job.uid and self.cache.pods.restore(pod):
-                restored.append(name)
+                found.append(name)
 
         await run_all(look(name) for name in pod_names)
-        return bool(restored)
+        return sorted(found)
+
+    async def _keep(self, job: Job, existing: list[str]) -> Outcome:
+        """Decide again with pods that exist. Report those whose labels somebody has changed."""
+        own = {
+            pod.name
+            for pod in self.cache.pods_of(job.uid)
+            if pod.name == names.pod_name(job.name, pod.attempt, pod.index)
+        }
+        changed = [name for name in existing if name not in own]
+        if not changed:
+            return AGAIN
+        message = (
+            f"the labels of pod {changed[0]} were changed and do not fit its name; delete the pod, "
+            "or give it its labels back"
+        )
+        await self._report_once(job, "LabelsChanged", message)
+        return LATER
+
+    async def _any_node_differs(self, node_names: Set[str]) -> bool:
+        """Return True if a Kubernetes node is not as in the cache, which then has it right.
+
+        The watch of nodes may be interrupted. With Roles only, nodes are not read.
+        """
+        known = self.cache.nodes.by_name
+        if not known:
+            return False
+        before = {name: known.get(name) for name in node_names}
+
+        async def look(name: str) -> None:
+            query = {"fieldSelector": f"metadata.name={name}"}
+            answer = await self.writer.get(NODES.collection(), query)
+            for node in (answer or {}).get("items", ()):
+                if node["metadata"]["name"] == name:
+                    self.cache.nodes.restore(node)
+
+        await run_all(look(name) for name in node_names)
+        return before != {name: known.get(name) for name in node_names}
 
     async def _delete_pod(self, job: Job, delete: Delete) -> None:
         body: dict[str, Any] = {"preconditions": {"uid": delete.uid}}
@@ -224,8 +276,10 @@ class Actor:
         path = PODS.path(job.namespace, delete.name)
         try:
             answer = await self.writer.write("DELETE", path, body)
-        except ApiError as error:
-            if not is_gone(error):
+        except CallFailed as error:
+            if not isinstance(error, ApiError) or not is_gone(error):
+                message = f"pod {delete.name} cannot be deleted; it is tried again: {error}"
+                await self._report_once(job, "DeleteRefused", message)
                 raise
             self.cache.pods.drop(delete.uid)
             return
@@ -237,6 +291,13 @@ class Actor:
         elif answer.get("kind") == "Pod":
             self.cache.pods.see(answer)
 
+    async def _report_once(self, job: Job, reason: str, message: str) -> None:
+        """Post an event about a pod that stands in the way, unless the last one said the same."""
+        memory = self.memories.setdefault(job.uid, Memory())
+        if message != memory.reported:
+            memory.reported = message
+            await self._post_event(job, Event("Warning", reason, message[:MAX_MESSAGE]))
+
     async def _create(self, job: Job, indices: tuple[int, ...], memory: Memory) -> None:
         """Create the Service and the pods of a gang, and remember a refusal."""
         memory.refusal = None
@@ -245,16 +306,16 @@ class Actor:
             await self.creator.create_gang(job, indices)
         except SpecError as error:
             log.exception("%s/%s: cannot render a pod", job.namespace, job.name)
-            memory.refusal = Refusal(Reason.INVALID_POD, str(error), datetime.now(UTC), final=True)
+            memory.refusal = Refusal(Reason.INVALID_POD, str(error), self.now(), final=True)
         except Refused as refused:
             memory.refusals += 1
             if refused.reason == Reason.QUOTA:
                 self.under_quota.add(job.uid)
-            delay = exponential_delay(memory.refusals, FIRST_RETRY, LONGEST_RETRY)
+            delay = exponential_delay(memory.refusals, FIRST_RETRY, LONGEST_RETRY.total_seconds())
             memory.refusal = Refusal(
                 refused.reason,
                 refused.message,
-                datetime.now(UTC) + timedelta(seconds=delay),
+                self.now() + timedelta(seconds=delay),
                 refused.final,
                 refused.counts_ended_pods,
             )

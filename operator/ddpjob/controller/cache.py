@@ -16,6 +16,7 @@ from typing import Any
 from ddpjob.controller.kinds import JOBS, NODES, PODS, Kind
 from ddpjob.controller.store import Seen, Store, namespace_of, uid_of, version_of
 from ddpjob.core import names
+from ddpjob.core.gangs import holds_room
 from ddpjob.core.job import Job
 from ddpjob.core.names import Phase, Reason
 from ddpjob.core.nodes import read_node
@@ -189,7 +190,9 @@ class Cache:
             if older:
                 yield older.value.unpack()
         if yielding or job.status.reason in CONTESTED:
-            yield from self.jobs.incomplete.values()
+            for rival in self.jobs.incomplete.values():
+                if holds_room(rival, self.pods_of(rival.uid)):
+                    yield rival
 
     def pods_of(self, uid: str) -> list[Pod]:
         """Return the pods of the job with this UID."""

@@ -18,14 +18,16 @@ from kubernetes.aio.client.rest import RESTClientObject
 
 from ddpjob.controller.errors import ApiError, CallFailed, Unreachable
 from ddpjob.controller.kinds import Kind
+from ddpjob.controller.refusals import is_admission
 from ddpjob.core.backoff import exponential_delay
 from ddpjob.core.readers import Dict
 
 # Objects in the first page of a LIST, and in any. A whole page is in memory at once, and parsed it
 # takes several times the size of its text. So the next pages get as many objects as fit into
-# PAGE_BYTES.
+# PAGE_BYTES. Large objects may follow small ones: a page of the longest kind takes about 190 MB if
+# each object has 1 MB.
 FIRST_PAGE = 10
-LONGEST_PAGE = 500
+LONGEST_PAGE = 64
 PAGE_BYTES = 2**20
 
 # How often a page of a LIST is requested before the LIST has failed, and the seconds in between.
@@ -130,8 +132,13 @@ class ApiClient:
             data = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{method} {path}: {error or type(error).__name__}") from error
-        self._obey(answer.headers.get("Retry-After"))
-        return _read_answer(answer.status, data), len(data)
+        try:
+            return _read_answer(answer.status, data), len(data)
+        except ApiError as error:
+            # An admission webhook may ask for a pause too, but it must not stop the other jobs.
+            if not is_admission(error.message):
+                self._obey(answer.headers.get("Retry-After"))
+            raise
 
     async def _headers(self, *, has_body: bool) -> dict[str, str]:
         headers = {"Accept": "application/json"}
@@ -142,10 +149,12 @@ class ApiClient:
             headers["Content-Type"] = "application/json"
         return headers
 
-    async def get(self, path: str, timeout: float = CALL_TIMEOUT) -> dict[str, Any] | None:
+    async def get(
+        self, path: str, query: Mapping[str, str] | None = None, timeout: float = CALL_TIMEOUT
+    ) -> dict[str, Any] | None:
         """Return an object, or None if it does not exist. Raises ApiError or Unreachable."""
         try:
-            return await self.call("GET", path, timeout=timeout)
+            return await self.call("GET", path, query=query, timeout=timeout)
         except ApiError as error:
             if error.status == 404:
                 return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.errors import ApiError, Refused
+from ddpjob.controller.errors import ApiError, Refused, Unreachable
 from ddpjob.controller.kinds import PODS, SERVICES, Kind
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.writer import Writer, run_all
@@ -33,11 +33,12 @@ class Creator:
         left = self.cache.pods_of_other_jobs((job.namespace, job.name), job.uid)
         if left:
             pod = left[0]
-            message = (
-                f"pod {pod.name} of an earlier job with this name has not ended yet on node "
-                f"{pod.node_name}; if that node is down, delete it: kubectl delete pod {pod.name} "
-                "--force"
-            )
+            message = f"pod {pod.name} of an earlier job with this name has not ended yet"
+            if pod.node_name:
+                message += (
+                    f" on node {pod.node_name}; if that node is down, delete it: kubectl delete "
+                    f"pod {pod.name} --force"
+                )
             raise Refused(Reason.NAME_IN_USE, message)
         await self._create_object(job, SERVICES, render.service(job))
         pods = render.pods(job, indices, self.settings)
@@ -51,6 +52,9 @@ class Creator:
             if error.status != 409 or error.reason != "AlreadyExists":
                 raise refused_or_error(error, restricted=self.settings.restricted) from error
             created = await self._require_own(job, kind, str(body["metadata"]["name"]))
+        except Unreachable as error:
+            message = f"the API server has not answered, or an admission webhook hangs: {error}"
+            raise Refused(Reason.NO_ANSWER, message) from error
         if kind == PODS:
             self.cache.pods.see(created)
 

@@ -60,8 +60,10 @@ class Lister:
     unreadable: frozenset[str] = frozenset()
     unwatched: frozenset[str] = frozenset()
     reads_nodes: bool | None = None
-    # All pods of the namespaces before this one, in alphabetical order, are in the cache.
+    # All pods of the namespaces before this one, in the order of a LIST, are in the cache.
     _passed: str = ""
+    # Watched namespaces that were listed at least once.
+    _listed: set[str] = field(default_factory=set)
     _complete: bool = False
     # Monotonic time since which the LISTs of a kind are older than an earlier one.
     _back_since: dict[Kind, float] = field(default_factory=dict)
@@ -73,7 +75,9 @@ class Lister:
 
     def knows_pods_of(self, namespace: str) -> bool:
         """Return True once all pods of a namespace are in the cache."""
-        return self._complete or namespace < self._passed
+        if self._complete or namespace in self._listed:
+            return True
+        return _place(namespace) < _place(self._passed)
 
     @property
     def readable(self) -> list[str]:
@@ -100,18 +104,26 @@ class Lister:
             await asyncio.sleep(next(early, INTERVAL) if self.synced else RETRY_INTERVAL)
 
     async def list_once(self) -> None:
-        """List every namespace that can be read. Raises ApiError if there is none."""
+        """List every namespace that can be read. Raises CallFailed if one failed, or none can."""
         refused: dict[str, ApiError] = {}
         kinds = await self._readable_kinds()
+        failures: list[CallFailed] = []
         for namespace in self.namespaces or (None,):
             try:
                 for kind in kinds:
                     await self._list(kind, namespace)
-            except ApiError as error:
-                if namespace is None or error.status != 403:
+            except CallFailed as error:
+                if namespace is None:
                     raise
-                refused[namespace] = error
+                if isinstance(error, ApiError) and error.status == 403:
+                    refused[namespace] = error
+                else:
+                    failures.append(error)
+            else:
+                self._note_listed(namespace)
         self._report_unreadable(refused)
+        if failures:
+            raise failures[0]
         if len(refused) == len(self.namespaces) > 0:
             raise next(iter(refused.values()))
 
@@ -187,11 +199,28 @@ class Lister:
             "etcd was restored from a backup. The next start begins with an empty cache."
         )
 
+    def _note_listed(self, namespace: str | None) -> None:
+        """Look at the jobs of a watched namespace as soon as it was listed for the first time."""
+        if namespace is None or namespace in self._listed:
+            return
+        self._listed.add(namespace)
+        for key in self.cache.jobs.by_key:
+            if key[0] == namespace:
+                self.queue.add(key)
+
     def _pass(self, namespace: str) -> None:
         """Look at the jobs of the namespaces whose pods are complete: LISTs are in their order."""
-        if self._complete or self.namespaces or namespace <= self._passed:
+        if self._complete or self.namespaces or _place(namespace) <= _place(self._passed):
             return
         for key in self.cache.jobs.by_key:
-            if self._passed <= key[0] < namespace:
+            if _place(self._passed) <= _place(key[0]) < _place(namespace):
                 self.queue.add(key)
         self._passed = namespace
+
+
+def _place(namespace: str) -> str:
+    """Return the key by which a LIST sorts namespaces: `a-b` comes before `a`, as in etcd's keys.
+
+    No namespace has a place before that of an empty name.
+    """
+    return f"{namespace}/"

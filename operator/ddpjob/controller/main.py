@@ -20,6 +20,7 @@ from pythonjsonlogger.json import JsonFormatter
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.client import ApiClient, configuration
+from ddpjob.controller.clock import SteadyClock
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.errors import CannotRun
 from ddpjob.controller.lead import Operator, lead
@@ -154,6 +155,7 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
         identity=identity,
         clock=clock,
         metrics=metrics,
+        now=SteadyClock().now,
     )
     lister = Lister(api, cache, queue, actor.forget_removed_jobs, options.namespaces)
     installation = f"{options.lease_namespace}/{options.lease_name}"

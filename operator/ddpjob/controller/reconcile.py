@@ -3,7 +3,6 @@
 import logging
 import time
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key
@@ -93,7 +92,7 @@ class Reconciler:
                 self.queue.add(key)
                 return
             observation = replace(observation, is_current=True)
-        plan = decide(observation, datetime.now(UTC))
+        plan = decide(observation, self.actor.now())
         outcome = await self.actor.apply(seen, plan)
         if outcome.wake_after is not None:
             self.queue.add(key, outcome.wake_after)
@@ -106,5 +105,6 @@ class Reconciler:
             self.actor.refusal_of(job.uid),
             nodes=nodes,
             policy=self.policy,
+            leftovers=tuple(self.cache.pods_of_other_jobs((job.namespace, job.name), job.uid)),
             older_gang=find_older_gang(job, self.cache.rivals_of(job)),
         )

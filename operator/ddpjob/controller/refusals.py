@@ -18,13 +18,18 @@ NOT_RESTRICTED = "install the operator with podSecurity=restricted"
 TOO_MUCH_FOR_RESTRICTED = "remove from spec.podTemplate and spec.volumes what this level forbids"
 
 
+def is_admission(message: str) -> bool:
+    """Return True if a policy or a webhook gave the answer, and not the API server itself."""
+    return any(words in message for words in ADMISSION_WORDS)
+
+
 def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
     """Return a Refused if the answer concerns the job, else the error itself.
 
     `restricted` says whether the generated pods already follow the Pod Security level restricted.
     """
     message = error.message
-    if any(words in message for words in ADMISSION_WORDS):
+    if is_admission(message):
         return Refused(Reason.FORBIDDEN, message)
     if error.status in (400, 422):
         return Refused(Reason.INVALID_POD, message, final=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ddpjob.controller.errors import ApiError
+from ddpjob.controller.errors import ApiError, CallFailed
 from ddpjob.controller.kinds import LEASES
 from ddpjob.controller.writer import Writer
 
@@ -56,18 +56,22 @@ class Territory:
     installation: str
     clock: Callable[[], float]
     marks: dict[str, Mark] = field(default_factory=dict)
+    # Until when the mark of a namespace is not tried again, in monotonic seconds.
+    _unmarkable_until: dict[str, float] = field(default_factory=dict)
     _locks: defaultdict[str, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
 
     async def serves(self, namespace: str) -> bool:
-        """Return True if this installation serves the namespace. Raises CallFailed or LeaseLost."""
+        """Return True if this installation serves the namespace. Raises LeaseLost."""
         # The looks at several jobs of a namespace write its mark only once.
         async with self._locks[namespace]:
             mark = self.marks.get(namespace)
             is_own = mark is not None and mark.holder == self.installation
             if mark and self.clock() - mark.checked < (RENEW_AFTER if is_own else CHECK_AFTER):
                 return is_own
+            if self.clock() < self._unmarkable_until.get(namespace, 0.0):
+                return True
             return await self._claim(namespace)
 
     async def _claim(self, namespace: str) -> bool:
@@ -84,14 +88,17 @@ class Territory:
             elif self._is_abandoned(namespace):
                 log.info("serving namespace %s, which %s has left", namespace, _holder(found))
                 await self._renew(namespace, found)
-        except ApiError as error:
-            if error.status not in (403, 404, 409):
-                raise
-            if error.status == 409:
+        except CallFailed as error:
+            if isinstance(error, ApiError) and error.status == 409:
                 # Another installation was faster.
                 return False
-            # Without the right to mark, or in a namespace that ends, nothing can be detected.
+            mark = self.marks.get(namespace)
+            if mark and mark.holder not in ("", self.installation):
+                return False
+            # Without the right to mark, in a namespace that ends, or if a webhook refuses the mark,
+            # nothing can be detected. The jobs must not wait for that.
             log.debug("cannot mark namespace %s: %s", namespace, error)
+            self._unmarkable_until[namespace] = self.clock() + RENEW_AFTER
             return True
         return self.marks[namespace].holder == self.installation
 

@@ -5,14 +5,16 @@ another job, whose admission webhook may hang.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from ddpjob.controller.client import ApiClient
 from ddpjob.controller.errors import ApiError, LeaseLost, Refused, Unreachable
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.slots import Slots
+from ddpjob.core.names import Reason
 
 # Requests of one kind that load the API server at the same time. With more, the throughput of one
 # API server no longer grows.
@@ -22,9 +24,15 @@ MAX_LOADING = 16
 # its own, and the client's pool has 100. The rest is for the Lease and the LISTs. A request that
 # hangs in a webhook also occupies one of the API server's seats (API Priority and Fairness). By
 # default all service accounts share about 245 of them.
-MAX_CREATES = 50
+MAX_CREATES = 40
+MAX_DELETES = 15
 MAX_OTHER_WRITES = 20
 MAX_READS = 20
+
+# Creates of one namespace that may hang at the same time, and the seconds after which one hangs.
+# With more, the webhook of one namespace would use up the places of all others.
+MAX_HANGING = 16
+HANGS_AFTER = 1.0
 
 # Calls of one job under way at the same time.
 MAX_CALLS_PER_JOB = 16
@@ -45,6 +53,9 @@ CREATES = ("/pods", "/services")
 # kopf cancels all calls when it ends.
 STOPPING = (asyncio.CancelledError, LeaseLost, Refused, Unreachable)
 
+TOO_MANY_HANG = (
+    "{number} other creates in this namespace have no answer yet; an admission webhook hangs"
+)
 GAVE_UP = "gave up a request that had no answer for long, because newer requests wait"
 
 Call = Coroutine[Any, Any, None]
@@ -57,6 +68,8 @@ class Writer:
         self._api = api
         self._lease = lease
         self._creates = Slots(MAX_LOADING, MAX_CREATES)
+        self._deletes = Slots(MAX_LOADING, MAX_DELETES)
+        self._hanging: Counter[str] = Counter()
         self._other_writes = Slots(MAX_LOADING, MAX_OTHER_WRITES)
         self._reads = Slots(MAX_LOADING, MAX_READS)
 
@@ -70,16 +83,41 @@ class Writer:
         """Send one write request. Raises CallFailed or LeaseLost."""
         if method == "POST" and path.endswith(CREATES):
             async with self._turn(self._creates):
+                with self._count_hanging(path):
+                    request = self._api.call(method, path, body, query, CREATE_TIMEOUT)
+                    return await self._lease.while_held(request)
+        if method == "DELETE" and "/pods/" in path:
+            async with self._turn(self._deletes):
                 request = self._api.call(method, path, body, query, CREATE_TIMEOUT)
                 return await self._lease.while_held(request)
         async with self._turn(self._other_writes):
             timeout = min(LONGEST_TIMEOUT, SHORTEST_TIMEOUT + self._lease.remaining / 2)
             return await self._api.call(method, path, body, query, timeout)
 
-    async def get(self, path: str) -> dict[str, Any] | None:
+    @contextmanager
+    def _count_hanging(self, path: str) -> Iterator[None]:
+        """Count a create while it hangs. Raises Refused if too many of the namespace do already."""
+        namespace = path.partition("/namespaces/")[2].partition("/")[0]
+        if self._hanging[namespace] >= MAX_HANGING:
+            message = TOO_MANY_HANG.format(number=self._hanging[namespace])
+            raise Refused(Reason.NO_ANSWER, message)
+        counted = Counter[str]()
+
+        def count() -> None:
+            counted[namespace] += 1
+            self._hanging[namespace] += 1
+
+        timer = asyncio.get_running_loop().call_later(HANGS_AFTER, count)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._hanging -= counted
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
         """Return an object, or None if it does not exist. Raises CallFailed or LeaseLost."""
         async with self._turn(self._reads):
-            return await self._api.get(path)
+            return await self._api.get(path, query)
 
     @asynccontextmanager
     async def _turn(self, slots: Slots) -> AsyncIterator[None]:

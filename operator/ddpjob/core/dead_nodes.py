@@ -77,14 +77,17 @@ def death_of(obs: Observation, pod: Pod) -> datetime | None:
     if not obs.nodes:
         return overdue if pod.looks_lost else None
     node = obs.nodes.get(pod.node_name)
+    # A ready node may have kept the taint by mistake. Kubernetes does not force its pods either.
+    if node and node.health is NodeHealth.READY:
+        return None
     if node and OUT_OF_SERVICE in node.taints:
         return datetime.min.replace(tzinfo=UTC)
-    if (node and node.health is NodeHealth.READY) or is_cut_off(obs):
+    if is_cut_off(obs):
         return None
     if node and node.health is NodeHealth.NOT_READY:
         return overdue
     lost = [lost for lost in obs.status.unreachable_nodes if lost.name == pod.node_name]
-    return later(lost[0].since, wait) if lost else None
+    return later(lost[0].since, wait) if lost else overdue
 
 
 def next_death(obs: Observation, now: datetime) -> datetime | None:

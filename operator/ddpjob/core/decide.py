@@ -10,7 +10,7 @@ lose nor repeat a restart.
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from ddpjob.core import names, timers
 from ddpjob.core.budget import backoff_end
@@ -19,6 +19,7 @@ from ddpjob.core.conditions import stamp_conditions
 from ddpjob.core.dead_nodes import describe_wait, track_unreachable
 from ddpjob.core.deletions import (
     clean_up,
+    delete_dead_leftovers,
     delete_ended,
     delete_outdated,
     delete_unfinished,
@@ -30,6 +31,7 @@ from ddpjob.core.describe import (
     describe_existing_pods,
     find_blocker,
     latch,
+    latch_run,
     recount,
     with_status,
 )
@@ -39,6 +41,7 @@ from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
 from ddpjob.core.spec import Spec
 from ddpjob.core.timers import is_due, run_clocks, seconds_until_next
 from ddpjob.core.transitions import (
+    YIELD_TIME,
     begin,
     complete,
     give_way,
@@ -71,7 +74,11 @@ def decide(obs: Observation, now: datetime) -> Plan:
     elif _must_not_write(obs, spec):
         return Plan(obs.status)
     else:
-        obs = with_status(obs, replace(obs.status, unreachable_nodes=track_unreachable(obs, now)))
+        unreachable = track_unreachable(obs, now)
+        obs = with_status(
+            obs,
+            replace(obs.status, unreachable_nodes=unreachable, running_time=latch_run(obs, now)),
+        )
         plan = _complete_plan(obs, spec, _first_match(obs, spec, now), now)
     if obs.job.deleting:
         return plan
@@ -265,7 +272,8 @@ def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan |
     if not obs.older_gang:
         return None
     yielding = obs.status.yielding
-    if yielding and now < yielding.until:
+    # An end further away than YIELD_TIME was set before the clock was set back.
+    if yielding and timedelta(0) < yielding.until - now <= YIELD_TIME:
         message = f"waits until the older job {yielding.to} runs, which needs the same room"
         status = describe(obs, Phase.PENDING, Reason.YIELDED, message)
         return Plan(status, wake_after=YIELD_INTERVAL)
@@ -289,15 +297,17 @@ def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | 
         return _retry_after_refusal(obs, refusal, now)
     message = f"creating {counted(obs.status.pods.desired, 'pod')} of attempt {obs.attempt}"
     status = describe(obs, Phase.STARTING, Reason.CREATING_PODS, message)
-    return Plan(status, create=obs.missing, delete=delete_outdated(obs))
+    delete = (*delete_outdated(obs), *delete_dead_leftovers(obs, now))
+    return Plan(status, create=obs.missing, delete=delete)
 
 
 def _retry_after_refusal(obs: Observation, refusal: Refusal, now: datetime) -> Plan:
     status = describe(obs, Phase.PENDING, refusal.reason, refusal.message)
-    if now < refusal.retry_at:
+    if refusal.is_too_early(now):
         return Plan(status)
     # If the quota counts ended pods too, delete them, with their logs, to make room.
     delete = delete_ended(obs.older) if refusal.counts_ended_pods else delete_outdated(obs)
+    delete = (*delete, *delete_dead_leftovers(obs, now))
     return Plan(status, create=obs.missing, delete=delete)
 
 

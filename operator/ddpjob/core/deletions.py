@@ -31,11 +31,23 @@ def delete_unfinished(
     deletions = []
     for pod in pods:
         if is_dead(obs, pod, now):
-            reason = f"its node {pod.node_name} is unreachable, gone or out of service"
-            deletions.append(Delete(pod.name, pod.uid, 0, forced=reason))
+            deletions.append(_forced(pod))
         elif not pod.released and not pod.deleting:
             deletions.append(Delete(pod.name, pod.uid, grace))
     return tuple(deletions)
+
+
+def _forced(pod: Pod) -> Delete:
+    reason = f"its node {pod.node_name} is unreachable, gone or out of service"
+    return Delete(pod.name, pod.uid, 0, forced=reason, node=pod.node_name)
+
+
+def delete_dead_leftovers(obs: Observation, now: datetime) -> tuple[Delete, ...]:
+    """Delete the pods of earlier jobs of this name that can never end, because their node is dead.
+
+    The job waits for them, and nobody else removes them.
+    """
+    return tuple(_forced(pod) for pod in obs.leftovers if is_dead(obs, pod, now))
 
 
 def delete_all_unfinished(obs: Observation, grace: int | None, now: datetime) -> tuple[Delete, ...]:

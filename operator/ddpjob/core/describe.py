@@ -53,6 +53,17 @@ def latch(obs: Observation) -> int | None:
     return obs.status.attempt_started if obs.missing else obs.attempt
 
 
+def latch_run(obs: Observation, now: datetime) -> datetime | None:
+    """Return `running_time` after this look: when all nodes of the attempt were first seen to run.
+
+    It is noted whatever happens to the gang next, such as a drain that began while no operator
+    was there.
+    """
+    known = obs.status.running_time
+    has_begun = bool(obs.current) and obs.all_run and not obs.status.finished
+    return now if known is None and has_begun else known
+
+
 def describe_existing_pods(obs: Observation, now: datetime) -> Status:
     """Return the status of an attempt whose pods exist: starting, blocked or running."""
     total = obs.status.pods.desired
@@ -60,7 +71,6 @@ def describe_existing_pods(obs: Observation, now: datetime) -> Status:
         message = f"attempt {obs.attempt} runs on {counted(total, 'node')}"
         message += _describe_unreachable(obs, now)
         status = describe(obs, Phase.RUNNING, Reason.NODES_RUNNING, message)
-        status = replace(status, running_time=obs.status.running_time or now)
     else:
         status = _describe_start(obs)
     conditions = set_running(obs, obs.all_run, status.reason, status.message)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
+from ddpjob.core.observe import Pod
 
 # A job whose creation time cannot be read is the youngest.
 NEVER = datetime.max.replace(tzinfo=UTC)
@@ -16,12 +17,19 @@ NEVER = datetime.max.replace(tzinfo=UTC)
 def find_older_gang(job: Job, others: Iterable[Job]) -> str:
     """Return the oldest job that keeps `job` from starting, as `namespace/name`; empty if none.
 
-    It is incomplete for the same reason as `job` and holds pods. If `job` has given way to it
-    already, it counts until all its nodes run.
+    `others` are gangs that hold room. The one found is incomplete too, for want of nodes or of the
+    quota of the same namespace. If `job` has given way to it already, it counts until all its nodes
+    run.
     """
     older = [other for other in others if _age(other) < _age(job) and _is_in_the_way(other, job)]
     oldest = min(older, key=_age, default=None)
     return _name(oldest) if oldest else ""
+
+
+def holds_room(job: Job, pods: Iterable[Pod]) -> bool:
+    """Return True if an incomplete gang has pods that use up a quota, or room on nodes."""
+    under_quota = job.status.reason == Reason.QUOTA
+    return any(not pod.ended and (under_quota or pod.node_name) for pod in pods)
 
 
 def _is_in_the_way(other: Job, job: Job) -> bool:
@@ -30,8 +38,6 @@ def _is_in_the_way(other: Job, job: Job) -> bool:
         return False
     if job.status.yielding and job.status.yielding.to == _name(other):
         return True
-    if status.pods.active == 0 or status.reason != job.status.reason:
-        return False
     if status.reason == Reason.QUOTA:
         return other.namespace == job.namespace
     return status.reason == Reason.UNSCHEDULABLE

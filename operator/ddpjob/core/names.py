@@ -116,6 +116,7 @@ class Reason(StrEnum):
     NAMESPACE_ENDING = "NamespaceTerminating"
     FORBIDDEN = "Forbidden"
     NAME_IN_USE = "NameInUse"
+    NO_ANSWER = "NoAnswer"
 
 
 def pod_name(job: str, attempt: int, index: int | str) -> str:

@@ -18,6 +18,10 @@ from ddpjob.core.status import Status
 MAX_ATTEMPT = 2_147_483_646
 
 
+# Longest time between two tries to create what the API server refuses.
+LONGEST_RETRY = timedelta(seconds=60)
+
+
 class TrainerState(StrEnum):
     """The state of the container `trainer` of a pod.
 
@@ -133,12 +137,20 @@ class Refusal:
     final: bool = False
     counts_ended_pods: bool = False
 
+    def is_too_early(self, now: datetime) -> bool:
+        """Return True before the next try.
+
+        A time further away than the longest delay was set before the clock was set back.
+        """
+        return timedelta(0) < self.retry_at - now <= LONGEST_RETRY
+
 
 @dataclass(frozen=True)
 class Observation:
     """A job and every pod of its gangs, sorted by attempt and index, and their surroundings.
 
     - `strays`: names of pods with the job's labels that no gang of it has.
+    - `leftovers`: pods of earlier jobs of the same name that have not ended.
     - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
     - `older_gang`: an older job that fits only in part too, as `namespace/name`.
     - `is_current`: the API server has confirmed that the status is the newest.
@@ -148,6 +160,7 @@ class Observation:
     pods: tuple[Pod, ...] = ()
     refusal: Refusal | None = None
     strays: tuple[str, ...] = ()
+    leftovers: tuple[Pod, ...] = ()
     nodes: Mapping[str, Node] | None = None
     policy: ClusterPolicy = field(default_factory=ClusterPolicy)
     older_gang: str = ""

@@ -14,13 +14,14 @@ class Delete:
     """A pod to delete, by UID.
 
     `grace` is in seconds; None takes the pod's own grace period. `forced` says why the pod is
-    removed without its kubelet's answer, for an event.
+    removed without its kubelet's answer, for an event. `node` is then its Kubernetes node.
     """
 
     name: str
     uid: str
     grace: int | None = None
     forced: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True)

@@ -193,16 +193,16 @@ def _own_limit(status: Dict) -> Finding | None:
 
 
 def _looks_lost(status: Dict) -> bool:
-    """Return True if the pod is not ready while its trainer is.
+    """Return True if the pod is not ready while all its containers are.
 
-    The control plane sets the pods of an unreachable node to not ready. A kubelet changes both.
+    The control plane sets the pods of an unreachable node to not ready, by the condition Ready
+    alone. A kubelet changes that of the containers too. If a readiness gate is open, it gives a
+    reason.
     """
-    if _condition(status, "Ready").get("status") != "False":
+    ready = _condition(status, "Ready")
+    if ready.get("status") != "False" or ready.get("reason"):
         return False
-    return any(
-        container.get("name") == names.TRAINER and container.get("ready") is True
-        for container in children(status, "containerStatuses")
-    )
+    return _condition(status, "ContainersReady").get("status") == "True"
 
 
 def _tolerated(spec: Dict) -> tuple[str, ...]:

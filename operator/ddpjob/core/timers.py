@@ -41,9 +41,10 @@ def run_clocks(obs: Observation, now: datetime) -> Status:
             starting_since=None,
         )
     starting_since = min(status.starting_since or now, now) if _is_starting(obs, now) else None
+    is_active = status.active_since or any(not pod.released for pod in obs.pods)
     return replace(
         status,
-        active_since=active_since if obs.pods or status.active_since else None,
+        active_since=active_since if is_active else None,
         starting_since=starting_since,
     )
 
@@ -70,7 +71,10 @@ def failure_settles(obs: Observation, spec: Spec, now: datetime) -> datetime | N
 
 
 def refusal_is_retried(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    return obs.refusal.retry_at if obs.refusal and not obs.refusal.final else None
+    refusal = obs.refusal
+    if refusal is None or refusal.final or not refusal.is_too_early(now):
+        return None
+    return refusal.retry_at
 
 
 def active_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import UserError, path_error
 from ddp_trainer.workloads.datasets.images import (
     SEARCH_DEPTH,
     Bytes,
@@ -72,7 +72,8 @@ def _records(path: Path) -> Bytes:
     try:
         raw = np.frombuffer(path.read_bytes(), np.uint8)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); {UNPACK_AGAIN}") from error
+        message = f"{path}: cannot be read ({error.strerror}); {UNPACK_AGAIN}"
+        raise path_error(message, error) from error
     if len(raw) == 0 or len(raw) % 3073 != 0:
         raise UserError(
             f"{path}: the size must be a multiple of 3,073 bytes, got {len(raw)}; {UNPACK_AGAIN}"
@@ -135,6 +136,9 @@ def _unpickle(path: Path) -> dict[bytes, Any]:
         return {
             key.encode() if isinstance(key, str) else key: value for key, value in batch.items()
         }
+    except OSError as error:
+        message = f"{path}: cannot be read ({error.strerror}); {UNPACK_AGAIN}"
+        raise path_error(message, error) from error
     except Exception as error:
         # The exceptions that pickle raises on damaged bytes are not documented.
         raise UserError(f"{path}: cannot be read ({error}); {UNPACK_AGAIN}") from error

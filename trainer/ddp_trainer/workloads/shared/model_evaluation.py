@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.cli.options import ClassifierOptions
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import path_error
 from ddp_trainer.evaluation import EvaluationSet, evaluate
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.progress import Progress
@@ -144,5 +144,5 @@ class Evaluator:
             self.checkpoints.write_beside(path, weights)
         except OSError as error:
             reason = error.strerror or error
-            raise UserError(f"cannot write the model to {path}: {reason}") from error
+            raise path_error(f"cannot write the model to {path}: {reason}", error) from error
         self.progress.emit("model", path=str(path))
