@@ -86,6 +86,13 @@ def test_the_message_names_the_rank_the_node_the_exit_code_and_the_exception():
     )
 
 
+@pytest.mark.parametrize(("code", "has_hint"), [(-9, True), (137, True), (-15, False), (1, False)])
+def test_the_message_of_a_killed_rank_names_the_usual_cause(code, has_hint):
+    summary = torchrun_summary(0, code, error="x")
+    verdict = verdict_on(a_pod(0, failed(summary)))
+    assert ("raise resources.limits.memory" in verdict.message) is has_hint
+
+
 def test_a_summary_with_an_impossible_time_is_a_cause_too():
     text = torchrun_summary(rank=1).replace("2026-11-21_", "2026-99-99_")
     assert verdict_on(a_pod(1, failed(text))).rank == 1

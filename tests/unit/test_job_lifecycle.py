@@ -59,7 +59,10 @@ def test_a_suspended_job_gives_its_pods_back_with_their_own_grace_period():
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
     assert [delete.grace for delete in plan.delete] == [None, None]
     assert (plan.status.phase, plan.status.reason) == (Phase.SUSPENDED, Reason.SUSPENDED)
-    assert plan.status.message == "suspending: 2 pods must write checkpoints and end"
+    assert (
+        plan.status.message
+        == "suspending: pod digits-0-0 on node node-0 and 1 more must write a checkpoint and end"
+    )
 
 
 def test_a_job_is_suspended_and_no_longer_running():

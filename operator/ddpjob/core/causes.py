@@ -34,6 +34,10 @@ OOM_KILLED = "OOMKilled"
 # A kubelet's reasons for a pod that it does not admit. The node, not the job, is at fault.
 REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
 
+# Exit codes after SIGKILL, as torchrun and as a shell report it.
+KILLED = (-9, 137)
+MEMORY_HINT = "if nobody killed it, memory ran out: raise resources.limits.memory or use less"
+
 # Pods that one message names.
 MAX_NAMED = 5
 
@@ -186,6 +190,8 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
         message = f"rank {rank} on node {pod.index} failed with exit code {exit_code}"
         if summary.exception:
             message += f": {summary.exception}"
+        if exit_code in KILLED:
+            message += f"; {MEMORY_HINT}"
     missing = summary is not None and summary.script_missing
     return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code, missing)
 

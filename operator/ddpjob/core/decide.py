@@ -29,6 +29,7 @@ from ddpjob.core.describe import (
     describe,
     describe_backoff,
     describe_existing_pods,
+    describe_pods,
     find_blocker,
     latch,
     latch_run,
@@ -220,13 +221,8 @@ def older_pods_still_run(obs: Observation, spec: Spec, now: datetime) -> Plan | 
     remaining = [pod for pod in obs.older if not pod.released]
     if not remaining:
         return None
-    first = remaining[0]
-    what = f"pod {first.name}"
-    if first.node_name:
-        what += f" on node {first.node_name}"
-    if len(remaining) > 1:
-        what += f" and {len(remaining) - 1} more"
-    message = f"attempt {obs.attempt} waits for {what} to end{describe_wait(obs, first, now)}"
+    wait = describe_wait(obs, remaining[0], now)
+    message = f"attempt {obs.attempt} waits for {describe_pods(remaining)} to end{wait}"
     status = describe(obs, Phase.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message)
     grace = previous_grace(obs.status, obs.attempt)
     return Plan(status, delete=delete_unfinished(obs, remaining, grace, now))

@@ -1,6 +1,6 @@
 """The status of a job as its pods show it: counts, phase, reason and message."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -33,6 +33,16 @@ def describe(obs: Observation, phase: str, reason: str, message: str) -> Status:
         succeeded_nodes=tuple(sorted(obs.succeeded)),
         result=_result(obs),
     )
+
+
+def describe_pods(pods: Sequence[Pod]) -> str:
+    """Return the name of the first pod with its node, and how many more there are."""
+    text = f"pod {pods[0].name}"
+    if pods[0].node_name:
+        text += f" on node {pods[0].node_name}"
+    if len(pods) > 1:
+        text += f" and {len(pods) - 1} more"
+    return text
 
 
 def recount(obs: Observation) -> Status:

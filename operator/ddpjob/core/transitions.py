@@ -11,8 +11,9 @@ from ddpjob.core import names
 from ddpjob.core.budget import count_restart, is_used_up
 from ddpjob.core.causes import Verdict
 from ddpjob.core.conditions import Conditions, set_condition
+from ddpjob.core.dead_nodes import describe_wait
 from ddpjob.core.deletions import clean_up, current_grace, delete_all_unfinished
-from ddpjob.core.describe import describe, stop_running, with_status
+from ddpjob.core.describe import describe, describe_pods, stop_running, with_status
 from ddpjob.core.history import (
     Yielding,
     add_attempt,
@@ -279,7 +280,8 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     remaining = [pod for pod in obs.pods if not pod.released]
     message = "suspended; to resume, set spec.suspend to false"
     if remaining:
-        message = f"suspending: {counted(len(remaining), 'pod')} must write checkpoints and end"
+        wait = describe_wait(obs, remaining[0], now)
+        message = f"suspending: {describe_pods(remaining)} must write a checkpoint and end{wait}"
     delete = delete_all_unfinished(obs, _grace(obs), now)
     reason = Reason.SUSPENDED
     events: tuple[Event, ...] = ()
