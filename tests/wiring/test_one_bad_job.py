@@ -1,7 +1,8 @@
 """A job whose creates hang in an admission webhook harms no other job, and its status says why.
 
-The bad jobs are in the namespace `bad`, to which the webhook applies. The times are shorter than in
-production. No test waits until the webhook gives up, except for its words.
+The bad jobs are in namespaces to which the webhook applies, and the healthy job is in another. The
+times are shorter than in production. No test waits until the webhook gives up, except for its
+words.
 """
 
 import asyncio
@@ -39,9 +40,9 @@ def webhook_hangs(fake):
     fake.fault("POST", BAD_PODS, hanging_webhook(), times=float("inf"))
 
 
-def a_bad_job(fake, name="bad", nodes=200):
+def a_bad_job(fake, name="bad", nodes=200, namespace="bad"):
     job = a_job(name, nodes)
-    job["metadata"]["namespace"] = "bad"
+    job["metadata"]["namespace"] = namespace
     return fake.create("ddpjobs", job)
 
 
@@ -69,20 +70,34 @@ async def test_a_job_that_begins_to_hang_in_its_middle_delays_no_other_job(fake,
     await runs_soon(fake)
 
 
-async def test_more_jobs_that_hang_than_requests_may_delay_no_other_job(
-    fake, webhook_hangs, operator
-):
+async def test_more_jobs_that_hang_than_requests_may_delay_no_other_job(fake, operator):
+    # No namespace reaches its own limit, so together they reach the limit of all creates.
+    all_pods = "/api/v1/namespaces/bad-.*/pods"
+    fake.fault("POST", all_pods, hanging_webhook(), times=float("inf"))
     for number in range(3 * writer.MAX_CREATES // 2):
-        a_bad_job(fake, f"bad-{number}", nodes=4)
-    await until(lambda: len(fake.writes(BAD_PODS)) > writer.MAX_CREATES)
+        namespace = f"bad-{number % 5}"
+        a_bad_job(fake, f"bad-{number}", nodes=4, namespace=namespace)
+    await until(lambda: len(fake.writes(all_pods)) > writer.MAX_CREATES)
+    await runs_soon(fake)
+
+
+async def test_more_jobs_of_one_namespace_than_may_hang_are_refused_and_delay_no_other_job(
+    fake, webhook_hangs, operator, monkeypatch
+):
+    monkeypatch.setattr(writer, "HANGS_AFTER", 0)
+    names = [f"bad-{number}" for number in range(2 * writer.MAX_HANGING)]
+    for name in names:
+        a_bad_job(fake, name, nodes=4)
+    await until(lambda: "NoAnswer" in {bad_status(fake, name).get("reason") for name in names})
+    assert len(fake.writes(BAD_PODS)) <= writer.MAX_HANGING
     await runs_soon(fake)
 
 
 async def test_a_healthy_job_is_restarted_while_others_hang(fake, webhook_hangs, operator):
     await runs_soon(fake)
-    for number in range(20):
+    for number in range(writer.MAX_HANGING):
         a_bad_job(fake, f"bad-{number}")
-    await until(lambda: len(fake.writes(BAD_PODS)) >= 20)
+    await until(lambda: len(fake.writes(BAD_PODS)) >= writer.MAX_HANGING)
     async with asyncio.timeout(SOON):
         fake.remove("pods", "digits-0-0")
         fake.remove("pods", "digits-0-1")
