@@ -24,6 +24,11 @@ def counters(status: Object) -> tuple[int, int]:
 # Two gangs under one quota
 
 
+def age(job: Object) -> tuple[str, str]:
+    """Return the sort key of the operator. Jobs of one second are ordered by their uid."""
+    return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
+
+
 def quota(name: str, pods: int, priority: str = "") -> Object:
     """Return a quota of pods, of those of one priority class if it is given."""
     spec: Object = {"hard": {"pods": str(pods)}}
@@ -63,7 +68,10 @@ def test_two_gangs_of_four_complete_under_a_quota_of_five_pods(
         namespace.wait(f"{name} has two pods", lambda name=name: len(namespace.pods(name)) == 2)
     namespace.kubectl("delete", "resourcequota", *two_classes)
 
-    older, younger = (namespace.wait_for_status(name, phase="Complete") for name in two_classes)
+    for name in two_classes:
+        namespace.wait_for_status(name, phase="Complete")
+    jobs = sorted(map(namespace.job, two_classes), key=age)
+    older, younger = (job["status"] for job in jobs)
 
     assert counters(older) == counters(younger) == (0, 0)
     assert older["attempt"] == 0
