@@ -168,3 +168,10 @@ async def _play(steps):
     for _ in range(3):
         take()
     assert not wanted
+
+
+def test_outdated_times_do_not_pile_up():
+    queue = WorkQueue(lambda: 0.0)
+    for number in range(10_000):
+        queue.add("job", after=20_000.0 - number)
+    assert len(queue._heap) < 100

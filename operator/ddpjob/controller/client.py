@@ -124,8 +124,8 @@ class ApiClient:
         url = f"{self._settings.host.rstrip('/')}/{path}"
         if query:
             url += f"?{urlencode(query)}"
-        headers = await self._headers(has_body=body is not None)
         try:
+            headers = await self._headers(has_body=body is not None)
             answer = await self._transport.request(  # type: ignore[no-untyped-call]
                 method, url, headers=headers, body=body, _request_timeout=timeout
             )
@@ -209,7 +209,7 @@ def _next_page(objects: int, size: int) -> int:
 def _read_answer(status: int, data: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         # A proxy or a load balancer answered instead of the API server.

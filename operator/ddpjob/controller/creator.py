@@ -18,6 +18,9 @@ from ddpjob.core.pods import owner_uid
 # The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
 STRICT = {"fieldValidation": "Strict"}
 
+# The labels by which the operator finds a pod.
+OWN_LABELS = (names.LABEL_JOB, names.LABEL_ATTEMPT, names.LABEL_INDEX)
+
 
 @dataclass
 class Creator:
@@ -56,6 +59,7 @@ class Creator:
             message = f"the API server has not answered, or an admission webhook hangs: {error}"
             raise Refused(Reason.NO_ANSWER, message) from error
         if kind == PODS:
+            _require_labels(body, created)
             self.cache.pods.see(created)
 
     async def _require_own(self, job: Job, kind: Kind, name: str) -> dict[str, Any]:
@@ -69,6 +73,9 @@ class Creator:
             raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still being deleted")
         owner = owner_uid(found)
         if owner == job.uid:
+            # A pod that lost its labels for a moment was taken for gone.
+            if kind == PODS:
+                self.cache.pods.restore(found)
             return found
         labels = found["metadata"].get("labels", {})
         if owner and labels.get(names.LABEL_JOB) == job.name:
@@ -78,3 +85,18 @@ class Creator:
             f"{what} exists and does not belong to this job; delete it or give the job another name"
         )
         raise Refused(Reason.NAME_IN_USE, message)
+
+
+def _require_labels(sent: Mapping[str, Any], created: Mapping[str, Any]) -> None:
+    """Raise Refused if a pod has not got the labels by which the operator finds it.
+
+    Otherwise the operator would create the pod again and again.
+    """
+    labels = created["metadata"].get("labels", {})
+    for label in OWN_LABELS:
+        if labels.get(label) != sent["metadata"]["labels"][label]:
+            message = (
+                f"pod {created['metadata']['name']} exists without the operator's label {label}; "
+                "let the policy or webhook that changes labels leave it alone, then delete the pod"
+            )
+            raise Refused(Reason.FORBIDDEN, message)

@@ -75,7 +75,10 @@ class Lister:
 
     def knows_pods_of(self, namespace: str) -> bool:
         """Return True once all pods of a namespace are in the cache."""
-        if self._complete or namespace in self._listed:
+        if self.namespaces:
+            # The pods of a namespace may be unreadable although the LIST is complete.
+            return namespace in self._listed
+        if self._complete:
             return True
         return _place(namespace) < _place(self._passed)
 

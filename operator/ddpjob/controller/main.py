@@ -41,6 +41,10 @@ log = logging.getLogger(__name__)
 JSON_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 PLAIN_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
+# The API server accepts JSON that is nested up to 10,000 levels deep. With Python's own limit, one
+# such job would end every start of the operator.
+RECURSION_LIMIT = 60_000
+
 
 @dataclass(frozen=True)
 class Options:
@@ -72,6 +76,7 @@ def set_up_logging(style: str, level: str) -> None:
 def run(options: Options) -> int:
     """Run the operator until SIGTERM, and return its exit code."""
     _tune_garbage_collector()
+    sys.setrecursionlimit(RECURSION_LIMIT)
     try:
         asyncio.run(_run_until_signal(operate(options)))
     except CannotRun as error:

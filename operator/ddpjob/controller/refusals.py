@@ -7,6 +7,9 @@ from ddpjob.core.names import Reason
 # be down, so another try may succeed.
 ADMISSION_WORDS = ("admission webhook", "calling webhook", "ValidatingAdmissionPolicy")
 
+# Words of etcd and of its client for an object that is too large to be stored.
+TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
+
 # The resource of a quota that counts pods in any phase.
 POD_COUNT = "count/pods"
 
@@ -31,8 +34,10 @@ def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
     message = error.message
     if is_admission(message):
         return Refused(Reason.FORBIDDEN, message)
-    if error.status in (400, 422):
+    if error.status in (400, 413, 422) or any(words in message for words in TOO_LARGE):
         return Refused(Reason.INVALID_POD, message, final=True)
+    if error.status >= 500:
+        return Refused(Reason.NO_ANSWER, message)
     if error.status == 404:
         return Refused(Reason.NAMESPACE_ENDING, message)
     if error.status != 403:

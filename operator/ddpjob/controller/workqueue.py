@@ -17,6 +17,9 @@ Key = TypeVar("Key", bound=Hashable)
 FIRST_RETRY = 0.5
 LONGEST_RETRY = 60.0
 
+# Outdated entries that the heap may have beside as many as there are keys.
+MAX_OUTDATED = 64
+
 
 class WorkQueue(Generic[Key]):
     """Keys and the times at which they are due, in seconds of `clock`.
@@ -47,6 +50,9 @@ class WorkQueue(Generic[Key]):
             return
         self._due[key] = due
         heapq.heappush(self._heap, (due, next(self._order), key))
+        if len(self._heap) > 2 * len(self._due) + MAX_OUTDATED:
+            self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
         self._changed.set()
 
     async def get(self) -> Key:

@@ -13,6 +13,7 @@ from typing import Any
 from ddpjob.controller.client import ApiClient
 from ddpjob.controller.errors import ApiError, LeaseLost, Refused, Unreachable
 from ddpjob.controller.lease import Lease
+from ddpjob.controller.refusals import is_admission
 from ddpjob.controller.slots import Slots
 from ddpjob.core.names import Reason
 
@@ -183,5 +184,8 @@ def _most_important(errors: list[BaseException]) -> BaseException:
 
 
 def is_gone(error: ApiError) -> bool:
-    """Return True if the object is gone, or its name belongs to another object by now."""
-    return error.status in (404, 409)
+    """Return True if the object is gone, or its name belongs to another object by now.
+
+    A webhook or a policy may refuse a request with the same codes. The object is not gone then.
+    """
+    return error.status in (404, 409) and not is_admission(error.message)
