@@ -53,7 +53,8 @@ def test_a_pod_over_a_limit_of_its_own_uses_the_budget_of_failures():
     plan = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, over_own_limit()))
     assert budgets_used(plan) == (1, 0)
     assert plan.status.last_failure["message"] == (
-        "node 1 was evicted by its kubelet: Usage of EmptyDir volume exceeds the limit 1Gi.; raise "
+        "pod digits-0-1 was evicted by its kubelet: Usage of EmptyDir volume exceeds the limit "
+        "1Gi.; raise "
         "resources.limits.ephemeral-storage or the volume's sizeLimit, or write less"
     )
 
@@ -143,7 +144,8 @@ def test_by_default_wrong_use_ends_the_job_at_once(code):
     assert plan.status.has(Condition.FAILED)
     assert plan.status.reason == Reason.NON_RETRYABLE
     assert plan.status.message == (
-        "rank 1 on node 1 failed with exit code 2; failurePolicy.nonRetryableExitCodes has this "
+        "rank 1 in pod digits-0-1 failed with exit code 2; "
+        "failurePolicy.nonRetryableExitCodes has this "
         "code, so the job does not restart"
     )
     assert budgets_used(plan) == (0, 0)

@@ -32,6 +32,8 @@ from builders import (
 from ddpjob.core.causes import Undecided, Verdict, judge
 from ddpjob.core.names import Cause
 
+GONE = "pod digits-0-1 is gone: it was deleted, or its Kubernetes node was removed"
+
 
 def verdict_on(*pods, now=NOW, nodes=None, latched=False, nodes_by_name=None):
     """Judge an attempt whose first failure was seen at NOW.
@@ -82,7 +84,8 @@ def test_a_failure_with_a_summary_is_certain_at_once(case):
 def test_the_message_names_the_rank_the_node_the_exit_code_and_the_exception():
     verdict = verdict_on(a_pod(1, failed(torchrun_tail("raise"))))
     assert verdict.message == (
-        "rank 1 on node 1 failed with exit code 1: ValueError: boom: the data file is broken"
+        "rank 1 in pod digits-0-1 failed with exit code 1: "
+        "ValueError: boom: the data file is broken"
     )
 
 
@@ -116,7 +119,8 @@ def test_a_container_that_ran_out_of_memory_is_a_certain_failure():
     verdict = verdict_on(a_pod(0, failed(follower_summary())), a_pod(1, oom_killed()))
     assert (verdict.index, verdict.reason, verdict.exit_code) == (1, "OOMKilled", 137)
     assert verdict.message == (
-        "node 1 ran out of memory (OOMKilled); raise resources.limits.memory or use less memory"
+        "pod digits-0-1 ran out of memory (OOMKilled); raise resources.limits.memory or use less "
+        "memory"
     )
 
 
@@ -153,7 +157,7 @@ def test_a_disruption_comes_before_every_follower(disrupted):
 def test_a_lost_pod_comes_before_every_follower():
     verdict = verdict_on(a_pod(0, failed(follower_summary())), nodes=2, latched=True)
     assert (verdict.cause, verdict.index, verdict.pod) == (Cause.DISRUPTION, 1, None)
-    assert (verdict.reason, verdict.message) == ("PodDeleted", "the pod of node 1 is gone")
+    assert (verdict.reason, verdict.message) == ("PodDeleted", GONE)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +233,7 @@ def test_an_unknown_end_comes_after_the_known_ones():
 def test_when_every_pod_has_ended_the_verdict_does_not_wait():
     pods = a_pod(0, failed("bad interpreter", when=at(0))), a_pod(1, succeeded())
     verdict = verdict_on(*pods, now=at(1))
-    assert verdict.message == "node 0 failed with exit code 1: bad interpreter"
+    assert verdict.message == "pod digits-0-0 failed with exit code 1: bad interpreter"
 
 
 def test_if_all_failed_nodes_are_followers_the_first_one_is_named():
@@ -244,12 +248,12 @@ def test_a_container_that_could_not_be_started_is_a_failure_with_the_kubelets_re
     status = ended(128, "exec: torchrun: not found", reason="StartError")
     verdict = verdict_on(a_pod(0, status))
     assert (verdict.reason, verdict.exit_code) == ("StartError", 128)
-    assert verdict.message == "node 0 failed with exit code 128: exec: torchrun: not found"
+    assert verdict.message == "pod digits-0-0 failed with exit code 128: exec: torchrun: not found"
 
 
 def test_a_summary_whose_head_was_cut_off_still_gives_the_exception():
     verdict = verdict_on(a_pod(0, failed(torchrun_tail("record-long")[1200:])))
-    expected = "node 0 failed with exit code 1: ValueError: boom: the data file is broken"
+    expected = "pod digits-0-0 failed with exit code 1: ValueError: boom: the data file is broken"
     assert verdict.message == expected
 
 
@@ -282,7 +286,7 @@ def test_if_every_failed_pod_lost_its_peer_the_silent_one_is_the_cause():
     verdict = verdict_on(*followers, a_pod(2, running()), now=at(10))
     assert (verdict.cause, verdict.reason) == (Cause.DISRUPTION, "PeerLost")
     assert (verdict.index, verdict.pod.node_name) == (2, "node-2")
-    assert "digits-0-2 on node-2" in verdict.message
+    assert "pod digits-0-2 on node node-2" in verdict.message
 
 
 def test_a_rank_that_names_the_slow_one_is_not_the_cause_while_the_slow_one_has_not_ended():
@@ -330,16 +334,16 @@ def test_a_silent_pod_that_never_started_has_no_node():
     pods = a_pod(0, failed(follower_summary(0))), a_pod(1)
     verdict = verdict_on(*pods, now=at(10))
     assert (verdict.cause, verdict.index) == (Cause.DISRUPTION, 1)
-    assert "digits-0-1 on no node" in verdict.message
+    assert "to pod digits-0-1, which" in verdict.message
 
 
 def test_several_silent_pods_are_named_in_part():
     silent = [a_pod(index, running()) for index in range(1, 13)]
     verdict = verdict_on(a_pod(0, failed(follower_summary(0))), *silent, now=at(10))
     assert verdict.index == 1
-    assert "digits-0-5 on node-5 and 7 more, which has not ended" in verdict.message
+    assert "digits-0-5 on node node-5 and 7 more, which has not ended" in verdict.message
     verdict = verdict_on(a_pod(0, failed(follower_summary(0))), *silent[:5], now=at(10))
-    assert "digits-0-5 on node-5, which has not ended" in verdict.message
+    assert "digits-0-5 on node node-5, which has not ended" in verdict.message
 
 
 def test_a_node_that_succeeded_is_not_silent():
@@ -365,14 +369,14 @@ def test_an_end_at_an_impossible_time_does_not_move_the_time_of_its_summary():
 def test_a_rendezvous_that_timed_out_before_a_pod_had_started_is_no_failure(tail, late):
     verdict = verdict_on(a_pod(0, failed(torchrun_tail(tail))), late, now=at(10))
     assert verdict.cause is Cause.RENDEZVOUS
-    assert verdict.message == "the rendezvous timed out before these had started: digits-0-1"
+    assert verdict.message == "the rendezvous timed out; not started by then: digits-0-1"
 
 
 def test_a_rendezvous_that_timed_out_before_a_pod_was_created_is_no_failure():
     pod = a_pod(0, failed(torchrun_tail("rendezvous-timeout")))
     verdict = verdict_on(pod, nodes=2)
     assert verdict.cause is Cause.RENDEZVOUS
-    assert verdict.message == "the rendezvous timed out before these had started: node 1"
+    assert verdict.message == "the rendezvous timed out; not started by then: digits-0-1"
 
 
 def test_a_rendezvous_that_failed_after_every_pod_had_started_is_a_failure():

@@ -178,13 +178,60 @@ def test_an_undecided_failure_is_blamed_on_the_unreachable_node():
     assert forced(plan) == []
 
 
-@pytest.mark.parametrize(("now", "is_forced"), [(74, False), (75, True)])
-def test_a_pod_of_an_earlier_job_on_a_dead_node_does_not_block_the_new_job(now, is_forced):
+def plan_beside_a_leftover(job, nodes, now=NOW):
+    """Return the plan for a job whose name belonged to an earlier job, of which a pod is left."""
     (left,) = read_pods(a_pod(0, running(), deleted_at=NOW, grace=45, nodeName="node-1"))
-    seen = observation(a_starting_job(), nodes=UNREACHABLE)
-    plan = decide(replace(seen, leftovers=(left,)), at(now))
-    assert plan.create == (0, 1)
-    assert [delete.name for delete in plan.delete if delete.forced] == ["digits-0-0"] * is_forced
+    return decide(replace(observation(job, nodes=nodes), leftovers=(left,)), now)
+
+
+def test_a_pod_of_an_earlier_job_on_a_dead_node_is_deleted_by_force():
+    job = a_job()
+    first = plan_beside_a_leftover(job, UNREACHABLE)
+    assert (first.create, first.delete, first.wake_after) == ((), (), 30)
+    assert first.status.reason == Reason.NAME_IN_USE
+    assert first.status.message == (
+        "waits for pod digits-0-0 on node node-1 of an earlier job with this name to end; the node "
+        "is unreachable since 2026-11-21T12:00:00Z; after 30 s the pod is deleted by force"
+    )
+    second = plan_beside_a_leftover(written(job, first), UNREACHABLE, at(30))
+    assert (second.create, forced(second)) == ((), ["digits-0-0"])
+
+
+def test_a_pod_of_an_earlier_job_that_ends_slowly_is_named_and_waited_for():
+    job = a_starting_job()
+    plan = plan_beside_a_leftover(job, READY)
+    assert (plan.create, plan.delete, plan.wake_after) == ((), (), 75)
+    assert plan.status.message.endswith("of an earlier job with this name to end")
+    assert plan.status.starting_since is None
+    late = plan_beside_a_leftover(written(job, plan), READY, at(75))
+    assert late.delete == ()
+    assert "ask the administrator to check the kubelet there" in late.status.message
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        (UNREACHABLE, "node node-1 is unreachable"),
+        (nodes_of(a_node("node-0")), "node node-1 does not exist any more"),
+        (
+            nodes_of(a_node("node-0"), a_node("node-1", "False", OUT_OF_SERVICE)),
+            "node node-1 has the taint node.kubernetes.io/out-of-service",
+        ),
+        (
+            NOT_READY,
+            "the pod should have ended at 2026-11-21T12:00:45Z, and its node node-1 is not ready",
+        ),
+        (
+            None,
+            "the pod should have ended at 2026-11-21T12:00:45Z, and its node node-1 is not ready",
+        ),
+    ],
+)
+def test_a_forced_deletion_says_what_happened_to_the_node(nodes, why):
+    pod = a_pod(1, not_ready(running()), deleted_at=NOW, grace=45)
+    job = watched(stuck_job(), pod, nodes=nodes)
+    (delete,) = plan_for(job, pod, nodes=nodes, now=at(75)).delete
+    assert (delete.name, delete.forced) == ("digits-0-1", why)
 
 
 def test_the_taint_out_of_service_that_was_left_on_a_ready_node_forces_nothing():
@@ -207,7 +254,7 @@ def test_a_stuck_pod_on_an_unreachable_node_is_deleted_by_force():
     plan = plan_for(job, a_pod(1, running(), deleted_at=NOW), nodes=UNREACHABLE, now=at(30))
     (delete,) = plan.delete
     assert (delete.name, delete.uid, delete.grace) == ("digits-0-1", "uid-of-digits-0-1", 0)
-    assert delete.forced == "its node node-1 is unreachable, gone or out of service"
+    assert delete.forced == "node node-1 is unreachable"
 
 
 def test_a_stuck_pod_on_a_node_that_is_not_ready_is_forced_30_s_after_its_grace_period():
@@ -223,7 +270,7 @@ def test_a_stuck_pod_on_a_ready_node_is_never_forced():
     assert (plan.delete, plan.create) == ((), ())
     assert plan.status.message == (
         "attempt 1 waits for pod digits-0-1 on node node-1 to end; it should have ended at "
-        "2026-11-21T12:00:45Z; its node still answers, so look at the kubelet there"
+        "2026-11-21T12:00:45Z; its node is ready: ask the administrator to check the kubelet there"
     )
 
 
@@ -266,8 +313,8 @@ def test_without_a_dead_node_time_nothing_is_forced_and_the_message_has_the_comm
     assert (plan.delete, plan.wake_after) == ((), None)
     assert plan.status.message == (
         "attempt 1 waits for pod digits-0-1 on node node-1 to end; the node is unreachable since "
-        "2026-11-21T12:00:00Z; if the node is down, delete it: kubectl delete pod digits-0-1 "
-        "--force"
+        "2026-11-21T12:00:00Z; if the node is down, delete the pod: kubectl -n ml delete "
+        "pod digits-0-1 --force"
     )
 
 
@@ -354,7 +401,7 @@ def test_without_nodes_a_pod_that_its_kubelet_still_reports_is_not_forced():
     assert plan.status.message == (
         "attempt 1 waits for pod digits-0-1 on node node-1 to end; it should have ended at "
         "2026-11-21T12:00:45Z, and the operator may not read nodes; if the node is down, delete "
-        "it: kubectl delete pod digits-0-1 --force"
+        "the pod: kubectl -n ml delete pod digits-0-1 --force"
     )
 
 

@@ -30,6 +30,7 @@ from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import ClusterPolicy, Refusal
 from ddpjob.core.status import PodCounts
 from ddpjob.core.timers import QUOTA_TIMEOUT
+from ddpjob.core.times import format_time
 from ddpjob.core.transitions import YIELD_TIME
 
 QUOTA = Refusal(Reason.QUOTA, "exceeded quota", at(60))
@@ -140,8 +141,8 @@ def test_on_a_full_cluster_the_younger_gang_gives_way_after_the_gang_timeout():
     assert plan.status.reason == Reason.YIELDED
     assert plan.status.yielding == Yielding("ml/older", at(600) + YIELD_TIME)
     assert plan.status.message == (
-        "2 pods of 2 had room; they are given back to the older job ml/older, which is incomplete "
-        "too"
+        "only 1 of 2 pods had room; all are deleted to make room for the older job ml/older, which "
+        "is incomplete too"
     )
     assert [event.reason for event in plan.events] == ["YieldedToOlderJob"]
 
@@ -200,7 +201,8 @@ def test_a_gang_that_gave_way_creates_no_pods_and_says_why():
     assert (plan.create, plan.wake_after) == ((), 5)
     assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.YIELDED)
     assert plan.status.message == (
-        "waits until the older job ml/older runs, which needs the same room"
+        "waits until the older job ml/older runs, which needs the same room; at most until "
+        f"{format_time(job.status.yielding.until)}"
     )
     again = plan_for(written(job, plan), older_gang="ml/older", now=at(15))
     assert again.status == plan.status

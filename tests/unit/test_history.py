@@ -50,7 +50,7 @@ def test_a_failed_attempt_is_kept_with_its_cause_its_place_and_its_times():
             "attempt": 0,
             "cause": "Failure",
             "reason": "WorkerFailed",
-            "message": "rank 1 on node 1 failed with exit code 1: ValueError: boom",
+            "message": "rank 1 in pod digits-0-1 failed with exit code 1: ValueError: boom",
             "node": "node-1",
             "pod": "digits-0-1",
             "rank": 1,

@@ -61,7 +61,7 @@ def test_a_suspended_job_gives_its_pods_back_with_their_own_grace_period():
     assert (plan.status.phase, plan.status.reason) == (Phase.SUSPENDED, Reason.SUSPENDED)
     assert (
         plan.status.message
-        == "suspending: pod digits-0-0 on node node-0 and 1 more must write a checkpoint and end"
+        == "suspending: waiting for pod digits-0-0 on node node-0 and 1 more to end"
     )
 
 
@@ -271,7 +271,9 @@ def test_a_job_that_was_active_for_too_long_fails():
     assert plan.status.has(Condition.FAILED)
     assert plan.status.reason == Reason.DEADLINE
     assert plan.status.message == (
-        "the job was active for activeDeadlineSeconds=100, in all its attempts"
+        "the job was active for activeDeadlineSeconds=100, in all its attempts; correct the cause "
+        "or raise the limit, then delete the job and create it again: it resumes from its last "
+        "checkpoint"
     )
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
     assert plan.status.attempts[0]["cause"] == "Stopped"

@@ -79,7 +79,8 @@ def test_a_stray_pod_is_reported_once():
     (event,) = plan.events
     assert (event.kind, event.reason) == ("Warning", "StrayPods")
     assert event.message == (
-        "ignored pods that this job owns but did not create: copy; delete them if they are copies"
+        "ignored pods that the operator did not create for this job: copy; delete them if they are "
+        "copies"
     )
     again = plan_for(written(job, plan), *BOTH_RUN, a_stray())
     assert (again.events, again.status) == ((), plan.status)
@@ -148,8 +149,8 @@ def test_a_recovery_is_reported_by_one_event_and_happens_once():
     (event,) = plan.events
     assert (event.kind, event.reason) == ("Warning", "StatusRecovered")
     assert event.message == (
-        "the status did not know attempt 3, which has pods: it was deleted or replaced by an older "
-        "one; the job continues with this attempt"
+        "the status was deleted or replaced by an older one; the job continues with attempt 3, the "
+        "newest that has pods"
     )
     again = recovered(written(a_job(), plan), *ATTEMPT_3)
     assert (again.status.phase, again.status.attempt) == (Phase.RUNNING, 3)

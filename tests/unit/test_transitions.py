@@ -28,6 +28,7 @@ from builders import (
 
 from ddpjob.core.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
 from ddpjob.core.names import Condition, Phase, Reason
+from ddpjob.core.plan import NEXT_STEP
 from ddpjob.core.status import Backoff
 from ddpjob.core.times import format_time
 
@@ -71,7 +72,7 @@ def test_a_starting_pod_is_named_with_its_kubernetes_node():
     assert (status.phase, status.reason) == (Phase.STARTING, Reason.STARTING)
     assert status.message == (
         "1 of 2 nodes are running; pod digits-0-1 is starting on node-1 "
-        "(for details: kubectl describe pod digits-0-1)"
+        "(for details: kubectl -n ml describe pod digits-0-1)"
     )
 
 
@@ -79,7 +80,7 @@ def test_a_pod_without_a_kubernetes_node_is_not_scheduled_yet():
     status = plan_for(a_starting_job(), a_pod(0, running()), a_pod(1)).status
     assert status.message == (
         "1 of 2 nodes are running; pod digits-0-1 is not scheduled yet "
-        "(for details: kubectl describe pod digits-0-1)"
+        "(for details: kubectl -n ml describe pod digits-0-1)"
     )
 
 
@@ -172,7 +173,7 @@ def test_a_restart_is_reported_by_one_event_and_by_last_failure():
     (event,) = plan.events
     assert (event.kind, event.reason) == ("Warning", "Restarting")
     assert event.message == (
-        "attempt 1 begins: rank 1 on node 1 failed with exit code 1: ValueError: boom"
+        "attempt 1 begins: rank 1 in pod digits-0-1 failed with exit code 1: ValueError: boom"
     )
     assert plan.status.last_failure == {
         "attempt": 0,
@@ -182,7 +183,7 @@ def test_a_restart_is_reported_by_one_event_and_by_last_failure():
         "rank": 1,
         "exitCode": 1,
         "reason": "WorkerFailed",
-        "message": "rank 1 on node 1 failed with exit code 1: ValueError: boom",
+        "message": "rank 1 in pod digits-0-1 failed with exit code 1: ValueError: boom",
         "time": format_time(NOW),
     }
 
@@ -213,7 +214,8 @@ def test_a_job_fails_when_its_restarts_are_used_up():
     assert plan.status.has(Condition.FAILED)
     assert plan.status.reason == Reason.MAX_RESTARTS
     assert plan.status.message == (
-        "rank 1 on node 1 failed with exit code 1: ValueError: boom; maxRestarts=3 is used up"
+        "rank 1 in pod digits-0-1 failed with exit code 1: ValueError: boom; "
+        f"maxRestarts=3 is used up; {NEXT_STEP}"
     )
     assert (plan.status.attempt, plan.status.restarts) == (0, 3)
     assert [(event.kind, event.reason) for event in plan.events] == [("Warning", "Failed")]
@@ -224,7 +226,10 @@ def test_a_job_fails_when_its_disruptions_are_used_up():
     plan = plan_for(a_running_job(disruptions=20), a_pod(0, running()))
     assert plan.status.has(Condition.FAILED)
     assert plan.status.reason == Reason.MAX_DISRUPTIONS
-    assert plan.status.message == "the pod of node 1 is gone; maxDisruptions=20 is used up"
+    assert plan.status.message == (
+        "pod digits-0-1 is gone: it was deleted, or its Kubernetes node was removed; "
+        f"maxDisruptions=20 is used up; {NEXT_STEP}"
+    )
     assert plan.confirm == ("digits-0-1",)
 
 

@@ -384,6 +384,22 @@ async def test_an_attempt_that_costs_no_budget_is_counted_too(fake, operator, op
     assert 'ddpjob_restarts_total{cause="Disruption"} 0.0' in said
 
 
+async def test_an_attempt_that_was_found_again_is_not_counted(fake, operator, options):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    before = status(fake)
+    fails(fake, "digits-0-1")
+    await until(lambda: status(fake)["attempt"] == 1)
+    fake.remove("pods", "digits-0-0")
+    await is_running(fake, attempt=1)
+    fake.change("ddpjobs", "digits", status=before)
+    await until(lambda: any(event["reason"] == "StatusRecovered" for event in fake.all("events")))
+    await settled(fake)
+    said = await metrics(options)
+    assert 'ddpjob_restarts_total{cause="Failure"} 1.0' in said
+    assert 'ddpjob_restarts_total{cause="Resized"} 0.0' in said
+
+
 async def test_the_operator_ends_with_a_message_if_the_crd_is_missing(fake, options):
     fake.fault("GET", "/apis/ddpjob.dev/v1alpha1", refusal(404, "NotFound"), times=float("inf"))
     with pytest.raises(CannotRun, match="Install the CRD"):
@@ -477,7 +493,7 @@ async def test_pods_of_any_attempt_of_an_earlier_job_are_waited_for(fake, operat
         fake.change("pods", name, metadata={"deletionTimestamp": "2026-11-21T12:00:30Z"})
     fake.create("ddpjobs", a_job())
     await until(lambda: status(fake).get("reason") == "NameInUse")
-    assert "of an earlier job with this name has not ended yet" in status(fake)["message"]
+    assert "of an earlier job with this name to end" in status(fake)["message"]
     assert pods(fake) == ["digits-1-0", "digits-1-1"]
     for name in pods(fake):
         fake.remove("pods", name)

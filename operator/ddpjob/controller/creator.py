@@ -32,17 +32,6 @@ class Creator:
 
     async def create_gang(self, job: Job, indices: tuple[int, ...]) -> None:
         """Create the Service, then the pods side by side. Raises Refused or SpecError."""
-        # An earlier job of this name may still write to the same checkpoint folder.
-        left = self.cache.pods_of_other_jobs((job.namespace, job.name), job.uid)
-        if left:
-            pod = left[0]
-            message = f"pod {pod.name} of an earlier job with this name has not ended yet"
-            if pod.node_name:
-                message += (
-                    f" on node {pod.node_name}; if that node is down, delete it: kubectl delete "
-                    f"pod {pod.name} --force"
-                )
-            raise Refused(Reason.NAME_IN_USE, message)
         await self._create_object(job, SERVICES, render.service(job))
         pods = render.pods(job, indices, self.settings)
         await run_all(self._create_object(job, PODS, pod) for pod in pods)

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache
-from ddpjob.core.names import Cause, Phase
+from ddpjob.core.names import Cause, Phase, Reason
 from ddpjob.core.status import Status
 
 
@@ -58,8 +58,13 @@ class Metrics:
         )
 
     def count_restarts(self, old: Status, new: Status) -> None:
-        """Count the new attempt of a status, if there is one, also if it uses no budget."""
+        """Count the new attempt of a status, if there is one, also if it uses no budget.
+
+        An attempt that was found again is not new.
+        """
         if old.attempt is None or new.attempt == old.attempt:
+            return
+        if new.reason == Reason.STATUS_RECOVERED:
             return
         cause = new.attempts[0].get("cause") if new.attempts else Cause.RESIZED
         self.restarts.labels(str(cause)).inc()

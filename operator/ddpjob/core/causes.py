@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from ddpjob.core import names
 from ddpjob.core.dead_nodes import find_end_of_node, is_unreachable
+from ddpjob.core.describe import describe_pods
 from ddpjob.core.names import Cause, Reason
 from ddpjob.core.observe import Finding, Observation, Pod, TrainerState
 from ddpjob.core.status import Status
@@ -138,7 +140,9 @@ def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
         if finding:
             found.append(_disrupted(finding, pod.index, pod))
     for index in lost_nodes(obs):
-        finding = Finding("PodDeleted", f"the pod of node {index} is gone")
+        name = names.pod_name(obs.job.name, obs.attempt, index)
+        message = f"pod {name} is gone: it was deleted, or its Kubernetes node was removed"
+        finding = Finding("PodDeleted", message)
         found.append(_disrupted(finding, index, None))
     return found
 
@@ -168,26 +172,26 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
     if pod.own_limit:
         reason = pod.own_limit.reason
         message = (
-            f"node {pod.index} was evicted by its kubelet: {pod.own_limit.message}; raise "
+            f"pod {pod.name} was evicted by its kubelet: {pod.own_limit.message}; raise "
             "resources.limits.ephemeral-storage or the volume's sizeLimit, or write less"
         )
     elif pod.exit_reason == OOM_KILLED:
         reason = OOM_KILLED
         message = (
-            f"node {pod.index} ran out of memory (OOMKilled); raise resources.limits.memory or "
+            f"pod {pod.name} ran out of memory (OOMKilled); raise resources.limits.memory or "
             "use less memory"
         )
     elif summary is None:
         reason = pod.exit_reason or "Error"
         line = last_line(pod.message)
-        message = f"node {pod.index} failed with exit code {pod.exit_code}"
+        message = f"pod {pod.name} failed with exit code {pod.exit_code}"
         if line:
             message += f": {line}"
     else:
         reason = "WorkerFailed"
         rank = summary.rank
         exit_code = summary.exit_code
-        message = f"rank {rank} on node {pod.index} failed with exit code {exit_code}"
+        message = f"rank {rank} in pod {pod.name} failed with exit code {exit_code}"
         if summary.exception:
             message += f": {summary.exception}"
         if exit_code in KILLED:
@@ -203,10 +207,10 @@ def _rendezvous_verdict(pod: Pod, obs: Observation) -> Verdict | None:
     """
     late = [other.name for other in obs.current if not other.started]
     if not obs.latched:
-        late += [f"node {index}" for index in obs.missing]
+        late += [names.pod_name(obs.job.name, obs.attempt, index) for index in obs.missing]
     if not late or not RENDEZVOUS_TIMEOUT.search(pod.message):
         return None
-    message = f"the rendezvous timed out before these had started: {_some(late)}"
+    message = f"the rendezvous timed out; not started by then: {_some(late)}"
     reason = Reason.RENDEZVOUS_TIMEOUT
     return Verdict(Cause.RENDEZVOUS, reason, message, pod.index, pod, None, pod.exit_code)
 
@@ -224,9 +228,9 @@ def _silent_peer_verdict(
     if not silent or not innocent:
         return None
     suspects = unreachable or silent
-    described = [f"{pod.name} on {pod.node_name or 'no node'}" for pod in suspects]
+    described = [describe_pods([pod]) for pod in suspects]
     message = (
-        f"the other nodes lost their connection to {_some(described)}, which has not ended: its "
+        f"the other pods lost their connection to {_some(described)}, which has not ended: its "
         "node or network failed, or it hangs"
     )
     first = suspects[0]

@@ -52,7 +52,7 @@ def track_unreachable(obs: Observation, now: datetime) -> tuple[UnreachableNode,
     While most nodes are not ready, no time runs.
     """
     known = {node.name: node for node in obs.status.unreachable_nodes}
-    used = {pod.node_name for pod in obs.pods if not pod.released}
+    used = {pod.node_name for pod in (*obs.pods, *obs.leftovers) if not pod.released}
     found = []
     for name in sorted(known.keys() | used):
         if is_unreachable(obs, name):
@@ -92,13 +92,14 @@ def death_of(obs: Observation, pod: Pod) -> datetime | None:
 
 def next_death(obs: Observation, now: datetime) -> datetime | None:
     """Return when the next pod may be deleted by force."""
-    moments = [moment for pod in obs.pods if (moment := death_of(obs, pod)) and moment > now]
-    return min(moments, default=None)
+    moments = [death_of(obs, pod) for pod in (*obs.pods, *obs.leftovers)]
+    return min((moment for moment in moments if moment and moment > now), default=None)
 
 
 def next_overdue(obs: Observation, now: datetime) -> datetime | None:
-    """Return when the next pod of an older attempt becomes overdue, which the status then says."""
-    deadlines = [pod.deletion_deadline for pod in obs.older if not pod.released]
+    """Return when the next pod that the job waits for is overdue, which the status then says."""
+    waited_for = [pod for pod in (*obs.older, *obs.leftovers) if not pod.released]
+    deadlines = [pod.deletion_deadline for pod in waited_for]
     moments = [later(deadline, OVERDUE) for deadline in deadlines if deadline]
     return min((moment for moment in moments if moment > now), default=None)
 
@@ -106,15 +107,14 @@ def next_overdue(obs: Observation, now: datetime) -> datetime | None:
 def describe_wait(obs: Observation, pod: Pod, now: datetime) -> str:
     """Return the end of a message about a pod that does not end: what that waits for."""
     wait = obs.policy.dead_node_time
-    by_hand = f"if the node is down, delete it: kubectl delete pod {pod.name} --force"
-    for node in obs.status.unreachable_nodes:
-        if node.name == pod.node_name and wait is None:
-            return f"; the node is unreachable since {format_time(node.since)}; {by_hand}"
-        if node.name == pod.node_name and wait is not None:
-            return (
-                f"; the node is unreachable since {format_time(node.since)}; after "
-                f"{wait.total_seconds():.0f} s the pod is deleted by force"
-            )
+    by_hand = (
+        "if the node is down, delete the pod: kubectl "
+        f"-n {obs.job.namespace} delete pod {pod.name} --force"
+    )
+    end = f"after {wait.total_seconds():.0f} s the pod is deleted by force" if wait else by_hand
+    for lost in obs.status.unreachable_nodes:
+        if lost.name == pod.node_name:
+            return f"; the node is unreachable since {format_time(lost.since)}; {end}"
     if is_cut_off(obs):
         return describe_cut_off(obs)
     deadline = pod.deletion_deadline
@@ -123,7 +123,26 @@ def describe_wait(obs: Observation, pod: Pod, now: datetime) -> str:
     what = f"; it should have ended at {format_time(deadline)}"
     if not obs.nodes:
         return f"{what}, and the operator may not read nodes; {by_hand}"
-    return f"{what}; its node still answers, so look at the kubelet there"
+    node = obs.nodes.get(pod.node_name)
+    if node and node.health is NodeHealth.READY:
+        return f"{what}; its node is ready: ask the administrator to check the kubelet there"
+    return f"{what}; {end}"
+
+
+def describe_death(obs: Observation, pod: Pod) -> str:
+    """Return why a pod may be deleted by force, for a pod for which `is_dead` is true."""
+    name = pod.node_name
+    nodes = obs.nodes or {}
+    node = nodes.get(name)
+    if node and OUT_OF_SERVICE in node.taints:
+        return f"node {name} has the taint {OUT_OF_SERVICE}"
+    if nodes and name and node is None:
+        return f"node {name} does not exist any more"
+    if node and node.health is NodeHealth.UNREACHABLE:
+        return f"node {name} is unreachable"
+    deadline = pod.deletion_deadline
+    ended = f"the pod should have ended at {format_time(deadline)}" if deadline else ""
+    return f"{ended}, and its node {name or '(none)'} is not ready"
 
 
 def find_end_of_node(obs: Observation, pod: Pod, now: datetime) -> Finding | None:
@@ -131,7 +150,7 @@ def find_end_of_node(obs: Observation, pod: Pod, now: datetime) -> Finding | Non
     if pod.ended or pod.released or not pod.node_name:
         return None
     if is_dead(obs, pod, now):
-        message = f"node {pod.node_name} of pod {pod.name} is unreachable, gone or out of service"
+        message = f"pod {pod.name} is lost: {describe_death(obs, pod)}"
         return Finding(Reason.NODE_UNREACHABLE, message)
     node = (obs.nodes or {}).get(pod.node_name)
     for taint in node.taints if node else ():

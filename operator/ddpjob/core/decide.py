@@ -38,9 +38,10 @@ from ddpjob.core.describe import (
 )
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Refusal, TrainerState
-from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
+from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
 from ddpjob.core.spec import Spec
 from ddpjob.core.timers import is_due, run_clocks, seconds_until_next
+from ddpjob.core.times import format_time
 from ddpjob.core.transitions import (
     YIELD_TIME,
     begin,
@@ -142,8 +143,8 @@ def _report_strays(obs: Observation, plan: Plan) -> Plan:
     events = plan.events
     if strays:
         message = (
-            f"ignored pods that this job owns but did not create: {', '.join(strays)}; delete them "
-            "if they are copies"
+            f"ignored pods that the operator did not create for this job: {', '.join(strays)}; "
+            "delete them if they are copies"
         )
         events = (*events, Event("Warning", "StrayPods", message[:MAX_MESSAGE]))
     return replace(plan, status=replace(plan.status, stray_pods=strays), events=events)
@@ -203,7 +204,9 @@ def active_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan
     if limit is None or not is_due(timers.active_deadline, obs, spec, now):
         return None
     seconds = int(limit.total_seconds())
-    message = f"the job was active for activeDeadlineSeconds={seconds}, in all its attempts"
+    message = (
+        f"the job was active for activeDeadlineSeconds={seconds}, in all its attempts; {NEXT_STEP}"
+    )
     return stop(obs, spec, Reason.DEADLINE, message, now)
 
 
@@ -270,7 +273,10 @@ def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan |
     yielding = obs.status.yielding
     # An end further away than YIELD_TIME was set before the clock was set back.
     if yielding and timedelta(0) < yielding.until - now <= YIELD_TIME:
-        message = f"waits until the older job {yielding.to} runs, which needs the same room"
+        message = (
+            f"waits until the older job {yielding.to} runs, which needs the same room; at most "
+            f"until {format_time(yielding.until)}"
+        )
         status = describe(obs, Phase.PENDING, Reason.YIELDED, message)
         return Plan(status, wake_after=YIELD_INTERVAL)
     has_room = find_blocker(obs) is None
@@ -279,9 +285,21 @@ def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan |
     return give_way(obs, spec, now)
 
 
+def _wait_for_leftovers(obs: Observation, now: datetime) -> Plan:
+    """Wait for the pods of an earlier job: they may still write into the same checkpoint folder."""
+    message = (
+        f"waits for {describe_pods(obs.leftovers)} of an earlier job with this name to end"
+        f"{describe_wait(obs, obs.leftovers[0], now)}"
+    )
+    status = describe(obs, Phase.PENDING, Reason.NAME_IN_USE, message)
+    return Plan(status, delete=delete_dead_leftovers(obs, now))
+
+
 def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if obs.latched or not obs.missing:
         return None
+    if obs.leftovers:
+        return _wait_for_leftovers(obs, now)
     obs = with_status(obs, replace(obs.status, yielding=None))
     refusal = obs.refusal
     if refusal and refusal.final:
@@ -293,8 +311,7 @@ def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | 
         return _retry_after_refusal(obs, refusal, now)
     message = f"creating {counted(obs.status.pods.desired, 'pod')} of attempt {obs.attempt}"
     status = describe(obs, Phase.STARTING, Reason.CREATING_PODS, message)
-    delete = (*delete_outdated(obs), *delete_dead_leftovers(obs, now))
-    return Plan(status, create=obs.missing, delete=delete)
+    return Plan(status, create=obs.missing, delete=delete_outdated(obs))
 
 
 def _retry_after_refusal(obs: Observation, refusal: Refusal, now: datetime) -> Plan:
@@ -303,7 +320,6 @@ def _retry_after_refusal(obs: Observation, refusal: Refusal, now: datetime) -> P
         return Plan(status)
     # If the quota counts ended pods too, delete them, with their logs, to make room.
     delete = delete_ended(obs.older) if refusal.counts_ended_pods else delete_outdated(obs)
-    delete = (*delete, *delete_dead_leftovers(obs, now))
     return Plan(status, create=obs.missing, delete=delete)
 
 

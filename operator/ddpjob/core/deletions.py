@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime
 
-from ddpjob.core.dead_nodes import is_dead
+from ddpjob.core.dead_nodes import describe_death, is_dead
 from ddpjob.core.names import Cause, Reason
 from ddpjob.core.observe import Observation, Pod
 from ddpjob.core.plan import Delete
@@ -31,14 +31,14 @@ def delete_unfinished(
     deletions = []
     for pod in pods:
         if is_dead(obs, pod, now):
-            deletions.append(_forced(pod))
+            deletions.append(_forced(obs, pod))
         elif not pod.released and not pod.deleting:
             deletions.append(Delete(pod.name, pod.uid, grace))
     return tuple(deletions)
 
 
-def _forced(pod: Pod) -> Delete:
-    reason = f"its node {pod.node_name} is unreachable, gone or out of service"
+def _forced(obs: Observation, pod: Pod) -> Delete:
+    reason = describe_death(obs, pod)
     return Delete(pod.name, pod.uid, 0, forced=reason, node=pod.node_name)
 
 
@@ -47,7 +47,7 @@ def delete_dead_leftovers(obs: Observation, now: datetime) -> tuple[Delete, ...]
 
     The job waits for them, and nobody else removes them.
     """
-    return tuple(_forced(pod) for pod in obs.leftovers if is_dead(obs, pod, now))
+    return tuple(_forced(obs, pod) for pod in obs.leftovers if is_dead(obs, pod, now))
 
 
 def delete_all_unfinished(obs: Observation, grace: int | None, now: datetime) -> tuple[Delete, ...]:

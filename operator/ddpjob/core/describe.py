@@ -123,7 +123,8 @@ def find_blocker(obs: Observation) -> Finding | None:
 
 def _describe_pending(obs: Observation, pod: Pod) -> str:
     where = f"is starting on {pod.node_name}" if pod.node_name else "is not scheduled yet"
-    text = f"pod {pod.name} {where} (for details: kubectl describe pod {pod.name})"
+    command = f"kubectl -n {obs.job.namespace} describe pod {pod.name}"
+    text = f"pod {pod.name} {where} (for details: {command})"
     left = [node.name for node in obs.status.unreachable_nodes]
     if pod.has_claims and left:
         text += (

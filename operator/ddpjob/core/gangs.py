@@ -28,8 +28,12 @@ def find_older_gang(job: Job, others: Iterable[Job]) -> str:
 
 def holds_room(job: Job, pods: Iterable[Pod]) -> bool:
     """Return True if an incomplete gang has pods that use up a quota, or room on nodes."""
-    under_quota = job.status.reason == Reason.QUOTA
-    return any(not pod.ended and (under_quota or pod.node_name) for pod in pods)
+    return bool(pods_with_room(pods, job.status.reason == Reason.QUOTA))
+
+
+def pods_with_room(pods: Iterable[Pod], under_quota: bool) -> list[Pod]:
+    """Return the pods that use up room: a quota counts each, a cluster those that have a node."""
+    return [pod for pod in pods if not pod.ended and (under_quota or pod.node_name)]
 
 
 def _is_in_the_way(other: Job, job: Job) -> bool:

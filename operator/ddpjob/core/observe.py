@@ -200,6 +200,11 @@ class Observation:
         return sum(node.health is not NodeHealth.READY for node in nodes)
 
     @property
+    def is_under_quota(self) -> bool:
+        """True if a quota refuses pods of the attempt."""
+        return self.refusal is not None and self.refusal.reason == names.Reason.QUOTA
+
+    @property
     def latched(self) -> bool:
         """True if every pod of the current attempt was seen at some time."""
         return self.status.attempt_started == self.attempt

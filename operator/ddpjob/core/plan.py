@@ -8,6 +8,12 @@ from ddpjob.core.status import Status
 # of conditions and events.
 MAX_MESSAGE = 1024
 
+# What a person can do after a job has used up a limit.
+NEXT_STEP = (
+    "correct the cause or raise the limit, then delete the job and create it again: it resumes "
+    "from its last checkpoint"
+)
+
 
 @dataclass(frozen=True)
 class Delete:

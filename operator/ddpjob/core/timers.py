@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from ddpjob.core.budget import backoff_end
 from ddpjob.core.causes import settles_at
 from ddpjob.core.dead_nodes import next_death, next_overdue
-from ddpjob.core.names import Condition, Reason
+from ddpjob.core.gangs import pods_with_room
+from ddpjob.core.names import Condition
 from ddpjob.core.observe import Observation
 from ddpjob.core.policy import MAX_SECONDS
 from ddpjob.core.spec import Spec
@@ -55,8 +56,9 @@ def _is_starting(obs: Observation, now: datetime) -> bool:
     if status.attempt is None or status.running_time or status.yielding:
         return False
     end = backoff_end(status, now)
-    held = any(pod.gated for pod in obs.current) or any(not pod.released for pod in obs.older)
-    return not held and not (end and now < end)
+    gated = any(pod.gated for pod in obs.current)
+    waits_for_others = bool(obs.leftovers) or any(not pod.released for pod in obs.older)
+    return not gated and not waits_for_others and not (end and now < end)
 
 
 # The timers
@@ -110,12 +112,10 @@ def pod_is_overdue(obs: Observation, spec: Spec, now: datetime) -> datetime | No
 
 def gang_timeout(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     started = obs.status.starting_since
-    under_quota = obs.refusal is not None and obs.refusal.reason == Reason.QUOTA
-    # A quota counts each pod, a cluster only those that have a node.
-    holders = [pod for pod in obs.current if not pod.ended and (under_quota or pod.node_name)]
+    holders = pods_with_room(obs.current, obs.is_under_quota)
     if started is None or not holders or obs.all_run or not _is_starting(obs, now):
         return None
-    return later(started, QUOTA_TIMEOUT if under_quota else obs.policy.gang_timeout)
+    return later(started, QUOTA_TIMEOUT if obs.is_under_quota else obs.policy.gang_timeout)
 
 
 TIMERS: tuple[Timer, ...] = (

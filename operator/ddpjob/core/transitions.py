@@ -14,6 +14,7 @@ from ddpjob.core.conditions import Conditions, set_condition
 from ddpjob.core.dead_nodes import describe_wait
 from ddpjob.core.deletions import clean_up, current_grace, delete_all_unfinished
 from ddpjob.core.describe import describe, describe_pods, stop_running, with_status
+from ddpjob.core.gangs import pods_with_room
 from ddpjob.core.history import (
     Yielding,
     add_attempt,
@@ -23,7 +24,7 @@ from ddpjob.core.history import (
 )
 from ddpjob.core.names import Cause, Condition, Phase, Reason
 from ddpjob.core.observe import Observation
-from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
+from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
 from ddpjob.core.policy import FailurePolicy
 from ddpjob.core.readers import Dict
 from ddpjob.core.spec import Spec
@@ -82,8 +83,8 @@ def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
     attempt = max(pod.attempt for pod in obs.pods)
     nodes = 1 + max(pod.index for pod in obs.pods if pod.attempt == attempt)
     message = (
-        f"the status did not know attempt {attempt}, which has pods: it was deleted or replaced by "
-        "an older one; the job continues with this attempt"
+        f"the status was deleted or replaced by an older one; the job continues with attempt "
+        f"{attempt}, the newest that has pods"
     )
     begun = begin_attempt(obs, spec, attempt, now)
     status = replace(
@@ -193,10 +194,10 @@ def _hopeless(
         return None
     elif failed:
         reason = Reason.MAX_RESTARTS
-        why = f"maxRestarts={policy.max_restarts} is used up"
+        why = f"maxRestarts={policy.max_restarts} is used up; {NEXT_STEP}"
     else:
         reason = Reason.MAX_DISRUPTIONS
-        why = f"maxDisruptions={policy.max_disruptions} is used up"
+        why = f"maxDisruptions={policy.max_disruptions} is used up; {NEXT_STEP}"
     message = f"{verdict.message}; {why}"
     grace = current_grace(status, status.attempt or 0)
     return Ending(reason, message, status.last_failure, grace)
@@ -238,9 +239,10 @@ def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
 def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """Give the pods of an incomplete gang back, so that an older gang can become complete."""
     older = obs.older_gang
+    with_room = pods_with_room(obs.current, obs.is_under_quota)
     message = (
-        f"{counted(len(obs.current), 'pod')} of {obs.status.pods.desired} had room; they are given "
-        f"back to the older job {older}, which is incomplete too"
+        f"only {len(with_room)} of {counted(obs.status.pods.desired, 'pod')} had room; all are "
+        f"deleted to make room for the older job {older}, which is incomplete too"
     )
     record = _record(obs, Cause.YIELDED, Reason.YIELDED, message)
     event = Event("Normal", Reason.YIELDED, message)
@@ -281,7 +283,7 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     message = "suspended; to resume, set spec.suspend to false"
     if remaining:
         wait = describe_wait(obs, remaining[0], now)
-        message = f"suspending: {describe_pods(remaining)} must write a checkpoint and end{wait}"
+        message = f"suspending: waiting for {describe_pods(remaining)} to end{wait}"
     delete = delete_all_unfinished(obs, _grace(obs), now)
     reason = Reason.SUSPENDED
     events: tuple[Event, ...] = ()
