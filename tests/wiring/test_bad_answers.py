@@ -9,6 +9,7 @@ from aiohttp import web
 from fake_api import refusal
 from gang import a_job, is_running, pods, status, until
 
+from ddpjob.controller import lister
 from ddpjob.controller.main import RECURSION_LIMIT, operate
 
 POD_POSTS = "/api/v1/namespaces/ml/pods"
@@ -59,7 +60,9 @@ async def test_the_answer_to_a_create_reaches_the_status(fake, operator, code, m
 
 
 @pytest.mark.parametrize("namespaces", [("ml", "other")])
-async def test_no_attempt_begins_while_pods_cannot_be_read(fake, options):
+async def test_no_attempt_begins_while_pods_cannot_be_read(fake, options, monkeypatch):
+    monkeypatch.setattr(lister, "INTERVAL", 0.2)
+    monkeypatch.setattr(lister, "EARLY_INTERVALS", ())
     first = asyncio.create_task(operate(options))
     fake.create("ddpjobs", a_job())
     await is_running(fake)

@@ -48,8 +48,12 @@ async def test_an_answer_that_is_no_object_counts_as_unreachable(fake, api, text
         await api.call("GET", JOBS.api)
 
 
+def no_op():
+    pass
+
+
 async def list_pages(api):
-    return [objects async for objects, _ in api.pages(JOBS, None)]
+    return [objects async for objects, _ in api.pages(JOBS, None, no_op)]
 
 
 async def test_a_long_list_comes_in_pages_that_grow(fake, api, monkeypatch):
@@ -77,7 +81,7 @@ async def test_a_page_that_fails_is_requested_again_and_not_the_whole_list(fake,
     monkeypatch.setattr(client, "FIRST_PAGE_RETRY", 0.01)
     for number in range(4):
         fake.create("ddpjobs", a_job(f"job-{number}"))
-    pages = api.pages(JOBS, None)
+    pages = api.pages(JOBS, None, no_op)
     await anext(pages)
     fake.fault("GET", ".*", refusal(429, "TooManyRequests"), times=3)
     rest = [objects async for objects, _ in pages]

@@ -78,6 +78,37 @@ async def test_a_namespace_is_served_once_the_list_has_passed_it(
     assert found.knows_pods_of(namespaces[2])
 
 
+async def test_a_watched_namespace_that_cannot_be_read_stops_no_other_one(
+    fake, a_lister, monkeypatch, caplog
+):
+    monkeypatch.setattr(client, "PAGE_TRIES", 1)
+    fake.fault("GET", ".*/broken/ddpjobs", refusal(500, "InternalError", "damaged"), times=2)
+    create_in(fake, "ml")
+    found = a_lister("ml", "broken")
+    await found.list_once()
+    assert found.synced
+    assert (found.readable, found.knows_pods_of("broken")) == (["ml"], False)
+    assert await asyncio.wait_for(found.queue.get(), 10) == ("ml", "digits")
+    await found.list_once()
+    assert caplog.text.count("cannot read namespace broken: 500 InternalError: damaged") == 1
+    await found.list_once()
+    assert found.readable == ["ml", "broken"]
+
+
+async def test_every_try_of_a_page_is_a_turn(fake, a_lister, monkeypatch):
+    monkeypatch.setattr(client, "FIRST_PAGE_RETRY", 0)
+    found = a_lister()
+    turns = []
+
+    async def fail(request, proceed):
+        turns.append(found.last_turn)
+        return await refusal(500, "InternalError")(request, proceed)
+
+    fake.fault("GET", f"/{JOBS.api}/ddpjobs", fail, times=2)
+    await found.list_once()
+    assert len(set(turns)) == 2
+
+
 async def test_every_page_is_a_turn(fake, a_lister, small_pages):
     for number in range(3):
         fake.create("ddpjobs", a_job(f"job-{number}"))

@@ -84,24 +84,53 @@ async def test_more_jobs_that_hang_than_requests_may_delay_no_other_job(fake, op
 async def test_more_jobs_of_one_namespace_than_may_hang_are_refused_and_delay_no_other_job(
     fake, webhook_hangs, operator, monkeypatch
 ):
-    monkeypatch.setattr(writer, "HANGS_AFTER", 0)
-    names = [f"bad-{number}" for number in range(2 * writer.MAX_HANGING)]
+    monkeypatch.setattr(slots, "HANGS_AFTER", 0)
+    names = [f"bad-{number}" for number in range(2 * writer.MAX_CREATES)]
     for name in names:
         a_bad_job(fake, name, nodes=4)
     await until(lambda: "NoAnswer" in {bad_status(fake, name).get("reason") for name in names})
-    assert len(fake.writes(BAD_PODS)) <= writer.MAX_HANGING
+    assert len(fake.writes(BAD_PODS)) < writer.MAX_CREATES
     await runs_soon(fake)
 
 
 async def test_a_healthy_job_is_restarted_while_others_hang(fake, webhook_hangs, operator):
     await runs_soon(fake)
-    for number in range(writer.MAX_HANGING):
+    for number in range(writer.MAX_HANGING_CREATES):
         a_bad_job(fake, f"bad-{number}")
-    await until(lambda: len(fake.writes(BAD_PODS)) >= writer.MAX_HANGING)
+    await until(lambda: len(fake.writes(BAD_PODS)) >= writer.MAX_HANGING_CREATES)
     async with asyncio.timeout(SOON):
         fake.remove("pods", "digits-0-0")
         fake.remove("pods", "digits-0-1")
         await is_running(fake, attempt=1)
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [("PUT", ".*/namespaces/bad/ddpjobs/.*/status"), ("POST|PUT|DELETE", ".*/namespaces/bad/.*")],
+    ids=["statuses", "all-writes"],
+)
+async def test_jobs_whose_other_writes_hang_delay_no_other_job(fake, operator, requests):
+    fake.fault(*requests, hanging_webhook(), times=float("inf"))
+    for number in range(100):
+        a_bad_job(fake, f"bad-{number}")
+    await until(lambda: any("/namespaces/bad/" in asked.path for asked in fake.log))
+    await runs_soon(fake)
+
+
+async def test_jobs_whose_deletions_hang_delay_no_other_job(fake, operator):
+    for number in range(30):
+        a_bad_job(fake, f"bad-{number}", nodes=1)
+    await runs_soon(fake)
+    await until(lambda: len(fake.writes(BAD_PODS)) == 30)
+    fake.fault("DELETE", f"{BAD_PODS}/.*", hanging_webhook(), times=float("inf"))
+    for job in fake.all("ddpjobs"):
+        if job["metadata"]["namespace"] == "bad":
+            spec = {**job["spec"], "suspend": True}
+            fake.change("ddpjobs", job["metadata"]["name"], "bad", spec=spec)
+    await until(lambda: len(fake.writes(f"{BAD_PODS}/.*")) >= writer.MAX_DELETES)
+    async with asyncio.timeout(SOON):
+        fake.remove("pods", "digits-0-0")
+        await until(lambda: fake.writes("/api/v1/namespaces/ml/pods/digits-0-1"))
 
 
 async def test_the_words_of_a_webhook_that_hangs_reach_the_status(fake, operator, monkeypatch):

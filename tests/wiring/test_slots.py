@@ -6,32 +6,36 @@ import pytest
 from gang import until
 
 from ddpjob.controller import slots
+from ddpjob.controller.errors import Unreachable
 from ddpjob.controller.slots import Slots
 
 
 class Work:
     """Pieces of work that stay in their slots until the test ends them."""
 
-    def __init__(self, count: int, total: int) -> None:
-        self.slots = Slots(count, total)
+    def __init__(self, count: int, total: int, share: int | None = None) -> None:
+        self.slots = Slots(count, total, share)
         self.begun: list[int] = []
         self.timed_out: list[int] = []
+        self.refused: list[int] = []
         self.may_end = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
 
-    def add(self, number: int, *, start: bool = True) -> None:
+    def add(self, number: int, group: str = "", *, start: bool = True) -> None:
         for _ in range(number):
-            self.tasks.append(asyncio.create_task(self._hang(len(self.tasks), start)))
+            self.tasks.append(asyncio.create_task(self._hang(len(self.tasks), group, start)))
 
-    async def _hang(self, index: int, start: bool) -> None:
+    async def _hang(self, index: int, group: str, start: bool) -> None:
         try:
-            async with self.slots.take() as slot:
+            async with self.slots.take(group) as slot:
                 self.begun.append(index)
                 if start:
                     slot.start()
                 await self.may_end.wait()
         except TimeoutError:
             self.timed_out.append(index)
+        except Unreachable:
+            self.refused.append(index)
 
     async def settle(self) -> None:
         """Let everything happen that needs no timer."""
@@ -47,8 +51,8 @@ async def work():
     """Return a function that makes a Work, which is cancelled after the test."""
     made = []
 
-    def make(count, total=9):
-        made.append(Work(count, total))
+    def make(count, total=9, share=None):
+        made.append(Work(count, total, share))
         return made[-1]
 
     yield make
@@ -69,6 +73,7 @@ def slow(monkeypatch):
     """Let no time be over, unless a test uses `quick`."""
     monkeypatch.setattr(slots, "SLOT_SECONDS", 1000)
     monkeypatch.setattr(slots, "HANG_SECONDS", 1000)
+    monkeypatch.setattr(slots, "HANGS_AFTER", 1000)
 
 
 async def test_only_so_many_begin_and_the_others_follow_in_their_order(work):
@@ -154,3 +159,54 @@ async def test_work_that_is_cancelled_while_it_waits_for_room_takes_no_slot(work
     two.tasks[2].cancel()
     two.tasks[0].cancel()
     await until(lambda: two.begun == [0, 1, 3])
+
+
+# The share of a group
+
+
+@pytest.fixture
+def hangs_soon(monkeypatch):
+    monkeypatch.setattr(slots, "HANGS_AFTER", 0.2)
+
+
+async def test_if_the_share_of_a_group_hangs_the_rest_of_it_is_refused(work, hangs_soon):
+    nine = work(9, share=2)
+    nine.add(2, "bad")
+    await nine.settle()
+    nine.add(1, "bad")
+    await nine.settle()
+    assert nine.begun == [0, 1, 2]
+    await asyncio.sleep(0.2)
+    nine.add(1, "bad")
+    nine.add(1, "good")
+    await nine.settle()
+    assert (nine.refused, nine.under_way()) == ([3], [0, 1, 2, 4])
+
+
+async def test_what_a_group_has_beyond_its_share_ends_for_another_group(work, hangs_soon):
+    four = work(9, total=4, share=2)
+    four.add(6, "bad")
+    four.add(3, "good")
+    await until(lambda: len(four.timed_out) == 2)
+    await four.settle()
+    assert set(four.refused) == {4, 5}
+    assert four.under_way()[:2] == [2, 3]
+    # The bad group has no more than its share now, so the third good one waits.
+    assert len(set(four.under_way()) & {6, 7, 8}) == 2
+
+
+async def test_a_group_that_hung_stays_within_its_share_until_one_ends_quickly(work, monkeypatch):
+    monkeypatch.setattr(slots, "HANG_SECONDS", 0.1)
+    nine = work(9, share=2)
+    nine.add(1, "bad")
+    await asyncio.sleep(0.2)
+    nine.tasks[0].cancel()
+    await nine.settle()
+    nine.add(3, "bad")
+    await nine.settle()
+    assert (nine.begun, nine.refused) == ([0, 1, 2], [3])
+    nine.tasks[1].cancel()
+    await nine.settle()
+    nine.add(3, "bad")
+    await nine.settle()
+    assert (nine.begun, nine.refused) == ([0, 1, 2, 4, 5, 6], [3])

@@ -1,7 +1,10 @@
 """Two installations that watch one namespace: the later one does nothing there."""
 
+import asyncio
+
 import pytest
-from fake_api import FakeApi, refusal
+from fake_api import FakeApi, hanging_webhook, refusal
+from gang import until
 
 from ddpjob.controller import territory
 from ddpjob.controller.client import ApiClient
@@ -107,6 +110,32 @@ async def test_a_namespace_of_another_installation_is_not_served_if_its_mark_can
     fake.fault("GET", ".*/leases/.*", refusal(500, "Broken"))
     clock.now += CHECK_AFTER
     assert not await second.serves("ml")
+
+
+async def test_looks_at_other_jobs_do_not_wait_for_a_mark_that_hangs(fake, installed, clock):
+    fake.fault("GET", ".*/leases/.*", hanging_webhook(seconds=0.3))
+    first = installed("a/one")
+    claim = asyncio.create_task(first.serves("ml"))
+    await until(lambda: fake.log)
+    assert await first.serves("ml") is None
+    assert await claim
+    clock.now += RENEW_AFTER
+    assert await first.serves("ml")
+    clock.now += RENEW_AFTER
+    fake.fault("GET", ".*/leases/.*", hanging_webhook(seconds=0.3))
+    asked = len(fake.log)
+    renewal = asyncio.create_task(first.serves("ml"))
+    await until(lambda: len(fake.log) > asked)
+    assert await first.serves("ml") is True
+    assert await renewal
+
+
+async def test_marks_of_namespaces_without_jobs_are_forgotten(installed):
+    first = installed("a/one")
+    assert await first.serves("ml")
+    assert await first.serves("empty")
+    first.forget_others({"ml"})
+    assert list(first.marks) == ["ml"]
 
 
 def test_a_mark_is_checked_more_often_than_it_ends():

@@ -6,7 +6,7 @@ It uses the Kubernetes client's configuration and transport, and none of its mod
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -161,17 +161,18 @@ class ApiClient:
             raise
 
     async def pages(
-        self, kind: Kind, namespace: str | None
+        self, kind: Kind, namespace: str | None, before_try: Callable[[], None]
     ) -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
         """Yield a LIST page by page: (objects, resourceVersion of the LIST).
 
-        A page that fails is requested again. Raises ApiError or Unreachable.
+        A page that fails is requested again. `before_try` is called before each request. Raises
+        ApiError or Unreachable.
         """
         query = {"limit": str(FIRST_PAGE)}
         if kind.selector:
             query["labelSelector"] = kind.selector
         while True:
-            answer, size = await self._page(kind.collection(namespace), query)
+            answer, size = await self._page(kind.collection(namespace), query, before_try)
             metadata = answer["metadata"]
             objects = answer["items"]
             yield objects, int(metadata["resourceVersion"])
@@ -180,9 +181,12 @@ class ApiClient:
             query["continue"] = metadata["continue"]
             query["limit"] = str(_next_page(len(objects), size))
 
-    async def _page(self, path: str, query: Mapping[str, str]) -> tuple[dict[str, Any], int]:
+    async def _page(
+        self, path: str, query: Mapping[str, str], before_try: Callable[[], None]
+    ) -> tuple[dict[str, Any], int]:
         for tries in range(1, PAGE_TRIES + 1):
             await self.wait_until_allowed()
+            before_try()
             try:
                 return await self._send("GET", path, None, query, LIST_TIMEOUT)
             except CallFailed as error:

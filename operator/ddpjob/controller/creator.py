@@ -18,6 +18,12 @@ from ddpjob.core.pods import owner_uid
 # The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
 STRICT = {"fieldValidation": "Strict"}
 
+NO_ANSWER = (
+    "the API server does not answer, probably because an admission webhook hangs; see kubectl get "
+    "validatingwebhookconfigurations,mutatingwebhookconfigurations; the operator tries again: "
+    "{error}"
+)
+
 # The labels by which the operator finds a pod.
 OWN_LABELS = (names.LABEL_JOB, names.LABEL_ATTEMPT, names.LABEL_INDEX)
 
@@ -45,8 +51,7 @@ class Creator:
                 raise refused_or_error(error, restricted=self.settings.restricted) from error
             created = await self._require_own(job, kind, str(body["metadata"]["name"]))
         except Unreachable as error:
-            message = f"the API server has not answered, or an admission webhook hangs: {error}"
-            raise Refused(Reason.NO_ANSWER, message) from error
+            raise Refused(Reason.NO_ANSWER, NO_ANSWER.format(error=error)) from error
         if kind == PODS:
             _require_labels(body, created)
             self.cache.pods.see(created)

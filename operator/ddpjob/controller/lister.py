@@ -37,15 +37,17 @@ NO_NODES = (
     "Kubernetes itself has evicted them, which takes 5 minutes, and spot notices are not seen."
 )
 
+NO_ROLE = "Give the operator its Role there, or remove the namespace from watchNamespaces."
+
 
 @dataclass
 class Lister:
     """Lists what is watched, in the watched namespaces, or in all if there are none.
 
-    - `after_list`: called after each complete LIST.
+    - `after_list`: called after each LIST of all namespaces that can be read.
     - `last_turn`: monotonic time at which the last page of a LIST was requested.
     - `versions`: resourceVersion of the last complete LIST of each kind and namespace.
-    - `unreadable`: watched namespaces that the last LIST was not allowed to read.
+    - `unreadable`: watched namespaces that the last LIST could not read.
     - `unwatched`: watched namespaces that were unreadable when the watches began.
     - `reads_nodes`: whether Kubernetes nodes can be read; None before the first LIST of them.
     """
@@ -95,7 +97,7 @@ class Lister:
         """
         early = iter(EARLY_INTERVALS)
         while True:
-            self.last_turn = time.monotonic()
+            self._turn()
             try:
                 await self.list_once()
             except CallFailed as error:
@@ -107,10 +109,12 @@ class Lister:
             await asyncio.sleep(next(early, INTERVAL) if self.synced else RETRY_INTERVAL)
 
     async def list_once(self) -> None:
-        """List every namespace that can be read. Raises CallFailed if one failed, or none can."""
-        refused: dict[str, ApiError] = {}
+        """List every namespace that can be read. Raises CallFailed if none can.
+
+        A namespace that cannot be read stops no other one.
+        """
+        failed: dict[str, CallFailed] = {}
         kinds = await self._readable_kinds()
-        failures: list[CallFailed] = []
         for namespace in self.namespaces or (None,):
             try:
                 for kind in kinds:
@@ -118,17 +122,12 @@ class Lister:
             except CallFailed as error:
                 if namespace is None:
                     raise
-                if isinstance(error, ApiError) and error.status == 403:
-                    refused[namespace] = error
-                else:
-                    failures.append(error)
+                failed[namespace] = error
             else:
                 self._note_listed(namespace)
-        self._report_unreadable(refused)
-        if failures:
-            raise failures[0]
-        if len(refused) == len(self.namespaces) > 0:
-            raise next(iter(refused.values()))
+        self._report_unreadable(failed)
+        if len(failed) == len(self.namespaces) > 0:
+            raise next(iter(failed.values()))
 
         # Every job gets a look, whatever the watches have missed.
         self._complete = True
@@ -155,15 +154,13 @@ class Lister:
         self.reads_nodes = False
         return [kind for kind in WATCHED if kind is not NODES]
 
-    def _report_unreadable(self, refused: Mapping[str, ApiError]) -> None:
-        for namespace in refused.keys() - self.unreadable:
-            log.warning(
-                "cannot read namespace %s: %s. Give the operator its Role there, or remove the "
-                "namespace from watchNamespaces.",
-                namespace,
-                refused[namespace],
-            )
-        self.unreadable = frozenset(refused)
+    def _report_unreadable(self, failed: Mapping[str, CallFailed]) -> None:
+        for namespace in failed.keys() - self.unreadable:
+            error = failed[namespace]
+            is_forbidden = isinstance(error, ApiError) and error.status == 403
+            advice = NO_ROLE if is_forbidden else "It is tried again."
+            log.warning("cannot read namespace %s: %s. %s", namespace, error, advice)
+        self.unreadable = frozenset(failed)
 
     async def _list(self, kind: Kind, namespace: str | None) -> None:
         """Show every object of a kind to the cache, and remove those that do not exist any more."""
@@ -171,9 +168,8 @@ class Lister:
         before = self.versions.get((kind, namespace), 0)
         listed = set()
         version = 0
-        async for objects, page_version in self.api.pages(kind, namespace):
+        async for objects, page_version in self.api.pages(kind, namespace, self._turn):
             version = page_version
-            self.last_turn = time.monotonic()
             for body in objects:
                 store.see(body)
                 listed.add(uid_of(body))
@@ -184,6 +180,9 @@ class Lister:
             return
         store.prune(before)
         self.versions[kind, namespace] = version
+
+    def _turn(self) -> None:
+        self.last_turn = time.monotonic()
 
     def _went_back(self, kind: Kind, before: int, version: int) -> bool:
         """Return True if a LIST is older than the one before it.

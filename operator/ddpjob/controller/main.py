@@ -162,8 +162,13 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
         metrics=metrics,
         now=SteadyClock().now,
     )
-    lister = Lister(api, cache, queue, actor.forget_removed_jobs, options.namespaces)
     installation = f"{options.lease_namespace}/{options.lease_name}"
     territory = Territory(writer, installation, clock)
+
+    def forget_what_is_gone() -> None:
+        actor.forget_removed_jobs()
+        territory.forget_others({namespace for namespace, _ in cache.jobs.by_key})
+
+    lister = Lister(api, cache, queue, forget_what_is_gone, options.namespaces)
     reconciler = Reconciler(api, cache, lister, actor, queue, metrics, options.policy, territory)
     return Operator(api, settings, lease, lister, reconciler)

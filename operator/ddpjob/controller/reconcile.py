@@ -26,6 +26,9 @@ MAX_RECONCILES = 16
 # Number of workers. A job whose requests hang occupies one until they end.
 WORKERS = 256
 
+# Seconds before the next look at a job while it is not known whether its namespace is served.
+CLAIM_INTERVAL = 0.5
+
 
 def _slots() -> Slots:
     # The workers themselves are the limit of jobs under way, so no reconcile is ended for others.
@@ -82,8 +85,9 @@ class Reconciler:
         # Before the first LIST, pods of an older attempt may be unknown.
         if seen is None or not self.lister.knows_pods_of(key[0]):
             return
-        if not await self.territory.serves(key[0]):
-            self.queue.add(key, CHECK_AFTER)
+        is_served = await self.territory.serves(key[0])
+        if not is_served:
+            self.queue.add(key, CLAIM_INTERVAL if is_served is None else CHECK_AFTER)
             return
         observation = self._observe(seen.value.unpack())
         if observation.status_is_behind:

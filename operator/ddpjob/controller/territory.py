@@ -7,10 +7,8 @@ namespace. Another one does nothing there, until the mark has not been renewed f
 A rolling upgrade has one installation with several processes, which have the same mark.
 """
 
-import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -58,21 +56,35 @@ class Territory:
     marks: dict[str, Mark] = field(default_factory=dict)
     # Until when the mark of a namespace is not tried again, in monotonic seconds.
     _unmarkable_until: dict[str, float] = field(default_factory=dict)
-    _locks: defaultdict[str, asyncio.Lock] = field(
-        default_factory=lambda: defaultdict(asyncio.Lock)
-    )
+    _claiming: set[str] = field(default_factory=set)
 
-    async def serves(self, namespace: str) -> bool:
-        """Return True if this installation serves the namespace. Raises LeaseLost."""
-        # The looks at several jobs of a namespace write its mark only once.
-        async with self._locks[namespace]:
-            mark = self.marks.get(namespace)
-            is_own = mark is not None and mark.holder == self.installation
-            if mark and self.clock() - mark.checked < (RENEW_AFTER if is_own else CHECK_AFTER):
-                return is_own
-            if self.clock() < self._unmarkable_until.get(namespace, 0.0):
-                return True
+    async def serves(self, namespace: str) -> bool | None:
+        """Return True if this installation serves the namespace. Raises LeaseLost.
+
+        Returns None while another look finds that out: the looks at several jobs of a namespace
+        write its mark only once. They do not wait for it, because a webhook may hang.
+        """
+        mark = self.marks.get(namespace)
+        age = self.clock() - mark.checked if mark else float("inf")
+        is_own = mark is not None and mark.holder == self.installation
+        if age < (RENEW_AFTER if is_own else CHECK_AFTER):
+            return is_own
+        if self.clock() < self._unmarkable_until.get(namespace, 0.0):
+            return True
+        if namespace in self._claiming:
+            return True if is_own and age < DURATION else None
+        self._claiming.add(namespace)
+        try:
             return await self._claim(namespace)
+        finally:
+            self._claiming.discard(namespace)
+
+    def forget_others(self, namespaces: Set[str]) -> None:
+        """Forget the marks of all namespaces but these, which have jobs."""
+        self.marks = {name: mark for name, mark in self.marks.items() if name in namespaces}
+        self._unmarkable_until = {
+            name: until for name, until in self._unmarkable_until.items() if name in namespaces
+        }
 
     async def _claim(self, namespace: str) -> bool:
         """Read the mark, and write it if it is this installation's or nobody's any more."""

@@ -5,9 +5,8 @@ another job, whose admission webhook may hang.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from ddpjob.controller.client import ApiClient
@@ -15,7 +14,6 @@ from ddpjob.controller.errors import ApiError, LeaseLost, Refused, Unreachable
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.refusals import is_admission
 from ddpjob.controller.slots import Slots
-from ddpjob.core.names import Reason
 
 # Requests of one kind that load the API server at the same time. With more, the throughput of one
 # API server no longer grows.
@@ -30,10 +28,10 @@ MAX_DELETES = 15
 MAX_OTHER_WRITES = 20
 MAX_READS = 20
 
-# Creates of one namespace that may hang at the same time, and the seconds after which one hangs.
-# With more, the webhook of one namespace would use up the places of all others.
-MAX_HANGING = 16
-HANGS_AFTER = 1.0
+# Requests of one namespace that may hang at the same time. With more, the webhook of one namespace
+# would use up the places of all others.
+MAX_HANGING_CREATES = 16
+MAX_HANGING = 5
 
 # Calls of one job under way at the same time.
 MAX_CALLS_PER_JOB = 16
@@ -54,9 +52,6 @@ CREATES = ("/pods", "/services")
 # kopf cancels all calls when it ends.
 STOPPING = (asyncio.CancelledError, LeaseLost, Refused, Unreachable)
 
-TOO_MANY_HANG = (
-    "{number} other creates in this namespace have no answer yet; an admission webhook hangs"
-)
 GAVE_UP = "gave up a request that had no answer for long, because newer requests wait"
 
 Call = Coroutine[Any, Any, None]
@@ -68,10 +63,9 @@ class Writer:
     def __init__(self, api: ApiClient, lease: Lease) -> None:
         self._api = api
         self._lease = lease
-        self._creates = Slots(MAX_LOADING, MAX_CREATES)
-        self._deletes = Slots(MAX_LOADING, MAX_DELETES)
-        self._hanging: Counter[str] = Counter()
-        self._other_writes = Slots(MAX_LOADING, MAX_OTHER_WRITES)
+        self._creates = Slots(MAX_LOADING, MAX_CREATES, MAX_HANGING_CREATES)
+        self._deletes = Slots(MAX_LOADING, MAX_DELETES, MAX_HANGING)
+        self._other_writes = Slots(MAX_LOADING, MAX_OTHER_WRITES, MAX_HANGING)
         self._reads = Slots(MAX_LOADING, MAX_READS)
 
     async def write(
@@ -82,49 +76,26 @@ class Writer:
         query: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Send one write request. Raises CallFailed or LeaseLost."""
-        if method == "POST" and path.endswith(CREATES):
-            async with self._turn(self._creates):
-                with self._count_hanging(path):
-                    request = self._api.call(method, path, body, query, CREATE_TIMEOUT)
-                    return await self._lease.while_held(request)
-        if method == "DELETE" and "/pods/" in path:
-            async with self._turn(self._deletes):
+        is_create = method == "POST" and path.endswith(CREATES)
+        if is_create or (method == "DELETE" and "/pods/" in path):
+            async with self._turn(self._creates if is_create else self._deletes, path):
                 request = self._api.call(method, path, body, query, CREATE_TIMEOUT)
                 return await self._lease.while_held(request)
-        async with self._turn(self._other_writes):
+        async with self._turn(self._other_writes, path):
             timeout = min(LONGEST_TIMEOUT, SHORTEST_TIMEOUT + self._lease.remaining / 2)
             return await self._api.call(method, path, body, query, timeout)
 
-    @contextmanager
-    def _count_hanging(self, path: str) -> Iterator[None]:
-        """Count a create while it hangs. Raises Refused if too many of the namespace do already."""
-        namespace = path.partition("/namespaces/")[2].partition("/")[0]
-        if self._hanging[namespace] >= MAX_HANGING:
-            message = TOO_MANY_HANG.format(number=self._hanging[namespace])
-            raise Refused(Reason.NO_ANSWER, message)
-        counted = Counter[str]()
-
-        def count() -> None:
-            counted[namespace] += 1
-            self._hanging[namespace] += 1
-
-        timer = asyncio.get_running_loop().call_later(HANGS_AFTER, count)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            self._hanging -= counted
-
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
         """Return an object, or None if it does not exist. Raises CallFailed or LeaseLost."""
-        async with self._turn(self._reads):
+        async with self._turn(self._reads, path):
             return await self._api.get(path, query)
 
     @asynccontextmanager
-    async def _turn(self, slots: Slots) -> AsyncIterator[None]:
+    async def _turn(self, slots: Slots, path: str) -> AsyncIterator[None]:
         """Wait until a request may be sent. Raises CallFailed or LeaseLost."""
+        namespace = path.partition("/namespaces/")[2].partition("/")[0]
         try:
-            async with slots.take() as slot:
+            async with slots.take(namespace) as slot:
                 await self._api.wait_until_allowed()
                 self._lease.check()
                 slot.start()
