@@ -91,6 +91,11 @@ def test_a_pod_is_released_only_when_all_its_containers_have_ended():
     assert read_pod(a_pod(0, succeeded())).released
 
 
+def test_a_pod_that_was_deleted_by_force_is_released_although_a_finalizer_keeps_it():
+    assert read_pod(a_pod(0, running(), deleted_at=NOW, grace=0)).released
+    assert not read_pod(a_pod(0, running(), deleted_at=NOW, grace=1)).released
+
+
 def test_a_pod_is_released_when_its_containers_have_ended_even_if_its_phase_lags_behind():
     assert read_pod(a_pod(0, succeeded(phase="Running"))).released
     assert not read_pod(a_pod(0, running())).released

@@ -384,6 +384,17 @@ async def test_an_attempt_that_costs_no_budget_is_counted_too(fake, operator, op
     assert 'ddpjob_restarts_total{cause="Disruption"} 0.0' in said
 
 
+async def test_a_restart_whose_answer_was_lost_is_counted_and_reported(fake, operator, options):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    fake.fault("PUT", ".*/status", unanswered)
+    fails(fake, "digits-0-1")
+    await until(lambda: status(fake)["attempt"] == 1)
+    await settled(fake)
+    assert 'ddpjob_restarts_total{cause="Failure"} 1.0' in await metrics(options)
+    assert [event["reason"] for event in fake.all("events")].count("Restarting") == 1
+
+
 async def test_an_attempt_that_was_found_again_is_not_counted(fake, operator, options):
     fake.create("ddpjobs", a_job())
     await is_running(fake)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
+from aiohttp import web
 from fake_api import hanging_webhook, refusal, unanswered
 from gang import a_job, until
 
@@ -258,6 +259,30 @@ async def test_a_pod_is_deleted_by_force_only_if_the_api_server_confirms_the_sta
     deletions = [write for write in fake.writes(".*/pods/.*") if write.method == "DELETE"]
     assert bool(deletions) is (health == "Unknown")
     assert cache.nodes.by_name["gpu-7"].health == health
+
+
+@pytest.mark.parametrize("finalizers", [[], ["example.org/keep"]])
+async def test_a_pod_that_was_deleted_by_force_runs_no_more(fake, api, a_lease, clock, finalizers):
+    lease, cache = a_lease(), Cache()
+    await lease.acquire()
+    job = fake.create("ddpjobs", a_job())
+    cache.jobs.see(job)
+    seen = cache.job(("ml", "digits"))
+    actor = an_actor(Writer(api, lease), cache, clock)
+    await actor.apply(seen, decide(observe(seen.value.unpack(), ()), datetime.now(UTC)))
+    fake.change("pods", "digits-0-1", spec={"nodeName": "gpu-7"})
+    removed = {"deletionTimestamp": "2026-11-21T12:00:30Z", "deletionGracePeriodSeconds": 0}
+    kept = fake.change("pods", "digits-0-1", metadata={**removed, "finalizers": finalizers})
+
+    async def answer(request, proceed):
+        return web.json_response(kept)
+
+    fake.fault("DELETE", ".*/pods/.*", answer)
+    forced = Delete("digits-0-1", kept["metadata"]["uid"], 0, forced="its node is unreachable")
+    seen = cache.job(("ml", "digits"))
+    await actor.apply(seen, Plan(seen.value.unpack().status, delete=(forced,)))
+    pods = [pod for pod in cache.pods_of(job["metadata"]["uid"]) if pod.name == "digits-0-1"]
+    assert [pod.released for pod in pods] == [True] * len(finalizers)
 
 
 async def test_a_create_that_hangs_ends_with_the_lease(fake, api, a_lease, background, clock):

@@ -23,7 +23,7 @@ from ddpjob.core.observe import LONGEST_RETRY, Refusal
 from ddpjob.core.plan import MAX_MESSAGE, Delete, Event, Plan
 from ddpjob.core.pods import owner_uid
 from ddpjob.core.readers import Dict, SpecError
-from ddpjob.core.status import Status, is_transition
+from ddpjob.core.status import Status
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +37,9 @@ FIRST_RETRY = 1.0
 SOON = 0.5
 
 
-@dataclass
-class Outcome:
-    """When to look at the job again, in seconds; None: when something changes."""
-
-    wake_after: float | None = None
-
-
-AGAIN = Outcome(wake_after=0.0)
-
-# Only a person can solve what was found.
-LATER = Outcome(wake_after=30.0)
+# Seconds before the next look at the job: at once, and if only a person can solve what was found.
+AGAIN = 0.0
+LATER = 30.0
 
 
 @dataclass(slots=True)
@@ -100,8 +92,11 @@ class Actor:
         refused = [self.cache.jobs.objects.get(uid) for uid in self.under_quota]
         return [seen for seen in refused if seen and seen.namespace == namespace]
 
-    async def apply(self, seen: SeenJob, plan: Plan) -> Outcome:
-        """Carry out a plan for a job as it was seen. Raises CallFailed or LeaseLost."""
+    async def apply(self, seen: SeenJob, plan: Plan) -> float | None:
+        """Carry out a plan for a job as it was seen. Raises CallFailed or LeaseLost.
+
+        Returns the seconds until the next look at the job; None: when something changes.
+        """
         # If a pod is missing in the cache, restart only if the API server confirms that it is gone.
         # Delete a pod by force only if the API server confirms the state of its node.
         job = seen.value.unpack()
@@ -115,10 +110,10 @@ class Actor:
         memory = self.memories.setdefault(job.uid, Memory())
         changed = plan.status.to_dict() != job.status.to_dict()
         wait = memory.last_write + PROGRESS_INTERVAL - self.clock()
-        if changed and wait > 0 and _is_progress(job.status, plan):
+        if changed and wait > 0 and plan.only_reports_progress(job.status):
             if plan.wake_after is None:
-                return Outcome(wait)
-            return Outcome(min(wait, plan.wake_after))
+                return wait
+            return min(wait, plan.wake_after)
 
         # The status is written first, under the version that it was computed from. So neither two
         # operators nor a stale cache can begin the same attempt twice.
@@ -137,7 +132,7 @@ class Actor:
 
     async def _change_objects(
         self, seen: SeenJob, body: Dict | None, plan: Plan, memory: Memory
-    ) -> Outcome:
+    ) -> float | None:
         """Delete and create what the plan says. `body` is the job with its written status."""
         job = seen.value.unpack()
         # If the status was not written, read the job again: a newer version may exist.
@@ -147,7 +142,7 @@ class Actor:
                 return AGAIN
         if body and plan.delete_job:
             await self._delete_job(body)
-            return Outcome()
+            return None
         try:
             await run_all(self._delete_pod(job, delete) for delete in plan.delete)
         except ApiError as error:
@@ -156,7 +151,7 @@ class Actor:
             # A plan that creates pods deletes only ended ones, so nothing waits for the deletion.
             log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, error)
         if not body or not plan.create:
-            return Outcome(plan.wake_after)
+            return plan.wake_after
         await self._create(Job.from_dict(body), plan.create, memory)
         return AGAIN
 
@@ -179,11 +174,15 @@ class Actor:
         }
         path = JOBS.path(job.namespace, job.name, "status")
         try:
-            written = await self.writer.write("PUT", path, body)
-        except ApiError as error:
-            if not is_gone(error) or await self.read_if_current(seen):
+            written: Dict = await self.writer.write("PUT", path, body)
+        except CallFailed as error:
+            found = await self._read(job)
+            # If the answer was lost, the client repeats the request, and the second one conflicts.
+            if not found or found.get("status") != body["status"]:
+                if isinstance(error, ApiError) and is_gone(error) and not self._is_current(seen):
+                    return None
                 raise
-            return None
+            written = found
         self.cache.jobs.see(written)
         memory.last_write = self.clock()
         self.metrics.count_restarts(job.status, status)
@@ -191,13 +190,19 @@ class Actor:
 
     async def read_if_current(self, seen: SeenJob) -> Dict | None:
         """Read the job again, and return it if it is still the one that was seen."""
-        job = seen.value.unpack()
+        found = await self._read(seen.value.unpack())
+        return found if self._is_current(seen) else None
+
+    async def _read(self, job: Job) -> Dict | None:
         found = await self.writer.get(JOBS.path(job.namespace, job.name))
         if found:
             self.cache.jobs.see(found)
         else:
             self.cache.jobs.drop(job.uid)
-        return found if self.cache.job((job.namespace, job.name)) is seen else None
+        return found
+
+    def _is_current(self, seen: SeenJob) -> bool:
+        return self.cache.job(seen.value.key) is seen
 
     async def _delete_job(self, body: Dict) -> None:
         """Delete a job as it was read, unless it has changed. Its pods go with it."""
@@ -232,7 +237,7 @@ class Actor:
         await run_all(look(name) for name in pod_names)
         return sorted(found)
 
-    async def _keep(self, job: Job, existing: list[str]) -> Outcome:
+    async def _keep(self, job: Job, existing: list[str]) -> float:
         """Decide again with pods that exist. Report those whose labels somebody has changed."""
         own = {
             pod.name
@@ -284,8 +289,12 @@ class Actor:
             self.cache.pods.drop(delete.uid)
             return
         if delete.forced:
-            # The API server removes such a pod at once, and its answer is the removed pod.
-            self.cache.pods.drop(delete.uid)
+            # The API server removes such a pod at once, unless a finalizer keeps it. Its answer is
+            # the pod.
+            if answer.get("metadata", {}).get("finalizers"):
+                self.cache.pods.see(answer)
+            else:
+                self.cache.pods.drop(delete.uid)
             message = f"pod {delete.name} is deleted by force: {delete.forced}"
             await self._post_event(job, Event("Warning", "ForceDeleted", message))
         elif answer.get("kind") == "Pod":
@@ -339,10 +348,3 @@ class Actor:
             await self.writer.write("POST", EVENTS.collection(job.namespace), body)
         except CallFailed as error:
             log.warning("%s: event %s was not posted: %s", key, event.reason, error)
-
-
-def _is_progress(status: Status, plan: Plan) -> bool:
-    """Return True if a plan only reports progress, so that its status may wait."""
-    if plan.create or plan.delete or plan.delete_job:
-        return False
-    return not is_transition(status, plan.status)

@@ -97,9 +97,9 @@ class Reconciler:
                 return
             observation = replace(observation, is_current=True)
         plan = decide(observation, self.actor.now())
-        outcome = await self.actor.apply(seen, plan)
-        if outcome.wake_after is not None:
-            self.queue.add(key, outcome.wake_after)
+        wake_after = await self.actor.apply(seen, plan)
+        if wake_after is not None:
+            self.queue.add(key, wake_after)
 
     def _observe(self, job: Job) -> Observation:
         nodes = self.cache.nodes.by_name if self.lister.reads_nodes else None

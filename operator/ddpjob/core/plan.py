@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ddpjob.core.status import Status
+from ddpjob.core.status import Status, is_transition
 
 # Longest message in a status, a condition or an event, in characters. The API server limits those
 # of conditions and events.
@@ -59,6 +59,12 @@ class Plan:
     delete_job: bool = False
     confirm: tuple[str, ...] = ()
     wake_after: float | None = None
+
+    def only_reports_progress(self, before: Status) -> bool:
+        """Return True if nothing depends on this plan's status, so that it may be written later."""
+        if self.create or self.delete or self.delete_job:
+            return False
+        return not is_transition(before, self.status)
 
 
 def counted(number: int, noun: str) -> str:

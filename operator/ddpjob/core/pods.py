@@ -67,7 +67,7 @@ def read_pod(body: Dict) -> Pod | None:
         index=int(index),
         state=state,
         node_name=str(spec.get("nodeName") or ""),
-        released=_is_released(status, end),
+        released=_is_removed(metadata) or _is_released(status, end),
         deletion_deadline=_deletion_deadline(metadata),
         started="terminated" in container or "running" in container,
         looks_lost=_looks_lost(status),
@@ -119,6 +119,11 @@ def _failed_init(status: Dict) -> Dict | None:
             message = f"init container {container.get('name')}: {words}"
             return {**end, "reason": "InitFailed", "message": message}
     return None
+
+
+def _is_removed(metadata: Dict) -> bool:
+    """Return True if the pod was deleted by force, and only a finalizer keeps the object."""
+    return "deletionTimestamp" in metadata and metadata.get("deletionGracePeriodSeconds") == 0
 
 
 def _is_released(status: Dict, end: Dict | None) -> bool:
