@@ -30,6 +30,7 @@ from builders import (
 from ddpjob.core.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Refusal
+from ddpjob.core.plan import NEXT_STEP
 from ddpjob.core.status import Backoff
 
 ALL_RUNNING = (a_pod(0, running()), a_pod(1, running()))
@@ -271,9 +272,7 @@ def test_a_job_that_was_active_for_too_long_fails():
     assert plan.status.has(Condition.FAILED)
     assert plan.status.reason == Reason.DEADLINE
     assert plan.status.message == (
-        "the job was active for activeDeadlineSeconds=100, in all its attempts; correct the cause "
-        "or raise the limit, then delete the job and create it again: it resumes from its last "
-        "checkpoint"
+        f"the job was active for activeDeadlineSeconds=100, in all its attempts; {NEXT_STEP}"
     )
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
     assert plan.status.attempts[0]["cause"] == "Stopped"
@@ -334,7 +333,7 @@ def test_a_gang_that_does_not_start_fails_with_what_blocks_it():
     assert plan.status.reason == Reason.IMAGE_PULL
     assert plan.status.message == (
         "not all nodes were running within startupDeadlineSeconds=100: 1 of 2 pods cannot start; "
-        "digits-0-1: no such image"
+        f"digits-0-1: no such image; {NEXT_STEP}"
     )
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
 

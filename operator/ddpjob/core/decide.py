@@ -204,10 +204,8 @@ def active_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan
     if limit is None or not is_due(timers.active_deadline, obs, spec, now):
         return None
     seconds = int(limit.total_seconds())
-    message = (
-        f"the job was active for activeDeadlineSeconds={seconds}, in all its attempts; {NEXT_STEP}"
-    )
-    return stop(obs, spec, Reason.DEADLINE, message, now)
+    what = f"the job was active for activeDeadlineSeconds={seconds}, in all its attempts"
+    return stop(obs, spec, Reason.DEADLINE, f"{what}; {NEXT_STEP}", now)
 
 
 def job_is_new(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -263,8 +261,8 @@ def startup_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Pla
     reason = blocker.reason if blocker else Reason.STARTUP_DEADLINE
     why = blocker.message if blocker else describe_existing_pods(obs, now).message
     seconds = int(limit.total_seconds())
-    message = f"not all nodes were running within startupDeadlineSeconds={seconds}: {why}"
-    return stop(obs, spec, reason, message, now)
+    what = f"not all nodes were running within startupDeadlineSeconds={seconds}: {why}"
+    return stop(obs, spec, reason, f"{what}; {NEXT_STEP}", now)
 
 
 def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
