@@ -77,7 +77,7 @@ def test_a_rank_that_hangs_is_a_lost_peer(namespace: Namespace, undisturbed: Obj
     failure = status["lastFailure"]
     assert (failure["cause"], failure["reason"]) == ("Disruption", "PeerLost")
     assert (failure["pod"], failure["node"]) == (pod, node)
-    assert f"{pod} on {node}" in failure["message"]
+    assert f"pod {pod} on node {node}" in failure["message"]
     namespace.wait_until_nothing_runs(JOB)
     assert_same_weights(weights(namespace), undisturbed)
 
