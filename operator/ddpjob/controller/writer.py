@@ -31,7 +31,7 @@ MAX_READS = 20
 # Requests of one namespace that may hang at the same time. With more, the webhook of one namespace
 # would use up the places of all others.
 MAX_HANGING_CREATES = 16
-MAX_HANGING = 5
+MAX_HANGING = 8
 
 # Calls of one job under way at the same time.
 MAX_CALLS_PER_JOB = 16
