@@ -852,6 +852,7 @@ WHOLE_STATUS = {
     ],
     "undecidedSince": AT,
     "startingSince": AT,
+    "startingSeconds": 7,
     "activeSince": AT,
     "activeSeconds": 7,
     "failedNodes": [{"name": "n", "failures": 2, "time": AT}],

@@ -149,6 +149,7 @@ FULL_STATUS = Status(
     ),
     undecided_since=at(6),
     starting_since=at(7),
+    starting_seconds=3,
     active_since=at(8),
     active_seconds=9,
     failed_nodes=(FailedNode("node-1", 2, NOW),),

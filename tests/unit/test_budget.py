@@ -135,7 +135,24 @@ def test_the_largest_budget_fits_into_a_status():
     assert len(plan_for(job, *ONE_FAILED).status.failure_times) == MAX_BUDGET
 
 
+def test_a_pod_over_its_own_limit_is_a_failure_although_its_container_is_lost():
+    # The kubelet reports the container of a pod that it has evicted so.
+    lost = over_own_limit(reason="ContainerStatusUnknown")
+    plan = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, lost))
+    assert budgets_used(plan) == (1, 0)
+    assert plan.status.last_failure["reason"] == "Evicted"
+
+
 # Failures that another attempt cannot repair
+
+
+def test_the_exit_code_of_an_init_container_is_none_of_a_worker():
+    end = {"exitCode": 2, "reason": "Error", "message": "tar: cannot read"}
+    init = [{"name": "fetch", "state": {"terminated": end}}]
+    pods = a_pod(0, running()), a_pod(1, {"phase": "Failed", "initContainerStatuses": init})
+    plan = plan_for(a_running_job(ran=False, undecided_since=NOW), *pods, now=at(10))
+    assert (plan.status.attempt, budgets_used(plan)) == (1, (1, 0))
+    assert plan.status.last_failure["reason"] == "InitFailed"
 
 
 @pytest.mark.parametrize("code", [2])

@@ -341,7 +341,7 @@ def test_while_most_nodes_are_not_ready_nothing_is_forced_and_the_status_says_so
     nodes = cluster_with_unready(3, total=5)
     job = watched(a_running_job(), *BOTH_RUN, nodes=nodes)
     plan = plan_for(job, *BOTH_RUN, nodes=nodes, now=at(10**5))
-    assert (plan.status.attempt, plan.delete, plan.wake_after) == (0, (), None)
+    assert (plan.status.attempt, plan.delete, plan.wake_after) == (0, (), 5)
     assert plan.status.message == (
         "attempt 0 runs on 2 nodes; pod digits-0-0 is on node-0; 3 of 5 Kubernetes nodes are not "
         "ready, so no pod is deleted by force"

@@ -220,9 +220,12 @@ def test_a_gang_that_gave_way_tries_again_after_10_minutes():
     assert plan_for(a_yielding_job(), older_gang="ml/older", now=at(601)).create == (0, 1)
 
 
-def test_a_gang_that_gave_way_before_the_clock_was_set_back_tries_again():
+def test_a_gang_that_gave_way_before_the_clock_was_set_back_waits_ten_minutes_from_then_on():
     job = a_yielding_job(until=86400)
-    assert plan_for(job, older_gang="ml/older", now=at(10)).create == (0, 1)
+    plan = plan_for(job, older_gang="ml/older", now=at(10))
+    assert (plan.create, plan.status.yielding.until) == ((), at(10) + YIELD_TIME)
+    late = plan_for(written(job, plan), older_gang="ml/older", now=at(10) + YIELD_TIME)
+    assert late.create == (0, 1)
 
 
 def test_the_time_to_start_does_not_run_while_a_gang_gives_way():

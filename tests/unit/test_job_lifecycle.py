@@ -3,6 +3,7 @@
 import pytest
 from builders import (
     NOW,
+    a_condition,
     a_finished_job,
     a_job,
     a_node,
@@ -21,6 +22,7 @@ from builders import (
     scheduling_gated,
     succeeded,
     torchrun_summary,
+    torchrun_tail,
     unschedulable,
     waiting,
     with_sidecar,
@@ -303,6 +305,14 @@ def test_the_deadline_does_not_run_while_a_job_is_suspended():
     assert plan_for(written(job, plan), now=at(900)).wake_after is None
 
 
+def test_a_resumed_job_without_time_left_ends_at_the_next_look():
+    status = a_status(ran=False, active_seconds=100)
+    job = a_job(status=status, activeDeadlineSeconds=100)
+    plan = plan_for(job, *ALL_RUNNING)
+    assert plan.wake_after == 0
+    assert plan_for(written(job, plan), *ALL_RUNNING).status.reason == Reason.DEADLINE
+
+
 def test_the_deadline_comes_before_a_restart():
     job = a_running_job(active_since=NOW, spec=DEADLINE)
     pods = a_pod(0, running()), a_pod(1, failed(torchrun_summary(1)))
@@ -350,6 +360,30 @@ def test_pods_that_a_quota_refuses_count_as_a_gang_that_does_not_start():
     plan = plan_for(job, a_pod(0, running()), now=at(100), refusal=refusal)
     assert plan.status.reason == Reason.QUOTA
     assert "exceeded quota" in plan.status.message
+
+
+def test_a_rendezvous_that_times_out_does_not_give_the_time_to_start_again():
+    late = a_pod(1, waiting("ImagePullBackOff", "no such image"))
+    first = a_pod(0, failed(torchrun_tail("rendezvous-timeout")))
+    job = a_late_job(undecided_since=at(50))
+    plan = plan_for(job, first, late, now=at(60))
+    assert (plan.status.attempt, plan.status.reason) == (1, Reason.RENDEZVOUS_TIMEOUT)
+    assert plan.status.starting_seconds == 60
+    job = written(job, plan_for(written(job, plan), now=at(60)))
+    pods = (
+        a_pod(0, running(), attempt=1),
+        a_pod(1, waiting("ImagePullBackOff", "no such image"), attempt=1),
+    )
+    early = plan_for(job, *pods, now=at(99))
+    assert (early.status.phase, early.wake_after) == (Phase.PENDING, 1)
+    assert plan_for(job, *pods, now=at(100)).status.reason == Reason.IMAGE_PULL
+
+
+def test_the_time_to_start_begins_anew_after_a_run_and_after_a_failure():
+    failure = a_pod(0, failed(torchrun_summary(0))), a_pod(1, waiting())
+    assert plan_for(a_late_job(starting_seconds=50), *failure).status.starting_seconds == 0
+    run = plan_for(a_late_job(starting_seconds=50), *ALL_RUNNING)
+    assert (run.status.phase, run.status.starting_seconds) == (Phase.RUNNING, 0)
 
 
 def test_a_gang_wakes_up_at_its_startup_deadline():
@@ -548,3 +582,28 @@ def test_an_unschedulable_gang_can_be_suspended():
     job = a_running_job(ran=False, spec={"suspend": True})
     plan = plan_for(job, a_pod(0, unschedulable()), a_pod(1, unschedulable()))
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
+
+
+def test_a_job_of_another_controller_is_left_alone_also_if_its_spec_cannot_be_read():
+    job = a_job(managedBy="kueue.x-k8s.io/multikueue", accelerator="later")
+    assert plan_for(job).status == job.status
+
+
+def test_pods_of_any_attempt_are_active():
+    pods = [a_pod(index, running(), deleted_at=NOW) for index in range(2)]
+    suspending = plan_for(a_job(status=a_status(attempt=1, ran=False), suspend=True), *pods)
+    assert suspending.status.pods.active == 2
+    failed_status = a_status(attempt=1, conditions=a_condition(Condition.FAILED))
+    ended = plan_for(a_job(status=failed_status), *pods)
+    assert ended.status.pods.active == 2
+
+
+def test_a_suspended_job_wakes_up_when_its_pod_is_overdue():
+    job = a_running_job(spec={"suspend": True})
+    nodes = nodes_of(a_node("node-0"), a_node("node-1"))
+    plan = plan_for(job, a_pod(0, running(), deleted_at=NOW, grace=45), nodes=nodes)
+    assert plan.wake_after == 75
+
+
+def test_a_job_that_was_created_suspended_has_a_selector_for_an_autoscaler():
+    assert plan_for(a_job(suspend=True)).status.selector == "ddpjob.dev/job-uid=" + a_job().uid

@@ -294,6 +294,19 @@ def test_an_init_container_that_failed_is_a_failure_of_the_job():
     assert not pod.started
 
 
+@pytest.mark.parametrize(("code", "reason"), [(137, "ContainerStatusUnknown"), (255, "Unknown")])
+def test_an_init_container_that_its_node_has_lost_is_a_disruption(code, reason):
+    state = {"terminated": {"exitCode": code, "reason": reason}}
+    pod = read_pod(a_pod(0, {"phase": "Failed", **init_status(state)}))
+    assert pod.disruption.reason == "NodeRestarted"
+
+
+def test_an_init_container_without_words_is_reported_with_its_reason():
+    state = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    pod = read_pod(a_pod(0, {"phase": "Failed", **init_status(state)}))
+    assert pod.message == "init container prepare: OOMKilled"
+
+
 def test_a_blocked_init_container_is_named():
     state = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     pod = read_pod(a_pod(0, {"phase": "Pending", **init_status(state)}))

@@ -3,6 +3,7 @@
 import pytest
 from builders import (
     NOW,
+    a_condition,
     a_finished_job,
     a_job,
     a_pod,
@@ -19,6 +20,7 @@ from builders import (
     running,
     succeeded,
     torchrun_summary,
+    waiting,
     written,
 )
 
@@ -206,8 +208,26 @@ def test_a_job_that_is_suspended_when_its_status_is_wiped_is_suspended_again():
 
 
 def test_the_startup_and_the_active_time_begin_anew_after_a_wipe():
-    plan = plan_for(a_job(), *ATTEMPT_3, is_current=True, now=at(50))
+    pods = a_pod(0, running(), attempt=3), a_pod(1, waiting(), attempt=3)
+    plan = plan_for(a_job(), *pods, is_current=True, now=at(50))
     assert plan.status.active_since == plan.status.starting_since == at(50)
+
+
+def test_pods_that_survive_a_wipe_get_time_for_a_checkpoint():
+    first = a_pod(0, running(), attempt=3)
+    job = written(a_job(), plan_for(a_job(), first, is_current=True))
+    plan = plan_for(job, first)
+    assert [(delete.name, delete.grace) for delete in plan.delete] == [("digits-3-0", None)]
+    # The next look at the pod that ends does not shorten its time either.
+    again = plan_for(written(job, plan), first)
+    assert [delete.grace for delete in again.delete] == [None]
+
+
+def test_a_status_from_a_suspension_does_not_end_the_attempt_that_runs():
+    suspended = a_job(status=a_status(attempt=1, conditions=a_condition(Condition.SUSPENDED)))
+    job = written(suspended, plan_for(suspended, *ATTEMPT_3, is_current=True))
+    plan = plan_for(job, *ATTEMPT_3)
+    assert (plan.status.attempt, plan.status.phase, plan.delete) == (3, Phase.RUNNING, ())
 
 
 @pytest.mark.parametrize("kind", [Condition.COMPLETE, Condition.FAILED])
@@ -233,3 +253,8 @@ def test_the_running_condition_is_right_again_after_a_recovery():
     status = plan_for(job, *pods).status
     assert condition(status, Condition.RUNNING)["status"] == "False"
     assert status.phase == Phase.STARTING
+
+
+def test_an_undecided_failure_whose_pod_is_gone_is_forgotten():
+    job = a_running_job(latched=False, undecided_since=NOW)
+    assert plan_for(job, a_pod(0, running()), now=at(20)).status.undecided_since is None

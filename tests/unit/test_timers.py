@@ -28,6 +28,7 @@ from builders import (
 
 from ddpjob.core.history import UnreachableNode
 from ddpjob.core.names import Reason
+from ddpjob.core.nodes import read_node
 from ddpjob.core.observe import ClusterPolicy, Refusal
 from ddpjob.core.status import Backoff
 from ddpjob.core.timers import QUOTA_TIMEOUT, TIMERS, run_clocks, seconds_until_next
@@ -92,6 +93,15 @@ A_MOMENT = {
             nodes=UNREACHABLE,
         ),
         20,
+    ),
+    "most nodes are not ready": (
+        "cut_off_ends",
+        observation(
+            a_running_job(),
+            *BOTH_RUN,
+            nodes={name: read_node(a_node(name, "Unknown")) for name in ("node-0", "node-1")},
+        ),
+        5,
     ),
     "a pod of an older attempt is overdue": (
         "pod_is_overdue",

@@ -9,7 +9,7 @@ off rather than the nodes dead, and nothing is forced.
 from datetime import UTC, datetime, timedelta
 
 from ddpjob.core.history import UnreachableNode
-from ddpjob.core.names import Reason
+from ddpjob.core.names import Condition, Reason
 from ddpjob.core.observe import Finding, NodeHealth, Observation, Pod
 from ddpjob.core.times import format_time, later, since
 
@@ -98,7 +98,8 @@ def next_death(obs: Observation, now: datetime) -> datetime | None:
 
 def next_overdue(obs: Observation, now: datetime) -> datetime | None:
     """Return when the next pod that the job waits for is overdue, which the status then says."""
-    waited_for = [pod for pod in (*obs.older, *obs.leftovers) if not pod.released]
+    own = obs.pods if obs.status.has(Condition.SUSPENDED) else obs.older
+    waited_for = [pod for pod in (*own, *obs.leftovers) if not pod.released]
     deadlines = [pod.deletion_deadline for pod in waited_for]
     moments = [later(deadline, OVERDUE) for deadline in deadlines if deadline]
     return min((moment for moment in moments if moment > now), default=None)

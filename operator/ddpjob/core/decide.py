@@ -10,7 +10,7 @@ lose nor repeat a restart.
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from ddpjob.core import names, timers
 from ddpjob.core.budget import backoff_end
@@ -71,10 +71,10 @@ def decide(obs: Observation, now: datetime) -> Plan:
     or if the API server has a newer status.
     """
     spec = obs.job.spec
+    if _must_not_write(obs):
+        return Plan(obs.status)
     if spec is None:
         plan = _unreadable_spec(obs)
-    elif _must_not_write(obs, spec):
-        return Plan(obs.status)
     else:
         unreachable = track_unreachable(obs, now)
         obs = with_status(
@@ -82,16 +82,14 @@ def decide(obs: Observation, now: datetime) -> Plan:
             replace(obs.status, unreachable_nodes=unreachable, running_time=latch_run(obs, now)),
         )
         plan = _complete_plan(obs, spec, _first_match(obs, spec, now), now)
-    if obs.job.deleting:
-        return plan
     generation = obs.job.generation
     conditions = stamp_conditions(plan.status.conditions, generation, now)
     status = replace(plan.status, observed_generation=generation, conditions=conditions)
     return replace(plan, status=status)
 
 
-def _must_not_write(obs: Observation, spec: Spec) -> bool:
-    if obs.job.deleting or spec.lifecycle.managed_by != names.CONTROLLER:
+def _must_not_write(obs: Observation) -> bool:
+    if obs.job.deleting or obs.job.managed_by != names.CONTROLLER:
         return True
     return obs.status_is_behind and not obs.is_current
 
@@ -104,7 +102,8 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     after = with_status(obs, plan.status)
     after = with_status(after, run_clocks(after, now))
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
-    if not obs.status.finished and is_due(timers.time_to_live, after, spec, now):
+    came = any(is_due(timer, after, spec, now) for timer in timers.DEADLINES)
+    if came and not obs.status.finished:
         waits.append(0.0)
     wake_after = min((wait for wait in waits if wait is not None), default=None)
     return replace(plan, status=after.status, wake_after=wake_after)
@@ -120,7 +119,7 @@ def _first_match(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
 def _unreadable_spec(obs: Observation) -> Plan:
     """Change no pod: another version of the CRD accepted a spec that this operator cannot read."""
-    if obs.job.deleting or obs.status.finished:
+    if obs.status.finished:
         return Plan(obs.status)
     message = (
         f"{obs.job.spec_error}. The CRD and the operator have different versions: upgrade the "
@@ -180,7 +179,7 @@ def status_is_behind(obs: Observation, spec: Spec, now: datetime) -> Plan | None
 def job_is_finished(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if not obs.status.finished:
         return None
-    active = [pod.state for pod in obs.current if not pod.ended]
+    active = [pod.state for pod in obs.pods if pod.active]
     ready = active.count(TrainerState.RUNNING)
     pods = replace(obs.status.pods, active=len(active), ready=ready)
     status = replace(obs.status, pods=pods)
@@ -269,8 +268,10 @@ def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan |
     if not obs.older_gang:
         return None
     yielding = obs.status.yielding
-    # An end further away than YIELD_TIME was set before the clock was set back.
-    if yielding and timedelta(0) < yielding.until - now <= YIELD_TIME:
+    if yielding and yielding.until > now:
+        # An end further away than YIELD_TIME was set before the clock was set back.
+        yielding = replace(yielding, until=min(yielding.until, now + YIELD_TIME))
+        obs = with_status(obs, replace(obs.status, yielding=yielding))
         message = (
             f"waits until the older job {yielding.to} runs, which needs the same room; at most "
             f"until {format_time(yielding.until)}"

@@ -19,7 +19,7 @@ def describe(obs: Observation, phase: str, reason: str, message: str) -> Status:
     states = [pod.state for pod in obs.current]
     pods = PodCounts(
         desired=obs.status.pods.desired,
-        active=sum(not pod.ended for pod in obs.current),
+        active=sum(pod.active for pod in obs.pods),
         ready=states.count(TrainerState.RUNNING),
         succeeded=len(obs.succeeded),
         failed=states.count(TrainerState.FAILED),
@@ -70,8 +70,12 @@ def latch_run(obs: Observation, now: datetime) -> datetime | None:
     was there.
     """
     known = obs.status.running_time
-    has_begun = bool(obs.current) and obs.all_run and not obs.status.finished
-    return now if known is None and has_begun else known
+    if obs.status.finished:
+        return known
+    if known is not None:
+        # A time that is to come was written before the clock was set back.
+        return min(known, now)
+    return now if obs.current and obs.all_run else None
 
 
 def describe_existing_pods(obs: Observation, now: datetime) -> Status:
@@ -82,7 +86,7 @@ def describe_existing_pods(obs: Observation, now: datetime) -> Status:
         message += _describe_unreachable(obs, now)
         status = describe(obs, Phase.RUNNING, Reason.NODES_RUNNING, message)
     else:
-        status = _describe_start(obs)
+        status = _describe_start(obs, now)
     conditions = set_running(obs, obs.all_run, status.reason, status.message)
     return replace(status, attempt_started=latch(obs), conditions=conditions)
 
@@ -95,7 +99,7 @@ def _describe_unreachable(obs: Observation, now: datetime) -> str:
     return f"; pod {lost[0].name} is on {lost[0].node_name}{describe_wait(obs, lost[0], now)}"
 
 
-def _describe_start(obs: Observation) -> Status:
+def _describe_start(obs: Observation, now: datetime) -> Status:
     """Return the status of a gang that does not run yet, with what one of its pods waits for."""
     blocker = find_blocker(obs)
     if blocker:
@@ -105,6 +109,7 @@ def _describe_start(obs: Observation) -> Status:
     message = f"{total - len(pending)} of {total} nodes are running"
     if pending:
         message += f"; {_describe_pending(obs, pending[0])}"
+    message += _describe_unreachable(obs, now)
     return describe(obs, Phase.STARTING, Reason.STARTING, message)
 
 

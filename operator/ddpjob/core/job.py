@@ -27,6 +27,7 @@ class Job:
     deleting: bool = False
     spec_error: str = ""
     created: datetime | None = None
+    managed_by: str = names.CONTROLLER
 
     @classmethod
     def from_dict(cls, data: Dict) -> "Job":
@@ -41,6 +42,8 @@ class Job:
             generation=integer_or_zero(metadata.get("generation")),
             deleting=bool(metadata.get("deletionTimestamp")),
             created=parse_time(metadata.get("creationTimestamp")),
+            # Another controller's job may have a spec that this operator cannot read.
+            managed_by=str(child(data, "spec").get("managedBy", names.CONTROLLER)),
         )
         try:
             return replace(job, spec=Spec.from_dict(data.get("spec")))

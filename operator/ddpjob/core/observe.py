@@ -86,6 +86,11 @@ class Pod:
         return self.state in (TrainerState.SUCCEEDED, TrainerState.FAILED)
 
     @property
+    def active(self) -> bool:
+        """True if the trainer of the pod may still run, or run later."""
+        return not self.ended and not self.released
+
+    @property
     def deleting(self) -> bool:
         return self.deletion_deadline is not None
 

@@ -34,6 +34,9 @@ UNKNOWN_YEAR = 1970
 # A kubelet's reason for pods that it evicts.
 EVICTED = "Evicted"
 
+# The reason of a pod whose init container failed. Its exit code is not the worker's.
+INIT_FAILED = "InitFailed"
+
 
 def owner_uid(obj: Dict) -> str:
     """Return the UID of the DDPJob that controls a pod or Service, or an empty string."""
@@ -115,9 +118,10 @@ def _failed_init(status: Dict) -> Dict | None:
     for container in children(status, "initContainerStatuses"):
         end = child(child(container, "state"), "terminated")
         if end.get("exitCode"):
-            words = str(end.get("message") or "")
+            words = str(end.get("message") or end.get("reason") or "")
             message = f"init container {container.get('name')}: {words}"
-            return {**end, "reason": "InitFailed", "message": message}
+            reason = end.get("reason") if _is_lost(end) else INIT_FAILED
+            return {**end, "reason": reason, "message": message}
     return None
 
 
@@ -167,7 +171,7 @@ def _disruption(body: Dict, end: Dict | None) -> Finding | None:
         reason = str(target.get("reason") or "Disrupted")
         message = str(target.get("message") or f"pod {name} was disrupted")
         return Finding(reason, message, parse_time(target.get("lastTransitionTime")))
-    if end is not None and _is_lost(end):
+    if end is not None and _is_lost(end) and not _own_limit(status):
         message = f"the node of pod {name} restarted, or its kubelet lost the container"
         return Finding(names.Reason.NODE_RESTARTED, message, _finished(end))
     if metadata.get("deletionTimestamp"):

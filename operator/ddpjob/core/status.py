@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.conditions import Conditions, find_condition
@@ -24,7 +24,7 @@ from ddpjob.core.readers import (
     mappings_or_empty,
     strings_or_empty,
 )
-from ddpjob.core.times import format_time_or_none, parse_time
+from ddpjob.core.times import format_time_or_none, parse_time, since
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class Status:
 
     Three clocks, each None while it does not run: `undecided_since`, a failure was seen whose cause
     is not certain yet; `starting_since`, the attempt waits for all its nodes to run;
-    `active_since`, the job has pods. `active_seconds` is the active time before that.
+    `active_since`, the job has pods. `active_seconds` is the active time before that, and
+    `starting_seconds` the time that the gang had waited for its nodes before.
 
     `failed_nodes` and `unreachable_nodes` are Kubernetes nodes. `yielding` is set while the job
     gives way to an older one. `stray_pods` are pods with the job's labels that it did not create.
@@ -107,6 +108,7 @@ class Status:
     attempts: tuple[Dict, ...] = ()
     undecided_since: datetime | None = None
     starting_since: datetime | None = None
+    starting_seconds: int = 0
     active_since: datetime | None = None
     active_seconds: int = 0
     failed_nodes: tuple[FailedNode, ...] = ()
@@ -163,6 +165,7 @@ class Status:
             attempts=mappings_or_empty(entries.get("attempts")),
             undecided_since=parse_time(entries.get("undecidedSince")),
             starting_since=parse_time(entries.get("startingSince")),
+            starting_seconds=integer_or_zero(entries.get("startingSeconds")),
             active_since=parse_time(entries.get("activeSince")),
             active_seconds=integer_or_zero(entries.get("activeSeconds")),
             failed_nodes=read_failed_nodes(entries.get("failedNodes")),
@@ -203,6 +206,7 @@ class Status:
             "attempts": [dict(attempt) for attempt in self.attempts],
             "undecidedSince": format_time_or_none(self.undecided_since),
             "startingSince": format_time_or_none(self.starting_since),
+            "startingSeconds": self.starting_seconds or None,
             "activeSince": format_time_or_none(self.active_since),
             "activeSeconds": self.active_seconds or None,
             "failedNodes": [node.to_dict() for node in self.failed_nodes],
@@ -232,6 +236,12 @@ def _read_times(value: Any) -> tuple[datetime, ...]:
 def _without_absent(entries: Dict) -> dict[str, Any]:
     absent: tuple[Any, ...] = (None, {}, [], "")
     return {key: value for key, value in entries.items() if value not in absent}
+
+
+def starting_seconds(status: Status, now: datetime) -> int:
+    """Return for how long the gang has waited for its nodes, in all its attempts in a row."""
+    passed = since(status.starting_since, now) if status.starting_since else timedelta(0)
+    return status.starting_seconds + int(passed.total_seconds())
 
 
 def is_transition(old: Status, new: Status) -> bool:

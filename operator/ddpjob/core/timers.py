@@ -10,13 +10,13 @@ from datetime import datetime, timedelta
 
 from ddpjob.core.budget import backoff_end
 from ddpjob.core.causes import settles_at
-from ddpjob.core.dead_nodes import next_death, next_overdue
+from ddpjob.core.dead_nodes import is_cut_off, is_unreachable, next_death, next_overdue
 from ddpjob.core.gangs import pods_with_room
 from ddpjob.core.names import Condition
-from ddpjob.core.observe import Observation
+from ddpjob.core.observe import Observation, TrainerState
 from ddpjob.core.policy import MAX_SECONDS
 from ddpjob.core.spec import Spec
-from ddpjob.core.status import Status
+from ddpjob.core.status import Status, starting_seconds
 from ddpjob.core.times import later, since
 
 Timer = Callable[[Observation, Spec, datetime], datetime | None]
@@ -24,6 +24,9 @@ Timer = Callable[[Observation, Spec, datetime], datetime | None]
 # A gang that waits for room under a quota gives way to an older one after this time. Under a quota
 # no autoscaler can help.
 QUOTA_TIMEOUT = timedelta(seconds=20)
+
+# Time between two looks while most Kubernetes nodes are not ready.
+CUT_OFF_INTERVAL = timedelta(seconds=5)
 
 
 def run_clocks(obs: Observation, now: datetime) -> Status:
@@ -41,13 +44,22 @@ def run_clocks(obs: Observation, now: datetime) -> Status:
             active_since=None,
             starting_since=None,
         )
-    starting_since = min(status.starting_since or now, now) if _is_starting(obs, now) else None
+    is_starting = _is_starting(obs, now)
+    starting_since = min(status.starting_since or now, now) if is_starting else None
+    # An interruption, such as a scheduling gate, stops the clock, and the first run resets it.
+    waited = status.starting_seconds if is_starting else starting_seconds(status, now)
     is_active = status.active_since or any(not pod.released for pod in obs.pods)
     return replace(
         status,
         active_since=active_since if is_active else None,
         starting_since=starting_since,
+        starting_seconds=0 if status.running_time else waited,
+        undecided_since=status.undecided_since if _has_failed_pod(obs) else None,
     )
+
+
+def _has_failed_pod(obs: Observation) -> bool:
+    return any(pod.state is TrainerState.FAILED for pod in obs.current)
 
 
 def _is_starting(obs: Observation, now: datetime) -> bool:
@@ -93,7 +105,7 @@ def startup_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | 
     started = obs.status.starting_since
     if limit is None or started is None or not _is_starting(obs, now):
         return None
-    return later(started, limit)
+    return later(started, max(limit - timedelta(seconds=obs.status.starting_seconds), timedelta(0)))
 
 
 def time_to_live(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
@@ -104,6 +116,13 @@ def time_to_live(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 
 def node_is_dead(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     return next_death(obs, now)
+
+
+def cut_off_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Look again soon: no event concerns the job when another Kubernetes node is ready again."""
+    unfinished = [pod for pod in obs.pods if not pod.released]
+    waits = is_cut_off(obs) and any(is_unreachable(obs, pod.node_name) for pod in unfinished)
+    return later(now, CUT_OFF_INTERVAL) if waits else None
 
 
 def pod_is_overdue(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
@@ -126,9 +145,14 @@ TIMERS: tuple[Timer, ...] = (
     startup_deadline,
     time_to_live,
     node_is_dead,
+    cut_off_ends,
     pod_is_overdue,
     gang_timeout,
 )
+
+
+# Their moment may come by a change of the status itself, if no time is left.
+DEADLINES: tuple[Timer, ...] = (time_to_live, active_deadline, startup_deadline)
 
 
 def is_due(timer: Timer, obs: Observation, spec: Spec, now: datetime) -> bool:

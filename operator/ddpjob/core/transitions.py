@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core import names
+from ddpjob.core.attempts import begin_attempt, selector_of
 from ddpjob.core.budget import count_restart, is_used_up
 from ddpjob.core.causes import Verdict
 from ddpjob.core.conditions import Conditions, set_condition
@@ -25,10 +26,11 @@ from ddpjob.core.history import (
 from ddpjob.core.names import Cause, Condition, Phase, Reason
 from ddpjob.core.observe import Observation
 from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
+from ddpjob.core.pods import INIT_FAILED
 from ddpjob.core.policy import FailurePolicy
 from ddpjob.core.readers import Dict
 from ddpjob.core.spec import Spec
-from ddpjob.core.status import Backoff, PodCounts, Status
+from ddpjob.core.status import Backoff, PodCounts, Status, starting_seconds
 from ddpjob.core.times import format_time, since
 
 # How long a gang waits for an older one that it gave its room to.
@@ -46,35 +48,6 @@ REASONS = {
 # Begin
 
 
-def begin_attempt(obs: Observation, spec: Spec, attempt: int, now: datetime) -> Status:
-    """Return the status of an attempt that begins now, with the nodes of the spec."""
-    job = obs.job
-    status = job.status
-    host = names.hostname(attempt, 0, spec.nodes)
-    ran = status.running_time is not None
-    return replace(
-        status,
-        attempt=attempt,
-        attempt_time=now,
-        previous_attempt_ran=ran if attempt > 0 else None,
-        running_time=None,
-        undecided_since=None,
-        starting_since=None,
-        yielding=None,
-        failed_nodes=forget_old_failures(status.failed_nodes, now),
-        pods=PodCounts(desired=spec.nodes),
-        resolved={
-            "nprocPerNode": spec.nproc_per_node,
-            "worldSize": spec.world_size,
-            "accelerator": spec.accelerator,
-            "rendezvous": f"{host}.{job.name}:{names.RENDEZVOUS_PORT}",
-        },
-        selector=f"{names.LABEL_JOB_UID}={job.uid}",
-        succeeded_nodes=(),
-        result={},
-    )
-
-
 def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """Continue with the newest attempt that has pods, after somebody has changed the status.
 
@@ -87,8 +60,12 @@ def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
         f"{attempt}, the newest that has pods"
     )
     begun = begin_attempt(obs, spec, attempt, now)
+    all_ran = all(pod.started for pod in obs.pods if pod.attempt == attempt)
     status = replace(
         begun,
+        conditions=_not_suspended(obs) if begun.has(Condition.SUSPENDED) else begun.conditions,
+        # Pods that may have trained get time for a checkpoint.
+        running_time=now if all_ran else None,
         phase=Phase.STARTING,
         reason=Reason.STATUS_RECOVERED,
         message=message,
@@ -187,7 +164,7 @@ def _hopeless(
     if failed and verdict.script_missing:
         reason: str = Reason.SCRIPT_NOT_FOUND
         why = "Python did not find it; check spec.args and the image"
-    elif failed and not policy.is_retryable(verdict.exit_code):
+    elif failed and verdict.reason != INIT_FAILED and not policy.is_retryable(verdict.exit_code):
         reason = Reason.NON_RETRYABLE
         why = "failurePolicy.nonRetryableExitCodes has this code, so the job does not restart"
     elif not is_used_up(status, verdict.cause, policy, now):
@@ -258,8 +235,11 @@ def _replace_gang(
     """Return the plan of a new attempt: its status, and the deletion of the old pods."""
     message = event.message[:MAX_MESSAGE]
     begun = begin_attempt(obs, spec, obs.attempt + 1, now)
+    never_started = reason in (Reason.RENDEZVOUS_TIMEOUT, Reason.YIELDED)
     status = replace(
         begun,
+        # A gang that has never started does not get the time of startupDeadlineSeconds again.
+        starting_seconds=starting_seconds(obs.status, now) if never_started else 0,
         phase=Phase.RESTARTING,
         reason=reason,
         message=message,
@@ -294,7 +274,8 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
             obs = _with_ended_attempt(obs, record, now)
     status = describe(obs, Phase.SUSPENDED, reason, message)
     if status.attempt is None:
-        status = replace(status, pods=PodCounts(desired=spec.nodes))
+        selector = selector_of(obs.job)
+        status = replace(status, pods=PodCounts(desired=spec.nodes), selector=selector)
     conditions = stop_running(status.conditions, reason, message)
     status = replace(
         status,
