@@ -1,6 +1,7 @@
 """The toy and messages, started by torchrun, --spawn, torch.distributed.launch, and alone."""
 
 import signal
+import subprocess
 import sys
 
 import psutil
@@ -100,6 +101,19 @@ def test_wrong_use_in_spawned_processes_ends_with_exit_code_2():
     run = alone(*TRAINER, "messages", "--spawn", 1)
     assert run.finish() == 2
     assert "messages need at least two processes" in run.stderr
+
+
+def test_the_peak_memory_is_that_of_the_process_and_not_of_its_launcher():
+    reported = "from ddp_trainer.progress import peak_memory_mib; print(peak_memory_mib())"
+    launcher = f"""
+import subprocess, sys
+held = b"x" * (1200 << 20)
+subprocess.run([sys.executable, "-c", {reported!r}], check=True)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", launcher], capture_output=True, text=True, check=True
+    )
+    assert 50 < float(run.stdout) < 1200
 
 
 def test_the_bucket_view_saves_the_memory_of_the_gradients():

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import re
 import resource
 import sys
 import time
@@ -24,6 +25,9 @@ from ddp_trainer.errors import UserError
 from ddp_trainer.files import write_atomically
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.tensorboard import EventFile
+
+# What Linux says about this process.
+STATUS = Path("/proc/self/status")
 
 # Seconds between two writes of the heartbeat file.
 HEARTBEAT_SECONDS = 1.0
@@ -45,11 +49,19 @@ NOT_TRAINING = ("evaluate", "checkpoint")
 
 
 def peak_memory_mib() -> float:
-    """Return the highest resident memory of this process in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Return the highest resident memory of this process in MiB.
+
+    Linux gives it as VmHWM in /proc/self/status (proc_pid_status(5)). `ru_maxrss` of getrusage(2) is
+    the second choice: Linux keeps it over exec, so a process that was forked from a larger one
+    reports the memory of that one.
+    """
+    if STATUS.is_file():
+        peak = re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+        if peak:
+            return round(int(peak[1]) / 2**10, 1)
     # Darwin counts bytes, Linux KiB.
     per_mib = 2**20 if platform.system() == "Darwin" else 2**10
-    return round(peak / per_mib, 1)
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_mib, 1)
 
 
 def to_json(value: Any) -> str:
