@@ -37,6 +37,10 @@ RECOVERY = 300
 # Later failures of one job would wait for minutes, because it backs off.
 MAX_FAILURES = 3
 
+# Shorter than the default, and longer than the time for which Kubernetes takes a healthy node for
+# unreachable after its control plane was frozen.
+DEAD_NODE_SECONDS = 15
+
 LIVELY_BUDGETS = {"maxRestarts": 1000, "maxDisruptions": 1000}
 
 
@@ -374,7 +378,8 @@ def main() -> int:
     if not keep:
         cluster.delete()
     cluster.up()
-    cluster.install(deadNodeSeconds="5", **{r"nodeSelector.kubernetes\.io/hostname": SURVIVOR})
+    on_survivor = {r"nodeSelector.kubernetes\.io/hostname": SURVIVOR}
+    cluster.install(deadNodeSeconds=str(DEAD_NODE_SECONDS), **on_survivor)
     soak = Soak(cluster, random.Random(options.seed))
     try:
         soak_for(soak, options.minutes)

@@ -5,6 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
+from ddpjob.core.plan import NEXT_STEP
+from ddpjob.core.status import Status
 from ddpjob.local.display import Display
 from ddpjob.local.run_metrics import RunMetrics
 
@@ -34,6 +36,16 @@ def test_metrics_that_are_not_numbers_are_accepted(value, terminal):
     fields = dict.fromkeys(NUMBERS, value)
     for event in ("start", "train", "rate", "eval", "end"):
         displayed({"event": event, **fields}, terminal=terminal)
+
+
+def test_a_failed_run_does_not_ask_to_delete_a_job_of_a_cluster():
+    console = Console(file=io.StringIO(), width=200)
+    message = f"pod digits-0-1 failed with exit code 2; {NEXT_STEP}: it begins anew"
+    with Display(console, RunMetrics()) as display:
+        display.status(Status(phase="Failed", message=message))
+    shown = console.file.getvalue()
+    assert "failed with exit code 2" in shown
+    assert "delete the job" not in shown
 
 
 def test_an_accuracy_is_displayed_in_percent():

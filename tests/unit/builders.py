@@ -29,6 +29,12 @@ from ddpjob.core.times import format_time
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 JOB_UID = "0b4c6f3e-9d52-4c43-b4f0-2f4c0f6f1d11"
 
+# The end of the message of a job that has failed and has no checkpoint.
+DELETE_AND_CREATE = (
+    "correct the cause or the spec, then delete the job and create it again: it begins anew, "
+    "unless its script saves checkpoints itself"
+)
+
 # The last 2048 bytes of the logs of torchrun 2.13, which is what a kubelet keeps of a log.
 TAILS = Path(__file__).parent / "data" / "torchrun"
 
@@ -108,11 +114,14 @@ def a_running_job(
     )
 
 
-def a_finished_job(kind=Condition.COMPLETE, *, ignored_fields=(), **fields) -> Job:
+def a_finished_job(
+    kind=Condition.COMPLETE, *, ignored_fields=(), completion_time=None, **fields
+) -> Job:
     status = a_status(
         conditions=a_condition(kind),
         phase=str(kind),
         ignored_fields=ignored_fields,
+        completion_time=completion_time,
     )
     return a_job(status=status, **fields)
 

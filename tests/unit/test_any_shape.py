@@ -145,9 +145,10 @@ LISTED = [
 
 def decide_on_status(status):
     job = Job.from_dict(a_manifest(status=status, **LIMITS))
-    pods = read_pods(a_pod(0, running()), a_pod(1, failed("x"), attempt=2))
-    plan = decide(observe(job, pods, nodes={}, older_gang="ml/older"), NOW)
-    plan.status.to_dict()
+    current = a_pod(1, failed("x"), attempt=2)
+    for pods in ((a_pod(0, running()), current), (current,)):
+        plan = decide(observe(job, read_pods(*pods), nodes={}, older_gang="ml/older"), NOW)
+        plan.status.to_dict()
 
 
 @pytest.mark.parametrize("field", sorted(FULL_STATUS.to_dict()))
@@ -155,7 +156,12 @@ def test_no_extreme_value_makes_decide_raise(field):
     for value in EXTREMES:
         finished = {**FULL_STATUS.to_dict(), "nodes": {"desired": 2}, field: value}
         decide_on_status(finished)
-        decide_on_status({**finished, "conditions": []})
+        unfinished = {**finished, "conditions": []}
+        decide_on_status(unfinished)
+        starting = {**unfinished, "startingSince": "2026-11-21T12:00:00Z", field: value}
+        for known in ("runningTime", "yielding", "backoff"):
+            starting.pop(known, None)
+        decide_on_status(starting)
 
 
 @pytest.mark.parametrize("listed", LISTED, ids=FAR_TIMES)

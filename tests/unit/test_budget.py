@@ -2,6 +2,7 @@
 
 import pytest
 from builders import (
+    DELETE_AND_CREATE,
     NOW,
     a_pod,
     a_running_job,
@@ -163,7 +164,7 @@ def test_by_default_wrong_use_ends_the_job_at_once(code):
     assert plan.status.message == (
         "rank 1 in pod digits-0-1 failed with exit code 2; "
         "failurePolicy.nonRetryableExitCodes has this "
-        "code, so the job does not restart"
+        f"code, so the job does not restart; {DELETE_AND_CREATE}"
     )
     assert budgets_used(plan) == (0, 0)
 
@@ -196,6 +197,14 @@ def test_the_code_of_a_process_without_a_summary_counts_too():
     assert plan_for(job, *pods).status.reason == Reason.NON_RETRYABLE
 
 
+def test_the_exit_code_of_a_follower_is_not_that_of_the_job():
+    # A short fault of the network: every process has lost its connection.
+    job = a_running_job(spec=with_policy(nonRetryableExitCodes=[1]))
+    pods = a_pod(0, failed(follower_summary(0))), a_pod(1, failed(follower_summary(1)))
+    plan = plan_for(job, *pods)
+    assert (plan.status.attempt, budgets_used(plan)) == (1, (1, 0))
+
+
 def test_a_disrupted_pod_may_end_with_any_code():
     job = a_running_job(spec=with_policy(nonRetryableExitCodes=[2, 143]))
     pods = a_pod(0, running()), a_pod(1, ended(143), deleted_at=NOW)
@@ -208,7 +217,8 @@ def test_a_script_that_python_does_not_find_ends_the_job_at_once(tail):
     pods = a_pod(0, running()), a_pod(1, failed(torchrun_tail(tail)))
     plan = plan_for(job, *pods)
     assert plan.status.reason == Reason.SCRIPT_NOT_FOUND
-    assert plan.status.message.endswith("; Python did not find it; check spec.args and the image")
+    end = f"; Python did not find it; check spec.args and the image; {DELETE_AND_CREATE}"
+    assert plan.status.message.endswith(end)
 
 
 def test_a_module_that_the_script_does_not_find_is_an_ordinary_failure():

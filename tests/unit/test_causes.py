@@ -197,10 +197,19 @@ def test_deletions_are_ordered_by_the_time_of_the_request_and_not_by_their_deadl
     assert verdict_on(*pods).index == 1
 
 
+def test_a_certain_failure_comes_before_a_pod_that_is_gone():
+    # The operator was away. When pod 1 went is not known.
+    verdict = verdict_on(a_pod(0, failed(torchrun_summary(0))), nodes=2, latched=True)
+    assert (verdict.cause, verdict.index) == (Cause.FAILURE, 0)
+    follower = verdict_on(a_pod(0, failed(follower_summary(0))), nodes=2, latched=True)
+    assert (follower.cause, follower.reason) == (Cause.DISRUPTION, "PodDeleted")
+
+
 def test_a_disruption_has_the_reason_and_the_message_of_its_condition():
     target = disruption_target("TaintManager", "taint x on node-0")
     verdict = verdict_on(a_pod(0, failed(conditions=[target])))
-    assert (verdict.reason, verdict.message) == ("TaintManager", "taint x on node-0")
+    message = "pod digits-0-0 on node node-0 was disrupted: taint x on node-0"
+    assert (verdict.reason, verdict.message) == ("TaintManager", message)
 
 
 def test_a_worker_that_got_sigterm_waits_for_the_cause_of_the_deletion():

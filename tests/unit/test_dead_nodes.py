@@ -197,6 +197,26 @@ def test_a_pod_of_an_earlier_job_on_a_dead_node_is_deleted_by_force():
     assert (second.create, forced(second)) == ((), ["digits-0-0"])
 
 
+def test_of_several_pods_that_are_waited_for_the_first_is_described():
+    old = [a_pod(index, running(), deleted_at=at(-200)) for index in range(2)]
+    by_force = "after 30 s the pod is deleted by force"
+    nodes = nodes_of(a_node("node-0", "False"), a_node("node-1"))
+    plan = plan_for(a_starting_job(attempt=1), *old, nodes=nodes)
+    assert plan.status.message.endswith(by_force)
+    obs = observation(a_job(), leftovers=read_pods(*old), nodes=nodes)
+    assert decide(obs, NOW).status.message.endswith(by_force)
+
+
+def test_a_pod_of_an_earlier_job_that_nobody_deletes_is_named_with_a_command():
+    # The earlier job was deleted without its pods: kubectl delete --cascade=orphan.
+    job = a_job()
+    obs = observation(job, leftovers=read_pods(a_pod(0, running())), nodes=READY)
+    assert decide(obs, NOW).status.message == (
+        "waits for pod digits-0-0 on node node-0 of an earlier job with this name to end; to end "
+        "it now: kubectl -n ml delete pod digits-0-0"
+    )
+
+
 def test_a_pod_of_an_earlier_job_that_ends_slowly_is_named_and_waited_for():
     job = a_starting_job()
     plan = plan_beside_a_leftover(job, READY)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from builders import (
+    DELETE_AND_CREATE,
     NOW,
     a_finished_job,
     a_job,
@@ -123,7 +124,7 @@ def test_an_unreadable_spec_is_reported_and_running_pods_are_kept():
     job = a_job(status=a_status(), nodes="two")
     plan = plan_for(job, a_pod(0, running()), a_pod(1, running()))
     assert not plan.status.finished
-    assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.INVALID_SPEC)
+    assert (plan.status.phase, plan.status.reason) == (Phase.RUNNING, Reason.INVALID_SPEC)
     assert plan.status.message == (
         'spec.nodes: must be an integer from 1 to 1000, got "two". The CRD and the operator have '
         "different versions: upgrade the older one."
@@ -366,7 +367,8 @@ def test_an_invalid_pod_fails_the_job_with_the_message_of_the_api_server():
     refusal = a_refusal(Reason.INVALID_POD, message, final=True)
     plan = plan_for(a_starting_job(), refusal=refusal)
     assert plan.status.has(Condition.FAILED)
-    assert (plan.status.reason, plan.status.message) == (Reason.INVALID_POD, message)
+    assert plan.status.reason == Reason.INVALID_POD
+    assert plan.status.message == f"{message}; {DELETE_AND_CREATE}"
     assert plan.create == ()
 
 

@@ -195,6 +195,11 @@ def a_yielding_job(until=600, **fields):
     )
 
 
+def test_a_gang_that_gave_way_names_the_older_job_that_is_incomplete_now():
+    plan = plan_for(a_yielding_job(), older_gang="ml/another", now=at(10))
+    assert plan.status.message.startswith("waits until the older job ml/another runs")
+
+
 def test_a_gang_that_gave_way_creates_no_pods_and_says_why():
     job = a_yielding_job()
     plan = plan_for(job, older_gang="ml/older", now=at(10))

@@ -2,6 +2,7 @@
 
 import pytest
 from builders import (
+    DELETE_AND_CREATE,
     NOW,
     a_condition,
     a_finished_job,
@@ -32,7 +33,6 @@ from builders import (
 from ddpjob.core.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Refusal
-from ddpjob.core.plan import NEXT_STEP
 from ddpjob.core.status import Backoff
 
 ALL_RUNNING = (a_pod(0, running()), a_pod(1, running()))
@@ -273,8 +273,9 @@ def test_a_job_that_was_active_for_too_long_fails():
     plan = plan_for(job, *ALL_RUNNING, now=at(100))
     assert plan.status.has(Condition.FAILED)
     assert plan.status.reason == Reason.DEADLINE
+    limit = "activeDeadlineSeconds=100"
     assert plan.status.message == (
-        f"the job was active for activeDeadlineSeconds=100, in all its attempts; {NEXT_STEP}"
+        f"the job was active for {limit}, in all its attempts; {DELETE_AND_CREATE}"
     )
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
     assert plan.status.attempts[0]["cause"] == "Stopped"
@@ -336,6 +337,24 @@ def a_late_job(**fields):
     return a_job(status=status, **STARTUP)
 
 
+def test_a_new_operator_finds_out_why_pods_are_missing_before_it_ends_the_job():
+    job = a_late_job(latched=False)
+    first = plan_for(job, a_pod(0, running()), now=at(100))
+    assert (first.status.finished, first.create) == (False, (1,))
+    quota = Refusal(Reason.QUOTA, "exceeded quota", at(110))
+    plan = plan_for(job, a_pod(0, running()), refusal=quota, now=at(101))
+    assert plan.status.reason == Reason.QUOTA
+    assert "startupDeadlineSeconds=100: exceeded quota" in plan.status.message
+
+
+def test_a_gang_that_does_not_start_says_how_many_nodes_run():
+    pods = a_pod(0, succeeded()), a_pod(1, waiting())
+    plan = plan_for(a_late_job(), *pods, now=at(100))
+    assert "startupDeadlineSeconds=100: 0 of 2 nodes are running; pod digits-0-1" in (
+        plan.status.message
+    )
+
+
 def test_a_gang_that_does_not_start_fails_with_what_blocks_it():
     pods = a_pod(0, running()), a_pod(1, waiting("ImagePullBackOff", "no such image"))
     plan = plan_for(a_late_job(), *pods, now=at(100))
@@ -343,7 +362,7 @@ def test_a_gang_that_does_not_start_fails_with_what_blocks_it():
     assert plan.status.reason == Reason.IMAGE_PULL
     assert plan.status.message == (
         "not all nodes were running within startupDeadlineSeconds=100: 1 of 2 pods cannot start; "
-        f"digits-0-1: no such image; {NEXT_STEP}"
+        f"digits-0-1: no such image; {DELETE_AND_CREATE}"
     )
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
 

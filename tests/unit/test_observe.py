@@ -1,8 +1,22 @@
 """An observation: a job and its pods, by attempt and index."""
 
-from builders import a_job, a_pod, a_running_job, a_starting_job, observation
+import pytest
+from builders import (
+    NOW,
+    a_job,
+    a_pod,
+    a_running_job,
+    a_starting_job,
+    at,
+    observation,
+    read_pods,
+    running,
+    succeeded,
+    with_sidecar,
+)
 
-from ddpjob.core.observe import Observation
+from ddpjob.core.names import Reason
+from ddpjob.core.observe import LONGEST_RETRY, Observation, Refusal
 
 
 def test_pods_are_sorted_by_attempt_and_index():
@@ -33,6 +47,30 @@ def test_the_pods_of_a_newer_attempt_are_neither_current_nor_older():
 def test_the_highest_attempt_that_a_status_can_have_is_no_stray():
     newest = a_pod(0, attempt=2**31 - 2)
     assert observation(a_running_job(), newest).strays == ()
+
+
+def test_a_trainer_that_has_ended_is_not_active_though_its_sidecar_runs():
+    (pod,) = read_pods(a_pod(0, with_sidecar(succeeded())))
+    assert (pod.ended, pod.released, pod.active) == (True, False, False)
+    (pod,) = read_pods(a_pod(0, running()))
+    assert pod.active
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [(Reason.QUOTA, True), (Reason.POD_SECURITY, False), ("Timeout", False)],
+)
+def test_only_the_refusal_of_a_quota_means_a_quota(reason, expected):
+    refusal = Refusal(reason, "no", at(7))
+    assert observation(a_starting_job(), refusal=refusal).is_under_quota is expected
+    assert not observation(a_starting_job()).is_under_quota
+
+
+def test_a_retry_is_at_most_a_minute_away():
+    assert Refusal(Reason.QUOTA, "no", NOW + LONGEST_RETRY).is_too_early(NOW)
+    # The clock was set back.
+    assert not Refusal(Reason.QUOTA, "no", at(61)).is_too_early(NOW)
+    assert LONGEST_RETRY.total_seconds() == 60
 
 
 def test_a_node_that_the_attempt_does_not_have_has_not_succeeded():

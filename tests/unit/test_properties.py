@@ -88,6 +88,7 @@ def test_the_operator_comes_to_rest_and_then_writes_nothing(world):
     world.settle()
     status = world.status
     waits = world.operator.plan().wake_after
+    assert waits != 0
     # A new operator, and a look between two moments, find nothing to do either. A refusal of the
     # API server is all that an operator has to find out again.
     if not world.operator.refusal:

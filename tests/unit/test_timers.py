@@ -17,6 +17,7 @@ from builders import (
     nodes_of,
     observation,
     plan_for,
+    read_pods,
     running,
     scheduling_gated,
     succeeded,
@@ -82,7 +83,7 @@ A_MOMENT = {
     ),
     "a finished job is deleted": (
         "time_to_live",
-        observation(a_running_job(completion_time=at(-5), spec={"ttlSecondsAfterFinished": 60})),
+        observation(a_finished_job(completion_time=at(-5), ttlSecondsAfterFinished=60)),
         55,
     ),
     "a node is dead": (
@@ -100,6 +101,22 @@ A_MOMENT = {
             a_running_job(),
             *BOTH_RUN,
             nodes={name: read_node(a_node(name, "Unknown")) for name in ("node-0", "node-1")},
+        ),
+        5,
+    ),
+    "most nodes are not ready, and a pod of an earlier job waits": (
+        "cut_off_ends",
+        observation(
+            a_starting_job(),
+            leftovers=read_pods(a_pod(0, running())),
+            nodes={"node-0": read_node(a_node("node-0", "Unknown"))},
+        ),
+        5,
+    ),
+    "most nodes are not ready by their own word": (
+        "cut_off_ends",
+        observation(
+            a_running_job(), *BOTH_RUN, nodes={"node-0": read_node(a_node("node-0", "False"))}
         ),
         5,
     ),
@@ -202,6 +219,22 @@ def test_a_pod_that_does_not_end_in_time_wakes_the_operator_to_say_so():
     pod = a_pod(0, running(), deleted_at=NOW, grace=45)
     plan = plan_for(a_starting_job(attempt=1), pod, nodes=nodes_of(a_node("node-0")))
     assert plan.wake_after == 75
+
+
+def test_a_deadline_that_is_over_does_not_wake_the_operator_again_and_again():
+    # The cause of the failure comes first. It is certain after 10 s.
+    job = a_running_job(
+        ran=False, starting_since=at(-200), undecided_since=NOW, spec={"startupDeadlineSeconds": 90}
+    )
+    pods = a_pod(0, failed("no summary")), a_pod(1, waiting())
+    assert plan_for(job, *pods, now=at(1)).wake_after == 9
+
+
+def test_a_job_that_was_finished_once_has_no_time_to_live():
+    # Somebody has removed its conditions, to let it run again.
+    job = a_running_job(completion_time=at(-100), spec={"ttlSecondsAfterFinished": 60})
+    plan = plan_for(job, *BOTH_RUN)
+    assert (plan.delete_job, plan.wake_after) == (False, None)
 
 
 @pytest.mark.parametrize("deadline", ["activeDeadlineSeconds", "startupDeadlineSeconds"])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from builders import (
+    DELETE_AND_CREATE,
     NOW,
     a_job,
     a_pod,
@@ -28,7 +29,6 @@ from builders import (
 
 from ddpjob.core.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
 from ddpjob.core.names import Condition, Phase, Reason
-from ddpjob.core.plan import NEXT_STEP
 from ddpjob.core.status import Backoff
 from ddpjob.core.times import format_time
 
@@ -215,11 +215,27 @@ def test_a_job_fails_when_its_restarts_are_used_up():
     assert plan.status.reason == Reason.MAX_RESTARTS
     assert plan.status.message == (
         "rank 1 in pod digits-0-1 failed with exit code 1: ValueError: boom; "
-        f"maxRestarts=3 is used up; {NEXT_STEP}"
+        f"maxRestarts=3 is used up; {DELETE_AND_CREATE}"
     )
     assert (plan.status.attempt, plan.status.restarts) == (0, 3)
     assert [(event.kind, event.reason) for event in plan.events] == [("Warning", "Failed")]
     assert deleted_pods(plan) == ["digits-0-0"]
+
+
+def test_a_failed_job_with_checkpoints_says_that_it_resumes():
+    spec = {"checkpoint": {"claimName": "runs"}}
+    plan = plan_for(a_running_job(failures=3, spec=spec), *ONE_FAILED)
+    assert plan.status.message.endswith("create it again: it resumes from its last checkpoint")
+
+
+def test_a_long_message_does_not_cut_off_what_to_do():
+    pods = (
+        a_pod(0, running()),
+        a_pod(1, failed(torchrun_summary(1, error="ValueError: " + 900 * "x"))),
+    )
+    plan = plan_for(a_running_job(failures=3), *pods)
+    assert len(plan.status.message) <= 1024
+    assert plan.status.message.endswith(DELETE_AND_CREATE)
 
 
 def test_a_job_fails_when_its_disruptions_are_used_up():
@@ -228,7 +244,7 @@ def test_a_job_fails_when_its_disruptions_are_used_up():
     assert plan.status.reason == Reason.MAX_DISRUPTIONS
     assert plan.status.message == (
         "pod digits-0-1 is gone: it was deleted, or its Kubernetes node was removed; "
-        f"maxDisruptions=20 is used up; {NEXT_STEP}"
+        f"maxDisruptions=20 is used up; {DELETE_AND_CREATE}"
     )
     assert plan.confirm == ("digits-0-1",)
 
@@ -451,6 +467,18 @@ def test_a_gang_that_began_to_run_while_no_operator_was_there_may_write_a_checkp
     pods = a_pod(0, running(), deleted_at=NOW), a_pod(1, running())
     plan = plan_for(a_running_job(spec=change, ran=False), *pods)
     assert [(delete.name, delete.grace) for delete in plan.delete] == [("digits-0-1", None)]
+
+
+def test_pods_that_still_train_keep_their_grace_period_over_a_suspension():
+    # Deletions are refused: attempt 0 trains on while attempt 1 never began.
+    old = a_pod(0, running())
+    status = a_status(attempt=1, latched=False, ran=False, previous_attempt_ran=True)
+    suspended = a_job(status=status, suspend=True)
+    suspended = written(suspended, plan_for(suspended, old))
+    resumed = a_job(status=suspended.status)
+    resumed = written(resumed, plan_for(resumed, old))
+    plan = plan_for(resumed, old)
+    assert (plan.status.attempt, [delete.grace for delete in plan.delete]) == (2, [None])
 
 
 def test_the_record_of_the_previous_attempt_lasts_for_one_attempt():

@@ -51,9 +51,9 @@ NOT_TRAINING = ("evaluate", "checkpoint")
 def peak_memory_mib() -> float:
     """Return the highest resident memory of this process in MiB.
 
-    Linux gives it as VmHWM in /proc/self/status (proc_pid_status(5)). `ru_maxrss` of getrusage(2) is
-    the second choice: Linux keeps it over exec, so a process that was forked from a larger one
-    reports the memory of that one.
+    Linux gives it as VmHWM in /proc/self/status, see proc(5). `ru_maxrss` of getrusage(2) is the
+    second choice: Linux keeps it over exec, so a process that was forked from a larger one reports
+    the memory of that one.
     """
     if STATUS.is_file():
         peak = re.search(r"^VmHWM:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)

@@ -16,7 +16,10 @@ def begin_attempt(obs: Observation, spec: Spec, attempt: int, now: datetime) -> 
     job = obs.job
     status = job.status
     host = names.hostname(attempt, 0, spec.nodes)
-    ran = status.running_time is not None
+    ran: bool | None = status.running_time is not None
+    if not ran and any(not pod.released for pod in obs.older):
+        # Pods of an older attempt still run. They keep their time for a checkpoint.
+        ran = status.previous_attempt_ran
     return replace(
         status,
         attempt=attempt,

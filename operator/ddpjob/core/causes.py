@@ -68,11 +68,16 @@ class Verdict:
     script_missing: bool = False
 
     @property
+    def is_own_failure(self) -> bool:
+        """True if the pod itself failed. A follower has only lost its connection to a peer."""
+        if self.cause is not Cause.FAILURE or self.pod is None:
+            return False
+        return not is_follower(self.pod.message)
+
+    @property
     def blames_node(self) -> bool:
         """True if the pod's Kubernetes node may be broken. Followers say nothing about theirs."""
-        if self.cause is Cause.FAILURE:
-            return self.pod is not None and not is_follower(self.pod.message)
-        return bool(REJECTED.fullmatch(self.reason))
+        return self.is_own_failure or bool(REJECTED.fullmatch(self.reason))
 
 
 class Undecided:
@@ -142,7 +147,8 @@ def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
     for index in lost_nodes(obs):
         name = names.pod_name(obs.job.name, obs.attempt, index)
         message = f"pod {name} is gone: it was deleted, or its Kubernetes node was removed"
-        finding = Finding("PodDeleted", message)
+        # When it went is not known. A failure that is certain was not caused by it.
+        finding = Finding("PodDeleted", message, LAST_MOMENT)
         found.append(_disrupted(finding, index, None))
     return found
 

@@ -46,6 +46,14 @@ def is_unreachable(obs: Observation, name: str) -> bool:
     return node is None or node.health is NodeHealth.UNREACHABLE
 
 
+def is_not_ready(obs: Observation, name: str) -> bool:
+    """Return True if the node is not ready, or if Kubernetes does not have it any more."""
+    if not obs.nodes or not name:
+        return False
+    node = obs.nodes.get(name)
+    return node is None or node.health is not NodeHealth.READY
+
+
 def track_unreachable(obs: Observation, now: datetime) -> tuple[UnreachableNode, ...]:
     """Return the unreachable nodes of the job, each with the time at which that was first seen.
 

@@ -38,7 +38,8 @@ from ddpjob.core.describe import (
 )
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Refusal, TrainerState
-from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
+from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
+from ddpjob.core.reports import report_ignored_fields, report_strays
 from ddpjob.core.spec import Spec
 from ddpjob.core.timers import is_due, run_clocks, seconds_until_next
 from ddpjob.core.times import format_time
@@ -59,9 +60,6 @@ Rule = Callable[[Observation, Spec, datetime], Plan | None]
 
 # Seconds between two looks at a job that waits for an older one.
 YIELD_INTERVAL = 5.0
-
-# Stray pods that the status names.
-MAX_STRAYS = 10
 
 
 def decide(obs: Observation, now: datetime) -> Plan:
@@ -97,13 +95,14 @@ def _must_not_write(obs: Observation) -> bool:
 def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> Plan:
     """Add what every plan has: its clocks, its next wake-up, and reports on the surroundings."""
     if not obs.status.finished:
-        plan = _report_ignored_fields(plan, spec)
-    plan = _report_strays(obs, plan)
+        plan = report_ignored_fields(plan, spec)
+    plan = report_strays(obs, plan)
     after = with_status(obs, plan.status)
     after = with_status(after, run_clocks(after, now))
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
-    came = any(is_due(timer, after, spec, now) for timer in timers.DEADLINES)
-    if came and not obs.status.finished:
+    # A deadline that was over before this look is no reason for another one at once.
+    came = [timer for timer in timers.DEADLINES if is_due(timer, after, spec, now)]
+    if any(not is_due(timer, obs, spec, now) for timer in came):
         waits.append(0.0)
     wake_after = min((wait for wait in waits if wait is not None), default=None)
     return replace(plan, status=after.status, wake_after=wake_after)
@@ -127,44 +126,12 @@ def _unreadable_spec(obs: Observation) -> Plan:
     )
     status = replace(
         obs.status,
-        phase=Phase.PENDING,
+        # Its pods, if it has any, are left as they are.
+        phase=obs.status.phase or Phase.PENDING,
         reason=Reason.INVALID_SPEC,
         message=message[:MAX_MESSAGE],
     )
     return Plan(status)
-
-
-def _report_strays(obs: Observation, plan: Plan) -> Plan:
-    """Keep the names of stray pods in the status, and report them when that changes."""
-    strays = obs.strays[:MAX_STRAYS]
-    if strays == plan.status.stray_pods:
-        return plan
-    events = plan.events
-    if strays:
-        message = (
-            f"ignored pods that the operator did not create for this job: {', '.join(strays)}; "
-            "delete them if they are copies"
-        )
-        events = (*events, Event("Warning", "StrayPods", message[:MAX_MESSAGE]))
-    return replace(plan, status=replace(plan.status, stray_pods=strays), events=events)
-
-
-def _report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
-    """Keep the fields that this operator does not know in the status, and report them once.
-
-    A newer CRD may give every job a field by its default. That must not stop the jobs.
-    """
-    if spec.unknown_fields == plan.status.ignored_fields:
-        return plan
-    events = plan.events
-    if not plan.status.ignored_fields:
-        message = (
-            f"ignored unknown fields: {', '.join(spec.unknown_fields)}. The CRD is newer than the "
-            "operator: upgrade the operator to use them."
-        )
-        events = (*events, Event("Warning", "UnknownFields", message[:MAX_MESSAGE]))
-    status = replace(plan.status, ignored_fields=spec.unknown_fields)
-    return replace(plan, status=status, events=events)
 
 
 # The rules, in the order of RULES
@@ -203,8 +170,8 @@ def active_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan
     if limit is None or not is_due(timers.active_deadline, obs, spec, now):
         return None
     seconds = int(limit.total_seconds())
-    what = f"the job was active for activeDeadlineSeconds={seconds}, in all its attempts"
-    return stop(obs, spec, Reason.DEADLINE, f"{what}; {NEXT_STEP}", now)
+    message = f"the job was active for activeDeadlineSeconds={seconds}, in all its attempts"
+    return stop(obs, spec, Reason.DEADLINE, message, now)
 
 
 def job_is_new(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -256,12 +223,15 @@ def startup_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Pla
     is_over = is_due(timers.startup_deadline, obs, spec, now)
     if limit is None or not is_over or obs.all_run:
         return None
+    if obs.missing and obs.refusal is None:
+        # A new operator does not know yet why pods are missing: the next refusal says it.
+        return None
     blocker = find_blocker(obs)
     reason = blocker.reason if blocker else Reason.STARTUP_DEADLINE
     why = blocker.message if blocker else describe_existing_pods(obs, now).message
     seconds = int(limit.total_seconds())
-    what = f"not all nodes were running within startupDeadlineSeconds={seconds}: {why}"
-    return stop(obs, spec, reason, f"{what}; {NEXT_STEP}", now)
+    message = f"not all nodes were running within startupDeadlineSeconds={seconds}: {why}"
+    return stop(obs, spec, reason, message, now)
 
 
 def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -273,7 +243,7 @@ def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan |
         yielding = replace(yielding, until=min(yielding.until, now + YIELD_TIME))
         obs = with_status(obs, replace(obs.status, yielding=yielding))
         message = (
-            f"waits until the older job {yielding.to} runs, which needs the same room; at most "
+            f"waits until the older job {obs.older_gang} runs, which needs the same room; at most "
             f"until {format_time(yielding.until)}"
         )
         status = describe(obs, Phase.PENDING, Reason.YIELDED, message)
@@ -286,10 +256,12 @@ def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan |
 
 def _wait_for_leftovers(obs: Observation, now: datetime) -> Plan:
     """Wait for the pods of an earlier job: they may still write into the same checkpoint folder."""
-    message = (
-        f"waits for {describe_pods(obs.leftovers)} of an earlier job with this name to end"
-        f"{describe_wait(obs, obs.leftovers[0], now)}"
-    )
+    first = obs.leftovers[0]
+    message = f"waits for {describe_pods(obs.leftovers)} of an earlier job with this name to end"
+    wait = describe_wait(obs, first, now)
+    if not wait and not first.deleting:
+        wait = f"; to end it now: kubectl -n {obs.job.namespace} delete pod {first.name}"
+    message += wait
     status = describe(obs, Phase.PENDING, Reason.NAME_IN_USE, message)
     return Plan(status, delete=delete_dead_leftovers(obs, now))
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from ddpjob.core import names
 from ddpjob.core.budget import LASTING, backoff_seconds
 from ddpjob.core.conditions import Conditions, find_condition, set_condition
 from ddpjob.core.dead_nodes import describe_cut_off, describe_wait, is_unreachable
@@ -37,9 +38,7 @@ def describe(obs: Observation, phase: str, reason: str, message: str) -> Status:
 
 def describe_pods(pods: Sequence[Pod]) -> str:
     """Return the name of the first pod with its node, and how many more there are."""
-    text = f"pod {pods[0].name}"
-    if pods[0].node_name:
-        text += f" on node {pods[0].node_name}"
+    text = names.pod_on_node(pods[0].name, pods[0].node_name)
     if len(pods) > 1:
         text += f" and {len(pods) - 1} more"
     return text
@@ -104,9 +103,9 @@ def _describe_start(obs: Observation, now: datetime) -> Status:
     blocker = find_blocker(obs)
     if blocker:
         return describe(obs, Phase.PENDING, blocker.reason, blocker.message)
+    states = [pod.state for pod in obs.current]
+    message = f"{states.count(TrainerState.RUNNING)} of {obs.status.pods.desired} nodes are running"
     pending = [pod for pod in obs.current if pod.state is TrainerState.PENDING]
-    total = obs.status.pods.desired
-    message = f"{total - len(pending)} of {total} nodes are running"
     if pending:
         message += f"; {_describe_pending(obs, pending[0])}"
     message += _describe_unreachable(obs, now)

@@ -127,6 +127,11 @@ def pod_name(job: str, attempt: int, index: int | str) -> str:
     return f"{job}-{attempt}-{index}"
 
 
+def pod_on_node(pod: str, node: str) -> str:
+    """Return a pod's name, with its Kubernetes node if it has one, for a message."""
+    return f"pod {pod} on node {node}" if node else f"pod {pod}"
+
+
 def hostname(attempt: int, index: int, nodes: int) -> str:
     """Return the host name of a pod, with a zero-padded index.
 

@@ -8,11 +8,8 @@ from ddpjob.core.status import Status, is_transition
 # of conditions and events.
 MAX_MESSAGE = 1024
 
-# What a person can do after a job has used up a limit.
-NEXT_STEP = (
-    "correct the cause or raise the limit, then delete the job and create it again: it resumes "
-    "from its last checkpoint"
-)
+# What a person can do after a job has failed.
+NEXT_STEP = "correct the cause or the spec, then delete the job and create it again"
 
 
 @dataclass(frozen=True)

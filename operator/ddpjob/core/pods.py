@@ -165,25 +165,31 @@ def _disruption(body: Dict, end: Dict | None) -> Finding | None:
     """Return why a pod was deleted, evicted or lost, or None if it was not."""
     metadata = child(body, "metadata")
     status = child(body, "status")
-    name = metadata.get("name")
+    node = child(body, "spec").get("nodeName")
+    pod = names.pod_on_node(str(metadata.get("name")), str(node or ""))
     target = _disruption_target(status)
     if target:
         reason = str(target.get("reason") or "Disrupted")
-        message = str(target.get("message") or f"pod {name} was disrupted")
+        message = _with_words(f"{pod} was disrupted", target.get("message"))
         return Finding(reason, message, parse_time(target.get("lastTransitionTime")))
     if end is not None and _is_lost(end) and not _own_limit(status):
-        message = f"the node of pod {name} restarted, or its kubelet lost the container"
+        message = f"{pod} is lost: the node restarted, or its kubelet lost the container"
         return Finding(names.Reason.NODE_RESTARTED, message, _finished(end))
     if metadata.get("deletionTimestamp"):
-        return Finding("PodDeleted", f"pod {name} was deleted", _deletion_time(metadata))
+        return Finding("PodDeleted", f"{pod} was deleted", _deletion_time(metadata))
     # A kubelet that refuses a pod writes the reason into the pod's status. The reason of a
     # container's own failure is in the status of the container.
     refused = status.get("reason") or end is None
     if status.get("phase") == "Failed" and refused and not _own_limit(status):
         reason = str(status.get("reason") or "PodLost")
-        message = str(status.get("message") or f"pod {name} failed before its trainer ended")
+        message = _with_words(f"{pod} failed before its trainer ended", status.get("message"))
         return Finding(reason, message)
     return None
+
+
+def _with_words(message: str, words: Any) -> str:
+    """Return a message with the words of Kubernetes, if there are any."""
+    return f"{message}: {words}" if words else message
 
 
 def _is_lost(end: Dict) -> bool:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from ddpjob.core.budget import backoff_end
 from ddpjob.core.causes import settles_at
-from ddpjob.core.dead_nodes import is_cut_off, is_unreachable, next_death, next_overdue
+from ddpjob.core.dead_nodes import is_cut_off, is_not_ready, next_death, next_overdue
 from ddpjob.core.gangs import pods_with_room
 from ddpjob.core.names import Condition
 from ddpjob.core.observe import Observation, TrainerState
@@ -43,6 +43,7 @@ def run_clocks(obs: Observation, now: datetime) -> Status:
             active_seconds=status.active_seconds + int(passed.total_seconds()),
             active_since=None,
             starting_since=None,
+            undecided_since=None,
         )
     is_starting = _is_starting(obs, now)
     starting_since = min(status.starting_since or now, now) if is_starting else None
@@ -96,8 +97,7 @@ def active_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | N
     started = obs.status.active_since
     if limit is None or started is None:
         return None
-    remaining = int(limit.total_seconds()) - obs.status.active_seconds
-    return later(started, timedelta(seconds=min(max(remaining, 0), MAX_SECONDS)))
+    return _end_of(limit, started, obs.status.active_seconds)
 
 
 def startup_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
@@ -105,12 +105,18 @@ def startup_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | 
     started = obs.status.starting_since
     if limit is None or started is None or not _is_starting(obs, now):
         return None
-    return later(started, max(limit - timedelta(seconds=obs.status.starting_seconds), timedelta(0)))
+    return _end_of(limit, started, obs.status.starting_seconds)
+
+
+def _end_of(limit: timedelta, started: datetime, used: int) -> datetime:
+    """Return the end of a limit of which `used` seconds had passed when its clock was started."""
+    remaining = int(limit.total_seconds()) - used
+    return later(started, timedelta(seconds=min(max(remaining, 0), MAX_SECONDS)))
 
 
 def time_to_live(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     limit = spec.lifecycle.time_to_live
-    ended = obs.status.completion_time
+    ended = obs.status.completion_time if obs.status.finished else None
     return later(ended, limit) if limit is not None and ended else None
 
 
@@ -120,8 +126,10 @@ def node_is_dead(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 
 def cut_off_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     """Look again soon: no event concerns the job when another Kubernetes node is ready again."""
-    unfinished = [pod for pod in obs.pods if not pod.released]
-    waits = is_cut_off(obs) and any(is_unreachable(obs, pod.node_name) for pod in unfinished)
+    if not is_cut_off(obs):
+        return None
+    unfinished = [pod for pod in (*obs.pods, *obs.leftovers) if not pod.released]
+    waits = any(is_not_ready(obs, pod.node_name) for pod in unfinished)
     return later(now, CUT_OFF_INTERVAL) if waits else None
 
 

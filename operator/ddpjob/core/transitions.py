@@ -118,7 +118,8 @@ def stop(obs: Observation, spec: Spec, reason: str, message: str, now: datetime)
 
 
 def _fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
-    message = ending.message[:MAX_MESSAGE]
+    step = _next_step(spec)
+    message = f"{ending.message[: MAX_MESSAGE - len(step) - 2]}; {step}"
     obs = _with_ended_attempt(obs, ending.record, now)
     status = replace(
         describe(obs, Phase.FAILED, ending.reason, message),
@@ -129,6 +130,14 @@ def _fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
     )
     event = Event("Warning", "Failed", message)
     return Plan(status, delete=clean_up(obs, spec, ending.grace, now), events=(event,))
+
+
+def _next_step(spec: Spec) -> str:
+    """Return what a person can do after the job has failed."""
+    again = "it begins anew, unless its script saves checkpoints itself"
+    if spec.checkpoint:
+        again = "it resumes from its last checkpoint"
+    return f"{NEXT_STEP}: {again}"
 
 
 def _set_finished(obs: Observation, kind: Condition, reason: str, message: str) -> Conditions:
@@ -164,20 +173,25 @@ def _hopeless(
     if failed and verdict.script_missing:
         reason: str = Reason.SCRIPT_NOT_FOUND
         why = "Python did not find it; check spec.args and the image"
-    elif failed and verdict.reason != INIT_FAILED and not policy.is_retryable(verdict.exit_code):
+    elif _has_own_exit_code(verdict) and not policy.is_retryable(verdict.exit_code):
         reason = Reason.NON_RETRYABLE
         why = "failurePolicy.nonRetryableExitCodes has this code, so the job does not restart"
     elif not is_used_up(status, verdict.cause, policy, now):
         return None
     elif failed:
         reason = Reason.MAX_RESTARTS
-        why = f"maxRestarts={policy.max_restarts} is used up; {NEXT_STEP}"
+        why = f"maxRestarts={policy.max_restarts} is used up"
     else:
         reason = Reason.MAX_DISRUPTIONS
-        why = f"maxDisruptions={policy.max_disruptions} is used up; {NEXT_STEP}"
+        why = f"maxDisruptions={policy.max_disruptions} is used up"
     message = f"{verdict.message}; {why}"
     grace = current_grace(status, status.attempt or 0)
     return Ending(reason, message, status.last_failure, grace)
+
+
+def _has_own_exit_code(verdict: Verdict) -> bool:
+    """Return True if a worker failed by itself. Others than workers have exit codes too."""
+    return verdict.is_own_failure and verdict.reason != INIT_FAILED
 
 
 def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ddpjob.core.names import Phase
 from ddpjob.core.readers import Dict
+from ddpjob.core.plan import NEXT_STEP
 from ddpjob.core.status import Status
 from ddpjob.local.run_metrics import RunMetrics, finite_number, shares
 
@@ -93,7 +94,9 @@ class Display:
         if status.phase == Phase.RUNNING:
             self._task = self._new_task("importing torch", total=None)
         style = PHASE_STYLES.get(status.phase, "bold")
-        self._print_labelled(status.phase, status.message, style)
+        # Here is no object of the API server that must be deleted first.
+        message = status.message.partition(f"; {NEXT_STEP}")[0]
+        self._print_labelled(status.phase, message, style)
 
     def line(self, index: int, text: str) -> None:
         """Print a line of a node's script.

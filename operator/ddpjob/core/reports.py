@@ -1,0 +1,43 @@
+"""Reports of what the operator ignores: stray pods, and spec fields that it does not know."""
+
+from dataclasses import replace
+
+from ddpjob.core.observe import Observation
+from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
+from ddpjob.core.spec import Spec
+
+# Stray pods that the status names.
+MAX_STRAYS = 10
+
+
+def report_strays(obs: Observation, plan: Plan) -> Plan:
+    """Keep the names of stray pods in the status, and report them when that changes."""
+    strays = obs.strays[:MAX_STRAYS]
+    if strays == plan.status.stray_pods:
+        return plan
+    events = plan.events
+    if strays:
+        message = (
+            f"ignored pods that the operator did not create for this job: {', '.join(strays)}; "
+            "delete them if they are copies"
+        )
+        events = (*events, Event("Warning", "StrayPods", message[:MAX_MESSAGE]))
+    return replace(plan, status=replace(plan.status, stray_pods=strays), events=events)
+
+
+def report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
+    """Keep the fields that this operator does not know in the status, and report them once.
+
+    A newer CRD may give every job a field by its default. That must not stop the jobs.
+    """
+    if spec.unknown_fields == plan.status.ignored_fields:
+        return plan
+    events = plan.events
+    if not plan.status.ignored_fields:
+        message = (
+            f"ignored unknown fields: {', '.join(spec.unknown_fields)}. The CRD is newer than the "
+            "operator: upgrade the operator to use them."
+        )
+        events = (*events, Event("Warning", "UnknownFields", message[:MAX_MESSAGE]))
+    status = replace(plan.status, ignored_fields=spec.unknown_fields)
+    return replace(plan, status=status, events=events)
