@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpjob.core.names import Phase
-from ddpjob.core.readers import Dict
 from ddpjob.core.plan import NEXT_STEP
+from ddpjob.core.readers import Dict
 from ddpjob.core.status import Status
 from ddpjob.local.run_metrics import RunMetrics, finite_number, shares
 
