@@ -32,6 +32,18 @@ async def test_a_deletion_that_a_webhook_denies_is_no_deletion(fake, operator, c
     assert pods(fake) == ["digits-0-0", "digits-0-1"]
 
 
+async def test_pods_that_cannot_be_deleted_are_reported_in_one_event(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    denied = refusal(403, "Forbidden", DENIED)
+    fake.fault("DELETE", f"{POD_POSTS}/.*", denied, times=float("inf"))
+    resize(fake, 3)
+    await until(lambda: len(fake.writes(f"{POD_POSTS}/.*")) >= 6)
+    refused = [event for event in fake.all("events") if event["reason"] == "DeleteRefused"]
+    assert len(refused) == 1
+    assert "pod digits-0-0 cannot be deleted; it is tried again" in refused[0]["message"]
+
+
 async def test_a_pod_without_the_operators_labels_is_not_created_again(fake, operator):
     async def strip(request, proceed):
         name = json.loads((await proceed()).body)["metadata"]["name"]

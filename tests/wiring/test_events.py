@@ -8,10 +8,10 @@ import time
 
 import aiohttp
 import pytest
-from fake_api import refusal, unanswered
+from fake_api import hanging_webhook, refusal, unanswered
 from gang import a_job, fails, is_running, pods, runs, status, succeeds, until
 
-from ddpjob.controller import act, lister, workqueue
+from ddpjob.controller import act, lister, workqueue, writer
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import CannotRun
 from ddpjob.controller.lister import Lister
@@ -351,6 +351,19 @@ async def test_a_write_whose_answer_was_lost_is_not_repeated(fake, operator, pat
     assert status(fake).get("restarts", 0) == 0
 
 
+async def test_nothing_is_created_from_a_spec_that_changed_while_an_answer_was_lost(fake, operator):
+    async def suspend(request, proceed):
+        spec = {**fake.get("ddpjobs", "digits")["spec"], "suspend": True}
+        answer = await unanswered(request, proceed)
+        fake.change("ddpjobs", "digits", spec=spec)
+        return answer
+
+    fake.fault("PUT", ".*/ddpjobs/digits/status", suspend)
+    fake.create("ddpjobs", a_job())
+    await until(lambda: status(fake).get("phase") == "Suspended")
+    assert fake.writes(".*/(pods|services)") == []
+
+
 async def test_a_conflict_on_the_status_makes_the_operator_look_again(fake, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
@@ -521,9 +534,15 @@ async def test_a_spec_that_makes_no_pod_fails_the_job(fake, operator):
     assert "spec: cannot render a pod from it" in status(fake)["message"]
 
 
-async def test_ended_pods_that_cannot_be_deleted_do_not_block_an_attempt(fake, operator):
+@pytest.mark.parametrize(
+    "answer", [refusal(403, "Forbidden", "a policy"), hanging_webhook()], ids=["refused", "hangs"]
+)
+async def test_ended_pods_that_cannot_be_deleted_do_not_block_an_attempt(
+    fake, operator, monkeypatch, answer
+):
+    monkeypatch.setattr(writer, "CREATE_TIMEOUT", 1)
     fake.create("ddpjobs", a_job(failurePolicy={"maxRestarts": 9}))
-    fake.fault("DELETE", ".*/pods/digits-0-1", refusal(403, "Forbidden", "a policy"), float("inf"))
+    fake.fault("DELETE", ".*/pods/digits-0-1", answer, float("inf"))
     for attempt in range(3):
         await is_running(fake, attempt)
         fails(fake, f"digits-{attempt}-0", f"digits-{attempt}-1")

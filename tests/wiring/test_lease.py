@@ -15,6 +15,7 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.clock import wall_time
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.errors import CannotRun, LeaseLost
+from ddpjob.controller.events import Reporter
 from ddpjob.controller.lease import DEADLINE, DURATION, Lease
 from ddpjob.controller.main import operate
 from ddpjob.controller.metrics import Metrics
@@ -224,7 +225,8 @@ async def test_a_lost_lease_is_not_released(fake, a_lease, clock):
 
 def an_actor(writer, cache, clock):
     creator = Creator(writer, cache, Settings())
-    return Actor(writer, cache, creator, "first", clock, Metrics(cache, ()), wall_time)
+    reporter = Reporter(writer, "first")
+    return Actor(writer, cache, creator, reporter, clock, Metrics(cache, ()), wall_time)
 
 
 async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):

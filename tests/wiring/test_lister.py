@@ -81,18 +81,23 @@ async def test_a_namespace_is_served_once_the_list_has_passed_it(
 async def test_a_watched_namespace_that_cannot_be_read_stops_no_other_one(
     fake, a_lister, monkeypatch, caplog
 ):
-    monkeypatch.setattr(client, "PAGE_TRIES", 1)
-    fake.fault("GET", ".*/broken/ddpjobs", refusal(500, "InternalError", "damaged"), times=2)
+    monkeypatch.setattr(lister, "PAGE_TRIES", 2)
+    monkeypatch.setattr(client, "FIRST_PAGE_RETRY", 0)
+    # Two LISTs, with one request, and two with patience.
+    fake.fault("GET", ".*/broken/ddpjobs", refusal(500, "InternalError", "damaged"), times=6)
     create_in(fake, "ml")
-    found = a_lister("ml", "broken")
+    found = a_lister("broken", "ml")
     await found.list_once()
+    # The readable one came before the patience.
+    paths = [asked.path for asked in fake.log if asked.path.endswith("/ddpjobs")]
+    assert [path.split("/")[-2] for path in paths] == ["broken", "ml", "broken", "broken"]
     assert found.synced
     assert (found.readable, found.knows_pods_of("broken")) == (["ml"], False)
     assert await asyncio.wait_for(found.queue.get(), 10) == ("ml", "digits")
     await found.list_once()
     assert caplog.text.count("cannot read namespace broken: 500 InternalError: damaged") == 1
     await found.list_once()
-    assert found.readable == ["ml", "broken"]
+    assert found.readable == ["broken", "ml"]
 
 
 async def test_every_try_of_a_page_is_a_turn(fake, a_lister, monkeypatch):

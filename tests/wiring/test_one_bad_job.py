@@ -70,14 +70,21 @@ async def test_a_job_that_begins_to_hang_in_its_middle_delays_no_other_job(fake,
     await runs_soon(fake)
 
 
-async def test_more_jobs_that_hang_than_requests_may_delay_no_other_job(fake, operator):
-    # No namespace reaches its own limit, so together they reach the limit of all creates.
-    all_pods = "/api/v1/namespaces/bad-.*/pods"
-    fake.fault("POST", all_pods, hanging_webhook(), times=float("inf"))
-    for number in range(3 * writer.MAX_CREATES // 2):
-        namespace = f"bad-{number % 5}"
-        a_bad_job(fake, f"bad-{number}", nodes=4, namespace=namespace)
-    await until(lambda: len(fake.writes(all_pods)) > writer.MAX_CREATES)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", ".*/namespaces/bad-.*/pods"), ("PUT", ".*/namespaces/bad-.*/status")],
+    ids=["creates", "statuses"],
+)
+async def test_a_webhook_that_hangs_in_many_namespaces_delays_no_other_job(
+    fake, operator, monkeypatch, method, path
+):
+    # In none of them alone are there more requests than may hang.
+    monkeypatch.setattr(slots, "HANG_SECONDS", 5)
+    monkeypatch.setattr(slots, "HANGS_AFTER", 0.2)
+    fake.fault(method, path, hanging_webhook(), times=float("inf"))
+    for number in range(200):
+        a_bad_job(fake, f"bad-{number}", nodes=4, namespace=f"bad-{number % 20}")
+    await until(lambda: len(fake.writes(path)) >= writer.MAX_HANGING)
     await runs_soon(fake)
 
 

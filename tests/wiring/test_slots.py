@@ -7,7 +7,7 @@ from gang import until
 
 from ddpjob.controller import slots
 from ddpjob.controller.errors import Unreachable
-from ddpjob.controller.slots import Slots
+from ddpjob.controller.slots import Slot, Slots
 
 
 class Work:
@@ -19,6 +19,7 @@ class Work:
         self.timed_out: list[int] = []
         self.refused: list[int] = []
         self.may_end = asyncio.Event()
+        self._begun_slots: list[Slot] = []
         self.tasks: list[asyncio.Task[None]] = []
 
     def add(self, number: int, group: str = "", *, start: bool = True) -> None:
@@ -29,6 +30,7 @@ class Work:
         try:
             async with self.slots.take(group) as slot:
                 self.begun.append(index)
+                self._begun_slots.append(slot)
                 if start:
                     slot.start()
                 await self.may_end.wait()
@@ -36,6 +38,11 @@ class Work:
             self.timed_out.append(index)
         except Unreachable:
             self.refused.append(index)
+
+    def start(self) -> None:
+        """Let the time of all work that has begun run."""
+        for slot in self._begun_slots:
+            slot.start()
 
     async def settle(self) -> None:
         """Let everything happen that needs no timer."""
@@ -186,13 +193,71 @@ async def test_if_the_share_of_a_group_hangs_the_rest_of_it_is_refused(work, han
 async def test_what_a_group_has_beyond_its_share_ends_for_another_group(work, hangs_soon):
     four = work(9, total=4, share=2)
     four.add(6, "bad")
-    four.add(3, "good")
+    four.add(2, "good")
     await until(lambda: len(four.timed_out) == 2)
     await four.settle()
     assert set(four.refused) == {4, 5}
-    assert four.under_way()[:2] == [2, 3]
-    # The bad group has no more than its share now, so the third good one waits.
-    assert len(set(four.under_way()) & {6, 7, 8}) == 2
+    # The oldest are nearest to their answer, which has the name of the webhook.
+    assert sorted(four.under_way()) == [0, 1, 6, 7]
+
+
+async def test_all_groups_that_hang_have_one_share(work, hangs_soon):
+    six = work(9, total=6, share=2)
+    for number in range(6):
+        six.add(1, f"bad-{number}")
+    six.add(3, "good")
+    await until(lambda: len(set(six.under_way()) & {6, 7, 8}) == 3)
+    assert six.under_way()[:2] == [0, 1]
+    # Another piece of a group that hangs is not added, and one of a new group is.
+    six.add(1, "bad-0")
+    six.add(1, "new")
+    await until(lambda: six.refused == [9])
+    await until(lambda: 10 in six.under_way())
+
+
+async def test_a_group_that_hung_may_show_that_it_has_recovered(work, hangs_soon):
+    nine = work(9, share=2)
+    nine.add(2, "bad")
+    await nine.settle()
+    await asyncio.sleep(0.2)
+    nine.slots._hung.add("was-bad")
+    # One piece of its work is added although the share is used up, and no second one.
+    nine.add(2, "was-bad")
+    await nine.settle()
+    assert (nine.under_way(), nine.refused) == ([0, 1, 2], [3])
+    nine.tasks[2].cancel()
+    await nine.settle()
+    nine.add(2, "was-bad")
+    await nine.settle()
+    assert nine.under_way() == [0, 1, 4, 5]
+
+
+async def test_groups_that_may_have_recovered_take_turns(work, hangs_soon):
+    nine = work(9, share=2)
+    nine.add(2, "bad")
+    await nine.settle()
+    await asyncio.sleep(0.2)
+    nine.slots._hung |= {"first", "second"}
+    nine.add(1, "first")
+    await nine.settle()
+    nine.add(1, "second")
+    await nine.settle()
+    # There is one place for them, and the first has it for HANGS_AFTER.
+    assert (nine.under_way(), nine.refused) == ([0, 1, 2], [3])
+    await asyncio.sleep(0.2)
+    nine.add(1, "second")
+    await nine.settle()
+    assert (nine.under_way(), nine.timed_out) == ([0, 1, 4], [2])
+
+
+async def test_work_that_starts_later_is_ended_too(work, hangs_soon):
+    three = work(9, total=3, share=1)
+    three.add(3, "bad", start=False)
+    await three.settle()
+    three.add(1, "good")
+    await three.settle()
+    three.start()
+    await until(lambda: 3 in three.under_way())
 
 
 async def test_a_group_that_hung_stays_within_its_share_until_one_ends_quickly(work, monkeypatch):

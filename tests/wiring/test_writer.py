@@ -9,7 +9,7 @@ from gang import a_job, until
 from ddpjob.controller import slots
 from ddpjob.controller import writer as module
 from ddpjob.controller.client import configuration
-from ddpjob.controller.errors import ApiError, LeaseLost, Refused, Unreachable
+from ddpjob.controller.errors import ApiError, LeaseLost, NotSent, Refused, Unreachable
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.writer import MAX_CALLS_PER_JOB, Writer, run_all
 
@@ -244,26 +244,42 @@ async def test_creates_that_hang_in_one_namespace_are_limited_and_give_a_reason(
     creates = [background(create_pod(writer, f"bad-{n}", "bad")) for n in range(100)]
     await until(lambda: sum(create.done() for create in creates) > 50)
     ended = [create.exception() for create in creates if create.done()]
-    assert {type(error) for error in ended} == {Unreachable}
-    assert "have had no answer in this namespace" in str(ended[0])
+    assert {type(error) for error in ended} == {NotSent}
+    assert "have had no answer for more than a second" in str(ended[0])
     assert len(fake.writes(".*/namespaces/bad/pods")) < module.MAX_CREATES
     await asyncio.wait_for(create_pod(writer, "good", "ml"), 2)
 
 
-async def test_the_oldest_of_too_many_creates_that_hang_can_be_retried(
+async def test_statuses_that_hang_do_not_refuse_the_mark_of_their_namespace(
+    fake, a_writer, background, monkeypatch
+):
+    monkeypatch.setattr(slots, "HANGS_AFTER", 0.1)
+    fake.fault("PUT", ".*/status", hanging_webhook(), times=float("inf"))
+    writer = await a_writer()
+    path = "apis/ddpjob.dev/v1alpha1/namespaces/ml/ddpjobs/{}/status"
+    puts = [background(writer.write("PUT", path.format(n), {})) for n in range(50)]
+    await until(lambda: sum(put.done() for put in puts) > 20)
+    lease = {"metadata": {"name": "ddpjob-installation"}, "spec": {}}
+    leases = "apis/coordination.k8s.io/v1/namespaces/ml/leases"
+    await asyncio.wait_for(writer.write("POST", leases, lease), 2)
+
+
+async def test_a_create_that_hangs_beyond_the_share_can_be_retried(
     fake, a_writer, background, monkeypatch
 ):
     monkeypatch.setattr(module, "MAX_LOADING", 1)
     monkeypatch.setattr(module, "MAX_CREATES", 2)
+    monkeypatch.setattr(module, "MAX_HANGING_CREATES", 1)
     monkeypatch.setattr(slots, "SLOT_SECONDS", 0.05)
-    monkeypatch.setattr(slots, "HANG_SECONDS", 0.2)
+    monkeypatch.setattr(slots, "HANGS_AFTER", 0.2)
     fake.fault("POST", ".*/pods", hanging_webhook(), times=float("inf"))
     writer = await a_writer()
-    creates = [background(create_pod(writer, f"bad-{number}")) for number in range(3)]
+    creates = [background(create_pod(writer, f"bad-{n}", f"ns-{n}")) for n in range(3)]
     with pytest.raises(Unreachable, match="newer requests wait"):
-        await asyncio.wait_for(creates[0], 5)
+        await asyncio.wait_for(creates[1], 5)
     await until(lambda: len(fake.writes(".*/pods")) == 3)
-    assert not any(create.done() for create in creates[1:])
+    assert not creates[0].done()
+    assert not creates[2].done()
 
 
 async def test_the_pool_has_connections_left_for_the_lease_and_the_lists(kubeconfig):

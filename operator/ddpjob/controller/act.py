@@ -3,16 +3,16 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.controller.cache import Cache, SeenJob
 from ddpjob.controller.creator import Creator
-from ddpjob.controller.errors import ApiError, CallFailed, Refused
-from ddpjob.controller.events import event_body
-from ddpjob.controller.kinds import EVENTS, JOBS, NODES, PODS
+from ddpjob.controller.errors import ApiError, CallFailed, NotSent, Refused
+from ddpjob.controller.events import Reporter
+from ddpjob.controller.kinds import JOBS, NODES, PODS
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core import names
@@ -55,15 +55,12 @@ class Memory:
 
 @dataclass
 class Actor:
-    """Carries out plans. `identity` names this operator.
-
-    `clock` gives monotonic seconds, and `now` the time of day.
-    """
+    """Carries out plans. `clock` gives monotonic seconds, and `now` the time of day."""
 
     writer: Writer
     cache: Cache
     creator: Creator
-    identity: str
+    reporter: Reporter
     clock: Callable[[], float]
     metrics: Metrics
     now: Callable[[], datetime]
@@ -122,13 +119,16 @@ class Actor:
             body = await self._write_status(seen, plan.status, memory)
             if body is None:
                 return AGAIN
+            if body["metadata"]["generation"] != job.generation:
+                # The answer was lost, and the spec has changed since. Only the events still hold.
+                plan = replace(plan, create=(), delete=(), delete_job=False, wake_after=AGAIN)
 
         # Post events last. A failed post is not repeated: the status has the same information.
         try:
             return await self._change_objects(seen, body, plan, memory)
         finally:
             if not isinstance(sys.exception(), asyncio.CancelledError):
-                await run_all(self._post_event(job, event) for event in plan.events)
+                await run_all(self.reporter.post(job, event) for event in plan.events)
 
     async def _change_objects(
         self, seen: SeenJob, body: Dict | None, plan: Plan, memory: Memory
@@ -144,8 +144,8 @@ class Actor:
             await self._delete_job(body)
             return None
         try:
-            await run_all(self._delete_pod(job, delete) for delete in plan.delete)
-        except ApiError as error:
+            await self._delete_pods(job, plan.delete)
+        except CallFailed as error:
             if not plan.create:
                 raise
             # A plan that creates pods deletes only ended ones, so nothing waits for the deletion.
@@ -175,6 +175,8 @@ class Actor:
         path = JOBS.path(job.namespace, job.name, "status")
         try:
             written: Dict = await self.writer.write("PUT", path, body)
+        except NotSent:
+            raise
         except CallFailed as error:
             found = await self._read(job)
             # If the answer was lost, the client repeats the request, and the second one conflicts.
@@ -274,6 +276,24 @@ class Actor:
         await run_all(look(name) for name in node_names)
         return before != {name: known.get(name) for name in node_names}
 
+    async def _delete_pods(self, job: Job, deletes: Iterable[Delete]) -> None:
+        """Delete pods side by side. One event reports those that cannot be deleted."""
+        kept = []
+
+        async def delete_pod(delete: Delete) -> None:
+            try:
+                await self._delete_pod(job, delete)
+            except CallFailed:
+                kept.append(delete.name)
+                raise
+
+        try:
+            await run_all(delete_pod(delete) for delete in deletes)
+        except CallFailed as error:
+            message = f"pod {min(kept)} cannot be deleted; it is tried again: {error}"
+            await self._report_once(job, "DeleteRefused", message)
+            raise
+
     async def _delete_pod(self, job: Job, delete: Delete) -> None:
         body: dict[str, Any] = {"preconditions": {"uid": delete.uid}}
         if delete.grace is not None:
@@ -281,10 +301,8 @@ class Actor:
         path = PODS.path(job.namespace, delete.name)
         try:
             answer = await self.writer.write("DELETE", path, body)
-        except CallFailed as error:
-            if not isinstance(error, ApiError) or not is_gone(error):
-                message = f"pod {delete.name} cannot be deleted; it is tried again: {error}"
-                await self._report_once(job, "DeleteRefused", message)
+        except ApiError as error:
+            if not is_gone(error):
                 raise
             self.cache.pods.drop(delete.uid)
             return
@@ -296,7 +314,7 @@ class Actor:
             else:
                 self.cache.pods.drop(delete.uid)
             message = f"pod {delete.name} is deleted by force: {delete.forced}"
-            await self._post_event(job, Event("Warning", "ForceDeleted", message))
+            await self.reporter.post(job, Event("Warning", "ForceDeleted", message))
         elif answer.get("kind") == "Pod":
             self.cache.pods.see(answer)
 
@@ -305,7 +323,7 @@ class Actor:
         memory = self.memories.setdefault(job.uid, Memory())
         if message != memory.reported:
             memory.reported = message
-            await self._post_event(job, Event("Warning", reason, message[:MAX_MESSAGE]))
+            await self.reporter.post(job, Event("Warning", reason, message[:MAX_MESSAGE]))
 
     async def _create(self, job: Job, indices: tuple[int, ...], memory: Memory) -> None:
         """Create the Service and the pods of a gang, and remember a refusal."""
@@ -330,21 +348,3 @@ class Actor:
             )
         else:
             memory.refusals = 0
-
-    # Events
-
-    async def _post_event(self, job: Job, event: Event) -> None:
-        """Log an event and post it. Raises nothing but LeaseLost."""
-        key = f"{job.namespace}/{job.name}"
-        log.info(
-            "%s: %s: %s",
-            key,
-            event.reason,
-            event.message,
-            extra={"job": key, "reason": event.reason},
-        )
-        body = event_body(job, event, self.identity)
-        try:
-            await self.writer.write("POST", EVENTS.collection(job.namespace), body)
-        except CallFailed as error:
-            log.warning("%s: event %s was not posted: %s", key, event.reason, error)

@@ -161,18 +161,22 @@ class ApiClient:
             raise
 
     async def pages(
-        self, kind: Kind, namespace: str | None, before_try: Callable[[], None]
+        self,
+        kind: Kind,
+        namespace: str | None,
+        before_try: Callable[[], None],
+        tries: int = PAGE_TRIES,
     ) -> AsyncIterator[tuple[list[dict[str, Any]], int]]:
         """Yield a LIST page by page: (objects, resourceVersion of the LIST).
 
-        A page that fails is requested again. `before_try` is called before each request. Raises
-        ApiError or Unreachable.
+        A page that fails is requested again, up to `tries` times. `before_try` is called before
+        each request. Raises ApiError or Unreachable.
         """
         query = {"limit": str(FIRST_PAGE)}
         if kind.selector:
             query["labelSelector"] = kind.selector
         while True:
-            answer, size = await self._page(kind.collection(namespace), query, before_try)
+            answer, size = await self._page(kind.collection(namespace), query, before_try, tries)
             metadata = answer["metadata"]
             objects = answer["items"]
             yield objects, int(metadata["resourceVersion"])
@@ -182,21 +186,21 @@ class ApiClient:
             query["limit"] = str(_next_page(len(objects), size))
 
     async def _page(
-        self, path: str, query: Mapping[str, str], before_try: Callable[[], None]
+        self, path: str, query: Mapping[str, str], before_try: Callable[[], None], tries: int
     ) -> tuple[dict[str, Any], int]:
-        for tries in range(1, PAGE_TRIES + 1):
+        for number in range(1, tries + 1):
             await self.wait_until_allowed()
             before_try()
             try:
                 return await self._send("GET", path, None, query, LIST_TIMEOUT)
             except CallFailed as error:
-                if tries == PAGE_TRIES or not _may_succeed_later(error):
+                if number == tries or not may_succeed_later(error):
                     raise
-                await asyncio.sleep(exponential_delay(tries, FIRST_PAGE_RETRY, LONGEST_PAGE_RETRY))
+                await asyncio.sleep(exponential_delay(number, FIRST_PAGE_RETRY, LONGEST_PAGE_RETRY))
         raise AssertionError("the last try returns or raises")
 
 
-def _may_succeed_later(error: CallFailed) -> bool:
+def may_succeed_later(error: CallFailed) -> bool:
     """Return True for an overloaded or restarting API server."""
     return not isinstance(error, ApiError) or error.status == 429 or error.status >= 500
 

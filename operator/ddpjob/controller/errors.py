@@ -4,6 +4,7 @@ Exception
 ├── CallFailed             a request failed and can be retried
 │   ├── ApiError           the API server answered with an error
 │   └── Unreachable        the API server did not answer
+│       └── NotSent        too many requests of this kind hang already
 ├── Refused                the API server does not accept an object now, or never will
 └── MustStop               this process must end; the next start continues
     ├── LeaseLost          another operator may lead
@@ -31,6 +32,10 @@ class Unreachable(CallFailed):
 
     The request may have been carried out or not.
     """
+
+
+class NotSent(Unreachable):
+    """The request was not sent, because too many others have no answer. Nothing has changed."""
 
 
 class Refused(Exception):

@@ -1,13 +1,39 @@
-"""Kubernetes events, as objects to post."""
+"""Kubernetes events about jobs."""
 
+import logging
 import uuid
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from ddpjob.controller.errors import CallFailed
+from ddpjob.controller.kinds import EVENTS
+from ddpjob.controller.writer import Writer
 from ddpjob.core import names
 from ddpjob.core.job import Job
 from ddpjob.core.plan import Event
 from ddpjob.core.times import format_time
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Reporter:
+    """Logs events and posts them. `identity` names this operator."""
+
+    writer: Writer
+    identity: str
+
+    async def post(self, job: Job, event: Event) -> None:
+        """Post one event. Raises nothing but LeaseLost: the status has the same information."""
+        key = f"{job.namespace}/{job.name}"
+        extra = {"job": key, "reason": event.reason}
+        log.info("%s: %s: %s", key, event.reason, event.message, extra=extra)
+        body = event_body(job, event, self.identity)
+        try:
+            await self.writer.write("POST", EVENTS.collection(job.namespace), body)
+        except CallFailed as error:
+            log.warning("%s: event %s was not posted: %s", key, event.reason, error)
 
 
 def event_body(job: Job, event: Event, identity: str) -> dict[str, Any]:

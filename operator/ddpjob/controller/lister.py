@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.controller.cache import Cache, Key
-from ddpjob.controller.client import ApiClient
+from ddpjob.controller.client import PAGE_TRIES, ApiClient, may_succeed_later
 from ddpjob.controller.errors import ApiError, CallFailed, CannotRun, NamespaceAppeared
 from ddpjob.controller.kinds import NODES, PODS, WATCHED, Kind
 from ddpjob.controller.store import namespace_of, uid_of
@@ -113,27 +113,48 @@ class Lister:
 
         A namespace that cannot be read stops no other one.
         """
-        failed: dict[str, CallFailed] = {}
         kinds = await self._readable_kinds()
-        for namespace in self.namespaces or (None,):
-            try:
-                for kind in kinds:
-                    await self._list(kind, namespace)
-            except CallFailed as error:
-                if namespace is None:
-                    raise
-                failed[namespace] = error
-            else:
-                self._note_listed(namespace)
-        self._report_unreadable(failed)
-        if len(failed) == len(self.namespaces) > 0:
-            raise next(iter(failed.values()))
+        if self.namespaces:
+            await self._list_namespaces(kinds)
+        else:
+            for kind in kinds:
+                await self._list(kind, None)
 
         # Every job gets a look, whatever the watches have missed.
         self._complete = True
         for key in self.cache.jobs.by_key:
             self.queue.add(key)
         self.after_list()
+
+    async def _list_namespaces(self, kinds: Sequence[Kind]) -> None:
+        """List the watched namespaces. Raises CallFailed if none can be read.
+
+        One that fails is tried again, with patience, after all others.
+        """
+        failed: dict[str, CallFailed] = {}
+        for namespace in self.namespaces:
+            error = await self._list_namespace(namespace, kinds, tries=1)
+            if error:
+                failed[namespace] = error
+        for namespace, first in list(failed.items()):
+            if may_succeed_later(first):
+                error = await self._list_namespace(namespace, kinds, tries=PAGE_TRIES)
+                if error is None:
+                    del failed[namespace]
+        self._report_unreadable(failed)
+        if len(failed) == len(self.namespaces):
+            raise next(iter(failed.values()))
+
+    async def _list_namespace(
+        self, namespace: str, kinds: Sequence[Kind], tries: int
+    ) -> CallFailed | None:
+        try:
+            for kind in kinds:
+                await self._list(kind, namespace, tries)
+        except CallFailed as error:
+            return error
+        self._note_listed(namespace)
+        return None
 
     async def _readable_kinds(self) -> list[Kind]:
         """List the nodes, and return the other kinds. With Roles only, nodes cannot be read."""
@@ -162,13 +183,13 @@ class Lister:
             log.warning("cannot read namespace %s: %s. %s", namespace, error, advice)
         self.unreadable = frozenset(failed)
 
-    async def _list(self, kind: Kind, namespace: str | None) -> None:
+    async def _list(self, kind: Kind, namespace: str | None, tries: int = PAGE_TRIES) -> None:
         """Show every object of a kind to the cache, and remove those that do not exist any more."""
         store = self.cache.stores[kind]
         before = self.versions.get((kind, namespace), 0)
         listed = set()
         version = 0
-        async for objects, page_version in self.api.pages(kind, namespace, self._turn):
+        async for objects, page_version in self.api.pages(kind, namespace, self._turn, tries):
             version = page_version
             for body in objects:
                 store.see(body)
@@ -201,9 +222,9 @@ class Lister:
             "etcd was restored from a backup. The next start begins with an empty cache."
         )
 
-    def _note_listed(self, namespace: str | None) -> None:
+    def _note_listed(self, namespace: str) -> None:
         """Look at the jobs of a watched namespace as soon as it was listed for the first time."""
-        if namespace is None or namespace in self._listed:
+        if namespace in self._listed:
             return
         self._listed.add(namespace)
         for key in self.cache.jobs.by_key:

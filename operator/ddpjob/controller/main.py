@@ -23,6 +23,7 @@ from ddpjob.controller.client import ApiClient, configuration
 from ddpjob.controller.clock import SteadyClock
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.errors import CannotRun
+from ddpjob.controller.events import Reporter
 from ddpjob.controller.lead import Operator, lead
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.lister import Lister
@@ -157,7 +158,7 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
         writer=writer,
         cache=cache,
         creator=Creator(writer, cache, Settings(restricted=options.restricted)),
-        identity=identity,
+        reporter=Reporter(writer, identity),
         clock=clock,
         metrics=metrics,
         now=SteadyClock().now,

@@ -4,31 +4,32 @@ A limit protects something from load: the API server, or this process. Work that
 answer loads neither, for example a create whose admission webhook hangs. So its slot goes to the
 next in line while it still waits.
 
-Work belongs to a group: the namespace of its request. A webhook that hangs mostly concerns a few
-namespaces. So only a share of the places is for work of one group that hangs.
+Work belongs to a group: the namespace and the kind of its request. A webhook that hangs concerns
+some groups, few or many. So only a share of the places is for groups of which work hangs, all of
+them together.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from math import inf
 
-from ddpjob.controller.errors import Unreachable
+from ddpjob.controller.errors import NotSent
 
 # Seconds that a piece of work counts as load. Most requests take a hundredth of it. A job stands in
 # several lines one after another (worker, Service, pods), so this must be well below a second.
 SLOT_SECONDS = 0.5
 
-# Seconds after which work hangs. If more than its share of a group hangs, the rest of that group is
-# refused, and may be ended for work of another group.
+# Seconds after which work hangs. It may then be ended for other work, except for the share.
 HANGS_AFTER = 1.0
 
-# Seconds after which any work may be ended because too much hangs. If the API server is so slow
-# with every request, the Lease cannot be renewed either.
+# Seconds after which work may be ended for other work if there is no share. If the API server is so
+# slow with every request, the Lease cannot be renewed either.
 HANG_SECONDS = 5.0
 
 TOO_MANY_HANG = (
-    "{number} other requests of this kind have had no answer in this namespace for more than a "
-    "second"
+    "{number} other requests of this kind have had no answer for more than a second, so this one "
+    "was not sent"
 )
 
 
@@ -41,7 +42,7 @@ class Slot:
         self._release: Callable[[], None] | None = release
         self._timer: asyncio.TimerHandle | None = None
         # Time of the event loop at which the work began to load anything.
-        self.started = float("inf")
+        self.started = inf
 
     def start(self) -> None:
         """Let the time run from now on. Before, the slot is held without a limit."""
@@ -68,14 +69,16 @@ class Slots:
     - `count`: pieces of work that count as load at the same time.
     - `total`: pieces of work under way at the same time, with those that do not count any more. It
       bounds the connections and the memory.
-    - `share`: pieces of work of one group that may hang at the same time.
+    - `share`: pieces of work that may hang at the same time although other work needs their places.
+      Half as many more are for groups that may have recovered: one piece of each. Without a share,
+      no group is refused.
     """
 
     def __init__(self, count: int, total: int, share: int | None = None) -> None:
+        assert share is None or share + share // 2 <= total
         self._free = asyncio.Semaphore(count)
         self._total = total
-        self._share = share or total + 1
-        # The oldest comes first.
+        self._share = share
         self._under_way: list[Slot] = []
         self._one_ended = asyncio.Event()
         # Groups of which work hung until its end, and none has ended quickly since then.
@@ -85,8 +88,8 @@ class Slots:
     async def take(self, group: str = "") -> AsyncIterator[Slot]:
         """Wait for a slot. The work must call its `start` when it begins to load anything.
 
-        Raises TimeoutError in work that hangs, if other work needs its place. Raises Unreachable,
-        before the work begins, if too much of its group hangs.
+        Raises TimeoutError in work that hangs, if other work needs its place. Raises NotSent,
+        before the work begins, if its group hangs and the share is used up.
         """
         await self._free.acquire()
         async with asyncio.timeout(None) as timeout:
@@ -103,32 +106,47 @@ class Slots:
         """Wait until less than `total` is under way, and end work that hangs to make room."""
         loop = asyncio.get_running_loop()
         while True:
-            if self._too_many_from(group, self._share) <= loop.time():
-                raise Unreachable(TOO_MANY_HANG.format(number=self._share))
+            if self._share is not None and not self._may_add(group, self._share, loop.time()):
+                raise NotSent(TOO_MANY_HANG.format(number=self._share))
             if len(self._under_way) < self._total:
                 return
-            first = min(self._under_way, key=self._may_end_from)
-            moment = self._may_end_from(first)
-            if moment <= loop.time():
-                self._hung.add(first.group)
-                self._remove(first)
-                first.end()
-            else:
+            moment = self._end_one(loop.time())
+            if moment > loop.time():
                 self._one_ended.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(moment):
                         await self._one_ended.wait()
 
-    def _may_end_from(self, slot: Slot) -> float:
-        """Return the time from which the work may be ended, because other work needs its place."""
-        return min(slot.started + HANG_SECONDS, self._too_many_from(slot.group, self._share + 1))
+    def _may_add(self, group: str, share: int, now: float) -> bool:
+        """Return True if work of a group may be added. Ends other work if that is necessary."""
+        hanging = {slot.group for slot in self._under_way if slot.started + HANGS_AFTER <= now}
+        suspects = self._hung | hanging
+        if group not in suspects:
+            return True
+        held = [slot.group for slot in self._under_way if slot.group in suspects]
+        if len(held) < share:
+            return True
+        # The group may have recovered. One piece of its work shows whether it has.
+        if group in held:
+            return False
+        return len(held) < share + share // 2 or self._end_one(now) <= now
 
-    def _too_many_from(self, group: str, number: int) -> float:
-        """Return from when on `number` pieces of a group are too many, because its share hangs."""
-        started = sorted(slot.started for slot in self._under_way if slot.group == group)
-        if len(started) < number:
-            return float("inf")
-        return 0.0 if group in self._hung else started[self._share - 1] + HANGS_AFTER
+    def _end_one(self, now: float) -> float:
+        """End the oldest work that may end for other work. Return from when on it may.
+
+        The oldest pieces of all are the share: the answer of a webhook that hangs comes late, and
+        has its name.
+        """
+        first = self._share or 0
+        wait = HANG_SECONDS if self._share is None else HANGS_AFTER
+        oldest = sorted(self._under_way, key=lambda slot: slot.started)[first]
+        moment = oldest.started + wait
+        if moment <= now:
+            self._hung.add(oldest.group)
+            self._remove(oldest)
+            oldest.end()
+        # Work that begins to load something later may have to end earlier.
+        return min(moment, now + wait)
 
     def _remove(self, slot: Slot) -> None:
         if slot not in self._under_way:

@@ -28,8 +28,8 @@ MAX_DELETES = 15
 MAX_OTHER_WRITES = 20
 MAX_READS = 20
 
-# Requests of one namespace that may hang at the same time. With more, the webhook of one namespace
-# would use up the places of all others.
+# Of these, requests that may hang at the same time while others need the places. With more, a
+# webhook that hangs for some namespaces would use up the places of all others.
 MAX_HANGING_CREATES = 16
 MAX_HANGING = 8
 
@@ -93,9 +93,10 @@ class Writer:
     @asynccontextmanager
     async def _turn(self, slots: Slots, path: str) -> AsyncIterator[None]:
         """Wait until a request may be sent. Raises CallFailed or LeaseLost."""
-        namespace = path.partition("/namespaces/")[2].partition("/")[0]
+        # A webhook mostly concerns some namespaces, and one kind of objects.
+        group = "/".join(path.partition("/namespaces/")[2].split("/")[:2])
         try:
-            async with slots.take(namespace) as slot:
+            async with slots.take(group) as slot:
                 await self._api.wait_until_allowed()
                 self._lease.check()
                 slot.start()
