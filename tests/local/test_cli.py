@@ -1,5 +1,6 @@
 """Options and arguments of `ddpjob` that are wrong, and what the messages say."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,18 @@ def test_a_misspelt_choice_is_refused_with_the_name_that_is_closest(words, messa
     assert message in refusal(*words.split())
 
 
-def test_the_log_level_may_be_in_upper_case():
+@pytest.fixture
+def logging_is_restored():
+    """Remove the handler of the operator, whose stream is closed when the command has ended."""
+    root, kopf = logging.getLogger(), logging.getLogger("kopf")
+    before = root.handlers[:], root.level, kopf.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    kopf.setLevel(before[2])
+
+
+def test_the_log_level_may_be_in_upper_case(logging_is_restored):
     # The command ends because the file is missing, not because of the level.
     ended = CliRunner().invoke(app, ["operator", "--log-level", "INFO", "--kubeconfig", "missing"])
     assert ended.exit_code == 1
