@@ -14,6 +14,7 @@ from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.clock import wall_time
 from ddpjob.controller.creator import Creator
+from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.errors import CannotRun, LeaseLost
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.lease import DEADLINE, DURATION, Lease
@@ -226,7 +227,8 @@ async def test_a_lost_lease_is_not_released(fake, a_lease, clock):
 def an_actor(writer, cache, clock):
     creator = Creator(writer, cache, Settings())
     reporter = Reporter(writer, "first")
-    return Actor(writer, cache, creator, reporter, clock, Metrics(cache, ()), wall_time)
+    deleter = Deleter(writer, cache, reporter)
+    return Actor(writer, cache, creator, deleter, reporter, clock, Metrics(cache, ()), wall_time)
 
 
 async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):

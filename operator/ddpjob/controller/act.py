@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from ddpjob.controller.cache import Cache, SeenJob
 from ddpjob.controller.creator import Creator
+from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.errors import ApiError, CallFailed, NotSent, Refused
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.kinds import JOBS, NODES, PODS
@@ -20,7 +20,7 @@ from ddpjob.core.backoff import exponential_delay
 from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
 from ddpjob.core.observe import LONGEST_RETRY, Refusal
-from ddpjob.core.plan import MAX_MESSAGE, Delete, Event, Plan
+from ddpjob.core.plan import Plan
 from ddpjob.core.pods import owner_uid
 from ddpjob.core.readers import Dict, SpecError
 from ddpjob.core.status import Status
@@ -49,8 +49,6 @@ class Memory:
     last_write: float = float("-inf")
     refusal: Refusal | None = None
     refusals: int = 0
-    # The last event about a pod that stands in the way.
-    reported: str = ""
 
 
 @dataclass
@@ -60,6 +58,7 @@ class Actor:
     writer: Writer
     cache: Cache
     creator: Creator
+    deleter: Deleter
     reporter: Reporter
     clock: Callable[[], float]
     metrics: Metrics
@@ -75,6 +74,7 @@ class Actor:
         existing = self.cache.jobs.objects
         self.memories = {uid: m for uid, m in self.memories.items() if uid in existing}
         self.under_quota &= existing.keys()
+        self.reporter.forget_others(existing.keys())
 
     def retry_soon(self, uid: str) -> None:
         """Try a refused object again soon, because what prevented it may be gone."""
@@ -141,10 +141,10 @@ class Actor:
             if body is None:
                 return AGAIN
         if body and plan.delete_job:
-            await self._delete_job(body)
+            await self.deleter.delete_job(body)
             return None
         try:
-            await self._delete_pods(job, plan.delete)
+            await self.deleter.delete_pods(job, plan.delete)
         except CallFailed as error:
             if not plan.create:
                 raise
@@ -206,22 +206,6 @@ class Actor:
     def _is_current(self, seen: SeenJob) -> bool:
         return self.cache.job(seen.value.key) is seen
 
-    async def _delete_job(self, body: Dict) -> None:
-        """Delete a job as it was read, unless it has changed. Its pods go with it."""
-        metadata = body["metadata"]
-        keys = ("uid", "resourceVersion")
-        options = {
-            "preconditions": {key: metadata[key] for key in keys},
-            "propagationPolicy": "Background",
-        }
-        path = JOBS.path(metadata["namespace"], metadata["name"])
-        try:
-            await self.writer.write("DELETE", path, options)
-        except ApiError as error:
-            if not is_gone(error):
-                raise
-        log.info("%s/%s: deleted", metadata["namespace"], metadata["name"])
-
     # Pods
 
     async def _find_existing(self, job: Job, pod_names: tuple[str, ...]) -> list[str]:
@@ -253,7 +237,7 @@ class Actor:
             f"the labels of pod {changed[0]} were changed and do not fit its name; delete the pod, "
             "or give it its labels back"
         )
-        await self._report_once(job, "LabelsChanged", message)
+        await self.reporter.post_once(job, "LabelsChanged", message)
         return LATER
 
     async def _any_node_differs(self, node_names: Set[str]) -> bool:
@@ -275,55 +259,6 @@ class Actor:
 
         await run_all(look(name) for name in node_names)
         return before != {name: known.get(name) for name in node_names}
-
-    async def _delete_pods(self, job: Job, deletes: Iterable[Delete]) -> None:
-        """Delete pods side by side. One event reports those that cannot be deleted."""
-        kept = []
-
-        async def delete_pod(delete: Delete) -> None:
-            try:
-                await self._delete_pod(job, delete)
-            except CallFailed:
-                kept.append(delete.name)
-                raise
-
-        try:
-            await run_all(delete_pod(delete) for delete in deletes)
-        except CallFailed as error:
-            message = f"pod {min(kept)} cannot be deleted; it is tried again: {error}"
-            await self._report_once(job, "DeleteRefused", message)
-            raise
-
-    async def _delete_pod(self, job: Job, delete: Delete) -> None:
-        body: dict[str, Any] = {"preconditions": {"uid": delete.uid}}
-        if delete.grace is not None:
-            body["gracePeriodSeconds"] = delete.grace
-        path = PODS.path(job.namespace, delete.name)
-        try:
-            answer = await self.writer.write("DELETE", path, body)
-        except ApiError as error:
-            if not is_gone(error):
-                raise
-            self.cache.pods.drop(delete.uid)
-            return
-        if delete.forced:
-            # The API server removes such a pod at once, unless a finalizer keeps it. Its answer is
-            # the pod.
-            if answer.get("metadata", {}).get("finalizers"):
-                self.cache.pods.see(answer)
-            else:
-                self.cache.pods.drop(delete.uid)
-            message = f"pod {delete.name} is deleted by force: {delete.forced}"
-            await self.reporter.post(job, Event("Warning", "ForceDeleted", message))
-        elif answer.get("kind") == "Pod":
-            self.cache.pods.see(answer)
-
-    async def _report_once(self, job: Job, reason: str, message: str) -> None:
-        """Post an event about a pod that stands in the way, unless the last one said the same."""
-        memory = self.memories.setdefault(job.uid, Memory())
-        if message != memory.reported:
-            memory.reported = message
-            await self.reporter.post(job, Event("Warning", reason, message[:MAX_MESSAGE]))
 
     async def _create(self, job: Job, indices: tuple[int, ...], memory: Memory) -> None:
         """Create the Service and the pods of a gang, and remember a refusal."""

@@ -2,7 +2,8 @@
 
 import logging
 import uuid
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ from ddpjob.controller.kinds import EVENTS
 from ddpjob.controller.writer import Writer
 from ddpjob.core import names
 from ddpjob.core.job import Job
-from ddpjob.core.plan import Event
+from ddpjob.core.plan import MAX_MESSAGE, Event
 from ddpjob.core.times import format_time
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ class Reporter:
 
     writer: Writer
     identity: str
+    # The last message of each job, by UID, about a pod that stands in the way.
+    _standing: dict[str, str] = field(default_factory=dict)
 
     async def post(self, job: Job, event: Event) -> None:
         """Post one event. Raises nothing but LeaseLost: the status has the same information."""
@@ -34,6 +37,16 @@ class Reporter:
             await self.writer.write("POST", EVENTS.collection(job.namespace), body)
         except CallFailed as error:
             log.warning("%s: event %s was not posted: %s", key, event.reason, error)
+
+    async def post_once(self, job: Job, reason: str, message: str) -> None:
+        """Post an event about a pod that stands in the way, unless the last one said the same."""
+        if message != self._standing.get(job.uid):
+            self._standing[job.uid] = message
+            await self.post(job, Event("Warning", reason, message[:MAX_MESSAGE]))
+
+    def forget_others(self, uids: Set[str]) -> None:
+        """Forget the messages of all jobs but these."""
+        self._standing = {uid: text for uid, text in self._standing.items() if uid in uids}
 
 
 def event_body(job: Job, event: Event, identity: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.client import ApiClient, configuration
 from ddpjob.controller.clock import SteadyClock
 from ddpjob.controller.creator import Creator
+from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.errors import CannotRun
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.lead import Operator, lead
@@ -154,11 +155,13 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     lease = Lease(api, options.lease_namespace, options.lease_name, identity, clock)
     metrics = Metrics(cache, queue)
     writer = Writer(api, lease)
+    reporter = Reporter(writer, identity)
     actor = Actor(
         writer=writer,
         cache=cache,
         creator=Creator(writer, cache, Settings(restricted=options.restricted)),
-        reporter=Reporter(writer, identity),
+        deleter=Deleter(writer, cache, reporter),
+        reporter=reporter,
         clock=clock,
         metrics=metrics,
         now=SteadyClock().now,

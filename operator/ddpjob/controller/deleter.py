@@ -1,0 +1,84 @@
+"""Deletes pods and jobs, and reports the pods that cannot be deleted."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.errors import ApiError, CallFailed
+from ddpjob.controller.events import Reporter
+from ddpjob.controller.kinds import JOBS, PODS
+from ddpjob.controller.writer import Writer, is_gone, run_all
+from ddpjob.core.job import Job
+from ddpjob.core.plan import Delete, Event
+from ddpjob.core.readers import Dict
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Deleter:
+    """Deletes the objects of jobs, each only as it was seen."""
+
+    writer: Writer
+    cache: Cache
+    reporter: Reporter
+
+    async def delete_pods(self, job: Job, deletes: Iterable[Delete]) -> None:
+        """Delete pods side by side. One event reports those that cannot be deleted."""
+        kept = []
+
+        async def delete_pod(delete: Delete) -> None:
+            try:
+                await self._delete_pod(job, delete)
+            except CallFailed:
+                kept.append(delete.name)
+                raise
+
+        try:
+            await run_all(delete_pod(delete) for delete in deletes)
+        except CallFailed as error:
+            message = f"pod {min(kept)} cannot be deleted; it is tried again: {error}"
+            await self.reporter.post_once(job, "DeleteRefused", message)
+            raise
+
+    async def _delete_pod(self, job: Job, delete: Delete) -> None:
+        body: dict[str, Any] = {"preconditions": {"uid": delete.uid}}
+        if delete.grace is not None:
+            body["gracePeriodSeconds"] = delete.grace
+        path = PODS.path(job.namespace, delete.name)
+        try:
+            answer = await self.writer.write("DELETE", path, body)
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+            self.cache.pods.drop(delete.uid)
+            return
+        if delete.forced:
+            # The API server removes such a pod at once, unless a finalizer keeps it. Its answer is
+            # the pod.
+            if answer.get("metadata", {}).get("finalizers"):
+                self.cache.pods.see(answer)
+            else:
+                self.cache.pods.drop(delete.uid)
+            message = f"pod {delete.name} is deleted by force: {delete.forced}"
+            await self.reporter.post(job, Event("Warning", "ForceDeleted", message))
+        elif answer.get("kind") == "Pod":
+            self.cache.pods.see(answer)
+
+    async def delete_job(self, body: Dict) -> None:
+        """Delete a job as it was read, unless it has changed. Its pods go with it."""
+        metadata = body["metadata"]
+        keys = ("uid", "resourceVersion")
+        options = {
+            "preconditions": {key: metadata[key] for key in keys},
+            "propagationPolicy": "Background",
+        }
+        path = JOBS.path(metadata["namespace"], metadata["name"])
+        try:
+            await self.writer.write("DELETE", path, options)
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+        log.info("%s/%s: deleted", metadata["namespace"], metadata["name"])
