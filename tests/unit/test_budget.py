@@ -3,6 +3,7 @@
 import pytest
 from builders import (
     DELETE_AND_CREATE,
+    FOLLOWER_ERROR,
     NOW,
     a_pod,
     a_running_job,
@@ -203,6 +204,16 @@ def test_the_exit_code_of_a_follower_is_not_that_of_the_job():
     pods = a_pod(0, failed(follower_summary(0))), a_pod(1, failed(follower_summary(1)))
     plan = plan_for(job, *pods)
     assert (plan.status.attempt, budgets_used(plan)) == (1, (1, 0))
+
+
+def test_the_worker_that_failed_counts_though_another_one_of_its_node_was_a_follower():
+    # Rank 0 wrote that it had lost rank 1, on the same node, before torchrun ended it.
+    tail = f"[rank0]: {FOLLOWER_ERROR}\n{torchrun_summary(1, 3)}"
+    job = a_running_job(spec=with_policy(nonRetryableExitCodes=[3]))
+    plan = plan_for(job, a_pod(0, running()), a_pod(1, failed(tail)))
+    assert plan.status.reason == Reason.NON_RETRYABLE
+    twice = a_running_job()
+    assert plan_for(twice, a_pod(1, failed(tail))).status.failed_nodes[0].name == "node-1"
 
 
 def test_a_disrupted_pod_may_end_with_any_code():

@@ -228,6 +228,12 @@ def test_a_failed_job_with_checkpoints_says_that_it_resumes():
     assert plan.status.message.endswith("create it again: it resumes from its last checkpoint")
 
 
+def test_what_to_do_follows_a_message_that_ends_with_a_full_stop():
+    job = a_running_job(spec={"startupDeadlineSeconds": 1}, ran=False, starting_since=at(-9))
+    plan = plan_for(job, a_pod(0, running()), a_pod(1, unschedulable("0/3 nodes fit.")))
+    assert f"0/3 nodes fit; {DELETE_AND_CREATE}" in plan.status.message
+
+
 def test_a_long_message_does_not_cut_off_what_to_do():
     pods = (
         a_pod(0, running()),

@@ -11,7 +11,7 @@ import pytest
 from fake_api import hanging_webhook, refusal, unanswered
 from gang import a_job, fails, is_running, pods, runs, status, succeeds, until
 
-from ddpjob.controller import act, lister, workqueue, writer
+from ddpjob.controller import act, lister, workqueue
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import CannotRun
 from ddpjob.controller.lister import Lister
@@ -537,10 +537,7 @@ async def test_a_spec_that_makes_no_pod_fails_the_job(fake, operator):
 @pytest.mark.parametrize(
     "answer", [refusal(403, "Forbidden", "a policy"), hanging_webhook()], ids=["refused", "hangs"]
 )
-async def test_ended_pods_that_cannot_be_deleted_do_not_block_an_attempt(
-    fake, operator, monkeypatch, answer
-):
-    monkeypatch.setattr(writer, "CREATE_TIMEOUT", 1)
+async def test_ended_pods_that_cannot_be_deleted_do_not_block_an_attempt(fake, operator, answer):
     fake.create("ddpjobs", a_job(failurePolicy={"maxRestarts": 9}))
     fake.fault("DELETE", ".*/pods/digits-0-1", answer, float("inf"))
     for attempt in range(3):

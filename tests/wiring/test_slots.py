@@ -44,6 +44,11 @@ class Work:
         for slot in self._begun_slots:
             slot.start()
 
+    def age(self) -> None:
+        """Let all work under way hang: let it have started long ago."""
+        for slot in self._begun_slots:
+            slot.started -= slots.HANGS_AFTER
+
     async def settle(self) -> None:
         """Let everything happen that needs no timer."""
         for _ in range(10 * len(self.tasks)):
@@ -215,11 +220,11 @@ async def test_all_groups_that_hang_have_one_share(work, hangs_soon):
     await until(lambda: 10 in six.under_way())
 
 
-async def test_a_group_that_hung_may_show_that_it_has_recovered(work, hangs_soon):
+async def test_a_group_that_hung_may_show_that_it_has_recovered(work):
     nine = work(9, share=2)
     nine.add(2, "bad")
     await nine.settle()
-    await asyncio.sleep(0.2)
+    nine.age()
     nine.slots._hung.add("was-bad")
     # One piece of its work is added although the share is used up, and no second one.
     nine.add(2, "was-bad")
@@ -232,11 +237,11 @@ async def test_a_group_that_hung_may_show_that_it_has_recovered(work, hangs_soon
     assert nine.under_way() == [0, 1, 4, 5]
 
 
-async def test_groups_that_may_have_recovered_take_turns(work, hangs_soon):
+async def test_groups_that_may_have_recovered_take_turns(work):
     nine = work(9, share=2)
     nine.add(2, "bad")
     await nine.settle()
-    await asyncio.sleep(0.2)
+    nine.age()
     nine.slots._hung |= {"first", "second"}
     nine.add(1, "first")
     await nine.settle()
@@ -244,20 +249,20 @@ async def test_groups_that_may_have_recovered_take_turns(work, hangs_soon):
     await nine.settle()
     # There is one place for them, and the first has it for HANGS_AFTER.
     assert (nine.under_way(), nine.refused) == ([0, 1, 2], [3])
-    await asyncio.sleep(0.2)
+    nine.age()
     nine.add(1, "second")
     await nine.settle()
     assert (nine.under_way(), nine.timed_out) == ([0, 1, 4], [2])
 
 
 async def test_work_that_starts_later_is_ended_too(work, hangs_soon):
-    three = work(9, total=3, share=1)
-    three.add(3, "bad", start=False)
-    await three.settle()
-    three.add(1, "good")
-    await three.settle()
-    three.start()
-    await until(lambda: 3 in three.under_way())
+    four = work(9, total=4, share=2)
+    four.add(4, "bad", start=False)
+    await four.settle()
+    four.add(1, "good")
+    await four.settle()
+    four.start()
+    await until(lambda: 4 in four.under_way())
 
 
 async def test_a_group_that_hung_stays_within_its_share_until_one_ends_quickly(work, monkeypatch):

@@ -245,7 +245,7 @@ async def test_creates_that_hang_in_one_namespace_are_limited_and_give_a_reason(
     await until(lambda: sum(create.done() for create in creates) > 50)
     ended = [create.exception() for create in creates if create.done()]
     assert {type(error) for error in ended} == {NotSent}
-    assert "have had no answer for more than a second" in str(ended[0])
+    assert "so this one was not sent" in str(ended[0])
     assert len(fake.writes(".*/namespaces/bad/pods")) < module.MAX_CREATES
     await asyncio.wait_for(create_pod(writer, "good", "ml"), 2)
 
@@ -268,18 +268,17 @@ async def test_a_create_that_hangs_beyond_the_share_can_be_retried(
     fake, a_writer, background, monkeypatch
 ):
     monkeypatch.setattr(module, "MAX_LOADING", 1)
-    monkeypatch.setattr(module, "MAX_CREATES", 2)
-    monkeypatch.setattr(module, "MAX_HANGING_CREATES", 1)
+    monkeypatch.setattr(module, "MAX_CREATES", 3)
+    monkeypatch.setattr(module, "MAX_HANGING_CREATES", 2)
     monkeypatch.setattr(slots, "SLOT_SECONDS", 0.05)
     monkeypatch.setattr(slots, "HANGS_AFTER", 0.2)
     fake.fault("POST", ".*/pods", hanging_webhook(), times=float("inf"))
     writer = await a_writer()
-    creates = [background(create_pod(writer, f"bad-{n}", f"ns-{n}")) for n in range(3)]
+    creates = [background(create_pod(writer, f"bad-{n}", f"ns-{n}")) for n in range(4)]
     with pytest.raises(Unreachable, match="newer requests wait"):
-        await asyncio.wait_for(creates[1], 5)
-    await until(lambda: len(fake.writes(".*/pods")) == 3)
-    assert not creates[0].done()
-    assert not creates[2].done()
+        await asyncio.wait_for(creates[2], 5)
+    await until(lambda: len(fake.writes(".*/pods")) == 4)
+    assert not any(creates[n].done() for n in (0, 1, 3))
 
 
 async def test_the_pool_has_connections_left_for_the_lease_and_the_lists(kubeconfig):

@@ -36,6 +36,8 @@ FIRST_RETRY = 1.0
 # Seconds before the next try if what prevented it may be gone.
 SOON = 0.5
 
+# Seconds for the deletion of ended pods, before the job goes on without it.
+ENDED_PODS_TIMEOUT = 2.0
 
 # Seconds before the next look at the job: at once, and if only a person can solve what was found.
 AGAIN = 0.0
@@ -143,16 +145,17 @@ class Actor:
         if body and plan.delete_job:
             await self.deleter.delete_job(body)
             return None
-        try:
-            await self.deleter.delete_pods(job, plan.delete)
-        except CallFailed as error:
-            if not plan.create:
-                raise
-            # A plan that creates pods deletes only ended ones, so nothing waits for the deletion.
-            log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, error)
         if not body or not plan.create:
+            await self.deleter.delete_pods(job, plan.delete)
             return plan.wake_after
         await self._create(Job.from_dict(body), plan.create, memory)
+        # A plan that creates pods deletes only ended ones, so nothing depends on the deletion.
+        try:
+            async with asyncio.timeout(ENDED_PODS_TIMEOUT):
+                await self.deleter.delete_pods(job, plan.delete)
+        except (CallFailed, TimeoutError) as error:
+            what = error or "no answer"
+            log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, what)
         return AGAIN
 
     # The job
@@ -281,5 +284,9 @@ class Actor:
                 refused.final,
                 refused.counts_ended_pods,
             )
+        except ApiError as error:
+            # The startup deadline needs to know why pods are missing.
+            memory.refusal = Refusal(error.reason or Reason.NO_ANSWER, str(error), self.now())
+            raise
         else:
             memory.refusals = 0

@@ -26,20 +26,21 @@ class Deleter:
     reporter: Reporter
 
     async def delete_pods(self, job: Job, deletes: Iterable[Delete]) -> None:
-        """Delete pods side by side. One event reports those that cannot be deleted."""
-        kept = []
+        """Delete pods side by side. One event reports the first that cannot be deleted."""
+        failed: dict[str, CallFailed] = {}
 
         async def delete_pod(delete: Delete) -> None:
             try:
                 await self._delete_pod(job, delete)
-            except CallFailed:
-                kept.append(delete.name)
+            except CallFailed as error:
+                failed[delete.name] = error
                 raise
 
         try:
             await run_all(delete_pod(delete) for delete in deletes)
-        except CallFailed as error:
-            message = f"pod {min(kept)} cannot be deleted; it is tried again: {error}"
+        except CallFailed:
+            first = min(failed)
+            message = f"pod {first} cannot be deleted; it is tried again: {failed[first]}"
             await self.reporter.post_once(job, "DeleteRefused", message)
             raise
 

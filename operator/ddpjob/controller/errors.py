@@ -4,7 +4,7 @@ Exception
 ├── CallFailed             a request failed and can be retried
 │   ├── ApiError           the API server answered with an error
 │   └── Unreachable        the API server did not answer
-│       └── NotSent        too many requests of this kind hang already
+│       └── NotSent        too many requests of this kind hang
 ├── Refused                the API server does not accept an object now, or never will
 └── MustStop               this process must end; the next start continues
     ├── LeaseLost          another operator may lead
@@ -35,7 +35,7 @@ class Unreachable(CallFailed):
 
 
 class NotSent(Unreachable):
-    """The request was not sent, because too many others have no answer. Nothing has changed."""
+    """The request was not sent, because too many of its kind hang. Nothing has changed."""
 
 
 class Refused(Exception):

@@ -27,8 +27,8 @@ class Reporter:
     # The last message of each job, by UID, about a pod that stands in the way.
     _standing: dict[str, str] = field(default_factory=dict)
 
-    async def post(self, job: Job, event: Event) -> None:
-        """Post one event. Raises nothing but LeaseLost: the status has the same information."""
+    async def post(self, job: Job, event: Event) -> bool:
+        """Post one event, and return True if that succeeded. Raises nothing but LeaseLost."""
         key = f"{job.namespace}/{job.name}"
         extra = {"job": key, "reason": event.reason}
         log.info("%s: %s: %s", key, event.reason, event.message, extra=extra)
@@ -37,12 +37,15 @@ class Reporter:
             await self.writer.write("POST", EVENTS.collection(job.namespace), body)
         except CallFailed as error:
             log.warning("%s: event %s was not posted: %s", key, event.reason, error)
+            return False
+        return True
 
     async def post_once(self, job: Job, reason: str, message: str) -> None:
         """Post an event about a pod that stands in the way, unless the last one said the same."""
-        if message != self._standing.get(job.uid):
+        if message == self._standing.get(job.uid):
+            return
+        if await self.post(job, Event("Warning", reason, message[:MAX_MESSAGE])):
             self._standing[job.uid] = message
-            await self.post(job, Event("Warning", reason, message[:MAX_MESSAGE]))
 
     def forget_others(self, uids: Set[str]) -> None:
         """Forget the messages of all jobs but these."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.client import ApiClient
-from ddpjob.controller.errors import CallFailed, LeaseLost
+from ddpjob.controller.errors import CallFailed, LeaseLost, NotSent
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.slots import Slot, Slots
@@ -28,6 +28,9 @@ WORKERS = 256
 
 # Seconds before the next look at a job while it is not known whether its namespace is served.
 CLAIM_INTERVAL = 0.5
+
+# Seconds before the next look at a job if a request was not sent, because others hang.
+NOT_SENT_INTERVAL = 2.0
 
 
 def _slots() -> Slots:
@@ -67,6 +70,10 @@ class Reconciler:
             await self.look_at(key)
         except LeaseLost:
             raise
+        except NotSent as error:
+            # Nothing failed. A longer and longer delay would let the job wait for no reason.
+            self.queue.add(key, NOT_SENT_INTERVAL)
+            log.info("%s/%s: %s", *key, error, extra={"job": "/".join(key)})
         except CallFailed as error:
             failed = True
             log.warning("%s/%s: %s", *key, error, extra={"job": "/".join(key)})

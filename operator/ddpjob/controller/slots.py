@@ -23,13 +23,14 @@ SLOT_SECONDS = 0.5
 # Seconds after which work hangs. It may then be ended for other work, except for the share.
 HANGS_AFTER = 1.0
 
-# Seconds after which work may be ended for other work if there is no share. If the API server is so
-# slow with every request, the Lease cannot be renewed either.
+# Seconds after which the group of work is remembered as one that hangs. If there is no share, work
+# may be ended for other work after this time: if the API server is so slow with every request, the
+# Lease cannot be renewed either.
 HANG_SECONDS = 5.0
 
 TOO_MANY_HANG = (
-    "{number} other requests of this kind have had no answer for more than a second, so this one "
-    "was not sent"
+    "requests of this kind hang, and {number} or more of those are under way, so this one was not "
+    "sent"
 )
 
 
@@ -75,13 +76,13 @@ class Slots:
     """
 
     def __init__(self, count: int, total: int, share: int | None = None) -> None:
-        assert share is None or share + share // 2 <= total
+        assert share is None or (share >= 2 and share + share // 2 <= total)
         self._free = asyncio.Semaphore(count)
         self._total = total
         self._share = share
         self._under_way: list[Slot] = []
         self._one_ended = asyncio.Event()
-        # Groups of which work hung until its end, and none has ended quickly since then.
+        # Groups of which work lasted for HANG_SECONDS or was ended, and none was quick since then.
         self._hung: set[str] = set()
 
     @asynccontextmanager

@@ -54,7 +54,7 @@ STOPPING = (asyncio.CancelledError, LeaseLost, Refused, Unreachable)
 
 GAVE_UP = "gave up a request that had no answer for long, because newer requests wait"
 
-Call = Coroutine[Any, Any, None]
+Call = Coroutine[Any, Any, object]
 
 
 class Writer:
@@ -117,7 +117,7 @@ async def run_all(calls: Iterable[Call]) -> None:
     same way. These errors are raised before others, and in their order.
     """
     waiting = iter(calls)
-    running: set[asyncio.Task[None]] = set()
+    running: set[asyncio.Task[object]] = set()
     errors: list[BaseException] = []
     limit = 1
     try:
@@ -143,7 +143,7 @@ async def run_all(calls: Iterable[Call]) -> None:
         raise _most_important(errors)
 
 
-def _error_of(task: asyncio.Task[None]) -> BaseException | None:
+def _error_of(task: asyncio.Task[object]) -> BaseException | None:
     return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 

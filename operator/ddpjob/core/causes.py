@@ -72,7 +72,9 @@ class Verdict:
         """True if the pod itself failed. A follower has only lost its connection to a peer."""
         if self.cause is not Cause.FAILURE or self.pod is None:
             return False
-        return not is_follower(self.pod.message)
+        # The other ranks of the node may be followers of the one that the summary names.
+        summary = parse_summary(self.pod.message)
+        return not (summary.lost_peer if summary else is_follower(self.pod.message))
 
     @property
     def blames_node(self) -> bool:

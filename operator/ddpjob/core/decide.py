@@ -209,13 +209,10 @@ def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
         first_seen = min(obs.status.undecided_since or now, now)
         status = replace(recount(obs), attempt_started=latch(obs), undecided_since=first_seen)
         return Plan(status)
-    plan = restart_or_fail(obs, spec, verdict, now)
-    if verdict.pod is not None:
-        return plan
-    # The verdict is based on missing pods. The API server has to confirm that they are gone.
+    # The API server has to confirm that missing pods are gone, so that they do not train on.
     lost = lost_nodes(obs)
     confirm = tuple(names.pod_name(obs.job.name, obs.attempt, index) for index in lost)
-    return replace(plan, confirm=confirm)
+    return replace(restart_or_fail(obs, spec, verdict, now), confirm=confirm)
 
 
 def startup_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan | None:

@@ -182,7 +182,7 @@ def _disruption(body: Dict, end: Dict | None) -> Finding | None:
     refused = status.get("reason") or end is None
     if status.get("phase") == "Failed" and refused and not _own_limit(status):
         reason = str(status.get("reason") or "PodLost")
-        message = _with_words(f"{pod} failed before its trainer ended", status.get("message"))
+        message = _with_words(f"{pod} failed", status.get("message"))
         return Finding(reason, message)
     return None
 

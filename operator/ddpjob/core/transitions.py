@@ -119,7 +119,7 @@ def stop(obs: Observation, spec: Spec, reason: str, message: str, now: datetime)
 
 def _fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
     step = _next_step(spec)
-    message = f"{ending.message[: MAX_MESSAGE - len(step) - 2]}; {step}"
+    message = f"{ending.message[: MAX_MESSAGE - len(step) - 2].rstrip('.')}; {step}"
     obs = _with_ended_attempt(obs, ending.record, now)
     status = replace(
         describe(obs, Phase.FAILED, ending.reason, message),
@@ -190,7 +190,10 @@ def _hopeless(
 
 
 def _has_own_exit_code(verdict: Verdict) -> bool:
-    """Return True if a worker failed by itself. Others than workers have exit codes too."""
+    """Return True if the exit code is that of a worker which failed by itself.
+
+    A follower and an init container have exit codes too.
+    """
     return verdict.is_own_failure and verdict.reason != INIT_FAILED
 
 
