@@ -238,6 +238,50 @@ def test_only_tensors_and_plain_values_are_loaded(tmp_path, capsys):
     assert re.search(warning, capsys.readouterr().err)
 
 
+def change_file(folder, number, **fields):
+    """Write other fields into the checkpoint of a step; a field that is None is removed."""
+    path = folder / f"step-g0001-{number:010}.pt"
+    state = {**torch.load(path, weights_only=True), **fields}
+    torch.save({name: value for name, value in state.items() if value is not None}, path)
+
+
+@pytest.mark.parametrize("value", [None, "7", 7.5, (1,)])
+@pytest.mark.parametrize("field", ["step", "identity", "parts", "generators"])
+def test_a_file_with_a_wrong_field_is_damaged(tmp_path, capsys, field, value):
+    job = Job(tmp_path)
+    job.save(1)
+    job.save(2)
+    change_file(tmp_path, 2, **{field: value})
+    assert Job(tmp_path).checkpoints.restore() == 1
+    assert f"its field '{field}' is missing or is not of type" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("state", [5, "x", [], {"weight": 1}, {"weight": "x"}, {}])
+@pytest.mark.parametrize("part", ["model", "optimizer", "sampler"])
+def test_a_part_with_another_state_is_refused(tmp_path, part, state):
+    Job(tmp_path).save(1)
+    path = tmp_path / "step-g0001-0000000001.pt"
+    parts = torch.load(path, weights_only=True)["parts"]
+    change_file(tmp_path, 1, parts={**parts, part: state})
+    with pytest.raises(UserError, match=f"does not fit this {part} .*another --checkpoint-dir"):
+        Job(tmp_path).checkpoints.restore()
+
+
+def test_a_part_that_the_file_does_not_have_is_refused(tmp_path):
+    Job(tmp_path).save(1)
+    change_file(tmp_path, 1, parts={"weights": {}})
+    with pytest.raises(UserError, match=r"has no state of this model; it has weights\. Use"):
+        Job(tmp_path).checkpoints.restore()
+
+
+@pytest.mark.parametrize("generator", [5, {}, {"cpu": 1}, {"cpu": torch.zeros(3)}])
+def test_a_wrong_state_of_the_generators_is_refused(tmp_path, generator):
+    Job(tmp_path).save(1)
+    change_file(tmp_path, 1, generators=[generator])
+    with pytest.raises(UserError, match="does not fit this random number generator"):
+        Job(tmp_path).checkpoints.restore()
+
+
 def test_another_workloads_checkpoint_is_refused(tmp_path):
     Job(tmp_path, workload="toy", model="small").save(1)
     with pytest.raises(

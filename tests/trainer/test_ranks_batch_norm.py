@@ -175,6 +175,24 @@ def test_ranks_without_samples_take_part_and_leave_batch_norm_intact(ranks):
             assert torch.equal(gradients, first["gradients"][batch])
 
 
+@on_every_rank
+def normalise_one_sample(runtime):
+    """Return the message of the error of a batch of one sample, which rank 0 has."""
+    model = nn.BatchNorm1d(FEATURES)
+    synchronise(model, runtime)
+    try:
+        model(torch.ones(int(runtime.is_main), FEATURES))
+    except ValueError as error:
+        return str(error), bool(model.running_var.isfinite().all())
+    return None
+
+
+def test_synchronised_batch_norm_refuses_one_value_a_channel_on_every_rank(ranks):
+    for message, intact in ranks.values(normalise_one_sample):
+        assert message.startswith("expected more than 1 value per channel over all ranks")
+        assert intact
+
+
 def test_synchronised_batch_norm_normalises_images_under_autocast_as_batch_norm_does():
     torch.manual_seed(0)
     plain, ours = nn.BatchNorm2d(3), nn.BatchNorm2d(3)

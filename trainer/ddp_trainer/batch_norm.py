@@ -29,7 +29,12 @@ class SynchronisedBatchNorm(_BatchNorm):
     runtime: Runtime
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise `input` of shape (N, C, …), with N from 0 on. Every rank calls it."""
+        """Normalise `input` of shape (N, C, …), with N from 0 on. Every rank calls it.
+
+        Raises ValueError, on every rank, if there are less than two values in each channel: one
+        value has no variance. With several ranks and an accelerator this is not checked, as in
+        torch, because each step would wait for the device.
+        """
         if not self.training:
             return super().forward(input)
         # BatchNorm's own statistics have at least float32 too.
@@ -39,6 +44,8 @@ class SynchronisedBatchNorm(_BatchNorm):
 
     def _normalise(self, input: Tensor) -> Tensor:
         mean, squares, count = self._statistics(input)
+        if input.device.type == "cpu" or self.runtime.world_size == 1:
+            _require_two_values(int(count), input)
         if self.track_running_stats:
             self._update_running(mean.detach(), (squares / (count - 1)).detach())
         scale = torch.rsqrt(squares / count + self.eps)
@@ -97,6 +104,14 @@ class SynchronisedBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accept any number of dimensions from 2 on."""
+
+
+def _require_two_values(count: int, input: Tensor) -> None:
+    if count < 2:
+        raise ValueError(
+            "expected more than 1 value per channel over all ranks when training, got input of "
+            f"shape {tuple(input.shape)} on this rank; use larger batches, or drop the last one"
+        )
 
 
 class _SumOverRanks(torch.autograd.Function):

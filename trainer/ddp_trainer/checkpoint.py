@@ -7,8 +7,8 @@ over from the starts before it (claim.py), which then can write nothing there an
 """
 
 import io
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -189,18 +189,34 @@ class Checkpoints:
         # With another number of ranks, each rank keeps the generators that it started with.
         generators = state["generators"]
         if len(generators) == self.runtime.world_size:
-            self.runtime.hardware.set_random_state(generators[self.runtime.rank])
+            with self._refusing("random number generator"):
+                self.runtime.hardware.set_random_state(generators[self.runtime.rank])
         step = int(state["step"])
         self._remember(step, path)
         return step
 
     def _load_part(self, name: str, part: Stateful, state: Mapping[str, Any]) -> None:
-        try:
+        if name not in state["parts"]:
+            raise UserError(
+                f"the checkpoint in {self.folder} has no state of this {name}; it has "
+                f"{', '.join(map(str, state['parts'])) or 'none'}. Use the script that it was made "
+                "with, or another --checkpoint-dir"
+            )
+        with self._refusing(name):
             _load(part, state["parts"][name])
+
+    @contextmanager
+    def _refusing(self, name: str) -> Iterator[None]:
+        """Raise UserError if a state cannot be loaded.
+
+        What a part raises is its own affair: modules raise RuntimeError, optimizers with other
+        parameter groups ValueError, and a state of another type leads to any error.
+        """
+        try:
+            yield
         except UserError:
             raise
-        except (RuntimeError, KeyError, ValueError) as error:
-            # An optimizer raises ValueError if it has other parameter groups.
+        except Exception as error:
             reason = first_line(error)
             raise UserError(
                 f"the checkpoint in {self.folder} does not fit this {name} ({reason}); use the "

@@ -11,8 +11,9 @@ import torch
 
 from ddp_trainer.files import write_atomically
 
-# Version of the file's contents.
+# Version of the file's contents, and the types of its fields.
 FORMAT = 2
+FIELDS = {"step": int, "identity": dict, "parts": dict, "generators": list}
 
 
 def find_fault(data: bytes) -> str | None:
@@ -27,6 +28,9 @@ def find_fault(data: bytes) -> str | None:
         return _reason_of(error)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         return f"it does not have format {FORMAT}"
+    for name, kind in FIELDS.items():
+        if type(state.get(name)) is not kind:
+            return f"its field {name!r} is missing or is not of type {kind.__name__}"
     return None
 
 
