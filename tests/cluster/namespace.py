@@ -204,7 +204,7 @@ class Namespace:
             ("get", "events", "--sort-by", ".lastTimestamp"),
         ]
         for pod in self.cluster.read.pods(self.name):
-            looks.append(("logs", pod["metadata"]["name"], "--all-containers", "--tail=30"))
+            looks.append(("logs", pod["metadata"]["name"], "--all-containers", "--tail=90"))
         looks.append(("logs", "--namespace", SYSTEM, "deployment/ddpjob-operator", "--tail=60"))
         return "\n".join(f"--- kubectl {' '.join(look)}\n{self._try(*look)}" for look in looks)
 
