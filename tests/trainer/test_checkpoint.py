@@ -239,7 +239,7 @@ def test_only_tensors_and_plain_values_are_loaded(tmp_path, capsys):
 
 
 def change_file(folder, number, **fields):
-    """Write other fields into the checkpoint of a step; a field that is None is removed."""
+    """Replace fields of the checkpoint of step `number`. Remove those whose value is None."""
     path = folder / f"step-g0001-{number:010}.pt"
     state = {**torch.load(path, weights_only=True), **fields}
     torch.save({name: value for name, value in state.items() if value is not None}, path)

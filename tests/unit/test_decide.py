@@ -373,7 +373,7 @@ def test_an_invalid_pod_fails_the_job_with_the_message_of_the_api_server():
 
 
 def test_a_missing_pod_is_confirmed_whatever_else_has_failed():
-    # Somebody may only have changed its labels, and it trains on.
+    # A pod whose labels were changed is not in the cache. Its trainer still runs.
     plan = plan_for(a_running_job(), a_pod(0, failed(FAILURE)))
     assert (plan.status.attempt, plan.confirm) == (1, ("digits-0-1",))
     both = a_pod(0, failed(FAILURE)), a_pod(1, running())

@@ -32,6 +32,15 @@ async def test_a_deletion_that_a_webhook_denies_is_no_deletion(fake, operator, c
     assert pods(fake) == ["digits-0-0", "digits-0-1"]
 
 
+async def test_an_overloaded_api_server_does_not_postpone_the_startup_deadline(fake, operator):
+    busy = refusal(429, "TooManyRequests", "try again later")
+    fake.fault("POST", POD_POSTS, busy, times=float("inf"))
+    fake.create("ddpjobs", a_job(startupDeadlineSeconds=2))
+    await until(lambda: status(fake).get("phase") == "Failed")
+    assert status(fake)["reason"] == "TooManyRequests"
+    assert "startupDeadlineSeconds=2: 429 TooManyRequests" in status(fake)["message"]
+
+
 async def test_pods_that_cannot_be_deleted_are_reported_in_one_event(fake, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)

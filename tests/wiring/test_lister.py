@@ -83,12 +83,12 @@ async def test_a_watched_namespace_that_cannot_be_read_stops_no_other_one(
 ):
     monkeypatch.setattr(lister, "PAGE_TRIES", 2)
     monkeypatch.setattr(client, "FIRST_PAGE_RETRY", 0)
-    # Two LISTs, with one request, and two with patience.
+    # Each of two LISTs sends one request at first, and two more after the other namespaces.
     fake.fault("GET", ".*/broken/ddpjobs", refusal(500, "InternalError", "damaged"), times=6)
     create_in(fake, "ml")
     found = a_lister("broken", "ml")
     await found.list_once()
-    # The readable one came before the patience.
+    # The readable namespace is listed before the other one is tried again.
     paths = [asked.path for asked in fake.log if asked.path.endswith("/ddpjobs")]
     assert [path.split("/")[-2] for path in paths] == ["broken", "ml", "broken", "broken"]
     assert found.synced

@@ -31,9 +31,8 @@ class SynchronisedBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input` of shape (N, C, …), with N from 0 on. Every rank calls it.
 
-        Raises ValueError, on every rank, if there are less than two values in each channel: one
-        value has no variance. With several ranks and an accelerator this is not checked, as in
-        torch, because each step would wait for the device.
+        Raises ValueError on every rank if each channel has fewer than two values. With several
+        ranks on an accelerator this is not checked, because every step would wait for the device.
         """
         if not self.training:
             return super().forward(input)

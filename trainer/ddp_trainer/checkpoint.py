@@ -209,8 +209,8 @@ class Checkpoints:
     def _refusing(self, name: str) -> Iterator[None]:
         """Raise UserError if a state cannot be loaded.
 
-        What a part raises is its own affair: modules raise RuntimeError, optimizers with other
-        parameter groups ValueError, and a state of another type leads to any error.
+        Modules raise RuntimeError, and optimizers with other parameter groups raise ValueError. A
+        state of another type can lead to any error.
         """
         try:
             yield

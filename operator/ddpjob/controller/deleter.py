@@ -26,7 +26,10 @@ class Deleter:
     reporter: Reporter
 
     async def delete_pods(self, job: Job, deletes: Iterable[Delete]) -> None:
-        """Delete pods side by side. One event reports the first that cannot be deleted."""
+        """Delete pods side by side. If some cannot be deleted, report the first by name.
+
+        Raises CallFailed or LeaseLost.
+        """
         failed: dict[str, CallFailed] = {}
 
         async def delete_pod(delete: Delete) -> None:

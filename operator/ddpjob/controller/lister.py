@@ -129,7 +129,7 @@ class Lister:
     async def _list_namespaces(self, kinds: Sequence[Kind]) -> None:
         """List the watched namespaces. Raises CallFailed if none can be read.
 
-        One that fails is tried again, with patience, after all others.
+        One that fails is listed again after all others, with several tries for each page.
         """
         failed: dict[str, CallFailed] = {}
         for namespace in self.namespaces:

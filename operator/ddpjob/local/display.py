@@ -94,7 +94,7 @@ class Display:
         if status.phase == Phase.RUNNING:
             self._task = self._new_task("importing torch", total=None)
         style = PHASE_STYLES.get(status.phase, "bold")
-        # Here is no object of the API server that must be deleted first.
+        # A local run has no object in an API server, so there is nothing to delete.
         message = status.message.partition(f"; {NEXT_STEP}")[0]
         self._print_labelled(status.phase, message, style)
 
