@@ -23,7 +23,7 @@ test-fast: $(STAMP) ## the tests of seconds: no torch, no API server, no cluster
 test-faults: $(STAMP) ## the slow faults on a kind cluster: nodes, processes, quotas, webhooks, deadlines
 	$(BIN)/pytest tests/cluster -m faults
 
-soak: $(STAMP) ## 100,000 histories of each property of the operator's decisions: hours
+soak: $(STAMP) ## 100,000 histories of each property of the operator's decisions: 50 minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest tests/unit/test_properties.py --timeout=0 -n 2
 
 MINUTES ?= 30

@@ -48,6 +48,17 @@ def test_a_failed_run_does_not_ask_to_delete_a_job_of_a_cluster():
     assert "delete the job" not in shown
 
 
+@pytest.mark.parametrize("unit", ["samples", "images", "tokens"])
+def test_the_speed_is_displayed_in_the_unit_of_the_trainer(unit):
+    start = {"event": "start", "workload": "gpt", "steps": 10}
+    shown = displayed(
+        start,
+        {"event": "train", "step": 5, "loss": 1.5, f"{unit}_per_second": 12345.6},
+        terminal=True,
+    )
+    assert f"12,346 {unit}/s" in shown
+
+
 def test_an_accuracy_is_displayed_in_percent():
     assert "accuracy 50.0%" in displayed({"event": "eval", "accuracy": 0.5})
 

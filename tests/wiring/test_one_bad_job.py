@@ -17,7 +17,6 @@ from ddpjob.controller import act, reconcile, slots, workqueue, writer
 from ddpjob.controller.errors import NotSent, Unreachable
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.reconcile import Reconciler
-from ddpjob.controller.slots import Slots
 from ddpjob.controller.workqueue import WorkQueue
 
 # Seconds in which a healthy job must run, on a busy machine. A create that hangs takes longer.
@@ -28,8 +27,8 @@ BAD_PODS = "/api/v1/namespaces/bad/pods"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Scale the times down: a slot counts for 0.1 s, and a create hangs after 1 s."""
-    monkeypatch.setattr(slots, "SLOT_SECONDS", 0.1)
+    """Scale the times down."""
+    monkeypatch.setattr(slots, "LONGEST_LOAD", 0.1)
     monkeypatch.setattr(slots, "HANG_SECONDS", 1)
     monkeypatch.setattr(act, "FIRST_RETRY", 0.2)
     monkeypatch.setattr(workqueue, "FIRST_RETRY", 0.05)
@@ -98,6 +97,23 @@ async def test_more_jobs_of_one_namespace_than_may_hang_are_refused_and_delay_no
     await until(lambda: "NoAnswer" in {bad_status(fake, name).get("reason") for name in names})
     assert len(fake.writes(BAD_PODS)) < writer.MAX_CREATES
     await runs_soon(fake)
+
+
+async def test_a_create_that_was_not_sent_is_tried_again_after_the_same_time(
+    fake, webhook_hangs, operator, monkeypatch
+):
+    monkeypatch.setattr(slots, "HANGS_AFTER", 0.1)
+    monkeypatch.setattr(reconcile, "GAVE_WAY_INTERVAL", 0.3)
+    names = [f"bad-{number}" for number in range(2 * writer.MAX_HANGING_CREATES)]
+    for name in names:
+        a_bad_job(fake, name, nodes=1)
+    refused = lambda: [name for name in names if bad_status(fake, name).get("reason") == "NoAnswer"]  # noqa: E731
+    await until(refused)
+    # Meanwhile the delay of a refusal, which doubles from 0.2 s on, would be 12.8 s.
+    await asyncio.sleep(3)
+    fake.faults.clear()
+    async with asyncio.timeout(SOON):
+        await until(lambda: len(fake.writes(BAD_PODS)) >= len(names))
 
 
 async def test_a_healthy_job_is_restarted_while_others_hang(fake, webhook_hangs, operator):
@@ -175,11 +191,11 @@ class Jobs(Reconciler):
 
 @pytest.fixture
 async def jobs(api):
-    """Return a Reconciler with one slot and two workers."""
+    """Return a Reconciler with two workers."""
     queue = WorkQueue(asyncio.get_running_loop().time)
     # `look_at` is replaced, so the other parts are not used.
     parts = dict.fromkeys(part.name for part in fields(Reconciler))
-    parts |= {"api": api, "queue": queue, "metrics": Metrics(None, queue), "slots": Slots(1, 2)}
+    parts |= {"api": api, "queue": queue, "metrics": Metrics(None, queue), "gave_way": set()}
     made = Jobs(**parts)
     made.looks, made.hang = Counter(), asyncio.Event()
     workers = [asyncio.create_task(made.work()) for _ in range(2)]
@@ -207,7 +223,7 @@ async def test_a_job_that_hangs_is_never_reconciled_twice_at_once(jobs):
 
 
 async def test_a_request_that_was_not_sent_does_not_count_as_a_failure(jobs, monkeypatch):
-    monkeypatch.setattr(reconcile, "NOT_SENT_INTERVAL", 0.05)
+    monkeypatch.setattr(reconcile, "GAVE_WAY_INTERVAL", 0.05)
     looks = []
 
     async def look_at(key):
@@ -220,3 +236,23 @@ async def test_a_request_that_was_not_sent_does_not_count_as_a_failure(jobs, mon
     # With a delay that grows from 0.05 s, the sixth look would come after 1.5 s.
     async with asyncio.timeout(1):
         await until(lambda: len(looks) == 6)
+
+
+async def test_jobs_of_which_requests_are_not_sent_do_not_use_up_the_cpu(jobs, monkeypatch):
+    monkeypatch.setattr(reconcile, "GAVE_WAY_INTERVAL", 0.01)
+    monkeypatch.setattr(reconcile, "GAVE_WAY_RATE", 2)
+    looks = Counter()
+
+    async def look_at(key):
+        looks[key] += 1
+        raise NotSent("others hang")
+
+    jobs.look_at = look_at
+    for number in range(100):
+        jobs.queue.add(("ml", f"bad-{number}"))
+    await until(lambda: len(looks) == 100)
+    # The first keys were tried again while few waited, and the last one waits for 50 s.
+    again = looks.copy()
+    jobs.queue.add(("ml", "good"))
+    await until(lambda: looks["ml", "good"])
+    assert again["ml", "bad-99"] == looks["ml", "bad-99"] == 1

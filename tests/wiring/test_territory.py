@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from fake_api import FakeApi, hanging_webhook, refusal
+from fake_api import FakeApi, hanging_webhook, refusal, unanswered
 from gang import until
 
 from ddpjob.controller import territory
@@ -110,6 +110,22 @@ async def test_a_namespace_of_another_installation_is_not_served_if_its_mark_can
     fake.fault("GET", ".*/leases/.*", refusal(500, "Broken"))
     clock.now += CHECK_AFTER
     assert not await second.serves("ml")
+
+
+async def test_a_namespace_whose_mark_cannot_be_read_may_be_that_of_another_installation(
+    fake, installed, clock
+):
+    first = installed("a/one")
+    fake.fault("GET", ".*/leases/.*", unanswered, times=float("inf"))
+    assert await first.serves("ml") is None
+    faults, fake.faults = fake.faults, []
+    assert await first.serves("ml") is True
+    # A mark of its own that is not too old is enough.
+    fake.faults = faults
+    clock.now += RENEW_AFTER
+    assert await first.serves("ml") is True
+    clock.now += DURATION
+    assert await first.serves("ml") is None
 
 
 async def test_looks_at_other_jobs_do_not_wait_for_a_mark_that_hangs(fake, installed, clock):

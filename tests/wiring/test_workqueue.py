@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddpjob.controller import workqueue
 from ddpjob.controller.workqueue import LONGEST_RETRY, WorkQueue
 
 
@@ -114,6 +115,78 @@ async def test_of_two_waiting_workers_each_gets_one_of_two_keys(queue):
     queue.add("a")
     queue.add("b")
     assert set(await asyncio.wait_for(asyncio.gather(*workers), 5)) == {"a", "b"}
+
+
+async def test_a_key_that_is_added_twice_for_the_same_time_is_taken_once(queue, clock):
+    queue.add("a", 5)
+    queue.add("a", 1)
+    clock.now = 1
+    assert await taken(queue) == "a"
+    queue.done("a")
+    # The first entry is still in the heap, for the same time.
+    queue.add("a", 4)
+    clock.now = 5
+    assert await taken(queue) == "a"
+    queue.done("a")
+    assert await taken(queue) is None
+
+
+async def test_a_key_wakes_only_one_of_many_idle_workers(queue, monkeypatch):
+    looks = []
+    take = queue._take
+    monkeypatch.setattr(queue, "_take", lambda: looks.append(0) or take())
+    workers = [asyncio.create_task(queue.get()) for _ in range(100)]
+    await asyncio.sleep(0.01)
+    for key in ("a", "b"):
+        looks.clear()
+        queue.add(key)
+        await asyncio.sleep(0.01)
+        # The one that takes the key, and the next one, which then waits.
+        assert len(looks) <= 3
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+
+
+# Groups
+
+
+@pytest.fixture
+def grouped(clock):
+    """Return a queue of keys whose first letter is their group."""
+    return WorkQueue[str](clock, group_of=lambda key: key[0])
+
+
+async def test_many_keys_of_one_group_do_not_delay_the_key_of_another(grouped):
+    for number in range(100):
+        grouped.add(f"a{number}")
+    grouped.add("b0")
+    assert [await taken(grouped) for _ in range(3)] == ["a0", "b0", "a1"]
+
+
+async def test_a_group_leaves_as_many_workers_free_as_it_has(grouped, monkeypatch):
+    monkeypatch.setattr(workqueue, "WORKERS", 4)
+    for number in range(4):
+        grouped.add(f"a{number}")
+    assert [await taken(grouped) for _ in range(3)] == ["a0", "a1", None]
+    grouped.add("b0")
+    assert await taken(grouped) == "b0"
+    grouped.add("c0")
+    assert await taken(grouped) == "c0"
+    for key in ("a0", "b0", "c0"):
+        grouped.done(key)
+    assert await taken(grouped) == "a2"
+
+
+async def test_a_waiting_worker_is_woken_when_its_group_may_have_one_more(grouped, monkeypatch):
+    monkeypatch.setattr(workqueue, "WORKERS", 2)
+    grouped.add("a0")
+    grouped.add("a1")
+    assert await taken(grouped) == "a0"
+    worker = asyncio.create_task(grouped.get())
+    await asyncio.sleep(0)
+    grouped.done("a0")
+    assert await asyncio.wait_for(worker, 5) == "a1"
 
 
 def test_the_length_is_the_number_of_due_keys(queue):

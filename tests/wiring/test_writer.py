@@ -212,7 +212,8 @@ async def test_a_status_without_an_answer_is_given_up_before_another_operator_ma
 
 
 async def test_creates_that_hang_delay_no_status(fake, a_writer, background, monkeypatch):
-    monkeypatch.setattr(slots, "SLOT_SECONDS", 600)
+    monkeypatch.setattr(slots, "SHORTEST_LOAD", 600)
+    monkeypatch.setattr(slots, "LONGEST_LOAD", 600)
     fake.fault("POST", ".*/pods", hanging_webhook(), times=float("inf"))
     writer = await a_writer()
     for number in range(2 * module.MAX_LOADING):
@@ -225,7 +226,7 @@ async def test_creates_that_hang_delay_no_status(fake, a_writer, background, mon
 async def test_creates_that_hang_delay_a_create_of_another_job_only_shortly(
     fake, a_writer, background, monkeypatch
 ):
-    monkeypatch.setattr(slots, "SLOT_SECONDS", 0.1)
+    monkeypatch.setattr(slots, "LONGEST_LOAD", 0.1)
     monkeypatch.setattr(slots, "HANG_SECONDS", 1)
     fake.fault("POST", ".*/namespaces/bad/pods", hanging_webhook(), times=float("inf"))
     writer = await a_writer()
@@ -238,7 +239,7 @@ async def test_creates_that_hang_in_one_namespace_are_limited_and_give_a_reason(
     fake, a_writer, background, monkeypatch
 ):
     monkeypatch.setattr(slots, "HANGS_AFTER", 0.1)
-    monkeypatch.setattr(slots, "SLOT_SECONDS", 0.05)
+    monkeypatch.setattr(slots, "LONGEST_LOAD", 0.05)
     fake.fault("POST", ".*/namespaces/bad/pods", hanging_webhook(), times=float("inf"))
     writer = await a_writer()
     creates = [background(create_pod(writer, f"bad-{n}", "bad")) for n in range(100)]
@@ -270,7 +271,7 @@ async def test_a_create_that_hangs_beyond_the_share_can_be_retried(
     monkeypatch.setattr(module, "MAX_LOADING", 1)
     monkeypatch.setattr(module, "MAX_CREATES", 3)
     monkeypatch.setattr(module, "MAX_HANGING_CREATES", 2)
-    monkeypatch.setattr(slots, "SLOT_SECONDS", 0.05)
+    monkeypatch.setattr(slots, "LONGEST_LOAD", 0.05)
     monkeypatch.setattr(slots, "HANGS_AFTER", 0.2)
     fake.fault("POST", ".*/pods", hanging_webhook(), times=float("inf"))
     writer = await a_writer()

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from ddpjob.controller.cache import Cache, SeenJob
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
-from ddpjob.controller.errors import ApiError, CallFailed, NotSent, Refused
+from ddpjob.controller.errors import ApiError, CallFailed, GaveWay, NotSent, Refused
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.kinds import JOBS, NODES, PODS
 from ddpjob.controller.metrics import Metrics
@@ -284,9 +284,10 @@ class Actor:
                 refused.final,
                 refused.counts_ended_pods,
             )
-        except ApiError as error:
-            # The startup deadline needs to know why pods are missing.
-            memory.refusal = Refusal(error.reason or Reason.NO_ANSWER, str(error), self.now())
+        except (ApiError, GaveWay) as error:
+            # The status and the startup deadline need to know why pods are missing.
+            reason = getattr(error, "reason", "") or Reason.NO_ANSWER
+            memory.refusal = Refusal(reason, str(error), self.now())
             raise
         else:
             memory.refusals = 0

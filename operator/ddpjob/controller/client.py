@@ -35,6 +35,9 @@ PAGE_TRIES = 6
 FIRST_PAGE_RETRY = 0.5
 LONGEST_PAGE_RETRY = 5.0
 
+# Connections that may be open at the same time. kopf's watches have connections of their own.
+CONNECTIONS = 140
+
 # Seconds that an idle connection stays open. The API server closes it after 90 s.
 IDLE_SECONDS = 75.0
 
@@ -65,6 +68,7 @@ async def configuration(kubeconfig: Path | None = None) -> Configuration:
     # By default aiohttp looks for netrc and proxy variables at every request, in threads. That
     # costs more CPU than the request. A proxy can be set in the kubeconfig (proxy-url).
     found.client_session_kwargs = {"trust_env": False}
+    found.connection_pool_maxsize = CONNECTIONS
     return found
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.errors import ApiError, Refused, Unreachable
+from ddpjob.controller.errors import ApiError, GaveWay, Refused, Unreachable
 from ddpjob.controller.kinds import PODS, SERVICES, Kind
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.writer import Writer, run_all
@@ -50,6 +50,8 @@ class Creator:
             if error.status != 409 or error.reason != "AlreadyExists":
                 raise refused_or_error(error, restricted=self.settings.restricted) from error
             created = await self._require_own(job, kind, str(body["metadata"]["name"]))
+        except GaveWay:
+            raise
         except Unreachable as error:
             raise Refused(Reason.NO_ANSWER, NO_ANSWER.format(error=error)) from error
         if kind == PODS:

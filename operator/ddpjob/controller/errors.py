@@ -4,7 +4,8 @@ Exception
 ├── CallFailed             a request failed and can be retried
 │   ├── ApiError           the API server answered with an error
 │   └── Unreachable        the API server did not answer
-│       └── NotSent        too many requests of this kind hang
+│       └── GaveWay        other requests needed the place
+│           └── NotSent    the request was not sent
 ├── Refused                the API server does not accept an object now, or never will
 └── MustStop               this process must end; the next start continues
     ├── LeaseLost          another operator may lead
@@ -34,7 +35,11 @@ class Unreachable(CallFailed):
     """
 
 
-class NotSent(Unreachable):
+class GaveWay(Unreachable):
+    """The request was ended, or not sent, because others needed its place. It did not fail."""
+
+
+class NotSent(GaveWay):
     """The request was not sent, because too many of its kind hang. Nothing has changed."""
 
 

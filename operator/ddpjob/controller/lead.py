@@ -18,7 +18,8 @@ from ddpjob.controller.kinds import JOBS, NODES, WATCHED
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.probes import Probes
-from ddpjob.controller.reconcile import WORKERS, Reconciler
+from ddpjob.controller.reconcile import Reconciler
+from ddpjob.controller.workqueue import WORKERS
 from ddpjob.core import names
 
 log = logging.getLogger(__name__)

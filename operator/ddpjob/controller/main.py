@@ -151,7 +151,7 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     identity = f"{host}_{os.getpid()}"
     clock = time.monotonic
     cache = Cache()
-    queue: WorkQueue[Key] = WorkQueue(clock)
+    queue: WorkQueue[Key] = WorkQueue(clock, group_of=lambda key: key[0])
     lease = Lease(api, options.lease_namespace, options.lease_name, identity, clock)
     metrics = Metrics(cache, queue)
     writer = Writer(api, lease)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.client import ApiClient
-from ddpjob.controller.errors import CallFailed, LeaseLost, NotSent
+from ddpjob.controller.errors import CallFailed, GaveWay, LeaseLost
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.slots import Slot, Slots
 from ddpjob.controller.territory import CHECK_AFTER, Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core.decide import decide
@@ -20,22 +19,13 @@ from ddpjob.core.observe import ClusterPolicy, Observation, observe
 
 log = logging.getLogger(__name__)
 
-# Number of jobs that are reconciled at the same time. A job that takes long counts only at first.
-MAX_RECONCILES = 16
-
-# Number of workers. A job whose requests hang occupies one until they end.
-WORKERS = 256
-
 # Seconds before the next look at a job while it is not known whether its namespace is served.
 CLAIM_INTERVAL = 0.5
 
-# Seconds before the next look at a job if a request was not sent, because others hang.
-NOT_SENT_INTERVAL = 2.0
-
-
-def _slots() -> Slots:
-    # The workers themselves are the limit of jobs under way, so no reconcile is ended for others.
-    return Slots(MAX_RECONCILES, WORKERS)
+# Seconds before the next look at a job if one of its requests gave way to others. If many jobs wait
+# for that, each waits longer, so that they do not use up the CPU: so many looks a second.
+GAVE_WAY_INTERVAL = 2.0
+GAVE_WAY_RATE = 20
 
 
 @dataclass
@@ -50,29 +40,28 @@ class Reconciler:
     metrics: Metrics
     policy: ClusterPolicy
     territory: Territory
-    slots: Slots = field(default_factory=_slots)
+    # Keys of jobs of which a request gave way at their last look.
+    gave_way: set[Key] = field(default_factory=set)
 
     async def work(self) -> None:
         """Look at jobs for ever. Raises LeaseLost."""
         while True:
-            # A key stays in the queue until a slot is free, so that its events still gather there.
-            async with self.slots.take() as slot:
-                key = await self.queue.get()
-                await self._reconcile(key, slot)
+            await self._reconcile(await self.queue.get())
 
-    async def _reconcile(self, key: Key, slot: Slot) -> None:
+    async def _reconcile(self, key: Key) -> None:
         """Look at one job, and give its key back. Raises LeaseLost."""
         started = time.monotonic()
         failed = False
+        self.gave_way.discard(key)
         try:
             await self.api.wait_until_allowed()
-            slot.start()
             await self.look_at(key)
         except LeaseLost:
             raise
-        except NotSent as error:
+        except GaveWay as error:
             # Nothing failed. A longer and longer delay would let the job wait for no reason.
-            self.queue.add(key, NOT_SENT_INTERVAL)
+            self.gave_way.add(key)
+            self.queue.add(key, max(GAVE_WAY_INTERVAL, len(self.gave_way) / GAVE_WAY_RATE))
             log.info("%s/%s: %s", *key, error, extra={"job": "/".join(key)})
         except CallFailed as error:
             failed = True

@@ -1,32 +1,45 @@
 """Limits on work that runs side by side. Work that hangs does not use them up.
 
 A limit protects something from load: the API server, or this process. Work that waits long for its
-answer loads neither, for example a create whose admission webhook hangs. So its slot goes to the
-next in line while it still waits.
+answer loads neither, for example a create whose admission webhook hangs. So its place goes to the
+next in line while it still waits. How long that is depends on how long answers take at present.
 
 Work belongs to a group: the namespace and the kind of its request. A webhook that hangs concerns
-some groups, few or many. So only a share of the places is for groups of which work hangs, all of
-them together.
+some groups, few or many. So the line is fair to groups, and only a share of the work under way is
+for groups of which work hangs, all of them together.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from math import inf
 
-from ddpjob.controller.errors import NotSent
+from ddpjob.controller.errors import ApiError, NotSent
+from ddpjob.controller.fair import FairLine
 
-# Seconds that a piece of work counts as load. Most requests take a hundredth of it. A job stands in
-# several lines one after another (worker, Service, pods), so this must be well below a second.
-SLOT_SECONDS = 0.5
+# A piece of work counts as load for so many times the usual time of an answer, within these limits
+# in seconds. Most requests take a hundredth of a second. A job stands in several lines one after
+# another, so the longest must be well below a second.
+USUAL_TIMES = 2
+SHORTEST_LOAD = 0.05
+LONGEST_LOAD = 0.5
 
-# Seconds after which work hangs. It may then be ended for other work, except for the share.
+# The usual time until the first answers, and the weight of each answer.
+FIRST_USUAL = 0.02
+WEIGHT = 1 / 8
+
+# Work may be ended for other work after so many times as long as it counts as load.
+PATIENCE = 2
+
+# Seconds after which work hangs. Its group then belongs to those that have only the share.
 HANGS_AFTER = 1.0
 
-# Seconds after which the group of work is remembered as one that hangs. If there is no share, work
-# may be ended for other work after this time: if the API server is so slow with every request, the
-# Lease cannot be renewed either.
+# Seconds after which the group of work is remembered as one that hangs. Answers that take longer
+# say nothing about the API server.
 HANG_SECONDS = 5.0
+
+# Seconds after which what is known of a group is forgotten.
+MEMORY = 300.0
 
 TOO_MANY_HANG = (
     "requests of this kind hang, and {number} or more of those are under way, so this one was not "
@@ -35,29 +48,22 @@ TOO_MANY_HANG = (
 
 
 class Slot:
-    """Counts a piece of work as load until it ends, but only for a limited time."""
+    """A piece of work: first in the line, then under way. It counts as load only for some time."""
 
-    def __init__(self, group: str, timeout: asyncio.Timeout, release: Callable[[], None]) -> None:
+    def __init__(self, slots: "Slots", group: str, timeout: asyncio.Timeout) -> None:
         self.group = group
-        self._timeout = timeout
-        self._release: Callable[[], None] | None = release
-        self._timer: asyncio.TimerHandle | None = None
+        # The result is True if the work may begin, and False if it is refused.
+        self.turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         # Time of the event loop at which the work began to load anything.
         self.started = inf
+        self.loads = False
+        self.timer: asyncio.TimerHandle | None = None
+        self._slots = slots
+        self._timeout = timeout
 
     def start(self) -> None:
         """Let the time run from now on. Before, the slot is held without a limit."""
-        loop = asyncio.get_running_loop()
-        self.started = loop.time()
-        self._timer = loop.call_later(SLOT_SECONDS, self.give_back)
-
-    def give_back(self) -> None:
-        """Let the next piece of work begin. A second call has no effect."""
-        if self._timer:
-            self._timer.cancel()
-        if self._release:
-            self._release()
-            self._release = None
+        self._slots.start(self)
 
     def end(self) -> None:
         """Raise TimeoutError in the work."""
@@ -65,25 +71,31 @@ class Slot:
 
 
 class Slots:
-    """Slots for work of one kind: first come, first served.
+    """Slots for work of one kind. The line for them is fair to groups.
 
     - `count`: pieces of work that count as load at the same time.
     - `total`: pieces of work under way at the same time, with those that do not count any more. It
       bounds the connections and the memory.
-    - `share`: pieces of work that may hang at the same time although other work needs their places.
-      Half as many more are for groups that may have recovered: one piece of each. Without a share,
-      no group is refused.
+    - `share`: of these, pieces of work of groups that hang. Half as many more are for groups that
+      may have recovered: one new piece of each. Without a share, no work is ended or refused.
     """
 
     def __init__(self, count: int, total: int, share: int | None = None) -> None:
         assert share is None or (share >= 2 and share + share // 2 <= total)
-        self._free = asyncio.Semaphore(count)
+        self._count = count
         self._total = total
         self._share = share
+        self._loading = 0
+        self._line: FairLine[Slot] = FairLine()
         self._under_way: list[Slot] = []
-        self._one_ended = asyncio.Event()
-        # Groups of which work lasted for HANG_SECONDS or was ended, and none was quick since then.
-        self._hung: set[str] = set()
+        # Groups of which work lasted for HANG_SECONDS or was ended, and the time of that. An answer
+        # within HANGS_AFTER removes a group.
+        self._hung: Times = Times()
+        # When a group last got an answer within HANGS_AFTER.
+        self._answered: Times = Times()
+        # How long an answer usually takes, in seconds.
+        self._usual = FIRST_USUAL
+        self._next_look: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def take(self, group: str = "") -> AsyncIterator[Slot]:
@@ -92,70 +104,202 @@ class Slots:
         Raises TimeoutError in work that hangs, if other work needs its place. Raises NotSent,
         before the work begins, if its group hangs and the share is used up.
         """
-        await self._free.acquire()
         async with asyncio.timeout(None) as timeout:
-            slot = Slot(group, timeout, self._free.release)
+            slot = Slot(self, group, timeout)
+            self._line.add(group, slot)
             try:
-                await self._wait_for_room(group)
-                self._under_way.append(slot)
-                yield slot
+                self._look()
+                if not await slot.turn:
+                    raise NotSent(TOO_MANY_HANG.format(number=self._share))
+                try:
+                    yield slot
+                except ApiError:
+                    self._learn(slot)
+                    raise
+                else:
+                    self._learn(slot)
             finally:
-                slot.give_back()
-                self._remove(slot)
+                self._leave(slot)
 
-    async def _wait_for_room(self, group: str) -> None:
-        """Wait until less than `total` is under way, and end work that hangs to make room."""
+    def start(self, slot: Slot) -> None:
+        """Let the time of a piece of work run from now on."""
         loop = asyncio.get_running_loop()
-        while True:
-            if self._share is not None and not self._may_add(group, self._share, loop.time()):
-                raise NotSent(TOO_MANY_HANG.format(number=self._share))
-            if len(self._under_way) < self._total:
-                return
-            moment = self._end_one(loop.time())
-            if moment > loop.time():
-                self._one_ended.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(moment):
-                        await self._one_ended.wait()
+        slot.started = loop.time()
+        slot.timer = loop.call_later(self._load_seconds, self._stop_load, slot)
 
-    def _may_add(self, group: str, share: int, now: float) -> bool:
-        """Return True if work of a group may be added. Ends other work if that is necessary."""
-        hanging = {slot.group for slot in self._under_way if slot.started + HANGS_AFTER <= now}
-        suspects = self._hung | hanging
+    # The line
+
+    def _look(self) -> None:
+        """Let work begin in turn, as far as there is room."""
+        while self._line and self._loading < self._count:
+            slot = self._line.first()
+            suspects = self._suspects(slot.group)
+            if slot.turn.cancelled():
+                self._line.remove(slot.group, slot)
+            elif self._has_room(slot.group, suspects) or self._end_one_for(slot.group, suspects):
+                self._line.remove(slot.group, slot)
+                self._begin(slot)
+            elif self._is_share_used_up(slot.group, suspects):
+                self._line.remove(slot.group, slot)
+                slot.turn.set_result(False)
+            else:
+                self._look_later()
+                return
+
+    def _begin(self, slot: Slot) -> None:
+        slot.loads = True
+        self._loading += 1
+        self._under_way.append(slot)
+        self._line.begin(slot.group)
+        slot.turn.set_result(True)
+
+    def _look_later(self) -> None:
+        """Look again when time has changed what may begin."""
+        now = _now()
+        moments = [
+            slot.started + seconds
+            for slot in self._under_way
+            for seconds in (self._patience, HANGS_AFTER)
+        ]
+        # Work that starts later changes nothing before its patience is over.
+        moment = min([moment for moment in moments if moment > now], default=inf)
+        if self._next_look:
+            self._next_look.cancel()
+        loop = asyncio.get_running_loop()
+        self._next_look = loop.call_at(min(moment, now + self._patience), self._look)
+
+    # Work that hangs
+
+    def _suspects(self, group: str) -> set[str]:
+        """Return those groups, of the ones under way and `group`, of which more work would hang."""
+        if self._share is None:
+            return set()
+        before = _now() - HANGS_AFTER
+        hanging = {slot.group for slot in self._under_way if slot.started <= before}
+        known = {other for other in (group, *self._line.under_way) if other in self._hung}
+        return hanging | known
+
+    def _held(self, suspects: set[str]) -> int:
+        return sum(self._line.under_way[group] for group in suspects)
+
+    def _has_new(self, group: str) -> bool:
+        """Return True if work of a group is under way that does not hang yet."""
+        after = _now() - HANGS_AFTER
+        return any(slot.group == group and slot.started > after for slot in self._under_way)
+
+    def _has_room(self, group: str, suspects: set[str]) -> bool:
+        if len(self._under_way) >= self._total:
+            return False
         if group not in suspects:
             return True
-        held = [slot.group for slot in self._under_way if slot.group in suspects]
-        if len(held) < share:
-            return True
-        # The group may have recovered. One piece of its work shows whether it has.
-        if group in held:
-            return False
-        return len(held) < share + share // 2 or self._end_one(now) <= now
+        assert self._share is not None
+        # The group may have recovered. One new piece of its work shows whether it has.
+        more = 0 if self._has_new(group) else self._share // 2
+        return self._held(suspects) < self._share + more
 
-    def _end_one(self, now: float) -> float:
-        """End the oldest work that may end for other work. Return from when on it may.
+    def _is_share_used_up(self, group: str, suspects: set[str]) -> bool:
+        return group in suspects and self._share is not None and self._held(suspects) >= self._share
 
-        The oldest pieces of all are the share: the answer of a webhook that hangs comes late, and
-        has its name.
+    def _end_one_for(self, group: str, suspects: set[str]) -> bool:
+        """End a piece of work for work of a group, and return True if there was one.
+
+        The oldest pieces of all are not ended, as many as the share: the answer of a webhook that
+        hangs comes late, and has its name. Of the others, one of a group that hangs is ended first,
+        then one of a group that has more pieces. A group that hangs gets no place of others.
         """
-        first = self._share or 0
-        wait = HANG_SECONDS if self._share is None else HANGS_AFTER
-        oldest = sorted(self._under_way, key=lambda slot: slot.started)[first]
-        moment = oldest.started + wait
-        if moment <= now:
-            self._hung.add(oldest.group)
-            self._remove(oldest)
-            oldest.end()
-        # Work that begins to load something later may have to end earlier.
-        return min(moment, now + wait)
+        if self._share is None or (group in suspects and self._has_new(group)):
+            return False
+        before = _now() - self._patience
+        oldest = sorted(self._under_way, key=lambda slot: slot.started)[self._share :]
+        may_end = [slot for slot in oldest if slot.started <= before]
+        under_way = self._line.under_way
+        found = [slot for slot in may_end if slot.group in suspects]
+        if not found and group not in suspects:
+            found = [slot for slot in may_end if under_way[slot.group] > under_way[group]]
+        if not found:
+            return False
+        ended = found[0]
+        # Work of a group that was answered just now is only slow.
+        if _now() - self._answered.of(ended.group) > HANGS_AFTER:
+            self._hung.note(ended.group)
+        self._remove(ended)
+        ended.end()
+        return True
+
+    # Time
+
+    @property
+    def _load_seconds(self) -> float:
+        """Seconds for which work counts as load."""
+        return min(max(SHORTEST_LOAD, USUAL_TIMES * self._usual), LONGEST_LOAD)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds after which work may be ended for other work."""
+        return PATIENCE * self._load_seconds
+
+    def _learn(self, slot: Slot) -> None:
+        """Remember how long an answer took, and that the group does not hang."""
+        lasted = _now() - slot.started
+        if not 0 <= lasted < HANG_SECONDS:
+            return
+        self._usual += WEIGHT * (min(lasted, HANGS_AFTER) - self._usual)
+        if lasted < HANGS_AFTER:
+            self._hung.forget(slot.group)
+            self._answered.note(slot.group)
+
+    # The end of work
+
+    def _stop_load(self, slot: Slot) -> None:
+        """Let the next piece of work begin. A second call has no effect."""
+        self._forget_load(slot)
+        self._look()
+
+    def _leave(self, slot: Slot) -> None:
+        if slot in self._under_way:
+            if _now() - slot.started >= HANG_SECONDS:
+                self._hung.note(slot.group)
+            self._remove(slot)
+        elif self._line.contains(slot.group, slot):
+            self._line.remove(slot.group, slot)
+        self._look()
 
     def _remove(self, slot: Slot) -> None:
-        if slot not in self._under_way:
-            return
+        self._forget_load(slot)
         self._under_way.remove(slot)
-        self._one_ended.set()
-        lasted = asyncio.get_running_loop().time() - slot.started
-        if lasted >= HANG_SECONDS:
-            self._hung.add(slot.group)
-        elif 0 <= lasted < HANGS_AFTER:
-            self._hung.discard(slot.group)
+        self._line.end(slot.group)
+
+    def _forget_load(self, slot: Slot) -> None:
+        if slot.timer:
+            slot.timer.cancel()
+        self._loading -= slot.loads
+        slot.loads = False
+
+
+class Times:
+    """When something last happened to each group, for MEMORY seconds."""
+
+    def __init__(self) -> None:
+        # The oldest is first.
+        self._times: dict[str, float] = {}
+
+    def __contains__(self, group: str) -> bool:
+        return _now() - self.of(group) < MEMORY
+
+    def of(self, group: str) -> float:
+        return self._times.get(group, -inf)
+
+    def note(self, group: str) -> None:
+        """Note that it happened now, and forget what is too old."""
+        now = _now()
+        self.forget(group)
+        self._times[group] = now
+        while self._times and now - next(iter(self._times.values())) >= MEMORY:
+            del self._times[next(iter(self._times))]
+
+    def forget(self, group: str) -> None:
+        self._times.pop(group, None)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

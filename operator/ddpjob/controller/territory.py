@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ddpjob.controller.errors import ApiError, CallFailed
+from ddpjob.controller.errors import ApiError, CallFailed, Unreachable
 from ddpjob.controller.kinds import LEASES
 from ddpjob.controller.writer import Writer
 
@@ -61,8 +61,9 @@ class Territory:
     async def serves(self, namespace: str) -> bool | None:
         """Return True if this installation serves the namespace. Raises LeaseLost.
 
-        Returns None while another look finds that out: the looks at several jobs of a namespace
-        write its mark only once. They do not wait for it, because a webhook may hang.
+        Returns None while that is not known, because the mark cannot be read, or while another look
+        finds it out: the looks at several jobs of a namespace write its mark only once. They do not
+        wait for it, because a webhook may hang.
         """
         mark = self.marks.get(namespace)
         age = self.clock() - mark.checked if mark else float("inf")
@@ -71,11 +72,20 @@ class Territory:
             return is_own
         if self.clock() < self._unmarkable_until.get(namespace, 0.0):
             return True
+        known = is_own if mark is not None and age < DURATION else None
         if namespace in self._claiming:
-            return True if is_own and age < DURATION else None
+            return known
         self._claiming.add(namespace)
         try:
-            return await self._claim(namespace)
+            found = await self.writer.get(LEASES.path(namespace, MARK))
+        except Unreachable as error:
+            # The mark may be that of another installation.
+            log.debug("cannot read the mark of namespace %s: %s", namespace, error)
+            return known
+        except ApiError as error:
+            return self._serve_without_mark(namespace, error)
+        else:
+            return await self._claim(namespace, found)
         finally:
             self._claiming.discard(namespace)
 
@@ -86,10 +96,9 @@ class Territory:
             name: until for name, until in self._unmarkable_until.items() if name in namespaces
         }
 
-    async def _claim(self, namespace: str) -> bool:
-        """Read the mark, and write it if it is this installation's or nobody's any more."""
+    async def _claim(self, namespace: str, found: Mapping[str, Any] | None) -> bool:
+        """Write the mark that was read if it is this installation's or nobody's any more."""
         try:
-            found = await self.writer.get(LEASES.path(namespace, MARK))
             if found is None:
                 made = await self.writer.write(
                     "POST", LEASES.collection(namespace), self._body(namespace)
@@ -101,18 +110,24 @@ class Territory:
                 log.info("serving namespace %s, which %s has left", namespace, _holder(found))
                 await self._renew(namespace, found)
         except CallFailed as error:
-            if isinstance(error, ApiError) and error.status == 409:
-                # Another installation was faster.
-                return False
-            mark = self.marks.get(namespace)
-            if mark and mark.holder not in ("", self.installation):
-                return False
-            # Without the right to mark, in a namespace that ends, or if a webhook refuses the mark,
-            # nothing can be detected. The jobs must not wait for that.
-            log.debug("cannot mark namespace %s: %s", namespace, error)
-            self._unmarkable_until[namespace] = self.clock() + RENEW_AFTER
-            return True
+            return self._serve_without_mark(namespace, error)
         return self.marks[namespace].holder == self.installation
+
+    def _serve_without_mark(self, namespace: str, error: CallFailed) -> bool:
+        """Return True if the namespace is served although its mark cannot be read or written.
+
+        Without the right to mark, in a namespace that ends, or if a webhook refuses the mark,
+        nothing can be detected. The jobs must not wait for that.
+        """
+        if isinstance(error, ApiError) and error.status == 409:
+            # Another installation was faster.
+            return False
+        mark = self.marks.get(namespace)
+        if mark and mark.holder not in ("", self.installation):
+            return False
+        log.debug("cannot mark namespace %s: %s", namespace, error)
+        self._unmarkable_until[namespace] = self.clock() + RENEW_AFTER
+        return True
 
     async def _renew(self, namespace: str, found: Mapping[str, Any]) -> None:
         body = self._body(namespace, str(found["metadata"]["resourceVersion"]))

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ddpjob.controller.client import ApiClient
-from ddpjob.controller.errors import ApiError, LeaseLost, Refused, Unreachable
+from ddpjob.controller.errors import ApiError, GaveWay, LeaseLost, Refused, Unreachable
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.refusals import is_admission
 from ddpjob.controller.slots import Slots
@@ -20,16 +20,17 @@ from ddpjob.controller.slots import Slots
 MAX_LOADING = 16
 
 # Requests of each kind under way at the same time, with those that hang. Each has a connection of
-# its own, and the client's pool has 100. The rest is for the Lease and the LISTs. A request that
-# hangs in a webhook also occupies one of the API server's seats (API Priority and Fairness). By
-# default all service accounts share about 245 of them.
+# its own; the rest of client.CONNECTIONS is for the Lease and the LISTs. A request that hangs in a
+# webhook also occupies one of the API server's seats (API Priority and Fairness). By default all
+# service accounts share about 245 of them.
 MAX_CREATES = 40
-MAX_DELETES = 15
-MAX_OTHER_WRITES = 20
+MAX_DELETES = 30
+MAX_OTHER_WRITES = 30
 MAX_READS = 20
 
-# Of these, requests that may hang at the same time while others need the places. With more, a
-# webhook that hangs for some namespaces would use up the places of all others.
+# Of these, requests of groups that hang, in which more would probably hang too. With more, a
+# webhook that hangs for some namespaces would use up the places of all others. No webhook applies
+# to reads.
 MAX_HANGING_CREATES = 16
 MAX_HANGING = 8
 
@@ -102,7 +103,7 @@ class Writer:
                 slot.start()
                 yield
         except TimeoutError as error:
-            raise Unreachable(GAVE_UP) from error
+            raise GaveWay(GAVE_UP) from error
 
 
 async def run_all(calls: Iterable[Call]) -> None:

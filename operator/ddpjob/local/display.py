@@ -156,12 +156,10 @@ class Display:
     def _show_training(self, metric: Dict) -> None:
         epoch = f"epoch {metric.get('epoch')}/{metric.get('epochs')}"
         loss = _format(metric, "loss", "  loss {:.4f}")
-        speed = _format(metric, "samples_per_second", "  {:,.0f} samples/s")
-        self._update_task(metric, f"{epoch}{loss}{self._accuracy}{speed}")
+        self._update_task(metric, f"{epoch}{loss}{self._accuracy}{_speed(metric)}")
 
     def _show_rate(self, metric: Dict) -> None:
-        speed = _format(metric, "images_per_second", "  {:,.0f} images/s")
-        self._update_task(metric, f"{metric.get('arm')}{speed}")
+        self._update_task(metric, f"{metric.get('arm')}{_speed(metric)}")
 
     def _show_evaluation(self, metric: Dict) -> None:
         self._accuracy = _format(metric, "accuracy", "  accuracy {:.1%}")
@@ -200,6 +198,15 @@ class Display:
 
     def _print_labelled(self, label: str, text: str | Text, style: str = "bold") -> None:
         self._print(Text.assemble((f"{label:<{LABEL_WIDTH}}", style), text))
+
+
+def _speed(metric: Dict) -> str:
+    """Return the speed of a training in the unit that the trainer counts, such as tokens."""
+    for key in metric:
+        unit, per_second, rest = key.partition("_per_second")
+        if per_second and not rest and (speed := _format(metric, key, "{:,.0f}")):
+            return f"  {speed} {unit}/s"
+    return ""
 
 
 def _format(metric: Dict, key: str, template: str) -> str:
