@@ -76,7 +76,7 @@ def run_part(experiment: str, part_number: int, turns: int) -> None:
     """Measure one part of an experiment. Rank 0 writes the results of both ranks to part.json."""
     part = EXPERIMENTS[experiment][part_number]
     torch.set_num_threads(1)
-    with process_group() as runtime:
+    with process_group(tune_cpu=True) as runtime:
         if part.pinned and hasattr(os, "sched_setaffinity"):
             cores = sorted(os.sched_getaffinity(0))
             pin_to_core(cores[runtime.rank])

@@ -64,6 +64,11 @@ def test_the_log_level_may_be_in_upper_case(logging_is_restored):
             "job.yaml --local --claim cpkt=.",
             "--claim: the job has no claim \"cpkt\" (did you mean 'ckpt'?); its claims are ckpt",
         ),
+        ("job.yaml --local --config-map script", '--config-map: must be NAME=PATH, got "script"'),
+        (
+            "job.yaml --local --config-map script=no.py",
+            "--config-map: script=no.py: cannot read no.py: No such file or directory",
+        ),
         ("job.yaml --local --runs job.yaml", "--runs: cannot write"),
         ("no.yaml --local", "no.yaml: cannot read the file: No such file or directory"),
     ],

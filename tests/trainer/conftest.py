@@ -52,10 +52,14 @@ def image_folders(folder: Path, per_class: dict[str, int], suffix: str = "png") 
 
 @pytest.fixture(scope="session")
 def launched(tmp_path_factory):
-    """Return a function that gives the outcomes of a number of ranks. Each number runs once."""
-    return cache(
-        lambda count: every_rank.launch_ranks(count, tmp_path_factory.mktemp(f"ranks-{count}"))
-    )
+    """Return a function that gives the outcomes of a number of ranks. Each launch runs once."""
+
+    @cache
+    def launch_once(count: int, name: str = every_rank.SHARED) -> every_rank.Outcomes:
+        folder = tmp_path_factory.mktemp(f"{name}-{count}")
+        return every_rank.launch_ranks(count, folder, name)
+
+    return launch_once
 
 
 @pytest.fixture(scope="session", params=[2, 4], ids=["2 ranks", "4 ranks"])

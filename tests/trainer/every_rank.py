@@ -14,6 +14,7 @@ function:
 The fixtures `ranks` (two ranks, then four) and `single` (one process) are in conftest.py.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,11 @@ from . import launch
 
 RankFunction = Callable[[Any], Any]
 
-# The marked functions by their full name.
-FUNCTIONS: dict[str, RankFunction] = {}
+# The marked functions of each launch by their full name.
+FUNCTIONS: dict[str, dict[str, RankFunction]] = defaultdict(dict)
+
+# The launch of all functions that do not need one of their own.
+SHARED = "shared"
 
 # The key of an outcome that is known only after the process group has ended. Its value is True if
 # neither the group nor one of its threads is left.
@@ -42,8 +46,18 @@ def on_every_rank(function: RankFunction) -> RankFunction:
 
     The working directory of all ranks is one empty folder.
     """
-    FUNCTIONS[full_name(function)] = function
+    FUNCTIONS[SHARED][full_name(function)] = function
     return function
+
+
+def on_every_rank_of(launch_name: str) -> Callable[[RankFunction], RankFunction]:
+    """Mark functions like `on_every_rank`, which then run in a launch of their own."""
+
+    def mark(function: RankFunction) -> RankFunction:
+        FUNCTIONS[launch_name][full_name(function)] = function
+        return function
+
+    return mark
 
 
 @dataclass(frozen=True)
@@ -66,10 +80,10 @@ class Outcomes:
         return self.values(function)[0]
 
 
-def launch_ranks(count: int, folder: Path) -> Outcomes:
-    """Run all marked functions on `count` ranks, which work in `folder`."""
-    modules = sorted({function.__module__ for function in FUNCTIONS.values()})
-    command = ("-m", f"{__package__}.run_on_rank", folder, *modules)
+def launch_ranks(count: int, folder: Path, launch_name: str) -> Outcomes:
+    """Run the marked functions of a launch on `count` ranks, which work in `folder`."""
+    modules = sorted({function.__module__ for function in FUNCTIONS[launch_name].values()})
+    command = ("-m", f"{__package__}.run_on_rank", folder, launch_name, *modules)
     tests = Path(__file__).parents[1]
     if count == 1:
         runs = [launch.alone(*command, PYTHONPATH=tests)]

@@ -1,6 +1,6 @@
-"""Call every function marked with `@on_every_rank` on this rank, and save what they return.
+"""Call the marked functions of one launch on this rank, and save what they return.
 
-python -m trainer.run_on_rank FOLDER MODULE...
+python -m trainer.run_on_rank FOLDER LAUNCH MODULE...
 """
 
 import importlib
@@ -17,13 +17,14 @@ from ddp_trainer.process_group import process_group
 from .every_rank import FUNCTIONS, GROUP_IS_GONE, threads
 
 
-def main(folder: Path, modules: list[str]) -> None:
+def main(folder: Path, launch_name: str, modules: list[str]) -> None:
     os.chdir(folder)
     for module in modules:
         importlib.import_module(module)
     torch.set_num_threads(1)
-    with process_group(device="cpu") as runtime:
-        outcome = {name: function(runtime) for name, function in FUNCTIONS.items()}
+    functions = FUNCTIONS[launch_name]
+    with process_group(device="cpu", tune_cpu=True) as runtime:
+        outcome = {name: function(runtime) for name, function in functions.items()}
         rank = runtime.rank
         group = weakref.ref(dist.group.WORLD) if runtime.world_size > 1 else lambda: None
     threads_of_gloo = [name for name in threads().values() if "gloo" in name]
@@ -33,4 +34,4 @@ def main(folder: Path, modules: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -34,7 +34,13 @@ class Job:
 
     def save(self, step):
         self.sampler.offset = step % 10
-        return self.checkpoints.save(step)
+        return save_and_wait(self.checkpoints, step)
+
+
+def save_and_wait(checkpoints, step, **options):
+    path = checkpoints.save(step, **options)
+    checkpoints.wait()
+    return path
 
 
 def names_in(folder):
@@ -79,7 +85,7 @@ def test_a_scheduler_is_restored_exactly(tmp_path):
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
         return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 3])
 
-    Checkpoints(tmp_path, Runtime(), {"scheduler": scheduler()}).save(1)
+    save_and_wait(Checkpoints(tmp_path, Runtime(), {"scheduler": scheduler()}), 1)
     restored = scheduler()
     Checkpoints(tmp_path, Runtime(), {"scheduler": restored}).restore()
     assert restored.milestones == {2: 1, 3: 1}
@@ -90,7 +96,7 @@ def test_a_state_that_cannot_be_read_again_is_refused_at_the_first_save(tmp_path
     with pytest.raises(
         UserError, match=r"the state of scores can be written but not read again .*numpy"
     ):
-        Checkpoints(tmp_path, Runtime(), {"scores": scores}).save(1)
+        save_and_wait(Checkpoints(tmp_path, Runtime(), {"scores": scores}), 1)
     assert names_in(tmp_path) == [".claim-g0001"]
 
 
@@ -114,7 +120,7 @@ def test_a_file_does_not_change_how_a_step_is_computed(tmp_path):
 
     model, optimizer, checkpoints = job(torch.channels_last, fused=False)
     step(model, optimizer)
-    file = torch.load(checkpoints.save(1))
+    file = torch.load(save_and_wait(checkpoints, 1))
     assert file["parts"]["model"]["weight"].is_contiguous()
     assert file["parts"]["optimizer"]["state"][0]["momentum_buffer"].is_contiguous()
     step(model, optimizer)
@@ -198,8 +204,7 @@ def test_an_incomplete_write_leaves_no_file(tmp_path, monkeypatch):
     assert names_in(tmp_path) == [".claim-g0001", "step-g0001-0000000001.pt"]
 
     (workspace,) = tmp_path.glob(".claim-*/*")
-    for path in (tmp_path / ".model.pth", workspace / ".step-g0001-0000000002.pt"):
-        path.with_name(f"{path.name}.host-1.partial").write_bytes(b"left by a SIGKILL")
+    (workspace / ".step-g0001-0000000002.pt.host-1.partial").write_bytes(b"left by a SIGKILL")
     assert Job(tmp_path).checkpoints.restore() == 1
     assert list(tmp_path.rglob("*.partial")) == []
     assert names_in(tmp_path) == [".claim-g0002", "step-g0001-0000000001.pt"]

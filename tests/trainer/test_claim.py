@@ -32,6 +32,7 @@ while True:
     step += 1
     torch.nn.init.constant_(model.weight, step)
     path = checkpoints.save(step)
+    checkpoints.wait()
     print(json.dumps({"event": "checkpoint", "step": step, "path": str(path)}), flush=True)
     if step >= 3 and "--endless" not in sys.argv:
         signal.sigwait({signal.SIGUSR1})
@@ -48,7 +49,9 @@ class Start:
         self.step = self.checkpoints.restore()
 
     def save(self, step):
-        return self.checkpoints.save(step)
+        path = self.checkpoints.save(step)
+        self.checkpoints.wait()
+        return path
 
     @property
     def weight(self):
@@ -303,18 +306,11 @@ def test_a_process_that_cannot_be_evicted_is_outdated_by_its_number(tmp_path, mo
     assert newest(tmp_path) == path
 
 
-def test_partial_files_of_a_newer_start_are_kept(tmp_path, monkeypatch):
-    make = Claim._make
-
-    def make_late(folder, above):
-        claim = make(folder, above)
-        (tmp_path / ".model.pth.newer-1.partial").touch()
-        return claim
-
-    monkeypatch.setattr(Claim, "_make", make_late)
-    (tmp_path / ".model.pth.older-1.partial").touch()
+def test_partial_files_of_other_jobs_are_kept(tmp_path):
+    partial = tmp_path / ".model.pth.other-1.partial"
+    partial.touch()
     Claim.take(tmp_path)
-    assert [path.name for path in tmp_path.glob(".*.partial")] == [".model.pth.newer-1.partial"]
+    assert partial.exists()
 
 
 # A folder that is removed
@@ -370,6 +366,7 @@ def newest_after_each_call(runtime):
     checkpoints = Checkpoints("claimed", runtime, parts)
     names = [checkpoints.newest]
     checkpoints.save(1)
+    checkpoints.wait()
     names.append(checkpoints.newest.name)
     checkpoints = Checkpoints("claimed", runtime, parts)
     checkpoints.restore()
@@ -392,7 +389,7 @@ def test_all_ranks_know_the_newest_file(ranks):
 def error_of_a_start_that_is_taken_over(runtime):
     checkpoints = Checkpoints("contested", runtime, {"model": nn.Linear(2, 1)})
     if runtime.is_main:
-        checkpoints._read_newest = lambda claim: Claim.take(claim.folder) and (None, b"")
+        checkpoints._files.candidates = lambda: Claim.take(checkpoints.folder) and []
     try:
         checkpoints.restore()
     except TakenOver:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer import cpu, hardware, interrupt
+from ddp_trainer import cpu, hardware, interrupt, process_group
 from ddp_trainer.cli.options import DigitsOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import StopVote
@@ -127,7 +127,7 @@ def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
     meet = ("toy", "--steps", 2, "--init-method", f"file://{tmp_path}/meet")
     store = torch.distributed.FileStore(str(tmp_path / "meet"), 2)
     for _ in range(2):  # the ranks of an earlier run, which were killed
-        store.add("group 0/joined", 1)
+        store.add("restart 0, group 0/joined", 1)
     run = torchrun(*TRAINER, *meet)
     assert run.finish() != 0
     assert "was used by another run" in run.stderr, run.stderr
@@ -175,6 +175,31 @@ def test_only_the_gpus_that_are_visible_count(monkeypatch):
     )
     with pytest.raises(UserError, match=message):
         hardware.choose("auto").prepare(1, 1)
+
+
+def test_nccls_record_of_the_last_collectives_is_switched_on_and_named(
+    monkeypatch, tmp_path, capsys
+):
+    """No GPU was there to try it. NCCL itself writes the file."""
+    monkeypatch.setattr(hardware.Cuda, "take", lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name in hardware.FLIGHT_RECORDER:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "9")
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/record-")
+    cuda = hardware.Cuda()
+    cuda.prepare(0, 1)
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "9"
+    # The process is left to NCCL's watchdog.
+    process_group._report_slow_rank(cuda, 3, "rank 1 is slow")
+    assert (
+        f"SlowRankError: rank 1 is slow. NCCL writes this rank's last collectives to "
+        f"{tmp_path}/record-3;" in capsys.readouterr().err
+    )
+    # setdefault would leave these to other tests.
+    for name in hardware.FLIGHT_RECORDER:
+        os.environ.pop(name, None)
 
 
 # --- TorchNeuron: its module torch.neuron has the form of torch.cuda.
@@ -342,6 +367,16 @@ def test_a_policy_that_somebody_has_chosen_is_kept():
     thread.start()
     thread.join()
     assert found == [os.SCHED_IDLE if on_linux else None]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_process_is_tuned_only_if_that_is_asked_for(monkeypatch, asked):
+    done = []
+    for name in ("schedule_as_batch", "keep_freed_memory"):
+        monkeypatch.setattr(process_group, name, lambda name=name: done.append(name))
+    with process_group.process_group(device="cpu", tune_cpu=asked):
+        pass
+    assert done == (["schedule_as_batch", "keep_freed_memory"] if asked else [])
 
 
 # --- Memory.

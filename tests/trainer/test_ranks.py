@@ -18,7 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import EvaluationSet, evaluate, without_repeats
+from ddp_trainer.evaluation import (
+    Sums,
+    classification_sums,
+    evaluate,
+    evaluation_shards,
+    without_repeats,
+)
 from ddp_trainer.interrupt import StopVote
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
@@ -90,6 +96,7 @@ def train(
             if step == steps:
                 break
     checkpoints.save(step)
+    checkpoints.wait()
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
@@ -274,29 +281,53 @@ def indices_of_an_evaluation(runtime):
     """Evaluate 31 samples in batches of 4, and return every index that any rank looked up."""
     inputs, labels = samples(31)
     looked_up: list[int] = []
-
-    def fetch(indices):
-        looked_up.extend(indices.tolist())
-        return inputs[torch.from_numpy(indices)], labels[torch.from_numpy(indices)]
-
     model = wide_net()
-    scores = evaluate(
-        model,
-        EvaluationSet(fetch, samples=31, batch_size=4),
-        step=0,
-        progress=Progress(runtime),
-        vote=StopVote(runtime),
-    )
-    assert scores["samples"] == 31
+    progress = Progress(runtime)
+
+    def sums_of(shard: Shard) -> Sums:
+        looked_up.extend(shard.indices.tolist())
+        chosen = torch.from_numpy(shard.indices)
+        return classification_sums(model(inputs[chosen]), labels[chosen])
+
+    shards = evaluation_shards(31, 4, progress)
+    found = evaluate(model, shards, sums_of, progress=progress, vote=StopVote(runtime))
+    assert model.training
     logits = model(inputs).detach()
-    assert scores["accuracy"] == float((logits.argmax(1) == labels).double().mean())
-    assert abs(scores["loss"] - float(F.cross_entropy(logits, labels))) < 1e-6
+    assert found["samples"] == 31
+    assert found["correct"] == float((logits.argmax(1) == labels).double().sum())
+    assert abs(found["loss"] / 31 - float(F.cross_entropy(logits, labels))) < 1e-6
     return [index for indices in runtime.gather(looked_up) for index in indices]
 
 
 def test_an_evaluation_counts_every_sample_exactly_once(ranks):
     for indices in ranks.values(indices_of_an_evaluation):
         assert sorted(indices) == list(range(31))
+
+
+@on_every_rank
+def sums_over_tokens(runtime):
+    """Evaluate sentences of different lengths by a figure of its own. Some ranks have no sentence.
+
+    The figure is a root mean square over tokens, which is not a mean over sentences.
+    """
+    sentences = [torch.arange(float(length)) for length in (3, 1, 7)]
+
+    def sums_of(shard: Shard) -> Sums:
+        chosen = [sentences[index] for index in shard.indices]
+        if not chosen:
+            return {}
+        tokens = torch.cat(chosen)
+        return {"squares": tokens.square().sum(), "tokens": len(tokens)}
+
+    progress = Progress(runtime)
+    shards = evaluation_shards(3, 3, progress)
+    return evaluate(nn.Identity(), shards, sums_of, progress=progress)
+
+
+def test_any_sums_are_added_up_over_the_ranks(ranks, single):
+    expected = {"squares": 5.0 + 0.0 + 91.0, "tokens": 11.0}
+    for found in (*ranks.values(sums_over_tokens), *single.values(sums_over_tokens)):
+        assert found == expected
 
 
 @on_every_rank

@@ -100,9 +100,15 @@ def test_the_batches_do_not_depend_on_the_number_of_ranks(samples, batch_size, r
     assert one == global_batches(world(samples, batch_size, others, seed=seed))
 
 
-@given(sizes, st.tuples(batch_sizes, worlds), st.tuples(batch_sizes, worlds), st.data())
+@given(
+    sizes,
+    st.tuples(batch_sizes, worlds),
+    st.tuples(batch_sizes, worlds),
+    st.sampled_from(["keep", "change"]),
+    st.data(),
+)
 def test_a_resume_inside_an_epoch_with_other_batches_and_ranks_skips_and_repeats_nothing(
-    samples, sizes_before, sizes_after, data
+    samples, sizes_before, sizes_after, on_resize, data
 ):
     before = world(samples, *sizes_before)
     iterators = [iter(sampler) for sampler in before]
@@ -112,9 +118,10 @@ def test_a_resume_inside_an_epoch_with_other_batches_and_ranks_skips_and_repeats
         for iterator in iterators:
             seen += next(iterator).indices.tolist()
 
-    after = world(samples, *sizes_after)
+    after = world(samples, *sizes_after, on_resize=on_resize)
     for sampler in after:
         sampler.load_state_dict(before[0].state_dict())
+        assert sampler.batch_size == (sizes_before if on_resize == "keep" else sizes_after)[0]
     expected = after[0].batches_until(1)
     rest = global_batches(after)
     assert len(rest) == expected
@@ -157,6 +164,43 @@ def test_set_epoch_keeps_the_position_of_a_resumed_epoch_and_starts_any_other():
     assert sampler.offset == 2
     sampler.set_epoch(1)
     assert (sampler.epoch, sampler.offset) == (1, 0)
+
+
+def test_a_resume_with_another_batch_size_is_refused_unless_it_is_allowed(capsys):
+    state = GlobalBatchSampler(100, 40).state_dict()
+    with pytest.raises(
+        UserError, match="with 40 samples per step over all ranks, but this run has 60"
+    ):
+        GlobalBatchSampler(100, 60).load_state_dict(state)
+    for rank in (0, 1):
+        GlobalBatchSampler(100, 60, rank, 2, on_resize="keep").load_state_dict(state)
+        GlobalBatchSampler(100, 60, rank, 2, on_resize="change").load_state_dict(state)
+    kept, changed = capsys.readouterr().err.splitlines()
+    assert "this run keeps that, instead of its own 60" in kept
+    assert "this run continues with its own 60" in changed
+
+
+def test_a_position_of_a_release_without_batch_sizes_is_accepted():
+    state = GlobalBatchSampler(100, 40).state_dict()
+    del state["batch_size"]
+    sampler = GlobalBatchSampler(100, 60)
+    sampler.load_state_dict(state)
+    assert sampler.batch_size == 60
+
+
+@given(sizes, batch_sizes, worlds, st.integers(1, 9), st.booleans())
+def test_parts_of_a_shard_are_the_shard_and_all_ranks_have_equally_many(
+    samples, batch_size, ranks, size, equal_shares
+):
+    for shards in zip(*world(samples, batch_size, ranks, equal_shares=equal_shares), strict=True):
+        assert len({len(shard.split(size)) for shard in shards}) == 1
+        for shard in shards:
+            parts = shard.split(size)
+            assert max(len(part.indices) for part in parts) <= size
+            assert {part.batch_size for part in parts} == {shard.batch_size}
+            for name in ("indices", "positions", "real"):
+                joined = [value for part in parts for value in getattr(part, name).tolist()]
+                assert joined == getattr(shard, name).tolist()
 
 
 def test_153_samples_on_two_ranks_are_153():

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from ddp_trainer import process_group
+from ddp_trainer import process_group, stragglers
 from ddp_trainer.stragglers import Position, StragglerDetector, describe_frozen, describe_slowest
 
 from .launch import DEADLINE, TRAINER, torchrun
@@ -205,6 +205,61 @@ def test_of_three_ranks_the_two_that_sleep_are_named():
     assert re.search(
         r"SlowRankError: rank [12] .* rank 0 on node 0 .* As far behind: rank [12]\.", run.stderr
     ), run.stderr
+
+
+def test_the_timeout_holds_although_gloo_begins_it_anew_with_each_message():
+    # gloo alone lets rank 0 wait for 7 s: half of the time for rank 1, and half for rank 2.
+    run = torchrun(*TRAINER, "skewed", "--steps", 1, "--skew", 7, "--timeout", 4, processes=3)
+    assert run.finish() == 1
+    assert re.search(
+        r"SlowRankError: rank 2 on node 0 \(\S+\) is slow or stuck: it was last seen before its "
+        r"first step, .* rank 0 on node 0 \(\S+\) has waited for it in step 1",
+        run.stderr,
+    ), run.stderr
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """Return a detector of rank 0, which waits in step 6, that of its slow peer, and messages."""
+    for name, seconds in (("SILENCE", 0.4), ("BEAT", 0.1), ("SHORTEST_PAUSE", 0.05)):
+        monkeypatch.setattr(stragglers, name, seconds)
+    monkeypatch.setattr(stragglers, "MARGIN", 0.1)
+    store = dist.HashStore()
+    messages: list[str] = []
+    detectors = [StragglerDetector(store, rank, 2, 0.5, messages.append) for rank in range(2)]
+    for detector, steps in zip(detectors, (6, 5), strict=True):
+        for step in range(steps):
+            detector.finished(step)
+            detector.forward()
+            detector.backward()
+    yield *detectors, messages
+    for detector in detectors:
+        detector.close()
+
+
+def test_a_rank_that_waits_for_one_that_makes_no_progress_is_told(stuck):
+    _, _, messages = stuck
+    deadline = time.monotonic() + 60
+    while not messages:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert re.match(r"rank 1 on .* is slow or stuck: it was last seen in step 5", messages[0])
+
+
+def test_a_rank_that_waits_for_one_that_makes_progress_is_not_told(stuck):
+    waiting, slow, messages = stuck
+    # Under Join, a rank that has finished waits while the others take their steps.
+    waiting.finished(1000)
+    waiting.rest()
+    end = time.monotonic() + 3
+    step = 5
+    while time.monotonic() < end:
+        step += 1
+        slow.finished(step)
+        slow.forward()
+        slow.backward()
+        time.sleep(0.05)
+    assert messages == []
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ LONG_FILES = {
     "trainer/ddp_trainer/cli/options.py": "a table of options",
 }
 
+# Functions that may have more arguments, as (file, name): (arguments, reason).
+MANY_ARGUMENTS = {
+    ("trainer/ddp_trainer/process_group.py", "process_group"): (
+        6,
+        "settings of the user's script, each with a default and given by its name",
+    ),
+}
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -123,8 +131,10 @@ def long_files(source: Source) -> Iterator[str]:
 def functions_with_many_arguments(source: Source) -> Iterator[str]:
     for function in source.functions():
         arguments = argument_names(function)
-        if len(arguments) > MAX_ARGUMENTS and not is_command(function):
-            what = f"{function.name} has {len(arguments)} arguments, at most {MAX_ARGUMENTS}"
+        key = (source.path, function.name)
+        limit = MANY_ARGUMENTS[key][0] if key in MANY_ARGUMENTS else MAX_ARGUMENTS
+        if len(arguments) > limit and not is_command(function):
+            what = f"{function.name} has {len(arguments)} arguments, at most {limit}"
             yield source.at(function, what)
 
 
@@ -166,7 +176,7 @@ def test_every_exception_is_still_needed():
     for path in LONG_FILES:
         is_long = path in by_path and by_path[path].lines > MAX_FILE_LINES
         assert is_long, f"{path} is not a long file: remove the exception"
-    for path, name in LONG_FUNCTIONS:
+    for path, name in (*LONG_FUNCTIONS, *MANY_ARGUMENTS):
         functions = by_path[path].functions() if path in by_path else ()
         names = [function.name for function in functions]
         assert name in names, f"{path} has no function {name}: remove the exception"

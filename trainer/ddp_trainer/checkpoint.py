@@ -1,52 +1,63 @@
 """Checkpoints: one file per step, written by global rank 0 as a whole or not at all.
 
-Rank 0 also reads them and sends them to the others. So only its node needs the folder, and all
-ranks resume from the same bytes even if a shared file system shows its nodes different contents for
-a while. Everything with `state_dict` and `load_state_dict` can be saved. A start takes the folder
-over from the starts before it (claim.py), which then can write nothing there any more.
+A thread writes the file while the training goes on. Rank 0 also reads the files, and sends the
+tensors to the other ranks one by one. So only its node needs the folder, and all ranks resume from
+the same bytes even if a shared file system shows its nodes different contents for a while. If FSDP2
+shards the model, every rank writes its own part instead (checkpoint_shards.py). Everything with
+`state_dict` and `load_state_dict` can be saved. A start takes the folder over from the starts
+before it (claim.py), which then can write nothing there any more.
 """
 
-import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
-import torch
-
-from ddp_trainer.checkpoint_file import FORMAT, find_fault, first_line, save_atomically
-from ddp_trainer.claim import Claim, checkpoint_path
-from ddp_trainer.errors import UserError, path_error
-from ddp_trainer.files import check_writable
+from ddp_trainer.checkpoint_file import (
+    FORMAT,
+    StoredTensor,
+    as_bytes,
+    copied_to_cpu,
+    map_leaves,
+    read_structure,
+    save_atomically,
+)
+from ddp_trainer.checkpoint_folder import GONE, INDEX, Best, CheckpointFolder, Retention
+from ddp_trainer.checkpoint_parts import (
+    PerRank,
+    Stateful,
+    explained_misfit,
+    load_part,
+    require_identity,
+    require_part,
+    require_ranks,
+)
+from ddp_trainer.claim import SHARDED
+from ddp_trainer.errors import UserError
 from ddp_trainer.runtime import Runtime
 
-# Files that are kept: the newest, and the one before it, in case the newest cannot be read.
-KEPT = 2
+if TYPE_CHECKING:
+    from ddp_trainer.checkpoint_shards import ShardedState
 
-# Settings of an optimizer that say how it computes, which depends on the hardware.
-COMPUTATION = ("fused", "foreach")
+# Called with the step, the path, and the seconds from the call of `save` to the complete file.
+OnWritten = Callable[[int, Path, float], None]
 
-
-class Stateful(Protocol):
-    """Anything that can be saved: modules, optimizers, schedulers, samplers, scalers."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors, Python's numbers and strings, and lists and dicts of them.
-
-        Numbers of numpy cannot be read again.
-        """
-
-    def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Take over a saved state."""
+KEEP_TWO = Retention()
 
 
 class Checkpoints:
     """The checkpoints of one job in `folder`, or none if `folder` is None.
 
-    - `parts` are saved, and restored in place, under their names. Pass the bare model, not its DDP
-      wrapper, so that the keys are the model's own.
+    - `parts` are saved, and restored in place, under their names. A model may be in its DDP wrapper
+      or not. Of a model that FSDP2 shards, and of its optimizer, every rank writes its own part.
+      All nodes must then share the folder. Of a part in `PerRank`, the state of each rank is saved.
     - `identity` says what the checkpoint belongs to, such as {"workload": "digits"}. A checkpoint
       with another identity is refused.
+    - `retention` says which checkpoints are kept.
 
     `restore`, or the first `save` without it, takes the folder over. A process that had it before
     gets TakenOver from its next `save`. So call `restore` at the start, and only to train: to look
@@ -57,50 +68,123 @@ class Checkpoints:
         self,
         folder: Path | str | None,
         runtime: Runtime,
-        parts: Mapping[str, Stateful],
+        parts: Mapping[str, Stateful | PerRank],
         identity: Mapping[str, str | int] | None = None,
+        retention: Retention = KEEP_TWO,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
         self.runtime = runtime
-        self.parts = dict(parts)
         self.identity = dict(identity or {})
-        self._saved_step: int | None = None
-        self._saved_file: Path | None = None
-        self._checked = False
-        # Only on rank 0, from the first use of the folder on.
-        self._claim: Claim | None = None
+        self._parts: dict[str, Stateful] = {}
+        self._rank_parts: dict[str, Stateful] = {}
+        for name, part in parts.items():
+            if isinstance(part, PerRank):
+                self._rank_parts[name] = part.part
+            else:
+                self._parts[name] = part
+        self._newest: Path | None = None
+        self._files = CheckpointFolder(Path(folder or ""), retention)
+        # One thread, so that two checkpoints are never written at the same time.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        # True on all ranks if a write is under way. Only ranks that write have the future.
+        self._is_writing = False
+        self._write: Future[None] | None = None
+        self._abandoned = threading.Event()
+        self._number_of_saves = 0
+        runtime.at_leave.append(self._leave)
 
     @property
     def newest(self) -> Path | None:
-        """File that was last written or restored; None before."""
-        return self._saved_file
+        """Return the checkpoint that was last saved or restored; None before."""
+        return self._newest
 
-    def save(self, step: int) -> Path | None:
-        """Write the state after `step`. Every rank calls it.
+    @property
+    def best(self) -> Best | None:
+        """Return the written checkpoint with the highest score, if any has one, on rank 0."""
+        return self._files.best
 
-        Return the file on rank 0, and None on other ranks and without a folder. The random number
-        generators of all ranks are saved. Raises UserError on rank 0 if the file cannot be written,
-        or if the first file cannot be read again, and TakenOver if a newer start has the folder.
+    # Saving
+
+    def save(
+        self, step: int, *, score: float | None = None, on_written: OnWritten | None = None
+    ) -> Path | None:
+        """Save the state after `step`. Every rank calls it.
+
+        It returns when the state is copied. A thread then writes the copy. The next `save`, `wait`
+        and the end of `process_group` wait until it is written. On rank 0, the thread calls
+        `on_written` at the end. The random number generators of all ranks are saved. Of the
+        checkpoints with a `score`, the one with the highest is kept.
+
+        Return the path on rank 0, and None on other ranks and without a folder. Raises UserError on
+        every rank if this checkpoint or the last one cannot be written, and TakenOver if a newer
+        start has the folder.
         """
         if self.folder is None:
             return None
-        if self._saved_step == step:
-            return self._saved_file if self.runtime.is_main else None
-        number = self._claim_folder(self.folder).number if self.runtime.is_main else 0
-        gathered = self.runtime.gather((number, self.runtime.hardware.random_state()))
-        path = checkpoint_path(self.folder, gathered[0][0], step)
-        self._remember(step, path)
-        if not self.runtime.is_main:
-            return None
-        state = {
+        began = time.perf_counter()
+        self.wait()
+        sharded = self._sharded_state()
+        target = self.runtime.on_main(lambda: self._files.target(step, is_sharded=bool(sharded)))
+        state = self._state(step, sharded)
+        if sharded:
+            self._number_of_saves += 1
+            key = f"{target.draft}/{self._number_of_saves}"
+            write = sharded.stage(target, state, self._files, key, self._abandoned)
+        elif self.runtime.is_main:
+            state = map_leaves(copied_to_cpu, state)
+            write = lambda: self._files.write(target.path, state)  # noqa: E731
+        else:
+            write = None
+
+        def write_and_report() -> None:
+            assert write is not None
+            write()
+            if self.runtime.is_main:
+                self._files.keep(target.path, step, score)
+                if on_written:
+                    on_written(step, target.path, time.perf_counter() - began)
+
+        if write:
+            self._write = self._thread.submit(write_and_report)
+        self._is_writing = True
+        self._newest = target.path
+        return target.path if self.runtime.is_main else None
+
+    def _state(self, step: int, sharded: "ShardedState | None") -> dict[str, Any]:
+        """Return what rank 0 saves in one file. On other ranks it is not complete."""
+        parts = {}
+        if self.runtime.is_main:
+            plain = [name for name in self._parts if not sharded or name not in sharded]
+            parts = {name: self._parts[name].state_dict() for name in plain}
+        generator = self.runtime.hardware.random_state()
+        own_parts = {name: part.state_dict() for name, part in self._rank_parts.items()}
+        generators, rank_parts = zip(*self.runtime.gather((generator, own_parts)), strict=True)
+        return {
             "format": FORMAT,
             "step": step,
             "identity": self.identity,
-            "parts": {name: part.state_dict() for name, part in self.parts.items()},
-            "generators": [generator for _, generator in gathered],
+            "parts": parts,
+            "generators": list(generators),
+            "rank_parts": list(rank_parts),
         }
-        self._write(path, state)
-        return path
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written. Every rank calls it.
+
+        Raises UserError or TakenOver on every rank if it cannot be written.
+        """
+        if not self._is_writing:
+            return
+        self._is_writing = False
+        write, self._write = self._write, None
+        self.runtime.together(lambda: write.result() if write else None)
+
+    def _leave(self, failed: bool) -> None:
+        """Wait for the last checkpoint before the process leaves its group, if peers are left."""
+        if failed:
+            self._abandoned.set()
+        else:
+            self.wait()
 
     def write_beside(self, path: Path, state: Mapping[str, Any]) -> None:
         """Write another file of the job by torch.save, such as the weights alone.
@@ -110,61 +194,12 @@ class Checkpoints:
         UserError or OSError if the file cannot be written.
         """
         if path.parent == self.folder:
-            self._claim_folder(self.folder).write(path, state)
+            self._files.claim.write(path, state)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_atomically(path, state)
 
-    def _claim_folder(self, folder: Path) -> Claim:
-        """Return this start's claim to the folder. Raises UserError if it cannot be written."""
-        try:
-            if self._claim is None:
-                self._claim = Claim.take(folder)
-            elif not folder.exists():
-                # The user removed the folder during the run. Nobody else has a claim to it.
-                self._claim = Claim.take(folder, above=self._claim.number)
-        except OSError as error:
-            reason = error.strerror or error
-            message = f"cannot write the checkpoint to {folder}: {reason}"
-            raise path_error(message, error) from error
-        return self._claim
-
-    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint and remove those that it makes superfluous."""
-        assert self._claim is not None
-        try:
-            self._claim.write(path, state)
-            self._check_readable(path)
-            # An outdated process must not remove what the newer start may read. If it is taken over
-            # after this check, it still keeps its newest files, and those are read first.
-            self._claim.check()
-            for old in self._claim.list_files()[KEPT:]:
-                old.unlink(missing_ok=True)
-        except OSError as error:
-            self._claim.check()
-            reason = error.strerror or error
-            raise path_error(f"cannot write the checkpoint {path}: {reason}", error) from error
-
-    def _remember(self, step: int, path: Path) -> None:
-        self._saved_step = step
-        self._saved_file = path
-
-    def _check_readable(self, path: Path) -> None:
-        """Raise UserError if the first file cannot be read again.
-
-        This shows an unusable state at the first checkpoint, not after hours of training.
-        """
-        if self._checked:
-            return
-        self._checked = True
-        reason = find_fault(path.read_bytes())
-        if reason:
-            path.unlink()
-            raise UserError(
-                f"the state of {', '.join(self.parts)} can be written but not read again "
-                f"({reason}); return only tensors, Python's own numbers and strings, and lists and "
-                "dicts of them from state_dict()"
-            )
+    # Restoring
 
     def restore(self) -> int:
         """Load the newest readable checkpoint into the parts. Every rank calls it.
@@ -179,146 +214,105 @@ class Checkpoints:
                 "make the run resumable"
             )
             return 0
-        path, data = self._read_and_broadcast()
+        self.runtime.on_main(self._files.take_over)
+        path = self._find_readable()
         if path is None:
             return 0
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        self._check_identity(state)
-        for name, part in self.parts.items():
-            self._load_part(name, part, state)
-        # With another number of ranks, each rank keeps the generators that it started with.
-        generators = state["generators"]
-        if len(generators) == self.runtime.world_size:
-            with self._refusing("random number generator"):
-                self.runtime.hardware.set_random_state(generators[self.runtime.rank])
-        step = int(state["step"])
-        self._remember(step, path)
-        return step
+        self._newest = path
+        return self._load(path)
 
-    def _load_part(self, name: str, part: Stateful, state: Mapping[str, Any]) -> None:
-        if name not in state["parts"]:
-            raise UserError(
-                f"the checkpoint in {self.folder} has no state of this {name}; it has "
-                f"{', '.join(map(str, state['parts'])) or 'none'}. Use the script that it was made "
-                "with, or another --checkpoint-dir"
-            )
-        with self._refusing(name):
-            _load(part, state["parts"][name])
-
-    @contextmanager
-    def _refusing(self, name: str) -> Iterator[None]:
-        """Raise UserError if a state cannot be loaded.
-
-        Modules raise RuntimeError, and optimizers with other parameter groups raise ValueError. A
-        state of another type can lead to any error.
-        """
-        try:
-            yield
-        except UserError:
-            raise
-        except Exception as error:
-            reason = first_line(error)
-            raise UserError(
-                f"the checkpoint in {self.folder} does not fit this {name} ({reason}); use the "
-                "flags that it was made with, or another --checkpoint-dir"
-            ) from error
-
-    def _check_identity(self, state: Mapping[str, Any]) -> None:
-        found = state["identity"]
-        # Compare this run's settings first: they begin with the workload, the clearest difference.
-        for name in dict.fromkeys([*self.identity, *found]):
-            own = self.identity.get(name)
-            if own != found.get(name):
-                raise UserError(
-                    f"the checkpoint in {self.folder} was made with {name} {found.get(name)!r}, "
-                    f"but this run has {own!r}; use the flags that it was made with, or another "
-                    "--checkpoint-dir"
+    def _find_readable(self) -> Path | None:
+        """Return the newest checkpoint that can be read. Set those aside that cannot."""
+        unreadable: list[Path] = []
+        reason = ""
+        for path in self.runtime.on_main(self._files.candidates):
+            fault = self._find_fault(path)
+            if fault is None:
+                self.runtime.on_main(lambda: self._files.set_aside(unreadable))
+                return path
+            if fault != GONE:
+                unreadable.append(path)
+                reason = reason or fault
+                self.runtime.warn(
+                    f"cannot read the checkpoint {path} ({fault}); trying the one before it"
                 )
-
-    def _read_and_broadcast(self) -> tuple[Path | None, bytes]:
-        """Return the newest readable checkpoint and its bytes on every rank, or None and b""."""
-        assert self.folder is not None
-        path, data = None, b""
-        error = None
-        if self.runtime.is_main:
-            try:
-                check_writable(self.folder)
-                path, data = self._take_over(self.folder)
-            except UserError as found:
-                error = found
-        # All ranks must raise the same error, or the others would wait for rank 0.
-        outcome = (path, len(data), error) if self.runtime.is_main else None
-        path, size, error = self.runtime.broadcast(outcome)
-        if error:
-            raise error
-        return path, self.runtime.broadcast_bytes(data, size)
-
-    def _take_over(self, folder: Path) -> tuple[Path | None, bytes]:
-        """Claim the folder, and return the newest readable checkpoint and its bytes."""
-        # Claim before reading. A start that claims at its first save only could take the folder
-        # over from one that began after it.
-        claim = self._claim_folder(folder)
-        try:
-            found = self._read_newest(claim)
-        except OSError as error:
-            claim.check()
-            reason = str(error.strerror or error)
-            message = f"cannot read the checkpoints in {folder}: {reason}"
-            raise path_error(message, error) from error
         # A newer start may have removed files before they could be read.
-        claim.check()
-        return found
-
-    def _read_newest(self, claim: Claim) -> tuple[Path | None, bytes]:
-        """Return the newest readable checkpoint, and set unreadable ones aside."""
-        folder = claim.folder
-        unreadable: list[tuple[Path, str]] = []
-        for path in claim.list_files():
-            try:
-                data = path.read_bytes()
-            except FileNotFoundError:
-                # An older process was about to remove its files that are not the newest.
-                continue
-            reason = find_fault(data)
-            if reason is None:
-                # An unreadable file must not take the place of a good one in KEPT.
-                for bad, _ in unreadable:
-                    with suppress(FileNotFoundError):
-                        bad.rename(bad.with_suffix(".unreadable"))
-                return path, data
-            unreadable.append((path, reason))
-            self.runtime.warn(
-                f"cannot read the checkpoint {path} ({reason}); trying the one before it"
-            )
+        self.runtime.on_main(lambda: self._files.claim.check())
         if unreadable:
             raise UserError(
-                f"no checkpoint in {folder} can be read ({unreadable[0][1]}); restore one of its "
-                "files from a copy, or remove all of them to train from the beginning"
+                f"no checkpoint in {self.folder} can be read ({reason}); restore one of its files "
+                "from a copy, or remove all of them to train from the beginning"
             )
-        return None, b""
+        return None
 
+    def _find_fault(self, path: Path) -> str | None:
+        """Return in a few words why a checkpoint is not readable, or None. Every rank calls it."""
+        fault = self.runtime.on_main(lambda: self._files.find_fault(path))
+        if fault or path.suffix != SHARDED:
+            return fault
+        from ddp_trainer.checkpoint_shards import find_fault
 
-def _load(part: Stateful, state: Any) -> None:
-    if isinstance(part, torch.optim.Optimizer):
-        _load_optimizer(part, state)
-    else:
-        part.load_state_dict(state)
+        return find_fault(path, self.runtime)
 
+    def _load(self, path: Path) -> int:
+        """Load a readable checkpoint, and return its step. Every rank calls it."""
+        assert self.folder is not None
+        index = path if path.suffix != SHARDED else path / INDEX
+        saved = self.runtime.on_main(lambda: read_structure(index))
+        require_identity(self.identity, saved["identity"], self.folder)
+        sharded = self._sharded_state()
+        self._require_format(path, sharded)
+        for name in self._parts:
+            require_part(name, saved["parts"], self.folder)
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Load an optimizer's state, but keep how it computes.
+        with index.open("rb") if self.runtime.is_main else nullcontext() as file:
+            for name, part in self._parts.items():
+                if not sharded or name not in sharded:
+                    state = self._receive(saved["parts"][name], file)
+                    load_part(part, state, name=name, folder=self.folder)
+            generators = self._receive(saved["generators"], file)
+            rank_parts = self._receive(saved.get("rank_parts", []), file)
+        if sharded:
+            with explained_misfit(" and ".join(sharded.names), self.folder):
+                sharded.load(path, saved)
 
-    The hardware decides whether it is fused, and the memory order of its tensors. For a fused
-    optimizer, this order must be that of the parameters.
-    """
-    computation: list[dict[str, Any]] = [
-        {name: group[name] for name in COMPUTATION if name in group}
-        for group in optimizer.param_groups
-    ]
-    optimizer.load_state_dict(state)
-    for group, settings in zip(optimizer.param_groups, computation, strict=True):
-        group.update(settings)
-    for parameter, values in optimizer.state.items():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        # With another number of ranks, each rank keeps the generators that it started with.
+        if len(generators) == self.runtime.world_size:
+            with explained_misfit("random number generator", self.folder):
+                self.runtime.hardware.set_random_state(generators[self.runtime.rank])
+        for name, part in self._rank_parts.items():
+            require_ranks(name, len(rank_parts), self.runtime.world_size, self.folder)
+            own = rank_parts[self.runtime.rank]
+            require_part(name, own, self.folder)
+            load_part(part, own[name], name=name, folder=self.folder)
+        return int(saved["step"])
+
+    def _receive(self, state: Any, file: IO[bytes] | None) -> Any:
+        """Return a state with its tensors, which rank 0 reads from its file and sends to all."""
+
+        def receive(leaf: Any) -> Any:
+            if not isinstance(leaf, StoredTensor):
+                return leaf
+            tensor = leaf.read(file) if file else leaf.allocate()
+            self.runtime.broadcast_tensor(as_bytes(tensor))
+            return tensor
+
+        return map_leaves(receive, state)
+
+    def _sharded_state(self) -> "ShardedState | None":
+        # A model of FSDP2 has parameters of a class of this module, whose import takes a while.
+        if "torch.distributed.tensor" not in sys.modules:
+            return None
+        from ddp_trainer.checkpoint_shards import ShardedState
+
+        return ShardedState(self._parts, self.runtime) or None
+
+    def _require_format(self, path: Path, sharded: "ShardedState | None") -> None:
+        if bool(sharded) == (path.suffix == SHARDED):
+            return
+        kinds = ("sharded", "not sharded")
+        found, own = kinds if sharded is None else reversed(kinds)
+        raise UserError(
+            f"the checkpoint {path} was made with a model that is {found}, but this run's model is "
+            f"{own}; use the flags that it was made with, or another --checkpoint-dir"
+        )

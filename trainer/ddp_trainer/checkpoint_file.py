@@ -1,13 +1,17 @@
-"""One file of a checkpoint: writing it, and finding out what is wrong with it."""
+"""One file of a checkpoint: writing it, finding out what is wrong with it, and reading it.
+
+A file is read tensor by tensor, so that reading takes little memory in addition to the state.
+"""
 
 import copy
-import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 from ddp_trainer.files import write_atomically
 
@@ -16,15 +20,104 @@ FORMAT = 2
 FIELDS = {"step": int, "identity": dict, "parts": dict, "generators": list}
 
 
-def find_fault(data: bytes) -> str | None:
-    """Return in a few words why these bytes are no readable checkpoint, or None."""
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file: its shape and type, and where its bytes begin, in row-major order."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+    def allocate(self) -> Tensor:
+        """Return a tensor of this shape and type, whose values are not set."""
+        return torch.empty(self.shape, dtype=self.dtype)
+
+    def read(self, file: IO[bytes]) -> Tensor:
+        """Return the tensor. Raises OSError if the file cannot be read, or is too short."""
+        tensor = self.allocate()
+        data = as_bytes(tensor).numpy()
+        file.seek(self.offset)
+        if file.readinto(data) != data.nbytes:  # type: ignore[attr-defined]
+            raise OSError("the file is shorter than before")
+        return tensor
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor in row-major order, without a copy."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def map_leaves(function: Callable[[Any], Any], state: Any) -> Any:
+    """Return a state with `function(leaf)` in the place of all that is no dict, list or tuple."""
+    if isinstance(state, dict):
+        # A shallow copy keeps the type and its attributes, such as a module's `_metadata`. Items
+        # are set one by one, because `update` of a Counter (a scheduler's milestones) adds.
+        copied = copy.copy(state)
+        for key, value in state.items():
+            copied[key] = map_leaves(function, value)
+        return copied
+    if type(state) in (list, tuple):
+        return type(state)(map_leaves(function, value) for value in state)
+    return function(state)
+
+
+def on_cpu(leaf: Any) -> Any:
+    """Return a tensor on the CPU in row-major order, and other leaves unchanged.
+
+    So the file does not depend on the hardware. On XLA this also computes the tensor's values, as
+    `xm.save` does.
+    """
+    return leaf.detach().cpu().contiguous() if isinstance(leaf, Tensor) else leaf
+
+
+def copied_to_cpu(leaf: Any) -> Any:
+    """Return a copy of a tensor like `on_cpu`, which training does not change any more."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return torch.empty(leaf.shape, dtype=leaf.dtype).copy_(leaf.detach())
+
+
+# Reading
+
+
+def read_structure(path: Path) -> Any:
+    """Return the state in a file of torch.save, with a StoredTensor in the place of each tensor.
+
+    Only tensors and plain values are accepted. Raises OSError, or any exception if the file is
+    damaged: it is not documented what torch and pickle raise on arbitrary bytes.
+    """
+    # It takes a while to import.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # In this mode torch.load reads no tensor, and notes where its bytes are (documented there).
+    with FakeTensorMode():
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    return map_leaves(_stored, state)
+
+
+def _stored(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if not leaf.is_contiguous():
+        raise ValueError("it has a tensor that is not in row-major order")
+    begin: int = leaf.untyped_storage()._checkpoint_offset or 0
+    offset = begin + int(leaf.storage_offset()) * leaf.element_size()
+    return StoredTensor(tuple(leaf.shape), leaf.dtype, offset)
+
+
+def find_fault(path: Path) -> str | None:
+    """Return in a few words why a file is no readable checkpoint, or None.
+
+    Raises OSError if the file cannot be read.
+    """
+    damage = find_damage(path)
+    if damage:
+        return damage
     try:
-        damage = find_damage(io.BytesIO(data))
-        if damage:
-            return damage
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        state = read_structure(path)
+    except OSError:
+        raise
     except Exception as error:
-        # It is not documented what zipfile, torch and pickle raise on arbitrary bytes.
         return _reason_of(error)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         return f"it does not have format {FORMAT}"
@@ -68,6 +161,9 @@ def find_damage(file: Path | IO[bytes]) -> str | None:
     return f"the checksum of {damaged} is wrong" if damaged else None
 
 
+# Writing
+
+
 def save_atomically(
     path: Path, state: Mapping[str, Any], *, partial_folder: Path | None = None
 ) -> None:
@@ -78,7 +174,7 @@ def save_atomically(
     """
     write_atomically(
         path,
-        lambda file: _save(_on_cpu(state), file),
+        lambda file: _save(map_leaves(on_cpu, state), file),
         durable=True,
         partial_folder=partial_folder,
     )
@@ -92,23 +188,3 @@ def _save(state: Any, file: IO[bytes]) -> None:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
-
-
-def _on_cpu(state: Any) -> Any:
-    """Return the state with every tensor on the CPU and in row-major order.
-
-    So the file does not depend on the hardware. On XLA this also computes the tensors' values, as
-    `xm.save` does.
-    """
-    if isinstance(state, torch.Tensor):
-        return state.cpu().contiguous()
-    if isinstance(state, dict):
-        # A shallow copy keeps the type and its attributes, such as a module's `_metadata`. Items
-        # are set one by one, because `update` of a Counter (a scheduler's milestones) adds.
-        copied = copy.copy(state)
-        for key, value in state.items():
-            copied[key] = _on_cpu(value)
-        return copied
-    if type(state) in (list, tuple):
-        return type(state)(_on_cpu(value) for value in state)
-    return state

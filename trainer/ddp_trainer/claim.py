@@ -25,14 +25,18 @@ from uuid import uuid4
 
 from ddp_trainer.checkpoint_file import save_atomically
 from ddp_trainer.errors import RetryableError
-from ddp_trainer.files import PARTIAL, sync_folder
+from ddp_trainer.files import sync_folder
 
 # The directory of a claim. `rm folder/*` leaves it, so that the numbers continue.
 CLAIM_NAME = re.compile(r"\.claim-g(\d{4,})")
 
 # Checkpoints of releases without claims have no number, which counts as 0. The order of the
-# alphabet is that of the numbers and steps, and old names come first.
-FILE_NAME = re.compile(r"step-(?:g(\d{4,})-)?(\d{10})\.pt")
+# alphabet is that of the numbers and steps, and old names come first. If a sharded checkpoint of a
+# step exists already, the next one of this step has a number of its own.
+FILE_NAME = re.compile(r"step-(?:g(\d{4,})-)?(\d{10})(?:-(\d+))?\.(?:pt|sharded)")
+
+# The suffix of a directory with a sharded checkpoint.
+SHARDED = ".sharded"
 
 # Every name with a number, also that of a checkpoint that was set aside because it is unreadable.
 NUMBERED = re.compile(r"(?:\.claim|step)-g(\d{4,}).*")
@@ -61,14 +65,9 @@ class Claim:
         Raises OSError if the folder cannot be written.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        # List these before the claim. Later ones may belong to a newer start.
-        leftovers = list(folder.glob(f".*{PARTIAL}"))
         claim = cls._make(folder, above)
         sync_folder(folder)
         claim._evict_older()
-        for leftover in leftovers:
-            with suppress(OSError):
-                leftover.unlink()
         return claim
 
     @classmethod
@@ -136,24 +135,66 @@ class Claim:
             self.check()
             raise
 
-    def list_files(self) -> list[Path]:
-        """Return the checkpoint files of this start and of older ones, the newest first.
+    def make_draft(self, step: int) -> tuple[Path, Path]:
+        """Make a directory in the workspace for a sharded checkpoint.
 
-        Files of newer starts are left out, so that an outdated process does not remove them.
+        Return (the path that the checkpoint will have, the directory). Raises TakenOver if the
+        claim is lost, and OSError if the directory cannot be made.
         """
-        found = []
-        for path in self.folder.iterdir():
-            match = FILE_NAME.fullmatch(path.name)
-            if match:
-                # File times would not help: they differ between nodes and copies.
-                order = (int(match[1] or 0), int(match[2]))
-                found.append((order, path))
-        return [path for order, path in sorted(found, reverse=True) if order[0] <= self.number]
+        path = checkpoint_path(self.folder, self.number, step, SHARDED)
+        base = path
+        number = 1
+        # A directory cannot replace another one.
+        while path.exists():
+            number += 1
+            path = base.with_name(f"{base.stem}-{number}{SHARDED}")
+        draft = self.workspace / path.name
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+        except OSError:
+            self.check()
+            raise
+        return path, draft
+
+    def commit(self, draft: Path, path: Path) -> None:
+        """Give a complete directory of the workspace its name in the folder.
+
+        Raises TakenOver if the claim is lost, and OSError if the directory cannot be renamed.
+        """
+        try:
+            sync_folder(draft)
+            # If the claim is lost, the draft is gone.
+            draft.rename(path)
+            sync_folder(self.folder)
+        except OSError:
+            self.check()
+            raise
+
+    def list_files(self) -> list[Path]:
+        """Return the checkpoints of this start and of older ones, the newest first.
+
+        Those of newer starts are left out, so that an outdated process does not remove them.
+        """
+        # File times would not help: they differ between nodes and copies.
+        found = [path for path in self.folder.iterdir() if FILE_NAME.fullmatch(path.name)]
+        own = [path for path in found if version_of(path)[0] <= self.number]
+        return sorted(own, key=version_of, reverse=True)
 
 
-def checkpoint_path(folder: Path, number: int, step: int) -> Path:
-    """Return the checkpoint file of the start with this number after `step`."""
-    return folder / f"step-g{number:04d}-{step:010d}.pt"
+def checkpoint_path(folder: Path, number: int, step: int, suffix: str = ".pt") -> Path:
+    """Return the path of the checkpoint of the start with this number after `step`."""
+    return folder / f"step-g{number:04d}-{step:010d}{suffix}"
+
+
+def version_of(path: Path) -> tuple[int, int, int]:
+    """Return the number of the start, the step, and the number among those of this step.
+
+    The name of a checkpoint tells them.
+    """
+    match = FILE_NAME.fullmatch(path.name)
+    assert match, path
+    return int(match[1] or 0), int(match[2]), int(match[3] or 1)
 
 
 def _highest_number(folder: Path) -> int:

@@ -1,87 +1,112 @@
-"""Accuracy and loss over a test set. Each sample counts exactly once at any number of ranks."""
+"""Evaluation on all ranks: any figure that is a function of sums, with each sample counted once."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ddp_trainer.interrupt import StopVote
 from ddp_trainer.progress import Progress
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
 
+Batch = TypeVar("Batch")
+
+# Sums over the samples of a batch, by name.
+Sums = Mapping[str, Tensor | float]
+
 # A label that F.cross_entropy leaves out.
 IGNORED = -100
 
-# Turns indices of shape (k,) into inputs and labels on the model's device.
-Fetch = Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]
-
 
 def without_repeats(labels: Tensor, shard: Shard) -> Tensor:
-    """Return the labels of a shard, shape (k,), with IGNORED in the place of repeats."""
-    return labels.masked_fill(torch.from_numpy(~shard.real).to(labels.device), IGNORED)
-
-
-@dataclass(frozen=True)
-class EvaluationSet:
-    """Samples to evaluate on. `batch_size` is the size of a global batch."""
-
-    fetch: Fetch
-    samples: int
-    batch_size: int
+    """Return the labels of a shard, shape (k, …), with IGNORED in the place of repeats."""
+    repeats = torch.from_numpy(~shard.real).to(labels.device)
+    return labels.masked_fill(repeats.view(-1, *[1] * (labels.dim() - 1)), IGNORED)
 
 
 def evaluate(
-    model: nn.Module, data: EvaluationSet, *, step: int, progress: Progress, vote: StopVote
-) -> dict[str, Any]:
-    """Return accuracy and mean loss of `model` over `data`. Every rank calls it.
+    model: nn.Module,
+    batches: Iterable[Batch],
+    sums_of: Callable[[Batch], Sums],
+    *,
+    progress: Progress,
+    vote: StopVote | None = None,
+) -> dict[str, float]:
+    """Return the totals of the sums over all batches of all ranks. Every rank calls it.
 
-    `model` is the bare model, without its DDP wrapper. Only sums are exchanged between the ranks.
+    - `model`: the bare model, without its DDP wrapper. Its buffers are those of rank 0.
+    - `batches`: this rank's own, such as the shards of `evaluation_shards`. With `vote`, all ranks
+      must have equally many.
+    - `sums_of`: makes the sums of a batch, such as that of the losses and the number of tokens. It
+      runs without gradients and with the model in evaluation mode. It may return nothing for an
+      empty batch.
 
-    Returns {"accuracy", "loss", "samples"}. If the ranks agree to stop in the middle, it returns an
-    empty dict: a test set may take longer than a node's grace period.
+    Only sums are exchanged, in float64 where the device has it. So a figure that is a function of
+    sums, such as a mean, does not depend on the number of ranks. If the ranks agree to stop in the
+    middle, the result is empty: a test set may take longer than a node's grace period.
     """
     runtime = progress.runtime
     hardware = runtime.hardware
     runtime.broadcast_buffers(model)
+    zero = torch.zeros((), dtype=hardware.sums, device=runtime.device)
     # On XLA, run the broadcast now. Otherwise the first batch would have a different graph.
     hardware.end_step()
-    sampler = GlobalBatchSampler(
-        data.samples,
-        data.batch_size,
+    if vote:
+        vote.soon()
+    totals: dict[str, Tensor] = {}
+    with evaluation_mode(model), torch.no_grad():
+        for batch in batches:
+            for name, value in sums_of(batch).items():
+                term = torch.as_tensor(value, dtype=zero.dtype, device=zero.device)
+                totals[name] = totals.get(name, zero) + term
+            hardware.end_step()
+            progress.beat()
+            if vote and vote.at_step_boundary():
+                return {}
+    if vote:
+        vote.soon()
+    # A rank without samples may not know the names.
+    names = sorted({name for own in runtime.gather(list(totals)) for name in own})
+    if not names:
+        return {}
+    sums = runtime.sum(torch.stack([totals.get(name, zero) for name in names]))
+    return dict(zip(names, sums.tolist(), strict=True))
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation inside the block."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def evaluation_shards(samples: int, batch_size: int, progress: Progress) -> GlobalBatchSampler:
+    """Return the shards of one pass over `samples`, in their order. `batch_size` is global."""
+    runtime = progress.runtime
+    return GlobalBatchSampler(
+        samples,
+        batch_size,
         runtime.rank,
         runtime.world_size,
         shuffle=False,
-        equal_shares=hardware.wants_equal_shapes,
+        equal_shares=runtime.hardware.wants_equal_shapes,
     )
-    # Sums of the loss, of correct samples, and of counted samples.
-    sums = torch.zeros(3, dtype=hardware.sums, device=runtime.device)
-    model.eval()
-    vote.soon()
-    with torch.no_grad():
-        for shard in sampler:
-            if len(shard.indices):
-                sums += _sums_of(model, data.fetch, shard, sums.dtype)
-            hardware.end_step()
-            progress.beat(step)
-            if vote.at_step_boundary():
-                return {}
-    vote.soon()
-    loss_sum, correct_sum, counted = runtime.sum(sums).tolist()
-    assert counted == data.samples
-    return {"accuracy": correct_sum / counted, "loss": loss_sum / counted, "samples": data.samples}
 
 
-def _sums_of(model: nn.Module, fetch: Fetch, shard: Shard, dtype: torch.dtype) -> Tensor:
-    """Return the sums of loss, correct and counted samples of a shard, shape (3,)."""
-    inputs, labels = fetch(shard.indices)
-    labels = without_repeats(labels, shard)
-    logits = model(inputs)
-    loss = F.cross_entropy(logits, labels, reduction="sum")
-    correct = (logits.argmax(1) == labels).to(dtype).sum()
-    counted = (labels != IGNORED).to(dtype).sum()
-    return torch.stack([loss.to(dtype), correct, counted])
+def classification_sums(logits: Tensor, labels: Tensor) -> Sums:
+    """Return the sums of a classifier's losses and correct answers, and the number of samples.
+
+    `logits` has shape (k, classes) and `labels` (k,). Labels that are IGNORED do not count.
+    """
+    return {
+        "loss": F.cross_entropy(logits, labels, reduction="sum"),
+        "correct": (logits.argmax(1) == labels).sum(),
+        "samples": (labels != IGNORED).sum(),
+    }

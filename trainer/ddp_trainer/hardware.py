@@ -11,6 +11,7 @@ only if they are chosen. docs/workloads/xla.md says what was tested where.
 
 import importlib
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -19,8 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_trainer.cpu import keep_freed_memory, schedule_as_batch
 from ddp_trainer.errors import RetryableError, UserError
+
+# Variables that switch NCCL's flight recorder on: the number of collectives that it remembers, that
+# it writes them after a timeout, and the file, to which NCCL appends the rank. Each has an older
+# name too. Values of the user are kept.
+RECORD_PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
+FLIGHT_RECORDER = {
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    RECORD_PREFIX: f"{tempfile.gettempdir()}/nccl_trace_rank_",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{tempfile.gettempdir()}/nccl_trace_rank_",
+}
 
 # Instructions of a CPU that multiply bfloat16.
 BF16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
@@ -52,8 +64,10 @@ class Hardware:
 
         Raises UserError if a process with `each` devices would lack one.
         """
-        schedule_as_batch()
-        keep_freed_memory()
+
+    def describe_record(self, rank: int) -> str:
+        """Return a sentence on the record of the last collectives of a rank that timed out."""
+        return ""
 
     def take(self, local_rank: int, each: int) -> torch.device:
         """Make the (first) device of this process the current one, and return it.
@@ -154,8 +168,16 @@ class Cuda(Accelerator):
 
     def prepare(self, local_rank: int, each: int) -> None:
         super().prepare(local_rank, each)
+        for name, value in FLIGHT_RECORDER.items():
+            os.environ.setdefault(name, value)
         # Before NCCL starts, so that none of its memory is taken from GPU 0.
         self.take(local_rank, each)
+
+    def describe_record(self, rank: int) -> str:
+        return (
+            f"NCCL writes this rank's last collectives to {os.environ[RECORD_PREFIX]}{rank}; "
+            "torchfrtrace reads such files of all ranks"
+        )
 
     def computes_in_bf16(self) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))

@@ -1,6 +1,19 @@
-"""SIGTERM and SIGINT: all ranks stop after the same step.
+"""SIGTERM and SIGINT: all ranks stop after the same step, and save a checkpoint of it.
 
-A watchdog ends a rank whose peers are gone.
+Only rank 1 gets a signal here. The next vote is after step 12:
+
+    rank 0   step 11 │ step 12 │ vote ─┐ save ── leave: exit code 143
+    rank 1   step 11 │ step 12 │ vote ─┘ save ── leave: exit code 143
+                 ▲                 the highest signal of all ranks
+                 SIGTERM: noted by a handler, and written to the wake-up descriptor
+
+A thread, the watchdog, reads that descriptor. If no vote follows within GRACE seconds, the peers
+are gone and this rank waits in a collective, where no Python runs. Then the watchdog ends it:
+
+    rank 1   step 11 │ step 12 (waits for rank 0) ............ exit code 143, no checkpoint
+                 ▲ SIGTERM                        └ GRACE seconds later
+
+Processes that this one forks, such as the workers of a DataLoader, take no part in this.
 """
 
 import os
@@ -99,6 +112,8 @@ class StopVote:
         # Python's handlers run only when the main thread returns from the call in which it waits.
         # The wake-up descriptor is written by the handler in C at once, and the watchdog reads it.
         receiver, sender = socket.socketpair()
+        # It stays open after the watchdog has ended. DataLoader's SIGCHLD is written to it too.
+        self._receiver = receiver
         sender.setblocking(False)
         signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
         for number in SIGNALS:
@@ -172,6 +187,7 @@ def leave(
 ) -> NoReturn:
     """Save a checkpoint, report it, and raise Interrupted. Every rank calls it."""
     path = progress.save(checkpoints, step)
+    progress.wait_for_checkpoint()
     progress.emit("interrupted", step=step, signal=number.name, path=path and str(path))
     # If one rank left early, its agent would kill rank 0 while it writes.
     progress.runtime.barrier()

@@ -4,19 +4,23 @@ import itertools
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.distributed.rendezvous import rendezvous
 
+from ddp_trainer.cpu import keep_freed_memory, schedule_as_batch
 from ddp_trainer.errors import Interrupted, UserError
 from ddp_trainer.hardware import Hardware, choose
 from ddp_trainer.runtime import Runtime
@@ -38,8 +42,8 @@ _group_numbers = itertools.count()
 
 USED_STORE = (
     "the rendezvous store still has the ranks of an earlier start, as after a restart by "
-    "torchrun's --max-restarts; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or restart the whole "
-    "launcher, as a DDPJob does"
+    "torchrun's --max-restarts on several nodes; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or "
+    "restart the whole launcher, as a DDPJob does"
 )
 
 
@@ -61,6 +65,7 @@ def process_group(
     device: str = "auto",
     devices: int = 1,
     init_method: str = ENVIRONMENT,
+    tune_cpu: bool = False,
 ) -> Iterator[Runtime]:
     """Join the process group that torchrun's variables describe, and leave it after the block.
 
@@ -73,6 +78,9 @@ def process_group(
       Runtime has the first.
     - `init_method`: how the ranks meet: env://, file:///a/path/that/all/ranks/see (without
       SlowRankError), or with torch_xla xla://.
+    - `tune_cpu`: on the device cpu, make training faster by settings that hold for the whole
+      process and until its end: the policy SCHED_BATCH for this thread and those that it starts,
+      and malloc keeps freed memory (`cpu.py`). By default neither is changed.
 
     After an exception other than Interrupted the group is not destroyed, because that would wait
     for peers that may be gone.
@@ -84,6 +92,9 @@ def process_group(
     # Set up the device before joining the group, and join before taking the device.
     started = time.perf_counter()
     hardware = choose(device)
+    if tune_cpu and hardware.name == "cpu":
+        schedule_as_batch()
+        keep_freed_memory()
     hardware.prepare(launch.local_rank if launch else 0, devices)
     if launch:
         runtime = _join(launch, hardware, timeout, devices)
@@ -102,12 +113,18 @@ def process_group(
 def _leave_after(runtime: Runtime) -> Iterator[None]:
     """Leave the group after a successful block, and name the slow rank after a timeout."""
     stragglers = runtime.stragglers
+    failed = True
     try:
         yield
+        _call_at_leave(runtime, failed=False)
+        failed = False
         runtime.barrier()
         _leave(runtime)
     except Interrupted:
         # All ranks have agreed to stop, and none is in a collective.
+        if failed:
+            _call_at_leave(runtime, failed=False)
+        failed = False
         _leave(runtime)
         raise
     except RuntimeError as error:
@@ -119,8 +136,16 @@ def _leave_after(runtime: Runtime) -> Iterator[None]:
                 raise SlowRankError(message) from None
         raise
     finally:
+        if failed:
+            _call_at_leave(runtime, failed=True)
         if stragglers:
             stragglers.close()
+
+
+def _call_at_leave(runtime: Runtime, *, failed: bool) -> None:
+    while runtime.at_leave:
+        # What it refers to, such as a model in DDP, would keep the group alive.
+        runtime.at_leave.pop(0)(failed)
 
 
 def _leave(runtime: Runtime) -> None:
@@ -175,7 +200,8 @@ def _join(launch: Launch, hardware: Hardware, timeout: float | None, devices: in
 
     # On a TPU, the init method xla:// assigns ranks in the order of the chips.
     shared, rank, world_size = _meet(launch)
-    store = PrefixStore(f"group {next(_group_numbers)}", shared)
+    prefix = f"restart {_number_of_restarts(os.environ)}, group {next(_group_numbers)}"
+    store = PrefixStore(prefix, shared)
     _wait_for_all(store, world_size, launch.init_method)
     limit = None if timeout is None else timedelta(seconds=timeout)
     dist.init_process_group(
@@ -193,7 +219,8 @@ def _join(launch: Launch, hardware: Hardware, timeout: float | None, devices: in
     if not launch.init_method.startswith("file:"):
         seconds = (limit or default_pg_timeout).total_seconds()
         positions = PrefixStore("stragglers", store)
-        stragglers = StragglerDetector(positions, rank, world_size, seconds)
+        report = partial(_report_slow_rank, hardware, rank)
+        stragglers = StragglerDetector(positions, rank, world_size, seconds, report)
 
     cpu_group = None
     if hardware.needs_cpu_group:
@@ -207,7 +234,33 @@ def _join(launch: Launch, hardware: Hardware, timeout: float | None, devices: in
         backend=hardware.backend.rpartition(":")[2],
         cpu_group=cpu_group,
         stragglers=stragglers,
+        store=PrefixStore("runtime", store),
     )
+
+
+def _report_slow_rank(hardware: Hardware, rank: int, message: str) -> None:
+    """Report that this rank waits in a collective for too long. With gloo, end the process.
+
+    No exception can be raised in a thread that waits in gloo. As after SlowRankError, torchrun has
+    the message in its summary, and the log ends with it. NCCL's watchdog ends the process itself,
+    when it has written the record of the last collectives.
+    """
+    message = f"{message}. {hardware.describe_record(rank)}".removesuffix(". ")
+    get_error_handler().record_exception(SlowRankError(message))
+    print(f"ddp_trainer.stragglers.SlowRankError: {message}", file=sys.stderr, flush=True)
+    if hardware.backend == "gloo":
+        os._exit(1)
+
+
+def _number_of_restarts(environment: Mapping[str, str]) -> str:
+    """Return how often torchrun's --max-restarts has started the processes again.
+
+    The store then still has what the earlier processes wrote. On several nodes the number is not
+    known: each agent counts only the restarts that it began itself.
+    """
+    if environment.get("GROUP_WORLD_SIZE") != "1":
+        return "0"
+    return environment.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def _meet(launch: Launch) -> tuple[Store, int, int]:

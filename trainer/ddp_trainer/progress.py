@@ -11,6 +11,7 @@ import platform
 import re
 import resource
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,14 +83,21 @@ def _finite(value: Any) -> Any:
 class Progress:
     """The reports of one run.
 
-    `environment` has DDP_RESULT_FILE, DDP_HEARTBEAT_FILE and DDP_TENSORBOARD_DIR, if they are set.
+    - `log_every`: steps between two reports of the loss.
+    - `environment` has DDP_RESULT_FILE, DDP_HEARTBEAT_FILE and DDP_TENSORBOARD_DIR, if set.
+    - `unit`: what the loss is a mean over, and what the speed counts, such as tokens.
     """
 
     def __init__(
-        self, runtime: Runtime, log_every: int = 50, environment: Mapping[str, str] = os.environ
+        self,
+        runtime: Runtime,
+        log_every: int = 50,
+        environment: Mapping[str, str] = os.environ,
+        unit: str = "samples",
     ) -> None:
         self.runtime = runtime
         self.log_every = log_every
+        self.unit = unit
         # Seconds spent in each phase.
         self.seconds = dict.fromkeys(PHASES, 0.0) | dict(runtime.seconds)
         is_main = runtime.is_main
@@ -97,7 +105,11 @@ class Progress:
         self._board_folder = environment.get("DDP_TENSORBOARD_DIR") if is_main else None
         self._board: EventFile | None = None
         self._heartbeat = Heartbeat.from_environment(runtime, environment)
+        self._checkpoints: Checkpoints | None = None
+        # The thread that writes a checkpoint reports it.
+        self._printing = threading.Lock()
         self._warned_of_divergence = False
+        self._step = 0
         self._total_steps = 0
         self._epochs = 0
         # Sums since the last report.
@@ -121,7 +133,8 @@ class Progress:
         """Print an event on global rank 0. Numbers of `train` and `eval` go to TensorBoard too."""
         if self.runtime.is_main:
             line = {"event": event, "time": round(time.time(), 3), **fields}
-            print(to_json(line), flush=True)
+            with self._printing:
+                print(to_json(line), flush=True)
         if self._board and event in ("train", "eval"):
             numbers = {
                 f"{event}/{name}": value
@@ -142,6 +155,7 @@ class Progress:
         """
         if self._board_folder:
             self._board = EventFile(Path(self._board_folder), fields.get("resumed_step"))
+        self._step = fields.get("resumed_step", 0)
         self._epochs = epochs
         self._total_steps = steps
         self.emit(
@@ -161,7 +175,7 @@ class Progress:
         """Note one training step. Report every `log_every` steps and at the last one.
 
         `loss_sum` is the sum of the losses of this rank's own samples. `samples` is the size of the
-        global batch. Every rank calls it.
+        global batch. Both count in `unit`. Every rank calls it.
         """
         self.beat(step)
         self._loss_sum += loss_sum.detach()
@@ -179,7 +193,7 @@ class Progress:
             steps=self._total_steps,
             loss=loss,
             learning_rate=learning_rate,
-            samples_per_second=round(self._samples / elapsed, 1),
+            **{f"{self.unit}_per_second": round(self._samples / elapsed, 1)},
         )
         self._begin_interval()
 
@@ -191,31 +205,43 @@ class Progress:
             f"the training diverges: the loss is {loss} at step {step}; try a lower learning rate"
         )
 
-    def save(self, checkpoints: Checkpoints, step: int) -> Path | None:
-        """Save a checkpoint, and report it if there was none of this step. Every rank calls it."""
-        started = time.perf_counter()
-        before = checkpoints.newest
-        with self.timed("checkpoint"):
-            path = checkpoints.save(step)
-        if path and path != before:
-            seconds = round(time.perf_counter() - started, 4)
-            self.emit("checkpoint", step=step, path=str(path), seconds=seconds)
-        return path
+    def save(
+        self, checkpoints: Checkpoints, step: int, *, score: float | None = None
+    ) -> Path | None:
+        """Save a checkpoint, and report it when it is written. Every rank calls it.
 
-    def beat(self, step: int) -> None:
-        """Note that `step` is done, and renew the heartbeat file."""
+        A thread writes it. `end` waits for the last one. See `Checkpoints.save`.
+        """
+        self._checkpoints = checkpoints
+        with self.timed("checkpoint"):
+            return checkpoints.save(step, score=score, on_written=self._report_checkpoint)
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the last checkpoint is written. Every rank calls it."""
+        if self._checkpoints:
+            with self.timed("checkpoint"):
+                self._checkpoints.wait()
+
+    def _report_checkpoint(self, step: int, path: Path, seconds: float) -> None:
+        self.emit("checkpoint", step=step, path=str(path), seconds=round(seconds, 4))
+
+    def beat(self, step: int | None = None) -> None:
+        """Note that `step` is done, by default again the last one. Renew the heartbeat file."""
+        step = self._step = self._step if step is None else step
         if self.runtime.stragglers:
             self.runtime.stragglers.finished(step)
         if self._heartbeat:
             self._heartbeat.beat(step)
 
     def end(self, step: int, result: Mapping[str, Any]) -> None:
-        """Report success: print the last event, and write the result file.
+        """Report success, when the last checkpoint is written. Every rank calls it.
 
+        It prints the last event, and writes the result file.
         The result file is written in place. In a container it may be a bind mount, which cannot be
         replaced, of at most 4,096 bytes. Raises UserError if it cannot be written; the event then
         has the result.
         """
+        self.wait_for_checkpoint()
         seconds = {phase: round(spent, 4) for phase, spent in self.seconds.items()}
         self.emit(
             "end",

@@ -21,8 +21,10 @@ import torch.distributed as dist
 # them aborts a process that has finished (exit code -6).
 import torch.distributed.nn
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_trainer.data_parallel import DistributedModel, Loss, SingleModel, rehearse
 from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.hardware import Hardware
 from ddp_trainer.stragglers import StragglerDetector
@@ -38,7 +40,10 @@ class Runtime:
     """One process of a training job.
 
     - `cpu_group`: the process group for tensors on the CPU; None for the default group.
+    - `store`: the rendezvous store, with a prefix of its own; None for a process alone.
     - `seconds`: the time spent on the start: import and rendezvous.
+    - `at_leave`: called before the process leaves the group, with True after an exception. Peers
+      may then be gone.
     """
 
     rank: int = 0
@@ -49,7 +54,9 @@ class Runtime:
     backend: str = "none"
     cpu_group: dist.ProcessGroup | None = None
     stragglers: StragglerDetector | None = None
+    store: Store | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    at_leave: list[Callable[[bool], None]] = field(default_factory=list, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -63,11 +70,12 @@ class Runtime:
 
     # Training
 
-    def wrap(self, model: nn.Module, **settings: Any) -> nn.Module:
-        """Return `model` in DistributedDataParallel, or itself in a single process.
+    def wrap(self, model: nn.Module, **settings: Any) -> DistributedModel | SingleModel:
+        """Return `model` in DistributedDataParallel, or in its counterpart in a single process.
 
-        `settings` are DDP's own and override the defaults. Gradients live in DDP's buckets instead
-        of being copied there (`gradient_as_bucket_view`), which saves their memory once.
+        Both have `module`, `no_sync` and the state dict of the model itself. `settings` are DDP's
+        own and override the defaults. Gradients live in DDP's buckets instead of being copied there
+        (`gradient_as_bucket_view`), which saves their memory once.
 
         DDP's own synchronisation of buffers is off: it would send every BatchNorm buffer before
         every step, although training does not read them. Instead, **the buffers of rank 0 are the
@@ -77,16 +85,23 @@ class Runtime:
         running statistics see only rank 0's part of each batch.
         """
         if self.world_size == 1:
-            return model
+            return SingleModel(model)
         # For 1x1 convolutions and those with one input channel, the strides of the gradients are
         # written differently, but the order of the numbers is the same.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        ddp = DistributedDataParallel(model, **self.ddp_settings() | settings)
+        ddp = DistributedModel(model, **self.ddp_settings() | settings)
+        self.watch(ddp)
+        return ddp
+
+    def watch(self, model: nn.Module) -> None:
+        """Note the passes of a model, so that a timeout can name the slow rank.
+
+        `wrap` does this too. Call it for a model that is not wrapped, such as one of FSDP2.
+        """
         stragglers = self.stragglers
         if stragglers:
-            ddp.register_forward_pre_hook(lambda *_: stragglers.forward())
-            ddp.register_forward_hook(lambda *_: stragglers.backward())
-        return ddp
+            model.register_forward_pre_hook(lambda *_: stragglers.forward())
+            model.register_forward_hook(lambda *_: stragglers.backward())
 
     def ddp_settings(self) -> dict[str, Any]:
         """Return the default settings of DistributedDataParallel in `wrap`."""
@@ -101,31 +116,27 @@ class Runtime:
         optimizer.zero_grad(set_to_none=set_to_none)
         self.hardware.end_step()
 
-    def warm_up(self, ddp: nn.Module, example: Tensor) -> None:
-        """Run one forward and backward pass on `example`, and keep only DDP's buckets.
+    def warm_up(
+        self, model: nn.Module, *inputs: Any, loss: Loss | None = None, **named_inputs: Any
+    ) -> None:
+        """Run forward and backward passes on an example, and keep only the order of DDP's buckets.
 
-        `example` has at least two samples. Every rank calls it.
+        `inputs` and `named_inputs` are those of the model: a batch of at least two samples. `loss`
+        makes a scalar of the model's output; by default, all tensors in it are summed. Give the
+        loss of the training if it does not use all parameters, or if the graph is static. Every
+        rank calls it.
 
         DDP first puts the gradients into buckets in the order of the parameters. After the first
         backward pass it orders them by the time at which they became ready. The order of summation
         in an all-reduce depends on the position in a bucket. So the first step of a process is
         rounded differently from all later ones, and a resumed run would differ from an unbroken one
-        at its first step (by 4e-9 with four ranks). Here the first backward pass is discarded and
-        the next forward pass rebuilds the buckets, so every real step uses the final ones.
+        at its first step (by 4e-9 with four ranks). Here the first passes are discarded, so every
+        real step uses the final buckets.
 
         Buffers (BatchNorm's statistics) and random number generators are restored.
         """
-        buffers = [(buffer, buffer.clone()) for buffer in ddp.buffers()]
         with self.hardware.random_state_kept():
-            ddp.train()
-            ddp(example).sum().backward()
-            # First the gradients: as views of the old buckets they would keep these in memory.
-            ddp.zero_grad()
-            # This forward pass rebuilds the buckets, so that no real step spends time on it.
-            ddp(example)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            rehearse(model, inputs, named_inputs, loss)
         self.hardware.end_step()
         if self.stragglers:
             self.stragglers.rest()
@@ -190,19 +201,13 @@ class Runtime:
             dist.broadcast_object_list(box, src=0, group=self.cpu_group)
         return box[0]  # type: ignore[no-any-return]
 
-    def broadcast_bytes(self, data: bytes, size: int) -> bytes:
-        """Return the `size` bytes of rank 0 on every rank. The other ranks pass b"".
+    def broadcast_tensor(self, tensor: Tensor) -> None:
+        """Copy a tensor of rank 0, which is on the CPU, into that of every rank.
 
         Every rank calls it.
         """
-        if size == 0 or self.world_size == 1:
-            return data
-        if data:
-            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        else:
-            buffer = torch.empty(size, dtype=torch.uint8)
-        dist.broadcast(buffer, src=0, group=self.cpu_group)
-        return data or buffer.numpy().tobytes()
+        if self.world_size > 1 and tensor.numel():
+            dist.broadcast(tensor, src=0, group=self.cpu_group)
 
     def _group(self, values: Tensor) -> dist.ProcessGroup | None:
         return self.cpu_group if values.device.type == "cpu" else None
@@ -216,16 +221,34 @@ class Runtime:
         Otherwise the other ranks would wait in their next collective.
         """
         result: T | None = None
-        failure: tuple[str, bool] | None = None
+        failure: UserError | None = None
         try:
             result = action()
         except UserError as error:
-            failure = str(error), isinstance(error, RetryableError)
+            failure = error
         for rank, found in enumerate(self.gather(failure)):
-            if found is not None:
-                text, is_retryable = found
-                kind = RetryableError if is_retryable else UserError
-                raise kind(f"rank {rank}: {text}" if rank else text)
+            if found is None:
+                continue
+            if rank == 0:
+                raise found
+            kind = RetryableError if isinstance(found, RetryableError) else UserError
+            raise kind(f"rank {rank}: {found}")
+        return result  # type: ignore[return-value]
+
+    def on_main(self, action: Callable[[], T]) -> T:
+        """Run `action` on rank 0, and return its small picklable result on every rank.
+
+        If it raises a UserError, every rank raises it.
+        """
+        outcome: tuple[T | None, UserError | None] | None = None
+        if self.is_main:
+            try:
+                outcome = action(), None
+            except UserError as error:
+                outcome = None, error
+        result, failure = self.broadcast(outcome)
+        if failure:
+            raise failure
         return result  # type: ignore[return-value]
 
     def node_by_node(self, action: Callable[[], T]) -> T:

@@ -9,14 +9,18 @@ torch's DistributedSampler pads or drops samples instead: with two ranks it coun
 154. It cannot resume inside an epoch. This module uses numpy, not torch.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddp_trainer.errors import UserError
+
+# What happens if the size of the global batch would change.
+Resize = Literal["refuse", "keep", "change"]
 
 
 def split(total: int, parts: int, at_least: int = 1) -> list[int]:
@@ -58,6 +62,30 @@ class Shard:
         """Number of samples in the global batch, without repeats."""
         return sum(self.sizes)
 
+    def slices(self, size: int) -> list[slice]:
+        """Return where parts of at most `size` samples lie in this share, for accumulation.
+
+        All ranks have the same number of parts, at least one. The last ones may be empty.
+        """
+        longest = max(*self.sizes, len(self.indices), 1)
+        return [slice(start, start + size) for start in range(0, longest, size)]
+
+    def split(self, size: int) -> list["Shard"]:
+        """Return this share in the parts of `slices`.
+
+        `batch_size` and `sizes` stay those of the whole batch, so the loss of a part has the same
+        factor.
+        """
+        return [
+            replace(
+                self,
+                indices=self.indices[part],
+                positions=self.positions[part],
+                real=self.real[part],
+            )
+            for part in self.slices(size)
+        ]
+
 
 @dataclass(eq=False)
 class GlobalBatchSampler:
@@ -72,6 +100,9 @@ class GlobalBatchSampler:
     - `equal_shares`: all shares of a batch are as long as the longest of a full batch, for
       compilers that need equal shapes. Repeats fill the gaps. The caller leaves them out of the
       loss by `Shard.real`. With `at_least`, the shares of the last batch of an epoch may be longer.
+    - `on_resize`: what happens if a checkpoint has another `batch_size`, as after a start with
+      another number of ranks. `refuse` raises UserError, `keep` continues with the size of the
+      checkpoint, and `change` with that of this run. Rank 0 reports the last two.
     """
 
     samples: int
@@ -83,6 +114,7 @@ class GlobalBatchSampler:
     shuffle: bool = True
     at_least: int = 1
     equal_shares: bool = False
+    on_resize: Resize = "refuse"
     epoch: int = field(default=0, init=False)
     offset: int = field(default=0, init=False)
 
@@ -109,9 +141,17 @@ class GlobalBatchSampler:
         order = self._order()
         while self.offset < self.samples:
             start = self.offset
-            batch = order[start : start + self._next_batch_size()]
-            self.offset += len(batch)
-            yield self._shard(batch, start)
+            shard = self._shard(order[start : start + self._next_batch_size()], start)
+            self.use(shard)
+            yield shard
+        self.end_epoch()
+
+    def use(self, shard: Shard) -> None:
+        """Count a shard as used: the position is behind it."""
+        self.offset = shard.start + shard.batch_size
+
+    def end_epoch(self) -> None:
+        """Go to the start of the next epoch."""
         self.epoch += 1
         self.offset = 0
 
@@ -167,13 +207,18 @@ class GlobalBatchSampler:
         return {
             "epoch": self.epoch,
             "offset": self.offset,
+            "batch_size": self.batch_size,
             "samples": self.samples,
             "seed": self.seed,
             "shuffle": self.shuffle,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position. Raises UserError if it belongs to other data or another order."""
+        """Go to a saved position.
+
+        Raises UserError if it belongs to other data or another order, or, with `on_resize` refuse,
+        to another size of the global batch.
+        """
         for name in ("samples", "seed", "shuffle"):
             own = getattr(self, name)
             if state[name] != own:
@@ -181,5 +226,26 @@ class GlobalBatchSampler:
                     f"the checkpoint belongs to a run with {name} {state[name]}, but this run has "
                     f"{own}; use the same data and flags, or another --checkpoint-dir"
                 )
+        # Checkpoints of version 0.1.0 do not have the size.
+        self._resize(int(state.get("batch_size", self.batch_size)))
         self.epoch = int(state["epoch"])
         self.offset = int(state["offset"])
+
+    def _resize(self, saved: int) -> None:
+        """Take over or report the size of the global batch in a checkpoint."""
+        own = self.batch_size
+        if saved == own:
+            return
+        sizes = f"the checkpoint was made with {saved} samples per step over all ranks"
+        if self.on_resize == "refuse":
+            raise UserError(
+                f"{sizes}, but this run has {own}; use the same size, or say by on_resize whether "
+                "it is kept or changes"
+            )
+        if self.on_resize == "keep":
+            self.batch_size = saved
+            message = f"{sizes}; this run keeps that, instead of its own {own}"
+        else:
+            message = f"{sizes}; this run continues with its own {own}"
+        if self.rank == 0:
+            print(f"ddp-trainer: {message}", file=sys.stderr, flush=True)

@@ -3,7 +3,17 @@
 If a rank is slow, its peers wait in an all-reduce and finally raise a timeout that names no rank.
 The slow rank itself raises nothing until its peers are gone. So every rank writes its position into
 the rendezvous store, at least once per second. A rank that timed out reads there which rank it
-waited for. Under torchrun the store lives in the agent of node 0, which outlives the workers.
+waited for:
+
+    rank 0   forward 8 │ backward 8 ....... waits ....... timeout: "rank 2 is slow or stuck"
+    rank 1   forward 8 │ backward 8 ....... waits ...................... lost its peer
+    rank 2   forward 8 ..............................................................
+                 │           │
+                 ▼           ▼    by a thread: step, pass, time, number of writes
+    store    {0: (8, backward, …), 1: (8, backward, …), 2: (8, forward, …)}
+
+A rank that is frozen writes nothing at all, so its number of writes does not grow. Under torchrun
+the store lives in the agent of node 0, which outlives the workers.
 """
 
 import json
@@ -13,7 +23,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -36,6 +46,12 @@ READ_TIMEOUT = timedelta(seconds=5)
 
 # Seconds. If the store's host is frozen, even a read that has a timeout does not return.
 ANSWER_TIMEOUT = 6.0
+
+# Seconds after the timeout in which gloo may raise its own error.
+MARGIN = 1.0
+
+# Steps of which the times are remembered.
+STEPS_REMEMBERED = 20
 
 # Largest number of ranks that are listed in addition to the slowest one.
 MAX_LISTED = 8
@@ -77,12 +93,27 @@ class StragglerDetector:
     that the ranks wait for each other. Shortly before its end, the thread also reads the positions
     of the other ranks. After the timeout this would be too late: ranks that waited have ended too,
     and look like a frozen rank.
+
+    With more than two ranks, gloo's own timeout begins anew with each message of a ring, and may
+    come much later. So the thread also calls `on_stuck` with a sentence, if this rank waits longer
+    for a rank that makes no progress. A function that returns is called again after a second.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int, timeout: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        on_stuck: Callable[[str], None] | None = None,
+    ) -> None:
         self._store = store
         self._rank = rank
         self._timeout = timeout
+        self._on_stuck = on_stuck
+        # Seconds of the last backward passes. The shortest is about the time in which this rank
+        # computes without waiting for others.
+        self._rests: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._keys = [str(other) for other in range(world_size)]
         self._step = 0
         self._position = Position(0, True, time.time(), _node_name())
@@ -97,10 +128,12 @@ class StragglerDetector:
 
     def finished(self, step: int) -> None:
         """Note that this rank has taken the optimizer step `step`."""
+        self._note_rest()
         self._step = step
 
     def forward(self) -> None:
         """Note the start of the forward pass after the last finished step."""
+        self._note_rest()
         self._move(self._step + 1, backward=False)
 
     def backward(self) -> None:
@@ -110,6 +143,11 @@ class StragglerDetector:
     def rest(self) -> None:
         """Forget the passes that were noted since the last finished step: they were no step."""
         self._move(self._step, backward=True)
+
+    def _note_rest(self) -> None:
+        """Remember how long the backward pass took that ends now, if one does."""
+        if self._position.backward and self._position.step > self._step:
+            self._rests.append(max(0.0, time.time() - self._position.time))
 
     def _move(self, step: int, *, backward: bool) -> None:
         self._position = Position(step, backward, time.time(), self._position.node)
@@ -144,6 +182,7 @@ class StragglerDetector:
                 near_timeout = self._timeout - 2 * self._silence
                 if not has_moved and now - waiting_since >= near_timeout:
                     self._take_reading()
+                    self._end_if_stuck(now - waiting_since)
             if self._closed.wait(self._pause):
                 return
 
@@ -153,6 +192,28 @@ class StragglerDetector:
             if self._store.check(self._keys):
                 positions = self._read()
                 self._readings.append((time.monotonic(), positions))
+
+    def _end_if_stuck(self, waited: float) -> None:
+        """Call `on_stuck` if this rank has waited too long for a rank that makes no progress."""
+        if not self._on_stuck or not self._rests or not self._position.backward:
+            return
+        # gloo's own error comes first if its timeout began once only.
+        if waited < self._timeout + min(self._rests) + MARGIN:
+            return
+        earlier = self._earlier_reading()
+        if earlier is None:
+            return
+        _, before = earlier
+        _, now = self._readings[-1]
+        slow = min(now, key=lambda rank: now[rank].progress)
+        is_ahead = self._position.progress == max(entry.progress for entry in now.values())
+        has_stopped = now[slow].progress == before[slow].progress
+        # Under Join, ranks that have finished wait long for others, which make progress.
+        is_old = time.time() - now[slow].time >= self._timeout
+        message = self._find()
+        if is_ahead and has_stopped and is_old and message:
+            on_stuck, self._on_stuck = self._on_stuck, None
+            on_stuck(message)
 
     def describe_slow_rank(self) -> str | None:
         """Return a sentence on the rank that the others wait for, after a timeout.

@@ -130,6 +130,14 @@ def run(
             help="Use FOLDER as the PersistentVolumeClaim NAME. May be repeated.",
         ),
     ] = None,
+    config_map: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Use a file, or the files of a folder, as the ConfigMap NAME, as `kubectl create "
+            "configmap NAME --from-file PATH` does. May be repeated.",
+        ),
+    ] = None,
     fresh: Annotated[
         bool,
         typer.Option("--fresh", help="Delete the job's claims first, with their checkpoints."),
@@ -151,24 +159,25 @@ def run(
         )
     from ddpjob.cli.run_local import run_local
 
-    raise typer.Exit(run_local(manifest, runs, _read_claims(claim or []), fresh))
+    claims = _read_places(claim or [], "--claim", "NAME=FOLDER")
+    for name, folder in claims.items():
+        if not folder.is_dir():
+            raise typer.BadParameter(
+                f"{name}={folder}: folder {folder} does not exist", param_hint="--claim"
+            )
+    config_maps = _read_places(config_map or [], "--config-map", "NAME=PATH")
+    raise typer.Exit(run_local(manifest, runs, claims, config_maps, fresh))
 
 
-def _read_claims(options: Iterable[str]) -> dict[str, Path]:
-    claims = {}
+def _read_places(options: Iterable[str], hint: str, form: str) -> dict[str, Path]:
+    """Return the paths of options such as --claim NAME=FOLDER by their names."""
+    places = {}
     for option in options:
-        name, equals, folder = option.partition("=")
+        name, equals, path = option.partition("=")
         if not (name and equals):
-            raise typer.BadParameter(
-                f"must be NAME=FOLDER, got {quoted(option)}", param_hint="--claim"
-            )
-        if not Path(folder).is_dir():
-            raise typer.BadParameter(
-                f"{option}: folder {folder} does not exist", param_hint="--claim"
-            )
-        # The processes of a pod may have another working folder.
-        claims[name] = Path(folder).resolve()
-    return claims
+            raise typer.BadParameter(f"must be {form}, got {quoted(option)}", param_hint=hint)
+        places[name] = Path(path)
+    return places
 
 
 @app.command(short_help="Draw the curves of jobs in the terminal.")

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpjob.core.readers import SpecError
+from ddpjob.local.config_maps import read_files
 from ddpjob.local.curves import save_figure
 from ddpjob.local.display import Display
 from ddpjob.local.manifest import Manifest, check_claims, read
@@ -37,10 +39,24 @@ class Terminal(Console):
         signal.raise_signal(signal.SIGHUP)
 
 
-def run_local(path: Path, runs: Path, claims: Mapping[str, Path], fresh: bool) -> int:
-    """Run the job in a file and return the exit code. Raises BadParameter for an option."""
+def run_local(
+    path: Path,
+    runs: Path,
+    claims: Mapping[str, Path],
+    config_maps: Mapping[str, Path],
+    fresh: bool,
+) -> int:
+    """Run the job in a file and return the exit code. Raises BadParameter for an option.
+
+    `claims` are the folders and `config_maps` the files or folders that take the place of objects
+    in a cluster, by the names of these objects.
+    """
+    # The processes of a pod may have another working folder.
+    claims = {name: folder.resolve() for name, folder in claims.items()}
+    files = {name: _read_files(name, place) for name, place in config_maps.items()}
     try:
         manifest = read(path)
+        manifest = replace(manifest, config_maps={**manifest.config_maps, **files})
         _check_claim_options(manifest, claims)
         # Check the job before run_folder clears the folder of the run before.
         parent = runs.resolve()
@@ -56,6 +72,15 @@ def run_local(path: Path, runs: Path, claims: Mapping[str, Path], fresh: bool) -
         return REFUSED
     except RunFolderError as error:
         raise typer.BadParameter(str(error), param_hint="--runs") from error
+
+
+def _read_files(name: str, place: Path) -> dict[str, str]:
+    """Return the texts of a ConfigMap by their keys. Raises BadParameter."""
+    try:
+        return read_files(place)
+    except SpecError as error:
+        message = f"{name}={place}: {error}"
+        raise typer.BadParameter(message, param_hint="--config-map") from error
 
 
 def _check_claim_options(manifest: Manifest, claims: Mapping[str, Path]) -> None:

@@ -1,6 +1,7 @@
-"""The ConfigMaps in the same file as the job."""
+"""The ConfigMaps of a local run: those in the same file as the job, and files of this machine."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ddpjob.core.readers import (
@@ -31,6 +32,24 @@ def read_config_maps(documents: Iterable[Dict]) -> ConfigMaps:
     return found
 
 
+def read_files(place: Path) -> dict[str, str]:
+    """Return the text of a file, or of each file in a folder, by its name. Raises SpecError.
+
+    As with kubectl, folders in the folder are left out, and so are files whose names start with a
+    dot.
+    """
+    paths = [place]
+    if place.is_dir():
+        files = (path for path in place.iterdir() if path.is_file())
+        paths = sorted(path for path in files if not path.name.startswith("."))
+    try:
+        return {path.name: path.read_text() for path in paths}
+    except OSError as error:
+        raise SpecError(f"cannot read {error.filename}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError("must have text files only") from error
+
+
 def _read_data(value: Any, where: str) -> Mapping[str, str]:
     data = require_object(value, where)
     for key, text in data.items():
@@ -48,7 +67,7 @@ def find_config_map(reference: Dict, config_maps: ConfigMaps, where: str) -> Map
     if name not in config_maps and not reference.get("optional"):
         raise SpecError(
             f"{where}: ConfigMap {quoted(name)} not found in the manifest; add it to the same "
-            "file, after a line ---"
+            f"file, after a line ---, or give its files by --config-map {name}=PATH"
         )
     return config_maps.get(name, {})
 

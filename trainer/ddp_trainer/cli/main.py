@@ -84,6 +84,7 @@ def _train(command: Command, started: float) -> None:
         device=options.device,
         devices=getattr(workload, "DEVICES", 1),
         init_method=options.init_method,
+        tune_cpu=True,
     ) as runtime:
         seconds = {"import": import_seconds, **runtime.seconds}
         train(options, replace(runtime, seconds=seconds))

@@ -108,6 +108,17 @@ class Options(Common):
     """Options of a training that can be resumed. `batch_size` is per process."""
 
     batch_size: int = _batch_size(32)
+    global_batch_size: int | None = flag(
+        None,
+        "samples per step over all processes (default: --batch-size times the number of processes)",
+        COUNT,
+    )
+    on_resize: Literal["keep", "change", "refuse"] = flag(
+        "keep",
+        "if the checkpoint was made with another number of samples per step over all processes, as "
+        "after a change of the number of processes: keep that number, change to the one of this "
+        "run, or refuse to start",
+    )
     log_every: int = _log_every(10)
     checkpoint_dir: Path | None = flag(
         None,
@@ -121,6 +132,10 @@ class Options(Common):
         "the end",
         STEPS,
     )
+
+    def samples_per_step(self, processes: int) -> int:
+        """Return the samples per step over all processes."""
+        return self.global_batch_size or self.batch_size * processes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
     parameters differ after a step.
     """
     progress = Progress(runtime, options.log_every)
-    global_batch = options.batch_size * runtime.world_size
+    global_batch = options.samples_per_step(runtime.world_size)
     learning_rate = options.learning_rate or LEARNING_RATE[options.model]
     if options.model == "wide":
         return_freed_gradients()
@@ -64,6 +64,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
         ddp = runtime.wrap(model, gradient_as_bucket_view=not options.no_bucket_view)
         optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
         sampler = split_over_ranks(runtime, global_batch, seed=options.seed)
+        sampler.on_resize = options.on_resize
         runtime.warm_up(ddp, inputs[:2])
 
         # Continue from the newest checkpoint. Save the bare model, not the DDP wrapper.
@@ -79,7 +80,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
         # The rate of this command line replaces the one that the checkpoint contains.
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
-    report_start(options, progress, parameter_count(model), step)
+    report_start(options, progress, parameter_count(model), sampler.batch_size, step)
 
     vote = StopVote(runtime)
     while step < options.steps:
@@ -149,9 +150,10 @@ def split_over_ranks(
     )
 
 
-def report_start(options: ToyOptions, progress: Progress, parameters: int, step: int) -> None:
+def report_start(
+    options: ToyOptions, progress: Progress, parameters: int, global_batch: int, step: int
+) -> None:
     """Report the size of the run. Warn if a checkpoint shows that it is complete already."""
-    global_batch = options.batch_size * progress.runtime.world_size
     batches_per_epoch = math.ceil(SAMPLES / global_batch)
     progress.start(
         workload="toy",

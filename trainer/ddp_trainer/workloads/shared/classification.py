@@ -137,14 +137,17 @@ def training_sampler(
     task: Task, options: ClassifierOptions, runtime: Runtime
 ) -> GlobalBatchSampler:
     """Return the sampler that shuffles and splits the training set."""
+    batch_size = options.samples_per_step(runtime.world_size)
+    share = max(1, batch_size // runtime.world_size)
     return GlobalBatchSampler(
         task.samples,
-        options.batch_size * runtime.world_size,
+        batch_size,
         runtime.rank,
         runtime.world_size,
         seed=options.seed,
-        at_least=smallest_share(task.model, options.batch_size, task.samples),
+        at_least=smallest_share(task.model, share, task.samples),
         equal_shares=runtime.hardware.wants_equal_shapes,
+        on_resize=options.on_resize,
     )
 
 

@@ -27,7 +27,7 @@ class Ddp:
     """DDP: gradients are averaged bucket by bucket while the backward pass still runs."""
 
     def __init__(self, model: nn.Module, runtime: Runtime) -> None:
-        self.module = runtime.wrap(model)
+        self.module: nn.Module = runtime.wrap(model)
 
     def synchronise(self) -> None:
         pass

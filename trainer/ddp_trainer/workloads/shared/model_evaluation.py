@@ -11,9 +11,16 @@ from torch import Tensor
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.cli.options import ClassifierOptions
 from ddp_trainer.errors import path_error
-from ddp_trainer.evaluation import EvaluationSet, evaluate
+from ddp_trainer.evaluation import (
+    Sums,
+    classification_sums,
+    evaluate,
+    evaluation_shards,
+    without_repeats,
+)
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.progress import Progress
+from ddp_trainer.sampler import Shard
 from ddp_trainer.workloads.shared.task import Task
 
 
@@ -99,12 +106,12 @@ class Evaluator:
         task = self.task
         runtime = self.progress.runtime
         autocast = torch.autocast(runtime.device.type, torch.bfloat16, enabled=task.bf16)
+        batch_size = self.options.batch_size * runtime.world_size
         with self.progress.timed("evaluate"), autocast:
-            batch_size = self.options.batch_size * runtime.world_size
-            found = evaluate(
+            sums = evaluate(
                 task.model,
-                EvaluationSet(task.fetch_test, task.test_samples, batch_size),
-                step=step,
+                evaluation_shards(task.test_samples, batch_size, self.progress),
+                self._sums_of,
                 progress=self.progress,
                 vote=self.vote,
             )
@@ -116,7 +123,19 @@ class Evaluator:
                 checkpoints=self.checkpoints,
                 progress=self.progress,
             )
-        return found
+        samples = task.test_samples
+        assert sums["samples"] == samples
+        return {
+            "accuracy": sums["correct"] / samples,
+            "loss": sums["loss"] / samples,
+            "samples": samples,
+        }
+
+    def _sums_of(self, shard: Shard) -> Sums:
+        if not len(shard.indices):
+            return {}
+        inputs, labels = self.task.fetch_test(shard.indices)
+        return classification_sums(self.task.model(inputs), without_repeats(labels, shard))
 
     def _update_scores(self, epoch: int, accuracy: float) -> bool:
         """Record an evaluation and return True if it is the best so far."""

@@ -1,0 +1,304 @@
+"""Checkpoints of a model that FSDP2 shards: every rank writes and reads its own part."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint_folder import INDEX, Retention
+from ddp_trainer.claim import Claim, TakenOver
+from ddp_trainer.errors import UserError
+from ddp_trainer.runtime import Runtime
+
+from . import launch
+from .every_rank import Outcomes, on_every_rank_of
+
+SAMPLES = 24
+
+# DTensor's caches keep the process group alive, so these functions have a launch of their own.
+on_every_rank = on_every_rank_of("sharded")
+
+
+@pytest.fixture(scope="module")
+def ranks(launched) -> Outcomes:
+    """Return what the marked functions returned on each of two ranks."""
+    return launched(2, "sharded")
+
+
+class Job:
+    """A sharded model with its optimizer, and parts that are not sharded.
+
+    The first layer has fewer rows than there may be ranks, so a rank may have none of them.
+    """
+
+    def __init__(self, runtime: Runtime, folder: Path | str, width: int = 5, **options) -> None:
+        torch.manual_seed(1)
+        self.runtime = runtime
+        layers = [nn.Linear(8, 3), nn.Tanh(), nn.Linear(3, width), nn.BatchNorm1d(width)]
+        self.model = nn.Sequential(*layers, nn.Linear(width, 1))
+        for layer in self.model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        self.checkpoints = Checkpoints(folder, runtime, parts, **options)
+        self.step = self.checkpoints.restore()
+
+    def train(self, until: int) -> "Job":
+        while self.step < until:
+            data = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(self.step))
+            own = data.chunk(self.runtime.world_size)[self.runtime.rank]
+            self.model(own).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+            self.step += 1
+        return self
+
+    def save(self) -> Path | None:
+        path = self.checkpoints.save(self.step)
+        self.checkpoints.wait()
+        return path
+
+    def state(self) -> list[torch.Tensor]:
+        """Return the whole parameters and momenta."""
+        momenta = [state["exp_avg"] for state in self.optimizer.state.values()]
+        return [tensor.full_tensor() for tensor in (*self.model.parameters(), *momenta)]
+
+
+def are_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+# One number of ranks
+
+
+@on_every_rank
+def in_pieces_and_whole(runtime):
+    whole = Job(runtime, "whole").train(7).state()
+    for until in (2, 5):
+        Job(runtime, "pieces").train(until).save()
+    pieces = Job(runtime, "pieces").train(7)
+    return are_equal(pieces.state(), whole), pieces.optimizer.param_groups[0]["lr"]
+
+
+def test_a_run_in_pieces_is_bit_equal_to_an_unbroken_one(ranks):
+    for is_equal, learning_rate in ranks.values(in_pieces_and_whole):
+        assert is_equal
+        assert learning_rate == pytest.approx(1e-5)
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def forget_the_shards(path: Path) -> None:
+    torch.save({**torch.load(path, weights_only=True), "shards": {"a": "b"}}, path)
+
+
+# What happens to a checkpoint, to which file of it, and how it is reported.
+DAMAGE = {
+    "altered": (flip_a_byte, "shard-00002*", "the checksum of shard-00002"),
+    "cut": (cut, "shard-00001*", "bytes instead of"),
+    "removed": (Path.unlink, "shard-00002*", "No such file or directory"),
+    "index cut": (cut, INDEX, "not a zip file"),
+    "index removed": (Path.unlink, INDEX, f"it has no {INDEX}"),
+    "index without shards": (forget_the_shards, INDEX, "does not list the shards"),
+    "more shards": (
+        lambda path: shutil.copy(path, path.with_name("shard-9.safetensors")),
+        "shard-00001*",
+        "does not list shard-9.safetensors",
+    ),
+}
+
+
+@on_every_rank
+def after_damage(runtime):
+    """Return the step of a start after each damage, and the names in the folder."""
+    found = {}
+    for name, (damage, file, _) in DAMAGE.items():
+        folder = Path("damage") / name.replace(" ", "-")
+        job = Job(runtime, folder).train(1)
+        job.save()
+        good = job.state()
+        path = job.train(2).save()
+        if path:
+            damage(next(path.glob(file)))
+        runtime.barrier()
+        again = Job(runtime, folder)
+        found[name] = again.step, are_equal(again.state(), good), names_in(folder)
+    return found
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before_it(ranks, damage):
+    for found in ranks.values(after_damage):
+        step, is_equal, names = found[damage]
+        assert (step, is_equal) == (1, True)
+        assert names == ["step-g0001-0000000001.sharded", "step-g0001-0000000002.unreadable"]
+
+
+@on_every_rank
+def error_without_a_readable_checkpoint(runtime):
+    return message_of(lambda: only_damaged(runtime))
+
+
+def only_damaged(runtime: Runtime) -> None:
+    path = Job(runtime, "unreadable").train(1).save()
+    if path:
+        flip_a_byte(next(path.glob("shard-00002*")))
+    runtime.barrier()
+    Job(runtime, "unreadable")
+
+
+def message_of(action) -> str:
+    try:
+        action()
+    except UserError as error:
+        return str(error)
+    return "no error"
+
+
+def test_without_a_readable_checkpoint_no_rank_starts_again_silently(ranks):
+    for error in ranks.values(error_without_a_readable_checkpoint):
+        assert "no checkpoint in unreadable can be read (the checksum of shard-00002" in error
+
+
+@on_every_rank
+def errors_of_other_models(runtime):
+    Job(runtime, "narrow").train(1).save()
+    plain = {"model": nn.Linear(1, 1)}
+    first = Checkpoints("plain", runtime, plain)
+    first.save(1)
+    first.wait()
+    return [
+        message_of(lambda: Job(runtime, "narrow", width=7)),
+        message_of(Checkpoints("narrow", runtime, plain).restore),
+        message_of(lambda: Job(runtime, "plain")),
+    ]
+
+
+def test_another_model_is_refused(ranks):
+    shape = "does not fit this model and optimizer (model.2.weight has the shape [5, 3] in the"
+    for other_shape, not_sharded, sharded in ranks.values(errors_of_other_models):
+        assert shape in other_shape
+        assert "made with a model that is sharded, but this run's model is not" in not_sharded
+        assert "made with a model that is not sharded, but this run's model is" in sharded
+
+
+@on_every_rank
+def error_of_a_rank_that_cannot_write(runtime):
+    job = Job(runtime, "full").train(1)
+    job.save()
+    job.train(2).checkpoints.save(2)
+    # The thread may have written already, so the next one is the one that fails.
+    job.checkpoints.wait()
+    from ddp_trainer import checkpoint_shards
+
+    write = checkpoint_shards.write_shard
+
+    def fail(writer, folder, rank):
+        if rank == 1:
+            raise OSError(28, "No space left on device")
+        return write(writer, folder, rank)
+
+    checkpoint_shards.write_shard = fail
+    try:
+        return message_of(job.train(3).save), names_in(Path("full"))
+    finally:
+        checkpoint_shards.write_shard = write
+
+
+def test_all_ranks_raise_the_error_of_one_that_cannot_write(ranks):
+    for error, names in ranks.values(error_of_a_rank_that_cannot_write):
+        assert "rank 1: " in error
+        assert "No space left on device" in error
+        assert names == [f"step-g0001-000000000{step}.sharded" for step in (1, 2)]
+
+
+@on_every_rank
+def what_retention_keeps(runtime):
+    job = Job(runtime, "kept", retention=Retention(newest=1, every=4))
+    for step, score in ((1, 0.5), (2, 0.9), (4, 0.1), (5, 0.2), (6, 0.3)):
+        job.train(step).checkpoints.save(step, score=score)
+    # A second save at a step replaces the first, also if the parts have changed.
+    job.optimizer.param_groups[0]["lr"] = 0.5
+    job.save()
+    again = Job(runtime, "kept")
+    return names_in(Path("kept")), again.step, again.optimizer.param_groups[0]["lr"]
+
+
+def test_the_newest_the_best_and_every_fourth_are_kept(ranks):
+    for names, step, learning_rate in ranks.values(what_retention_keeps):
+        steps = ("0000000002", "0000000004", "0000000006-2")
+        assert names == [f"step-g0001-{step}.sharded" for step in steps]
+        assert (step, learning_rate) == (6, 0.5)
+
+
+@on_every_rank
+def error_of_an_older_start(runtime):
+    job = Job(runtime, "fenced").train(1)
+    job.save()
+    runtime.on_main(lambda: Claim.take(Path("fenced")).number)
+    try:
+        job.train(2).save()
+    except TakenOver:
+        return "taken over", names_in(Path("fenced"))
+
+
+def test_an_older_start_writes_nothing(ranks):
+    for found in ranks.values(error_of_an_older_start):
+        assert found == ("taken over", ["step-g0001-0000000001.sharded"])
+
+
+# Other numbers of ranks
+
+TRAINING = """
+import json, sys
+from ddp_trainer.process_group import process_group
+from trainer.test_checkpoint_shards import Job
+
+with process_group(device="cpu") as runtime:
+    job = Job(runtime, sys.argv[1])
+    before = [tensor.double().sum().item() for tensor in job.state()] if job.step else []
+    begin = job.step
+    job.train(int(sys.argv[2])).save()
+    after = [tensor.double().sum().item() for tensor in job.state()]
+    if runtime.is_main:
+        line = {"event": "done", "begin": begin, "before": before, "after": after}
+        print(json.dumps(line), flush=True)
+"""
+
+
+def test_other_numbers_of_ranks_continue_with_the_same_state(tmp_path):
+    after: list[float] = []
+    for number, processes in enumerate((2, 4, 1, 3)):
+        runs = launch.ranks(
+            "-c",
+            TRAINING,
+            tmp_path,
+            2 * number + 2,
+            processes=processes,
+            PYTHONPATH=Path(__file__).parents[1],
+        )
+        assert launch.finish(runs) == [0] * processes, "\n".join(run.stderr for run in runs)
+        (done,) = runs[0].of("done")
+        assert done["begin"] == 2 * number
+        assert done["before"] == after
+        after = done["after"]

@@ -1,0 +1,279 @@
+"""DataLoader over shards: exact positions with workers, and random numbers of the samples' own."""
+
+import importlib.util
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint_parts import PerRank
+from ddp_trainer.errors import UserError
+from ddp_trainer.loader import IndexBatches, ShardLoader
+from ddp_trainer.runtime import Runtime
+from ddp_trainer.sampler import GlobalBatchSampler
+
+from . import launch
+
+SAMPLES = 149
+
+
+class Augmented(Dataset):
+    """Samples of which each has random numbers of every generator."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        noise = torch.rand(()).double(), np.random.rand(), random.random()
+        return torch.tensor([float(index), *map(float, noise)], dtype=torch.float64)
+
+
+def a_sampler(batch_size=16, rank=0, world_size=1, **options):
+    return GlobalBatchSampler(SAMPLES, batch_size, rank, world_size, seed=3, **options)
+
+
+def rows(batches):
+    """Return the samples of batches, in the order of their indices."""
+    joined = torch.cat([batch for _, batch in batches])
+    return joined[joined[:, 0].argsort()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_the_sampler(workers):
+    loader = ShardLoader(Augmented(), a_sampler(), num_workers=workers)
+    assert len(loader) == 10
+    found = list(loader)
+    expected = list(a_sampler())
+    for (shard, batch), own in zip(found, expected, strict=True):
+        assert shard.indices.tolist() == own.indices.tolist() == batch[:, 0].tolist()
+    assert (loader.sampler.epoch, loader.sampler.offset) == (1, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_resume_continues_with_the_batch_after_the_last_that_was_yielded(workers, persistent):
+    options = {"num_workers": workers, "persistent_workers": persistent and workers > 0}
+    unbroken = list(ShardLoader(Augmented(), a_sampler(), **options))
+    first = ShardLoader(Augmented(), a_sampler(), **options)
+    batches = iter(first)
+    before = [next(batches) for _ in range(5)]
+    # Two workers have fetched four more batches.
+    state = first.sampler.state_dict()
+    assert state["offset"] == 5 * 16
+    second = ShardLoader(Augmented(), a_sampler(), **options)
+    second.sampler.load_state_dict(state)
+    assert torch.equal(rows([*before, *second]), rows(unbroken))
+
+
+def test_the_random_numbers_of_a_sample_depend_on_nothing_else():
+    one = rows(ShardLoader(Augmented(), a_sampler()))
+    ranks = [
+        ShardLoader(Augmented(), a_sampler(7, rank, 3), num_workers=workers)
+        for rank, workers in enumerate((0, 1, 3))
+    ]
+    assert torch.equal(rows([batch for loader in ranks for batch in loader]), one)
+    loader = ShardLoader(Augmented(), a_sampler())
+    list(loader)
+    assert not torch.equal(rows(loader), one), "the next epoch has other numbers"
+    assert not torch.equal(rows(ShardLoader(Augmented(), a_sampler(), seed=1)), one)
+
+
+def test_the_generators_of_the_training_are_not_used():
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    for workers in (0, 1):
+        list(ShardLoader(Augmented(), a_sampler(), num_workers=workers))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.random.get_state()[1].tolist() == before[2]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_rank_without_samples_gets_a_batch_without_rows(workers):
+    data = TensorDataset(torch.arange(12.0).view(4, 3), torch.arange(4))
+    sampler = GlobalBatchSampler(4, 3, rank=1, world_size=2)
+    (_, two), (shard, none) = ShardLoader(data, sampler, num_workers=workers)
+    assert len(shard.indices) == 0
+    assert [tensor.shape for tensor in two] == [(1, 3), (1,)]
+    assert [tensor.shape for tensor in none] == [(0, 3), (0,)]
+    assert [tensor.dtype for tensor in none] == [torch.float32, torch.int64]
+
+
+class Batched(Dataset):
+    """A data set that fetches a whole batch, as those of Hugging Face do."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        return [(index, random.random()) for index in indices]
+
+
+def test_a_data_set_may_fetch_whole_batches_and_collate_as_it_likes():
+    def run():
+        return list(ShardLoader(Batched(), a_sampler(), collate_fn=list))
+
+    for (shard, batch), (_, again) in zip(run(), run(), strict=True):
+        assert [index for index, _ in batch] == shard.indices.tolist()
+        assert batch == again
+
+
+def note_the_worker(worker):
+    random.worker = worker
+
+
+class NotedWorkers(Augmented):
+    """Samples that tell which worker fetched them, and whether it leads a process group."""
+
+    def __getitem__(self, index):
+        return random.worker, os.getpgid(0) == os.getpid()
+
+
+def test_workers_have_a_process_group_of_their_own_and_the_users_own_set_up():
+    loader = ShardLoader(NotedWorkers(), a_sampler(), num_workers=2, worker_init_fn=note_the_worker)
+    found = [batch for _, batch in loader]
+    assert all(own.all() for _, own in found)
+    assert {int(number) for numbers, _ in found for number in numbers} == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["batch_size", "shuffle", "batch_sampler", "drop_last"])
+def test_what_the_sampler_decides_must_not_be_given(name):
+    with pytest.raises(ValueError, match=f"{name}: must not be given"):
+        ShardLoader(Augmented(), a_sampler(), **{name: 2})
+
+
+def test_data_of_another_size_and_streams_are_refused():
+    with pytest.raises(ValueError, match="for 149 samples, but the data set has 4"):
+        ShardLoader(TensorDataset(torch.ones(4)), a_sampler())
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield 1
+
+    with pytest.raises(UserError, match="an IterableDataset has no indices"):
+        ShardLoader(Stream(), a_sampler())
+
+
+# SIGTERM with workers
+
+
+TRAINING = """
+import sys
+import time
+from pathlib import Path
+import torch
+from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint_parts import PerRank
+from ddp_trainer.interrupt import StopVote, leave
+from ddp_trainer.loader import ShardLoader
+from ddp_trainer.process_group import process_group
+from ddp_trainer.progress import Progress
+from ddp_trainer.sampler import GlobalBatchSampler
+from trainer.test_loader import SAMPLES, Augmented
+
+with process_group(device="cpu") as runtime:
+    sampler = GlobalBatchSampler(SAMPLES, 8, runtime.rank, runtime.world_size)
+    loader = ShardLoader(Augmented(), sampler, num_workers=2)
+    model = torch.nn.Linear(4, 1).double()
+    ddp = runtime.wrap(model)
+    seen = torch.zeros(SAMPLES)
+    parts = {"model": model, "sampler": sampler, "seen": PerRank(Seen(seen))}
+    checkpoints = Checkpoints(sys.argv[1], runtime, parts)
+    step = checkpoints.restore()
+    progress = Progress(runtime, log_every=1)
+    vote = StopVote(runtime)
+    progress.start(epochs=2, steps=step + sampler.batches_until(2), resumed_step=step)
+    while sampler.epoch < 2:
+        for shard, batch in loader:
+            loss = ddp(batch).square().sum()
+            (loss * runtime.world_size / shard.batch_size).backward()
+            runtime.step(torch.optim.SGD(model.parameters(), lr=1e-6))
+            seen[torch.from_numpy(shard.indices)] += 1
+            step += 1
+            progress.step(
+                step, shard.epoch, loss_sum=loss, samples=shard.batch_size, learning_rate=0.1
+            )
+            if step == 5 and "--wait-for-signal" in sys.argv:
+                while not vote.received:
+                    time.sleep(0.01)
+                vote.soon()
+            if number := vote.at_step_boundary():
+                leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
+    total = runtime.sum(seen)
+    numbers = {"least": int(total.min()), "most": int(total.max())}
+    progress.end(step, {**numbers, "weights": model.weight.sum().item()})
+"""
+SEEN = """
+class Seen:
+    def __init__(self, seen): self.seen = seen
+    def state_dict(self): return {"seen": self.seen.clone()}
+    def load_state_dict(self, state): self.seen.copy_(state["seen"])
+"""
+
+
+def test_a_signal_with_workers_keeps_the_checkpoint_of_that_moment(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SEEN + TRAINING)
+    tests = Path(__file__).parents[1]
+    whole = launch.torchrun(script, tmp_path / "whole", PYTHONPATH=tests)
+    broken = launch.torchrun(script, tmp_path / "broken", "--wait-for-signal", PYTHONPATH=tests)
+    broken.wait_for("train", step=5)
+    # torchrun sends it to the process groups of its ranks.
+    broken.signal(signal.SIGTERM)
+    assert broken.finish() != 0
+    assert "Exception" not in broken.stderr.replace("SignalException", ""), broken.stderr
+    (interrupted,) = broken.of("interrupted")
+    assert launch.newest(tmp_path / "broken").name == f"step-g0001-{interrupted['step']:010}.pt"
+    resumed = launch.torchrun(script, tmp_path / "broken", PYTHONPATH=tests)
+    assert [whole.finish(), resumed.finish()] == [0, 0], resumed.stderr
+    (expected,), (found,) = whole.of("end"), resumed.of("end")
+    assert found["result"] == expected["result"]
+    assert (found["result"]["least"], found["result"]["most"]) == (2, 2)
+
+
+# Loaders with a state of their own
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torchdata") is None,
+    reason="torchdata not found: pip install torchdata",
+)
+def test_torchdatas_loader_resumes_with_the_state_of_each_rank(tmp_path):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def a_loader():
+        return StatefulDataLoader(
+            TensorDataset(torch.arange(SAMPLES)),
+            batch_sampler=IndexBatches(a_sampler()),
+            num_workers=2,
+        )
+
+    whole = [batch.tolist() for (batch,) in a_loader()]
+    first = a_loader()
+    batches = iter(first)
+    before = [next(batches)[0].tolist() for _ in range(4)]
+    checkpoints = Checkpoints(tmp_path, Runtime(), {"loader": PerRank(first)})
+    checkpoints.save(4)
+    checkpoints.wait()
+    # Let its workers end.
+    list(batches)
+    second = a_loader()
+    Checkpoints(tmp_path, Runtime(), {"loader": PerRank(second)}).restore()
+    assert before + [batch.tolist() for (batch,) in second] == whole
+
+
+def test_index_batches_are_a_batch_sampler_of_torchs_loader():
+    data = TensorDataset(torch.arange(SAMPLES))
+    batches = IndexBatches(a_sampler())
+    assert len(batches) == 10
+    for _ in range(2):
+        seen = [index for (batch,) in DataLoader(data, batch_sampler=batches) for index in batch]
+        assert sorted(map(int, seen)) == list(range(SAMPLES))

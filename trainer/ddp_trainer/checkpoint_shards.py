@@ -1,0 +1,267 @@
+"""Checkpoints of a model whose parameters are sharded over the ranks, as FSDP2 does.
+
+Every rank writes its own part to a file in one directory, by torch.distributed.checkpoint (DCP). A
+run with another number of ranks reads from it what it needs. DCP's own format contains pickles,
+which can run any code when they are read. So the files have the format safetensors, which has only
+tensors, and all other state is in a file of its own, which is read with `weights_only`.
+
+    step-g0001-0000000069.sharded/
+        index.pt                                      step, other state, size and CRC of each shard
+        shard-00001-model-00001-of-00001.safetensors  written by rank 0
+        shard-00002-model-00001-of-00001.safetensors  written by rank 1
+"""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ddp_trainer.checkpoint_file import read_structure
+from ddp_trainer.checkpoint_folder import INDEX, CheckpointFolder, Target
+from ddp_trainer.checkpoint_staging import (
+    LOOK_INTERVAL,
+    Meeting,
+    ShardFile,
+    StagingWriter,
+    measure,
+    write_shard,
+)
+from ddp_trainer.errors import UserError
+from ddp_trainer.runtime import Runtime
+
+# Seconds until a directory that rank 0 made must be visible to the other ranks.
+VISIBLE_TIMEOUT = 30.0
+
+# Fields of the index in addition to those of a checkpoint that is one file: size and CRC of each
+# shard by its name, and the shapes of all tensors.
+SHARDS = "shards"
+SHAPES = "shapes"
+
+# The state of an optimizer as one dict, whose keys do not depend on the number of ranks.
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+State = Mapping[str, Any]
+
+
+class ShardedState:
+    """The sharded models among the parts of a checkpoint, and their optimizers.
+
+    It is false if there are none. Every rank calls its methods.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._models: dict[str, nn.Module] = {
+            name: part
+            for name, part in parts.items()
+            if isinstance(part, nn.Module) and is_sharded(part)
+        }
+        # Each optimizer, and the model whose parameters it has.
+        self._optimizers: dict[str, tuple[Optimizer, nn.Module]] = {}
+        for name, part in parts.items():
+            model = self._model_of(part) if isinstance(part, Optimizer) else None
+            if model is not None:
+                self._optimizers[name] = part, model
+
+    def __bool__(self) -> bool:
+        return bool(self._models)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the sharded parts."""
+        return [*self._models, *self._optimizers]
+
+    def _model_of(self, optimizer: Optimizer) -> nn.Module | None:
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for model in self._models.values():
+            if own & {id(parameter) for parameter in model.parameters()}:
+                return model
+        return None
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """Return the state of each part. Its tensors are those of the model, not copies."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, model in self._models.items():
+            found[name] = get_model_state_dict(model)
+        for name, (optimizer, model) in self._optimizers.items():
+            found[name] = get_optimizer_state_dict(model, optimizer, options=FLAT)
+        return found
+
+    def stage(
+        self,
+        target: Target,
+        state: dict[str, Any],
+        files: CheckpointFolder,
+        key: str,
+        abandoned: threading.Event,
+    ) -> Callable[[], None]:
+        """Copy the tensors that this rank has to write, and return a function that writes them.
+
+        The function needs no other rank at the same time, so a thread may call it. On rank 0 it
+        also writes `state`, which has all that is not sharded, and completes the checkpoint.
+
+        - `key`: another one for each checkpoint. With it the ranks tell rank 0 what they wrote.
+        - `abandoned`: set it to let rank 0 wait for the others no longer.
+        """
+        assert target.draft is not None
+        rank = self._runtime.rank
+        self._runtime.together(lambda: _require_visible(target.draft))
+        states = self._read()
+        tensors = _tensors(states)
+        writer = StagingWriter(target.draft)
+        # What every rank has, such as BatchNorm's statistics, is that of rank 0.
+        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+        with _no_warnings():
+            save(
+                tensors,
+                storage_writer=writer,
+                planner=planner,
+                process_group=self._runtime.cpu_group,
+            )
+        for name, part in states.items():
+            state["parts"][name] = _without_tensors(part)
+        state[SHAPES] = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        meeting = Meeting(self._runtime, key, abandoned)
+
+        def write() -> None:
+            with meeting.reporting(), files.explained(f"cannot write {target.path}"):
+                meeting.shards = write_shard(writer, target.draft, rank)
+            if rank == 0:
+                state[SHARDS] = {
+                    name: [shard.size, shard.crc] for name, shard in meeting.collect().items()
+                }
+                files.commit(target, state)
+
+        return write
+
+    def load(self, path: Path, saved: State) -> None:
+        """Load the sharded parts from a checkpoint. `saved` is its index.
+
+        Raises ValueError if it has other tensors.
+        """
+        states = self._read()
+        tensors = _tensors(states)
+        _require_shapes(tensors, saved[SHAPES])
+        reader = HuggingFaceStorageReader(str(path))
+        with _no_warnings():
+            load(tensors, storage_reader=reader, process_group=self._runtime.cpu_group)
+        for name, state in states.items():
+            state |= saved["parts"][name]
+        for name, model in self._models.items():
+            set_model_state_dict(model, states[name])
+        for name, (optimizer, model) in self._optimizers.items():
+            set_optimizer_state_dict(model, optimizer, states[name], options=FLAT)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def _tensors(states: Mapping[str, State]) -> dict[str, Tensor]:
+    """Return the tensors of all parts in one dict, as DCP takes it."""
+    return {
+        f"{part}.{key}": value
+        for part, state in states.items()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _without_tensors(state: State) -> dict[str, Any]:
+    """Return what the index has of a sharded part: learning rates and the like."""
+    return {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+
+
+def _require_shapes(tensors: Mapping[str, Tensor], saved: Mapping[str, list[int]]) -> None:
+    """Raise ValueError unless the checkpoint has the same tensors with the same shapes."""
+    own = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    for name in [*own, *saved]:
+        if own.get(name) != saved.get(name):
+            raise ValueError(
+                f"{name} has the shape {saved.get(name)} in the checkpoint and "
+                f"{own.get(name)} in this run"
+            )
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Hide the warnings of DCP, which imports deprecated modules of torch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _require_visible(draft: Path | None) -> None:
+    """Wait until this rank sees the directory that rank 0 made. Raises UserError if it does not."""
+    assert draft is not None
+    deadline = time.monotonic() + VISIBLE_TIMEOUT
+    while not draft.is_dir():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{draft} was made by rank 0 and is not visible here; a sharded model needs a "
+                "folder that all nodes share, such as a ReadWriteMany claim"
+            )
+        time.sleep(LOOK_INTERVAL)
+
+
+# Reading
+
+
+def find_fault(path: Path, runtime: Runtime) -> str | None:
+    """Return in a few words why a sharded checkpoint with a good index is not readable, or None.
+
+    Each rank checks some of the shards. Every rank calls it.
+    """
+    fault, shards = runtime.on_main(lambda: _read_shard_list(path))
+    if fault:
+        return fault
+    own = sorted(shards)[runtime.rank :: runtime.world_size]
+    faults = (_fault_of(path / name, shards[name]) for name in own)
+    found = next(filter(None, faults), None)
+    return next(filter(None, runtime.gather(found)), None)
+
+
+def _read_shard_list(path: Path) -> tuple[str, dict[str, ShardFile]]:
+    """Return (what is wrong with the list of the shards, the shards by name)."""
+    index = read_structure(path / INDEX)
+    try:
+        shards = {str(name): ShardFile(*numbers) for name, numbers in index[SHARDS].items()}
+        dict(index[SHAPES])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return f"{INDEX} does not list the shards", {}
+    # DCP reads every file with this suffix.
+    unlisted = {file.name for file in path.glob("*.safetensors")} - shards.keys()
+    if unlisted:
+        return f"{INDEX} does not list {min(unlisted)}", {}
+    return "", shards
+
+
+def _fault_of(path: Path, expected: ShardFile) -> str | None:
+    try:
+        found = measure(path)
+    except OSError as error:
+        return f"{path.name}: {error.strerror or error}"
+    if found.size != expected.size:
+        return f"{path.name} has {found.size} bytes instead of {expected.size}"
+    return None if found.crc == expected.crc else f"the checksum of {path.name} is wrong"

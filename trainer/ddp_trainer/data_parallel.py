@@ -1,0 +1,121 @@
+"""A model on every rank: DistributedDataParallel, or its counterpart in a single process.
+
+Both have the same methods, and both save and load the state dict of the model itself. So a script
+works the same at every world size, and the keys of its checkpoints do not depend on it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+T = TypeVar("T")
+
+# Makes a scalar of a model's output.
+Loss = Callable[[Any], Tensor]
+
+
+class OwnStateDict(nn.Module):
+    """A wrapper of `module` whose state dict is that of the module, without a prefix."""
+
+    module: nn.Module
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+class DistributedModel(OwnStateDict, DistributedDataParallel):
+    """DistributedDataParallel with the state dict of the model."""
+
+
+class SingleModel(OwnStateDict):
+    """The counterpart of DistributedDataParallel in a single process. It only calls the model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        return self.module(*inputs, **named_inputs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients. A single process always does."""
+        yield
+
+
+def accumulate(model: nn.Module, parts: Sequence[T]) -> Iterator[T]:
+    """Yield the parts of a batch, between which gradients are added up.
+
+    The ranks exchange gradients only in the backward pass of the last part, so that a batch costs
+    one exchange. `model` is what `Runtime.wrap` returned, DistributedDataParallel, or a module of
+    FSDP2 (`fully_shard`). Run the forward and the backward pass of each part before the next one.
+    With FSDP2 all ranks need the same number of parts, as `Shard.slices` has them.
+
+    Raises ValueError if there is no part: a rank without samples takes part in the exchange too.
+    """
+    if not parts:
+        raise ValueError("accumulate: expected at least one part of a batch, got none")
+    for number, part in enumerate(parts, 1):
+        with nullcontext() if number == len(parts) else _without_exchange(model):
+            yield part
+
+
+@contextmanager
+def _without_exchange(model: nn.Module) -> Iterator[None]:
+    # FSDP2 has a switch instead of a context manager.
+    switch = getattr(model, "set_requires_gradient_sync", None)
+    if switch is None:
+        with model.no_sync():  # type: ignore[operator]
+            yield
+        return
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)
+
+
+def rehearse(
+    model: nn.Module, inputs: Sequence[Any], named_inputs: Mapping[str, Any], loss: Loss | None
+) -> None:
+    """Run forward and backward passes until DDP's buckets are final, and keep only these.
+
+    The gradients are discarded, and the buffers, such as BatchNorm's statistics, are restored. See
+    `Runtime.warm_up`.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    model.train()
+    # The second pass uses the buckets in their new order. With a static graph, DDP learns the order
+    # in the second one only (seen with torch 2.13). A forward pass without its backward pass would
+    # let DDP exchange gradients in the next one, also under no_sync.
+    for _ in range(3 if getattr(model, "static_graph", False) else 2):
+        output = model(*inputs, **named_inputs)
+        torch.autograd.backward(_outputs_with_gradient(output) if loss is None else [loss(output)])
+        # Views of the old buckets would keep these in memory.
+        model.zero_grad()
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
+
+
+def _outputs_with_gradient(output: Any) -> list[Tensor]:
+    """Return the sum of each tensor in a model's output that has a gradient.
+
+    The output is a tensor, or tuples, lists and dicts of tensors.
+    """
+    leaves = tree_leaves(output)
+    sums = [leaf.sum() for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not sums:
+        raise ValueError(
+            f"the model's output has no tensor with a gradient, but is {type(output).__name__}; "
+            "pass loss=, a function that makes a scalar of the output"
+        )
+    return sums

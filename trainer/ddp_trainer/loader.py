@@ -1,0 +1,198 @@
+"""torch's DataLoader over the shards of a sampler, with worker processes and an exact position.
+
+DataLoader fetches batches ahead of the training. So the position of the sampler counts a batch when
+the training gets it, and not when it is fetched.
+"""
+
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+
+from ddp_trainer.errors import UserError
+from ddp_trainer.sampler import GlobalBatchSampler, Shard
+
+# Arguments of DataLoader that the sampler replaces.
+DECIDED = ("batch_size", "shuffle", "batch_sampler", "drop_last", "generator")
+
+# A sample of the data set: its epoch and its index.
+Key = tuple[int, int]
+
+
+class ShardLoader:
+    """Iterates over (shard, batch) from the sampler's position to the end of its epoch.
+
+    `batch` is what `collate_fn` makes of this rank's samples. A rank without samples gets a batch
+    whose tensors have no rows, so that it can take part in the step.
+
+    - `dataset`: anything with `__getitem__` for an index. `settings` are those of DataLoader, such
+      as `num_workers`, `collate_fn` and `pin_memory`.
+    - `seed`: random numbers of a sample, such as those of an augmentation, depend only on this
+      seed, the epoch and the index. So they do not change with the number of workers or ranks, or
+      after a resume. It holds for the generators of torch (on the CPU), numpy and random. If the
+      data set has `__getitems__`, they depend on the first index of the batch instead.
+
+    Save the sampler in the checkpoint. A batch counts as used when it is yielded, so a checkpoint
+    that is saved after its step is exact.
+
+    Raises UserError for an IterableDataset, and ValueError for settings that the sampler decides.
+    """
+
+    def __init__(
+        self, dataset: Any, sampler: GlobalBatchSampler, *, seed: int = 0, **settings: Any
+    ) -> None:
+        if isinstance(dataset, IterableDataset):
+            raise UserError(
+                "an IterableDataset has no indices, so its samples cannot be assigned to ranks; "
+                "use a data set with __getitem__, or see docs/library.md for streams"
+            )
+        decided = [name for name in DECIDED if name in settings]
+        if decided:
+            raise ValueError(f"{decided[0]}: must not be given, because the sampler decides it")
+        if len(dataset) != sampler.samples:
+            raise ValueError(
+                f"the sampler is for {sampler.samples} samples, but the data set has {len(dataset)}"
+            )
+        self.sampler = sampler
+        self._fetched: deque[Shard] = deque()
+        collate = settings.pop("collate_fn", None) or default_collate
+        init_worker = settings.pop("worker_init_fn", None)
+        self._loader = DataLoader(
+            SeededDataset(dataset, seed),
+            batch_sampler=Keys(sampler, self._fetched),
+            collate_fn=partial(collate_or_empty, collate),
+            worker_init_fn=partial(leave_process_group, init_worker),
+            # By default the loader draws from the training's own generator.
+            generator=torch.Generator().manual_seed(seed),
+            **settings,
+        )
+
+    def __iter__(self) -> Iterator[tuple[Shard, Any]]:
+        self._fetched.clear()
+        for batch in self._loader:
+            shard = self._fetched.popleft()
+            self.sampler.use(shard)
+            yield shard, batch
+        self.sampler.end_epoch()
+
+    def __len__(self) -> int:
+        """Return the number of batches that are left in the epoch."""
+        return self.sampler.batches_until(self.sampler.epoch + 1)
+
+
+class Keys:
+    """The samples of the batches that are to be fetched, from the sampler's position on.
+
+    It notes each shard in `fetched`. The sampler itself does not move.
+    """
+
+    def __init__(self, sampler: GlobalBatchSampler, fetched: deque[Shard]) -> None:
+        self._sampler = sampler
+        self._fetched = fetched
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for shard in copy(self._sampler):
+            self._fetched.append(shard)
+            yield [(shard.epoch, index) for index in shard.indices.tolist()]
+
+
+class IndexBatches:
+    """The indices of this rank's shards, for a loader that keeps its own position.
+
+    It is a `batch_sampler`, for example of torchdata's StatefulDataLoader. The sampler itself does
+    not move: call its `set_epoch` before each epoch. Such a loader has another state on each rank,
+    and resumes only with the same number of ranks (`PerRank` in `Checkpoints`).
+    """
+
+    def __init__(self, sampler: GlobalBatchSampler) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for shard in copy(self._sampler):
+            yield shard.indices.tolist()
+
+    def __len__(self) -> int:
+        return self._sampler.batches_until(self._sampler.epoch + 1)
+
+
+@dataclass(frozen=True)
+class NoSamples:
+    """A batch of a rank without samples. `sample` shows what samples look like."""
+
+    sample: Any
+
+
+class SeededDataset(Dataset[Any]):
+    """A data set whose random numbers depend only on the seed, the epoch and the index."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[Any] | NoSamples:
+        if not keys:
+            return NoSamples(self._sample((0, 0)))
+        fetch_all = getattr(self._dataset, "__getitems__", None)
+        if fetch_all is None:
+            return [self._sample(key) for key in keys]
+        with seeded(self._seed, *keys[0]):
+            return list(fetch_all([index for _, index in keys]))
+
+    def _sample(self, key: Key) -> Any:
+        with seeded(self._seed, *key):
+            return self._dataset[key[1]]
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Seed the generators of torch on the CPU, numpy and random. In the main process, restore them.
+
+    A worker process has generators of its own.
+    """
+    is_main = get_worker_info() is None
+    if is_main:
+        before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        if is_main:
+            torch.set_rng_state(before[0])
+            np.random.set_state(before[1])
+            random.setstate(before[2])
+
+
+def collate_or_empty(collate: Callable[[list[Any]], Any], samples: list[Any] | NoSamples) -> Any:
+    """Return a batch of the samples, or one like it whose tensors have no rows."""
+    if not isinstance(samples, NoSamples):
+        return collate(samples)
+    return tree_map(_without_rows, collate([samples.sample]))
+
+
+def _without_rows(leaf: Any) -> Any:
+    return leaf[:0] if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim else leaf
+
+
+def leave_process_group(init_worker: Callable[[int], None] | None, worker: int) -> None:
+    """Set up a worker process: signals for the group of the rank's process must not reach it.
+
+    torchrun sends SIGTERM to the whole group. A rank whose workers end cannot finish its step and
+    save a checkpoint. If the rank itself ends, DataLoader's workers notice.
+    """
+    os.setpgid(0, 0)
+    if init_worker:
+        init_worker(worker)
