@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-faults soak soak-cluster mutants test-xla lint bench images clean
+.PHONY: help demo test test-fast test-faults soak soak-cluster mutants test-gpu test-xla lint bench images clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,6 +36,10 @@ mutants: $(MUTANTS)/.installed ## small wrong changes of the decisions: the unit
 	@rm -rf $(MUTATED) && mkdir -p $(MUTATED)
 	@cp --parents -r operator/ddpjob tests/unit tests/mutants.toml pyproject.toml charts examples $(MUTATED)
 	@cd $(MUTATED) && PATH="$(CURDIR)/$(MUTANTS)/bin:$$PATH" PYTHONPATH=operator python ../../tests/mutants.py
+
+test-gpu: $(STAMP) ## the device layer, NCCL and the speed of ResNet-50, on a machine with an NVIDIA GPU (TORCH=torch)
+	$(BIN)/pytest tests/gpu
+	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node gpu bench/gpu_speed.py
 
 XLA := .venv-xla
 test-xla: $(XLA)/.installed ## the device layer on the real torch_xla and torch 2.9, in an environment of its own (7 GB)
