@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import platform
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ddp_trainer.cpu import keep_freed_memory, schedule_as_batch
 from ddp_trainer.errors import Interrupted, UserError
+from ddp_trainer.gloo import TIMED_OUT, use_loopback_for_local_peers, wait_for_threads
 from ddp_trainer.hardware import Hardware, choose
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.stragglers import SlowRankError, StragglerDetector
@@ -30,11 +29,6 @@ from ddp_trainer.stragglers import SlowRankError, StragglerDetector
 ENVIRONMENT = "env://"
 
 JOIN_TIMEOUT = timedelta(minutes=30)
-
-# Messages of gloo after a timeout. A lost connection may "time out" too, which is another error.
-TIMED_OUT = re.compile(
-    r"Timed out waiting \d+ms for (?:send|recv)|Application timeout caused pair closure"
-)
 
 # Numbers of the groups that this process joins one after another. The store keeps what the earlier
 # groups wrote.
@@ -153,6 +147,7 @@ def _leave(runtime: Runtime) -> None:
         runtime.stragglers.close()
     if runtime.backend != "none":
         dist.destroy_process_group()
+        wait_for_threads()
 
 
 def read_launch(environment: Mapping[str, str], init_method: str = ENVIRONMENT) -> Launch | None:
@@ -196,7 +191,7 @@ def read_launch(environment: Mapping[str, str], init_method: str = ENVIRONMENT) 
 
 def _join(launch: Launch, hardware: Hardware, timeout: float | None, devices: int) -> Runtime:
     """Join the process group, and return this process's Runtime."""
-    _use_loopback_for_local_peers()
+    use_loopback_for_local_peers()
 
     # On a TPU, the init method xla:// assigns ranks in the order of the chips.
     shared, rank, world_size = _meet(launch)
@@ -302,14 +297,3 @@ def _wait_for_all(store: Store, world_size: int, init_method: str) -> None:
             "gone; remove it or choose another file"
         )
     store.wait(["all joined"], JOIN_TIMEOUT)
-
-
-def _use_loopback_for_local_peers() -> None:
-    """Let gloo use the loopback interface if the rendezvous uses it.
-
-    By default gloo takes the address of the machine's own name. On many laptops that resolves to
-    nothing, or to an interface behind a firewall or a VPN.
-    """
-    if os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1"):
-        loopback = "lo0" if platform.system() == "Darwin" else "lo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
