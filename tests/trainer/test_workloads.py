@@ -7,10 +7,15 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tensorboardX.proto.event_pb2 import Event
+
+from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.workloads.shared.classification import set_learning_rate
+from ddp_trainer.workloads.shared.schedule import constant
 
 from .launch import TRAINER, alone, group, newest, torchrun
 
@@ -196,6 +201,54 @@ def test_a_finished_run_continues_with_more_epochs(digits, tmp_path):
     (start,) = run.of("start")
     assert (start["resumed_step"], start["steps"]) == (460, 483)
     assert torch.load(newest(tmp_path / "copy"), weights_only=True)["step"] == 483
+
+
+@pytest.mark.parametrize(
+    ("flags", "batch_size", "message"),
+    [
+        ((), 64, "this run keeps that, instead of its own 32"),
+        (("--on-resize", "change"), 32, "this run continues with its own 32"),
+        (("--global-batch-size", 64, "--on-resize", "refuse"), 64, ""),
+    ],
+)
+def test_another_number_of_processes_keeps_or_changes_the_samples_per_step(
+    digits, tmp_path, flags, batch_size, message
+):
+    _, folder = digits
+    shutil.copytree(folder / "checkpoints", tmp_path / "copy")
+    run = succeed(alone(*TRAINER, "digits", "--checkpoint-dir", tmp_path / "copy", *flags))
+    assert run.of("start")[0]["batch_size"] == batch_size
+    assert message in run.stderr
+    assert ("64 samples per step" in run.stderr) == bool(message)
+
+
+def test_another_number_of_processes_is_refused_if_the_samples_per_step_must_stay(digits, tmp_path):
+    _, folder = digits
+    shutil.copytree(folder / "checkpoints", tmp_path / "copy")
+    flags = ("--checkpoint-dir", tmp_path / "copy", "--on-resize", "refuse")
+    run = alone(*TRAINER, "digits", *flags)
+    assert run.finish() == 2
+    assert "made with 64 samples per step over all ranks, but this run has 32" in run.stderr
+
+
+@pytest.mark.parametrize(("rate_batch_size", "expected"), [(128, 0.02), (None, 0.01)])
+def test_a_rate_that_is_meant_for_a_batch_size_grows_with_the_samples_per_step(
+    rate_batch_size, expected
+):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    task = SimpleNamespace(
+        samples=300,
+        optimizer=optimizer,
+        learning_rate=0.01,
+        schedule=constant,
+        rate_batch_size=rate_batch_size,
+    )
+    sampler = GlobalBatchSampler(300, 256)
+    # The last step of an epoch is smaller, which does not change its rate.
+    for shard in sampler:
+        assert set_learning_rate(task, sampler.batch_size, shard, epochs=1) == expected
+        assert optimizer.param_groups[0]["lr"] == expected
 
 
 def test_the_toy_learns_on_one_process():

@@ -365,7 +365,10 @@ class MnistOptions(ThroughputOptions, ClassifierOptions):
     epochs: int = _epochs(30)
     batch_size: int = _batch_size(128)
     learning_rate: float | None = flag(
-        None, "learning rate of SGD (default 0.01 times the number of processes)", POSITIVE
+        None,
+        "learning rate of SGD (default 0.01 for every --batch-size samples of a step over all "
+        "processes)",
+        POSITIVE,
     )
 
     @property

@@ -24,8 +24,10 @@ from ddp_trainer.workloads.shared.throughput import Benchmark, compare
 MEAN = (0.1307,)
 DEVIATION = (0.3081,)
 
-# The default learning rate is this times the number of processes, as in PyTorch/XLA's example.
-RATE_PER_PROCESS = 0.01
+# The default learning rate for a step of --batch-size samples. It grows with the samples per step.
+# So it is this times the number of processes, as in PyTorch/XLA's example, and stays if a resumed
+# run keeps the samples per step.
+RATE_PER_BATCH = 0.01
 
 
 def train(options: MnistOptions, runtime: Runtime) -> None:
@@ -41,7 +43,7 @@ def train(options: MnistOptions, runtime: Runtime) -> None:
     with progress.timed("setup"):
         train_set, test_set = load_data(options, runtime)
         model = MnistNet().to(runtime.device)
-        rate = options.learning_rate or RATE_PER_PROCESS * runtime.world_size
+        rate = options.learning_rate or RATE_PER_BATCH
         fused = runtime.hardware.fused_optimizers
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5, fused=fused)
         normalise = Normaliser(MEAN, DEVIATION, runtime.device)
@@ -59,6 +61,7 @@ def train(options: MnistOptions, runtime: Runtime) -> None:
         model=model,
         optimizer=optimizer,
         learning_rate=rate,
+        rate_batch_size=None if options.learning_rate else options.batch_size,
         schedule=constant,
         arm=options.arm,
     )

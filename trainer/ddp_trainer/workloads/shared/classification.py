@@ -58,7 +58,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
         task.model.train()
         for shard in sampler:
             # Take one step on this rank's share of the next global batch.
-            rate = set_learning_rate(task, shard, options.epochs)
+            rate = set_learning_rate(task, sampler.batch_size, shard, options.epochs)
             loss_sum = train_step(task, arm, shard, progress)
             step += 1
             progress.step(
@@ -81,13 +81,17 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
     progress.end(step, result or evaluator.run(sampler.epoch, step))
 
 
-def set_learning_rate(task: Task, shard: Shard, epochs: int) -> float:
+def set_learning_rate(task: Task, batch_size: int, shard: Shard, epochs: int) -> float:
     """Set the optimizer's learning rate for the step on `shard`, and return it.
 
-    The schedule is evaluated at the middle of the step.
+    `batch_size` is that of a whole step over all ranks. The schedule is evaluated at the middle of
+    the step.
     """
     middle = shard.epoch + (shard.start + shard.batch_size / 2) / task.samples
-    rate = task.learning_rate * task.schedule(middle / epochs)
+    peak = task.learning_rate
+    if task.rate_batch_size:
+        peak *= batch_size / task.rate_batch_size
+    rate = peak * task.schedule(middle / epochs)
     for group in task.optimizer.param_groups:
         group["lr"] = rate
     return rate

@@ -29,6 +29,9 @@ class Task:
     # The peak rate. `schedule` maps the progress, from 0 to 1, to a factor on it.
     learning_rate: float
     schedule: Callable[[float], float] = warm_up_then_cosine
+    # The samples per step over all ranks for which the peak rate is meant. With another number, the
+    # rate changes in proportion. None: the peak rate is the same for every number.
+    rate_batch_size: int | None = None
     # How gradients are averaged: a key of `gradient_arms.ARMS`.
     arm: str = "ddp"
     bf16: bool = False
