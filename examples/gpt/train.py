@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.data_parallel import accumulate
 from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import evaluate, evaluation_shards
+from ddp_trainer.evaluation import IGNORED, evaluate, evaluation_shards, without_repeats
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.loader import ShardLoader
 from ddp_trainer.process_group import process_group
@@ -116,7 +116,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the tokens' new vectors, shape (batch, context, width) as `x`."""
         batch, context, width = x.shape
-        heads = self.attention(self.norm1(x)).view(batch, context, 3, self.heads, -1)
+        # Not -1: a batch without sequences has no number that this could be computed from.
+        size = width // self.heads
+        heads = self.attention(self.norm1(x)).view(batch, context, 3, self.heads, size)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
@@ -174,7 +176,9 @@ def distribute(model: Gpt, options: argparse.Namespace, runtime: Runtime) -> nn.
     return model
 
 
-def make_optimizer(model: nn.Module, options: argparse.Namespace) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, options: argparse.Namespace, runtime: Runtime
+) -> torch.optim.Optimizer:
     """Return AdamW, which lets matrices decay, but not biases and norms."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
@@ -182,7 +186,8 @@ def make_optimizer(model: nn.Module, options: argparse.Namespace) -> torch.optim
         {"params": matrices, "weight_decay": options.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, options.learning_rate, betas=(0.9, 0.95), fused=True)
+    fused = runtime.hardware.fused_optimizers
+    return torch.optim.AdamW(groups, options.learning_rate, betas=(0.9, 0.95), fused=fused)
 
 
 def set_learning_rate(
@@ -253,11 +258,13 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
         # Every rank begins with the same weights, because every rank has the same seed.
         model = Gpt(options).to(runtime.device)
         distributed = distribute(model, options, runtime)
-        optimizer = make_optimizer(model, options)
+        optimizer = make_optimizer(model, options, runtime)
         training = Training(options, runtime, model, distributed, optimizer, progress)
         with training.autocast():
             example = torch.zeros(2, options.context, dtype=torch.long, device=runtime.device)
             runtime.warm_up(distributed, example)
+        # From here on, each rank draws its own random numbers, for dropout.
+        runtime.seed_rank(options.seed)
 
         # Continue from the newest checkpoint.
         names = ("context", "layers", "heads", "width")
@@ -280,8 +287,9 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
     while sampler.epoch < options.epochs:
         model.train()
         for shard, (inputs, targets) in loader:
-            # Take one step.
-            done = (shard.epoch + shard.start / len(texts)) / options.epochs
+            # Take one step. Its rate is that of its middle.
+            middle = shard.start + shard.batch_size / 2
+            done = (shard.epoch + middle / len(texts)) / options.epochs
             rate = set_learning_rate(optimizer, options, done)
             loss = training.step(shard, inputs.to(runtime.device), targets.to(runtime.device))
             step += 1
@@ -294,31 +302,38 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
             if step % options.save_every == 0:
                 progress.save(checkpoints, step)
 
-        # Evaluate, and keep the best checkpoint too.
-        found = test(training, held_out, step, progress)
+        # Evaluate, and keep the best checkpoint too. After a signal, a resumed run does not repeat
+        # this evaluation, unless it is the last.
+        found = test(training, held_out, vote)
+        if vote.agreed:
+            leave(vote.agreed, step, vote=vote, checkpoints=checkpoints, progress=progress)
         progress.emit("eval", epoch=sampler.epoch, step=step, loss=found)
         progress.save(checkpoints, step, score=-found)
     if math.isnan(found):
         # The training was complete before this start.
-        found = test(training, held_out, step, progress)
+        found = test(training, held_out, vote)
     progress.end(step, {"loss": found})
 
 
-def test(training: Training, held_out: Sequences, step: int, progress: Progress) -> float:
-    """Return the mean loss of the tokens that are not trained on, on all ranks together."""
-    device = training.runtime.device
-    shards = evaluation_shards(len(held_out), training.options.batch_size, progress)
-    loader = ShardLoader(held_out, shards)
+def test(training: Training, held_out: Sequences, vote: StopVote) -> float:
+    """Return the mean loss of the tokens that are not trained on, on all ranks together.
+
+    It is NaN if the ranks agree to stop before the end.
+    """
+    options, runtime, progress = training.options, training.runtime, training.progress
+    batch_size = min(options.batch_size, options.part_size * runtime.world_size)
+    loader = ShardLoader(held_out, evaluation_shards(len(held_out), batch_size, progress))
 
     def sums_of(batch: tuple[Shard, list[Tensor]]) -> dict[str, Tensor | float]:
-        _, (inputs, targets) = batch
+        shard, (inputs, targets) = batch
+        targets = without_repeats(targets, shard).to(runtime.device)
         with training.autocast():
-            logits = training.model(inputs.to(device))
-        return {"loss": loss_sum(logits, targets.to(device)), "tokens": targets.numel()}
+            logits = training.model(inputs.to(runtime.device))
+        return {"loss": loss_sum(logits, targets), "tokens": (targets != IGNORED).sum()}
 
     with progress.timed("evaluate"):
-        sums = evaluate(training.model, loader, sums_of, progress=progress)
-    return sums["loss"] / sums["tokens"]
+        sums = evaluate(training.model, loader, sums_of, progress=progress, vote=vote)
+    return math.nan if vote.agreed else sums["loss"] / sums["tokens"]
 
 
 def main() -> None:
@@ -327,7 +342,8 @@ def main() -> None:
         with process_group(seed=options.seed, tune_cpu=True) as runtime:
             train(options, runtime)
     except UserError as error:
-        sys.exit(f"train.py: {error}")
+        print(f"train.py: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,16 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from ddp_trainer.batch_norm import batch_norm_at_rest
+from ddp_trainer.batch_norm import batch_norm_for_empty_shard
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import Sums, classification_sums, evaluate, evaluation_shards
+from ddp_trainer.evaluation import (
+    Sums,
+    classification_sums,
+    evaluate,
+    evaluation_shards,
+    without_repeats,
+)
 from ddp_trainer.interrupt import StopVote, leave
 from ddp_trainer.loader import ShardLoader
 from ddp_trainer.process_group import process_group
@@ -50,6 +56,7 @@ def read_options() -> argparse.Namespace:
     add("--width", type=int, default=16, help="channels of the first stage")
     add("--learning-rate", type=float, default=0.1, help="highest rate of the cosine schedule")
     add("--workers", type=int, default=0, help="processes that load images for each process")
+    add("--save-every", type=int, default=200, help="steps between two checkpoints")
     add("--log-every", type=int, default=20, help="steps between two reports of the loss")
     add("--seed", type=int, default=0)
     return parser.parse_args()
@@ -188,32 +195,38 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
 
     def sums_of(batch: tuple[Shard, list[Tensor]]) -> Sums:
         inputs, labels = (tensor.to(runtime.device) for tensor in batch[1])
+        labels = without_repeats(labels, batch[0])
         return classification_sums(model(inputs.to(memory_format=layout)), labels)
+
+    vote = StopVote(runtime)
 
     def accuracy() -> float:
         shards = evaluation_shards(len(test_images), options.batch_size, progress)
         batches = ShardLoader(test_images, shards, num_workers=options.workers)
         with progress.timed("evaluate"):
-            sums = evaluate(model, batches, sums_of, progress=progress)
+            sums = evaluate(model, batches, sums_of, progress=progress, vote=vote)
+        if vote.agreed:
+            # A resumed run does not repeat this evaluation, unless it is the last.
+            leave(vote.agreed, step, vote=vote, checkpoints=checkpoints, progress=progress)
         progress.emit(
             "eval", epoch=sampler.epoch, step=step, accuracy=sums["correct"] / sums["samples"]
         )
         return sums["correct"] / sums["samples"]
 
-    vote = StopVote(runtime)
     found = math.nan
     while sampler.epoch < options.epochs:
         model.train()
         for shard, batch in loader:
-            # The rate depends on images and not on steps.
-            done = (shard.epoch + shard.start / len(images)) / options.epochs
+            # The rate depends on images and not on steps. It is that of the middle of the step.
+            middle = shard.start + shard.batch_size / 2
+            done = (shard.epoch + middle / len(images)) / options.epochs
             rate = options.learning_rate * min(1.0, 10 * done) * math.cos(math.pi / 2 * done)
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
             # Take one step. A rank without images takes part in it too.
             inputs, labels = (tensor.to(runtime.device) for tensor in batch)
-            with batch_norm_at_rest(model, shard):
+            with batch_norm_for_empty_shard(model, shard):
                 logits = ddp(inputs.to(memory_format=layout))
                 loss = F.cross_entropy(logits, labels, reduction="sum")
                 (loss * (runtime.world_size / shard.batch_size)).backward()
@@ -222,9 +235,11 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
             size = shard.batch_size
             progress.step(step, shard.epoch, loss_sum=loss, samples=size, learning_rate=rate)
 
-            # Stop if a rank got a signal.
+            # Stop if a rank got a signal. Save from time to time.
             if number := vote.at_step_boundary():
                 leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
+            if step % options.save_every == 0:
+                progress.save(checkpoints, step)
 
         # Evaluate, and keep the best checkpoint too.
         found = accuracy()
@@ -238,7 +253,8 @@ def main() -> None:
         with process_group(seed=options.seed, tune_cpu=True) as runtime:
             train(options, runtime)
     except UserError as error:
-        sys.exit(f"train.py: {error}")
+        print(f"train.py: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ def test_a_checkpoint_moves_between_the_device_and_the_cpu(tmp_path):
 
 SCRIPT = """
 import os, torch
+import torch.distributed as dist
 from ddp_trainer.data_parallel import DistributedModel, accumulate
 from ddp_trainer.process_group import process_group
 from ddp_trainer.progress import Progress
@@ -102,12 +103,16 @@ with process_group(device="DEVICE") as runtime:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         runtime.step(optimizer)
 
-    # Tensors of both kinds pass through the collectives.
-    on_cpu = runtime.sum(torch.ones(2)).tolist()
-    on_device = runtime.sum(torch.ones(2, device=runtime.device)).tolist()
+    # Tensors of both kinds pass through the group. With one rank, Runtime.sum would not use it.
+    sums = []
+    for device in ("cpu", runtime.device):
+        tensor = torch.ones(2, device=device)
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, src=0)
+        sums.append(tensor.tolist())
     Progress(runtime).end(50, {
         "same": same,
-        "sums": [on_cpu, on_device],
+        "sums": sums,
         "learns": losses[-1] < losses[0] / 10,
         "recorder": os.environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT"),
     })

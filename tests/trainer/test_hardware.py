@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import types
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -177,29 +178,42 @@ def test_only_the_gpus_that_are_visible_count(monkeypatch):
         hardware.choose("auto").prepare(1, 1)
 
 
+@pytest.mark.parametrize(
+    ("buffer_size", "record_file"),
+    [
+        ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    ],
+)
 def test_nccls_record_of_the_last_collectives_is_switched_on_and_named(
-    monkeypatch, tmp_path, capsys
+    monkeypatch, tmp_path, capsys, buffer_size, record_file
 ):
     """No GPU was there to try it. NCCL itself writes the file."""
     monkeypatch.setattr(hardware.Cuda, "take", lambda *_: torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for name in hardware.FLIGHT_RECORDER:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "9")
-    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", f"{tmp_path}/record-")
+    # Variables that are set below are removed at the end of the test.
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for name in chain(*hardware.FLIGHT_RECORDER):
+        os.environ.pop(name, None)
+    # The user's values are kept, also under an older name.
+    os.environ[buffer_size] = "9"
+    os.environ[record_file] = f"{tmp_path}/record-"
     cuda = hardware.Cuda()
     cuda.prepare(0, 1)
     assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
-    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "9"
+    assert [os.environ.get(name) for name in hardware.RECORD_FILE].count(None) == 1
+    assert os.environ[buffer_size] == "9"
     # The process is left to NCCL's watchdog.
     process_group._report_slow_rank(cuda, 3, "rank 1 is slow")
     assert (
         f"SlowRankError: rank 1 is slow. NCCL writes this rank's last collectives to "
         f"{tmp_path}/record-3;" in capsys.readouterr().err
     )
-    # setdefault would leave these to other tests.
-    for name in hardware.FLIGHT_RECORDER:
-        os.environ.pop(name, None)
+
+
+def test_an_unknown_device_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match="device 'gpu': expected auto, cpu, cuda, xla, neuron"):
+        hardware.choose("gpu")
 
 
 # --- TorchNeuron: its module torch.neuron has the form of torch.cuda.
@@ -272,7 +286,7 @@ def test_a_vote_takes_place_at_the_first_step_of_another_kind(monkeypatch):
     )
     vote = StopVote(Runtime())
     for seconds in (0.01, 1.0):
-        vote.soon()
+        vote.vote_at_next_step()
         for _ in range(3):
             clock[0] += seconds
             vote.at_step_boundary()

@@ -204,7 +204,7 @@ with process_group(device="cpu") as runtime:
             if step == 5 and "--wait-for-signal" in sys.argv:
                 while not vote.received:
                     time.sleep(0.01)
-                vote.soon()
+                vote.vote_at_next_step()
             if number := vote.at_step_boundary():
                 leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
     total = runtime.sum(seen)

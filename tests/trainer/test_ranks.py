@@ -337,7 +337,7 @@ def error_of_the_last_rank(runtime):
             raise UserError("its data are missing")
 
     try:
-        runtime.together(fail_on_the_last_rank)
+        runtime.run_on_all(fail_on_the_last_rank)
     except UserError as error:
         return str(error)
     return "no error"

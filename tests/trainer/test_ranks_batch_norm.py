@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
-from ddp_trainer.evaluation import without_repeats
+from ddp_trainer.batch_norm import batch_norm_for_empty_shard, synchronise
+from ddp_trainer.evaluation import evaluation_mode, without_repeats
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
 from ddp_trainer.workloads.shared.models import resnet18
@@ -57,7 +58,7 @@ def train(runtime: Runtime, *, synchronised: bool, equal_shares: bool = False):
     for _ in range(EPOCHS):
         for shard in sampler:
             chosen = torch.from_numpy(shard.indices)
-            with batch_norm_at_rest(model, shard):
+            with batch_norm_for_empty_shard(model, shard):
                 loss = F.cross_entropy(
                     ddp(inputs[chosen]), without_repeats(labels[chosen], shard), reduction="sum"
                 )
@@ -152,7 +153,7 @@ def train_resnet_on_few_samples(runtime):
         (shard,) = GlobalBatchSampler(batch, batch, runtime.rank, runtime.world_size, at_least=2)
         images = torch.from_numpy(np.random.default_rng(1).random((batch, 3, 32, 32), np.float32))
         chosen = torch.from_numpy(shard.indices)
-        with batch_norm_at_rest(model, shard):
+        with batch_norm_for_empty_shard(model, shard):
             loss = F.cross_entropy(ddp(images[chosen]), chosen % 10, reduction="sum")
             (loss * (runtime.world_size / batch)).backward()
         gradients[batch] = torch.cat([value.grad.flatten() for value in model.parameters()])
@@ -205,3 +206,48 @@ def test_synchronised_batch_norm_normalises_images_under_autocast_as_batch_norm_
     assert torch.allclose(ours.running_mean, plain.running_mean, rtol=1e-4)
     assert torch.allclose(ours.running_var, plain.running_var, rtol=1e-4)
     assert torch.equal(ours.eval()(images), plain.eval()(images).to(found.dtype))
+
+
+# Frozen BatchNorm
+
+
+def frozen_net() -> nn.Module:
+    """Return a net in training whose BatchNorm is frozen, as in fine-tuning."""
+    model = net_with_batch_norm()
+    model[1].eval()
+    return model
+
+
+def leave_warm_up(model: nn.Module) -> None:
+    Runtime().warm_up(model, torch.ones(2, FEATURES, dtype=torch.float64))
+
+
+def leave_evaluation(model: nn.Module) -> None:
+    with evaluation_mode(model):
+        assert not model.training
+
+
+def leave_empty_shard(model: nn.Module) -> None:
+    empty = np.zeros(0, np.int64)
+    shard = Shard(empty, empty, empty.astype(bool), (2, 0), epoch=0, start=0)
+    with batch_norm_for_empty_shard(model, shard):
+        pass
+
+
+@pytest.mark.parametrize("leave", [leave_warm_up, leave_evaluation, leave_empty_shard])
+def test_a_frozen_batch_norm_stays_frozen(leave):
+    model = frozen_net()
+    leave(model)
+    assert [module.training for module in model] == [True, False, True, True]
+    assert model.training
+
+
+# Random numbers
+
+
+def test_ranks_draw_different_numbers_after_seed_rank():
+    drawn = []
+    for rank in (0, 1, 0):
+        Runtime(rank=rank, world_size=2).seed_rank(3)
+        drawn.append(torch.rand(4).tolist())
+    assert drawn[0] == drawn[2] != drawn[1]

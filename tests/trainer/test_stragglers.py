@@ -17,7 +17,7 @@ from .launch import DEADLINE, TRAINER, torchrun
 
 def at(*positions: tuple[int, bool, float]) -> dict[int, Position]:
     return {
-        rank: Position(step, backward, time, f"node {rank} (worker-{rank})")
+        rank: Position(step, 2 if backward else 1, time, f"node {rank} (worker-{rank})")
         for rank, (step, backward, time) in enumerate(positions)
     }
 
@@ -72,7 +72,7 @@ def test_a_rank_that_has_finished_its_inputs_is_not_behind():
     through.finished(9)
     through.forward()
     through.finished(30)
-    through.rest()
+    through.forget_passes()
     stuck.finished(14)
     stuck.forward()
     deadline = time.monotonic() + 30
@@ -246,11 +246,39 @@ def test_a_rank_that_waits_for_one_that_makes_no_progress_is_told(stuck):
     assert re.match(r"rank 1 on .* is slow or stuck: it was last seen in step 5", messages[0])
 
 
+def test_nobody_is_told_between_two_steps_although_a_process_is_silent(stuck):
+    """An evaluation may take longer than the timeout, and a busy process writes no position."""
+    waiting, silent, messages = stuck
+    waiting.finished(6)
+    silent.finished(5)
+    silent.forward()
+    silent.close()
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        time.sleep(0.05)
+    assert messages == []
+
+
+def test_a_rank_in_a_later_part_of_a_step_is_ahead():
+    """With accumulation, a step has several forward and backward passes."""
+    store = dist.HashStore()
+    fast, slow = [StragglerDetector(store, rank, 2, timeout=2.0) for rank in range(2)]
+    for detector, passes in ((fast, 3), (slow, 2)):
+        detector.finished(7)
+        for number in range(passes):
+            detector.backward() if number % 2 else detector.forward()
+    deadline = time.monotonic() + 30
+    while not re.match(r"rank 1 on .* in step 8", said := fast.describe_slow_rank() or ""):
+        assert time.monotonic() < deadline, said
+    for detector in (fast, slow):
+        detector.close()
+
+
 def test_a_rank_that_waits_for_one_that_makes_progress_is_not_told(stuck):
     waiting, slow, messages = stuck
     # Under Join, a rank that has finished waits while the others take their steps.
     waiting.finished(1000)
-    waiting.rest()
+    waiting.forget_passes()
     end = time.monotonic() + 3
     step = 5
     while time.monotonic() < end:

@@ -138,7 +138,7 @@ def synchronise(model: nn.Module, runtime: Runtime) -> None:
 
 
 @contextmanager
-def batch_norm_at_rest(model: nn.Module, shard: Shard) -> Iterator[None]:
+def batch_norm_for_empty_shard(model: nn.Module, shard: Shard) -> Iterator[None]:
     """Let a model with BatchNorm run forward and backward on a shard without samples.
 
     A rank without samples runs the model on an empty tensor, so that it joins the all-reduce with
@@ -146,14 +146,16 @@ def batch_norm_at_rest(model: nn.Module, shard: Shard) -> Iterator[None]:
     inside this block BatchNorm normalises by them instead. A shard of one sample cannot be
     normalised at all: `at_least=2` of the sampler avoids it.
     """
-    resting: list[nn.Module] = []
+    local: list[nn.Module] = []
     if len(shard.indices) == 0:
-        resting = [module for module in model.modules() if _is_local(module)]
-    for norm in resting:
+        local = [module for module in model.modules() if _is_local(module) and module.training]
+    for norm in local:
         norm.eval()
-    yield
-    for norm in resting:
-        norm.train()
+    try:
+        yield
+    finally:
+        for norm in local:
+            norm.train()
 
 
 def _is_local(module: nn.Module) -> bool:

@@ -177,7 +177,7 @@ class Checkpoints:
             return
         self._is_writing = False
         write, self._write = self._write, None
-        self.runtime.together(lambda: write.result() if write else None)
+        self.runtime.run_on_all(lambda: write.result() if write else None)
 
     def _leave(self, failed: bool) -> None:
         """Wait for the last checkpoint before the process leaves its group, if peers are left."""

@@ -126,7 +126,7 @@ class ShardedState:
         """
         assert target.draft is not None
         rank = self._runtime.rank
-        self._runtime.together(lambda: _require_visible(target.draft))
+        self._runtime.run_on_all(lambda: _require_visible(target.draft))
         states = self._read()
         tensors = _tensors(states)
         writer = StagingWriter(target.draft)

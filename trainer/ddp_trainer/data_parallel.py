@@ -92,7 +92,6 @@ def rehearse(
     `Runtime.warm_up`.
     """
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    model.train()
     # The second pass uses the buckets in their new order. With a static graph, DDP learns the order
     # in the second one only (seen with torch 2.13). A forward pass without its backward pass would
     # let DDP exchange gradients in the next one, also under no_sync.

@@ -55,7 +55,7 @@ def evaluate(
     # On XLA, run the broadcast now. Otherwise the first batch would have a different graph.
     hardware.end_step()
     if vote:
-        vote.soon()
+        vote.vote_at_next_step()
     totals: dict[str, Tensor] = {}
     with evaluation_mode(model), torch.no_grad():
         for batch in batches:
@@ -67,7 +67,7 @@ def evaluate(
             if vote and vote.at_step_boundary():
                 return {}
     if vote:
-        vote.soon()
+        vote.vote_at_next_step()
     # A rank without samples may not know the names.
     names = sorted({name for own in runtime.gather(list(totals)) for name in own})
     if not names:
@@ -78,13 +78,17 @@ def evaluate(
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation inside the block."""
-    was_training = model.training
+    """Switch a model to evaluation inside the block.
+
+    Afterwards each module has its own mode again. For example, a BatchNorm may be frozen.
+    """
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module, is_training in modes.items():
+            module.training = is_training
 
 
 def evaluation_shards(samples: int, batch_size: int, progress: Progress) -> GlobalBatchSampler:

@@ -22,16 +22,14 @@ from torch import Tensor
 
 from ddp_trainer.errors import RetryableError, UserError
 
-# Variables that switch NCCL's flight recorder on: the number of collectives that it remembers, that
-# it writes them after a timeout, and the file, to which NCCL appends the rank. Each has an older
-# name too. Values of the user are kept.
-RECORD_PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
+# Settings of NCCL's flight recorder, each with its name, its older name, and its value: the number
+# of collectives that it remembers, that it writes them after a timeout, and the file, to which NCCL
+# appends the rank.
+RECORD_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 FLIGHT_RECORDER = {
-    "TORCH_FR_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    RECORD_PREFIX: f"{tempfile.gettempdir()}/nccl_trace_rank_",
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{tempfile.gettempdir()}/nccl_trace_rank_",
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): "2000",
+    ("TORCH_NCCL_DUMP_ON_TIMEOUT",): "1",
+    RECORD_FILE: f"{tempfile.gettempdir()}/nccl_trace_rank_",
 }
 
 # Instructions of a CPU that multiply bfloat16.
@@ -168,15 +166,18 @@ class Cuda(Accelerator):
 
     def prepare(self, local_rank: int, each: int) -> None:
         super().prepare(local_rank, each)
-        for name, value in FLIGHT_RECORDER.items():
-            os.environ.setdefault(name, value)
+        for names, value in FLIGHT_RECORDER.items():
+            # A value of the user is kept, also under the older name.
+            if not any(name in os.environ for name in names):
+                os.environ[names[0]] = value
         # Before NCCL starts, so that none of its memory is taken from GPU 0.
         self.take(local_rank, each)
 
     def describe_record(self, rank: int) -> str:
+        prefix = next(os.environ[name] for name in RECORD_FILE if name in os.environ)
         return (
-            f"NCCL writes this rank's last collectives to {os.environ[RECORD_PREFIX]}{rank}; "
-            "torchfrtrace reads such files of all ranks"
+            f"NCCL writes this rank's last collectives to {prefix}{rank}; torchfrtrace reads such "
+            "files of all ranks"
         )
 
     def computes_in_bf16(self) -> bool:
@@ -310,6 +311,8 @@ def choose(name: str) -> Hardware:
     Raises UserError if it does not exist here.
     """
     found = _find() if name == "auto" else name
+    if found not in KINDS:
+        raise UserError(f"device {name!r}: expected auto, {', '.join(KINDS)}")
     if found == "cuda" and not torch.cuda.is_available():
         raise RetryableError(
             "--device cuda: PyTorch finds no GPU; check nvidia-smi, or give --device cpu"

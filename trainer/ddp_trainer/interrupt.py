@@ -66,10 +66,10 @@ class StopVote:
         self._voted = threading.Event()
         # The signal that the last vote agreed on.
         self.agreed: signal.Signals | None = None
-        self.soon()
+        self.vote_at_next_step()
         self._listen()
 
-    def soon(self) -> None:
+    def vote_at_next_step(self) -> None:
         """Vote at the next step, because steps of another kind begin. Every rank calls it."""
         self._steps_to_vote = 1
         self._steps_since_vote = 0

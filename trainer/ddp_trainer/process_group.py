@@ -66,8 +66,9 @@ def process_group(
     Without these variables the process runs alone.
 
     - `timeout`: seconds that a rank waits for its peers in a collective; None is torch's 1,800.
-      With gloo, SlowRankError then names the rank that it waited for. With NCCL, its watchdog
-      kills the process, and no exception is raised.
+      With gloo, SlowRankError then names the rank that it waited for. With more than two ranks, a
+      thread may have to print this error and end the process with exit code 1. With NCCL, its
+      watchdog kills the process, and no exception is raised.
     - `device`: a kind in `hardware.KINDS`, or auto. `devices`: their number per process; the
       Runtime has the first.
     - `init_method`: how the ranks meet: env://, file:///a/path/that/all/ranks/see (without

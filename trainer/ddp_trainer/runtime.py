@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -70,6 +71,16 @@ class Runtime:
 
     # Training
 
+    def seed_rank(self, seed: int) -> None:
+        """Seed the random number generators of this rank differently from those of the others.
+
+        `process_group` seeds all ranks equally, so that they make the same model. Call this
+        afterwards if the model has dropout: with equal generators, the ranks would drop the same
+        units for different samples.
+        """
+        numbers = np.random.SeedSequence([seed, self.rank])
+        self.hardware.seed(int(numbers.generate_state(1)[0]))
+
     def wrap(self, model: nn.Module, **settings: Any) -> DistributedModel | SingleModel:
         """Return `model` in DistributedDataParallel, or in its counterpart in a single process.
 
@@ -94,14 +105,19 @@ class Runtime:
         return ddp
 
     def watch(self, model: nn.Module) -> None:
-        """Note the passes of a model, so that a timeout can name the slow rank.
+        """Note the passes of a model in training, so that a timeout can name the slow rank.
 
         `wrap` does this too. Call it for a model that is not wrapped, such as one of FSDP2.
         """
         stragglers = self.stragglers
         if stragglers:
-            model.register_forward_pre_hook(lambda *_: stragglers.forward())
-            model.register_forward_hook(lambda *_: stragglers.backward())
+            # An evaluation of the same model is no step. It has no gradients.
+            model.register_forward_pre_hook(
+                lambda *_: stragglers.forward() if torch.is_grad_enabled() else None
+            )
+            model.register_forward_hook(
+                lambda *_: stragglers.backward() if torch.is_grad_enabled() else None
+            )
 
     def ddp_settings(self) -> dict[str, Any]:
         """Return the default settings of DistributedDataParallel in `wrap`."""
@@ -139,7 +155,7 @@ class Runtime:
             rehearse(model, inputs, named_inputs, loss)
         self.hardware.end_step()
         if self.stragglers:
-            self.stragglers.rest()
+            self.stragglers.forget_passes()
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Copy rank 0's buffers (BatchNorm's running statistics) to every rank.
@@ -214,7 +230,7 @@ class Runtime:
 
     # Actions that may fail on one rank
 
-    def together(self, action: Callable[[], T]) -> T:
+    def run_on_all(self, action: Callable[[], T]) -> T:
         """Run `action` on every rank. If one rank raises a UserError, every rank raises it.
 
         For example, a folder that is missing on one node ends the job everywhere with its message.
@@ -252,13 +268,13 @@ class Runtime:
         return result  # type: ignore[return-value]
 
     def node_by_node(self, action: Callable[[], T]) -> T:
-        """Run `action` like `together`, but first on one process of each node.
+        """Run `action` like `run_on_all`, but first on one process of each node.
 
         That process fills a cache, which the others then find.
         """
         is_first = self.local_rank == 0
-        first = self.together(lambda: action() if is_first else None)
-        others = self.together(lambda: None if is_first else action())
+        first = self.run_on_all(lambda: action() if is_first else None)
+        others = self.run_on_all(lambda: None if is_first else action())
         return first if is_first else others  # type: ignore[return-value]
 
 

@@ -5,12 +5,12 @@ The slow rank itself raises nothing until its peers are gone. So every rank writ
 the rendezvous store, at least once per second. A rank that timed out reads there which rank it
 waited for:
 
-    rank 0   forward 8 │ backward 8 ....... waits ....... timeout: "rank 2 is slow or stuck"
-    rank 1   forward 8 │ backward 8 ....... waits ...................... lost its peer
-    rank 2   forward 8 ..............................................................
-                 │           │
-                 ▼           ▼    by a thread: step, pass, time, number of writes
-    store    {0: (8, backward, …), 1: (8, backward, …), 2: (8, forward, …)}
+    rank 0   forward │ backward ....... waits ....... timeout: "rank 2 is slow or stuck"
+    rank 1   forward │ backward ....... waits ...................... lost its peer
+    rank 2   forward ..............................................................
+                │          │
+                ▼          ▼    by a thread: step, number of passes, time, number of writes
+    store    {0: (8, 2, …), 1: (8, 2, …), 2: (8, 1, …)}
 
 A rank that is frozen writes nothing at all, so its number of writes does not grow. Under torchrun
 the store lives in the agent of node 0, which outlives the workers.
@@ -68,22 +68,28 @@ class SlowRankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Position:
-    """The last known place of a rank: since `time`, in the forward or backward pass of `step`.
+    """The last known place of a rank: since `time`, in a forward or backward pass of `step`.
 
-    `time` is unix time by the rank's own clock. `beats` counts the writes of its process. If it
-    does not grow, the process does not run.
+    `passes` counts the passes of the step that began: a forward and a backward pass, or several of
+    each if gradients are accumulated. `time` is unix time by the rank's own clock. `beats` counts
+    the writes of its process. If it does not grow, the process does not run.
     """
 
     step: int
-    backward: bool
+    passes: int
     time: float
     node: str
     beats: int = 0
 
     @property
-    def progress(self) -> tuple[int, bool]:
-        """A value that grows as the rank proceeds."""
-        return self.step, self.backward
+    def progress(self) -> tuple[int, int]:
+        """Return a value that grows as the rank proceeds."""
+        return self.step, self.passes
+
+    @property
+    def in_backward(self) -> bool:
+        """Return True in a backward pass, where the rank needs its peers."""
+        return self.passes > 0 and self.passes % 2 == 0
 
 
 class StragglerDetector:
@@ -95,8 +101,8 @@ class StragglerDetector:
     and look like a frozen rank.
 
     With more than two ranks, gloo's own timeout begins anew with each message of a ring, and may
-    come much later. So the thread also calls `on_stuck` with a sentence, if this rank waits longer
-    for a rank that makes no progress. A function that returns is called again after a second.
+    come much later. So the thread also calls `on_stuck` with a sentence, once, if this rank waits
+    longer in a backward pass for a rank that makes no progress.
     """
 
     def __init__(
@@ -113,10 +119,10 @@ class StragglerDetector:
         self._on_stuck = on_stuck
         # Seconds of the last backward passes. The shortest is about the time in which this rank
         # computes without waiting for others.
-        self._rests: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._backward_seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._keys = [str(other) for other in range(world_size)]
         self._step = 0
-        self._position = Position(0, True, time.time(), _node_name())
+        self._position = Position(0, 0, time.time(), _node_name())
         self._pause = max(SHORTEST_PAUSE, world_size / WRITES_PER_SECOND)
         self._silence = max(SILENCE, 3 * self._pause)
         # The positions of all ranks as read before the timeout, with the time of each reading.
@@ -128,29 +134,37 @@ class StragglerDetector:
 
     def finished(self, step: int) -> None:
         """Note that this rank has taken the optimizer step `step`."""
-        self._note_rest()
+        self._note_backward_seconds()
         self._step = step
 
     def forward(self) -> None:
-        """Note the start of the forward pass after the last finished step."""
-        self._note_rest()
-        self._move(self._step + 1, backward=False)
+        """Note the start of a forward pass of the step after the last finished one."""
+        self._note_backward_seconds()
+        self._begin_pass()
 
     def backward(self) -> None:
-        """Note the end of that forward pass. In the backward pass the rank needs its peers."""
-        self._move(self._step + 1, backward=True)
+        """Note the end of that forward pass. The backward pass follows."""
+        self._begin_pass()
 
-    def rest(self) -> None:
+    def forget_passes(self) -> None:
         """Forget the passes that were noted since the last finished step: they were no step."""
-        self._move(self._step, backward=True)
+        self._move(self._step, 0)
 
-    def _note_rest(self) -> None:
+    def _note_backward_seconds(self) -> None:
         """Remember how long the backward pass took that ends now, if one does."""
-        if self._position.backward and self._position.step > self._step:
-            self._rests.append(max(0.0, time.time() - self._position.time))
+        if self._is_in_step() and self._position.in_backward:
+            self._backward_seconds.append(max(0.0, time.time() - self._position.time))
 
-    def _move(self, step: int, *, backward: bool) -> None:
-        self._position = Position(step, backward, time.time(), self._position.node)
+    def _begin_pass(self) -> None:
+        passes = self._position.passes if self._is_in_step() else 0
+        self._move(self._step + 1, passes + 1)
+
+    def _is_in_step(self) -> bool:
+        """Return True between the first pass of a step and its end."""
+        return self._position.step > self._step
+
+    def _move(self, step: int, passes: int) -> None:
+        self._position = Position(step, passes, time.time(), self._position.node)
 
     def close(self) -> None:
         """Stop writing. A thread that uses the store while Python ends would abort the process."""
@@ -195,10 +209,13 @@ class StragglerDetector:
 
     def _end_if_stuck(self, waited: float) -> None:
         """Call `on_stuck` if this rank has waited too long for a rank that makes no progress."""
-        if not self._on_stuck or not self._rests or not self._position.backward:
+        if not self._on_stuck or not self._backward_seconds:
+            return
+        # Between two steps, such as in an evaluation, a rank may need long without its peers.
+        if not self._is_in_step() or not self._position.in_backward:
             return
         # gloo's own error comes first if its timeout began once only.
-        if waited < self._timeout + min(self._rests) + MARGIN:
+        if waited < self._timeout + min(self._backward_seconds) + MARGIN:
             return
         earlier = self._earlier_reading()
         if earlier is None:
@@ -264,7 +281,7 @@ def describe_slowest(positions: Mapping[int, Position], now: float, timeout: flo
     time.
     """
 
-    def order(rank: int) -> tuple[tuple[int, bool], float]:
+    def order(rank: int) -> tuple[tuple[int, int], float]:
         return positions[rank].progress, positions[rank].time
 
     last = min(positions, key=order)

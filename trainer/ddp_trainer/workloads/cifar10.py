@@ -73,7 +73,7 @@ RECIPES = {
 def train(options: Cifar10Options, runtime: Runtime) -> None:
     """Train, evaluate after every epoch, and report the result.
 
-    Raise UserError on wrong use, and Interrupted after a signal.
+    Raises UserError on wrong use, and Interrupted after a signal.
     """
     progress = Progress(runtime, options.log_every)
     recipe = RECIPES[options.recipe]

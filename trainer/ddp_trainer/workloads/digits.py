@@ -24,7 +24,7 @@ WHITE = 16
 def train(options: DigitsOptions, runtime: Runtime) -> None:
     """Train, evaluate after every epoch, and report the result.
 
-    Raise UserError on wrong use, and Interrupted after a signal.
+    Raises UserError on wrong use, and Interrupted after a signal.
     """
     progress = Progress(runtime, options.log_every)
 

@@ -42,14 +42,14 @@ EPOCHS_PER_RATE = 7
 def train(options: HymenopteraOptions, runtime: Runtime) -> None:
     """Train, evaluate after every epoch, and report the last and the best accuracy.
 
-    Raise UserError on wrong use, and Interrupted after a signal.
+    Raises UserError on wrong use, and Interrupted after a signal.
     """
     if options.frozen and not options.weights:
         raise UserError("--frozen: pretrained weights are required; give them with --weights")
     progress = Progress(runtime, options.log_every)
 
     with progress.timed("setup"):
-        train_set, test_set = runtime.together(lambda: photographs.load(options.data))
+        train_set, test_set = runtime.run_on_all(lambda: photographs.load(options.data))
         model, weights_hash = pretrained_model(len(train_set.classes), options, runtime)
         if options.frozen:
             freeze_all_but_the_last_layer(model)
@@ -120,7 +120,7 @@ def load_weights(model: ResNet, source: str) -> None:
     """Load all layers but the last from a state dict in torchvision's format.
 
     `source` is a file or a URL. The last layer, `fc`, belongs to the classes of other data, so the
-    new one of `model` stays. Raise UserError if the weights cannot be read or do not fit.
+    new one of `model` stays. Raises UserError if the weights cannot be read or do not fit.
     """
     state = read_weights(source)
     check_is_state_dict(state, source)
@@ -144,7 +144,7 @@ def load_weights(model: ResNet, source: str) -> None:
 def read_weights(source: str) -> Any:
     """Return what torch.save wrote to the file or URL `source`.
 
-    Raise UserError if it cannot be read or is damaged.
+    Raises UserError if it cannot be read or is damaged.
     """
     try:
         file = downloaded(source) if source.startswith(("https://", "http://")) else Path(source)
@@ -185,7 +185,7 @@ def check_is_state_dict(state: Any, source: str) -> None:
 def downloaded(url: str) -> Path:
     """Return the file of `url`, in torch's download folder. Download it if it is not there.
 
-    Raise OSError or HTTPException if the download fails, and ValueError if `url` is not valid.
+    Raises OSError or HTTPException if the download fails, and ValueError if `url` is not valid.
     """
     # torch names downloads after the file only, and many are called model.pth. The hash of the URL
     # keeps them apart.

@@ -45,7 +45,7 @@ SMALLEST = 1024
 def train(options: MessagesOptions, runtime: Runtime) -> None:
     """Run and check each operation once. With two ranks, measure the speed. Every rank calls it.
 
-    Raise UserError if there is only one process, and RuntimeError if a result is wrong.
+    Raises UserError if there is only one process, and RuntimeError if a result is wrong.
     """
     if runtime.world_size < 2:
         raise UserError("messages need at least two processes: use torchrun, or add --spawn 4")
@@ -71,7 +71,7 @@ def train(options: MessagesOptions, runtime: Runtime) -> None:
 
 
 def report(check: Check, progress: Progress) -> None:
-    """Report the results of all ranks. Raise RuntimeError if one is wrong. Every rank calls it."""
+    """Report the results of all ranks. Raises RuntimeError if one is wrong. Every rank calls it."""
     runtime = progress.runtime
     name, result, expected = check
     right = all(runtime.gather(torch.equal(result, expected)))

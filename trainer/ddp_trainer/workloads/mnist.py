@@ -33,7 +33,7 @@ RATE_PER_BATCH = 0.01
 def train(options: MnistOptions, runtime: Runtime) -> None:
     """Train on real data, or measure on random data.
 
-    Raise UserError on wrong use, and Interrupted after a signal.
+    Raises UserError on wrong use, and Interrupted after a signal.
     """
     progress = Progress(runtime, options.log_every)
     if options.fake:
@@ -69,13 +69,13 @@ def train(options: MnistOptions, runtime: Runtime) -> None:
 
 
 def load_data(options: MnistOptions, runtime: Runtime) -> tuple[Images, Images]:
-    """Return the training and the test set. Raise UserError if --data has none of them."""
+    """Return the training and the test set. Raises UserError if --data has none of them."""
     if options.data is None:
         raise UserError(
             "mnist needs real images (--data FOLDER) or random ones (--fake): give one of the two"
         )
     folder = options.data
-    train_set, test_set, is_split = runtime.together(lambda: mnist.load(folder))
+    train_set, test_set, is_split = runtime.run_on_all(lambda: mnist.load(folder))
     if is_split:
         runtime.warn(
             f"{folder} contains only the test set: training on {len(train_set)} of its images, "

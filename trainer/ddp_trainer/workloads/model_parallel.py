@@ -41,7 +41,7 @@ def stages() -> list[nn.Module]:
 def train(options: ModelParallelOptions, runtime: Runtime) -> None:
     """Train for `options.steps` steps and report the loss over all samples. Every rank calls it.
 
-    Raise UserError on wrong use, and RuntimeError if micro-batches change the gradients.
+    Raises UserError on wrong use, and RuntimeError if micro-batches change the gradients.
     """
     check_micro_batches(options)
     progress = Progress(runtime, options.log_every)
@@ -129,7 +129,7 @@ def difference_to_unpipelined(
 ) -> float:
     """Return ‖p - q‖ / ‖q‖ for the gradients p with and q without micro-batches.
 
-    Raise RuntimeError if it is larger than TOLERANCE.
+    Raises RuntimeError if it is larger than TOLERANCE.
     """
     pipelined = pipeline_gradients(options.micro_batches, devices, inputs)
     plain = pipeline_gradients(1, devices, inputs)

@@ -12,6 +12,6 @@ from ddp_trainer.workloads.shared.throughput import Benchmark, compare
 
 
 def train(options: Resnet50Options, runtime: Runtime) -> None:
-    """Measure both arms. Raise UserError if there is only one process."""
+    """Measure both arms. Raises UserError if there is only one process."""
     image_shape = (3, options.image_size, options.image_size)
     compare(Benchmark("resnet50", resnet50, image_shape), options, Progress(runtime))

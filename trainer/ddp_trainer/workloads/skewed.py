@@ -28,7 +28,7 @@ LEARNING_RATE = 0.001
 def train(options: SkewedOptions, runtime: Runtime) -> None:
     """Run one of the two experiments. Every rank calls it.
 
-    Raise UserError if there is only one process, and SlowRankError if a rank is slower than the
+    Raises UserError if there is only one process, and SlowRankError if a rank is slower than the
     timeout allows.
     """
     if runtime.world_size < 2:
@@ -86,7 +86,7 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
     Join, ranks that have finished still join the sums of the others. The other workloads do not
     need it, because their sampler splits every batch over the ranks.
 
-    Raise UserError on XLA, and RuntimeError if the ranks' parameters differ at the end.
+    Raises UserError on XLA, and RuntimeError if the ranks' parameters differ at the end.
     """
     if not runtime.hardware.pairs:
         raise UserError("--uneven: on XLA all ranks have to take the same steps; add --device cpu")
@@ -113,7 +113,7 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
         # A rank that has finished must not be reported as the one that the others wait for.
         progress.beat(most_batches)
         if runtime.stragglers:
-            runtime.stragglers.rest()
+            runtime.stragglers.forget_passes()
 
     # At its end, Join copies the parameters of the rank with the most batches to all ranks.
     if not runtime.identical(model.parameters()):

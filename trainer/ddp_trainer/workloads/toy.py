@@ -48,7 +48,7 @@ def regression_data() -> tuple[Tensor, Tensor]:
 def train(options: ToyOptions, runtime: Runtime) -> None:
     """Train for `options.steps` steps and report the loss over all samples. Every rank calls it.
 
-    Raise UserError on wrong use, Interrupted after a signal, and RuntimeError if the ranks'
+    Raises UserError on wrong use, Interrupted after a signal, and RuntimeError if the ranks'
     parameters differ after a step.
     """
     progress = Progress(runtime, options.log_every)

@@ -34,7 +34,7 @@ def load(folder: Path) -> tuple[Images, Images]:
     """Return CIFAR-10's training and test set, images of shape (N, 3, 32, 32).
 
     The data may have any of the three forms, at or below `folder`. Image folders are decoded once
-    and then read from a cache (`images.cached`). Raise UserError if nothing is found or a file is
+    and then read from a cache (`images.cached`). Raises UserError if nothing is found or a file is
     damaged.
     """
     if not folder.is_dir():
@@ -189,7 +189,7 @@ def _decode(paths: list[Path]) -> Bytes:
 
 
 def _checked(pixels: Bytes, labels: Labels, folder: Path) -> Images:
-    """Return the images. Raise UserError if the labels do not fit."""
+    """Return the images. Raises UserError if the labels do not fit."""
     fits = (
         len(labels) > 0
         and len(pixels) == len(labels)

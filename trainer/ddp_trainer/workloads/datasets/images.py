@@ -62,7 +62,7 @@ def folders_below(folder: Path, depth: int = SEARCH_DEPTH) -> Iterator[list[Path
 def the_one_below(folder: Path, is_data_set: Callable[[Path], bool]) -> Path | None:
     """Return the highest folder at or below `folder` that `is_data_set`, or None.
 
-    Raise UserError if there are several on that level, because only the user knows which to take.
+    Raises UserError if there are several on that level, because only the user knows which to take.
     """
     for level in folders_below(folder):
         found = [candidate for candidate in level if is_data_set(candidate)]
@@ -82,7 +82,7 @@ def class_folders(part: Path) -> list[Path]:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Return the JPEG and PNG files of `folder` by name. Raise UserError if there are none."""
+    """Return the JPEG and PNG files of `folder` by name. Raises UserError if there are none."""
     found = []
     for entry in _visible(folder):
         if entry.name.lower().endswith(IMAGE_SUFFIXES):
@@ -109,7 +109,7 @@ def open_image(path: Path, enough: int | None = None) -> Image.Image:
     """Return the decoded image in RGB.
 
     With `enough`, a JPEG may be decoded at a smaller size of at least so many pixels a side.
-    Raise UserError if the file is not an image.
+    Raises UserError if the file is not an image.
     """
     try:
         with Image.open(path) as image:
@@ -144,7 +144,7 @@ def cached(
     completely or not at all, so any number of processes and nodes may do this at the same time.
     It is mapped into memory, so the processes of a node share one copy.
 
-    Raise UserError if an image cannot be read.
+    Raises UserError if an image cannot be read.
     """
     shape = (len(paths), *shape)
     name = f".ddp_trainer-{_fingerprint(folder, paths)}.npy"

@@ -29,7 +29,7 @@ def load(folder: Path) -> tuple[Images, Images, bool]:
     set are found, its 10,000 images are split: sorted by class, every fifth image, beginning with
     the first, is for testing (2,000), and the other 8,000 are for training.
 
-    Raise UserError if nothing is found or a file is damaged.
+    Raises UserError if nothing is found or a file is damaged.
     """
     if not folder.is_dir():
         raise UserError(f"--data: folder {folder} does not exist; {HELP}")

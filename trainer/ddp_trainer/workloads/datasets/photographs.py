@@ -88,7 +88,7 @@ class Photographs:
 def load(folder: Path) -> tuple[Photographs, Photographs]:
     """Return the training and the validation set in {train,val}/<class>/ at or below `folder`.
 
-    Raise UserError if nothing is found or a file is not an image.
+    Raises UserError if nothing is found or a file is not an image.
     """
     if not folder.is_dir():
         raise UserError(f"--data: folder {folder} does not exist; {HELP}")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_trainer.batch_norm import batch_norm_at_rest, synchronise
+from ddp_trainer.batch_norm import batch_norm_for_empty_shard, synchronise
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.cli.options import ClassifierOptions
 from ddp_trainer.errors import UserError
@@ -29,7 +29,7 @@ STEADY_SHARE = 8
 def train_classifier(task: Task, options: ClassifierOptions, progress: Progress) -> None:
     """Train, evaluate after every epoch, and report the result. Every rank calls it.
 
-    Raise UserError on wrong use, and Interrupted after a signal.
+    Raises UserError on wrong use, and Interrupted after a signal.
     """
     runtime = progress.runtime
 
@@ -108,7 +108,7 @@ def train_step(task: Task, arm: Arm, shard: Shard, progress: Progress) -> Tensor
         labels = without_repeats(labels, shard)
 
     # A rank without samples takes part too, because DDP expects gradients from every rank.
-    with batch_norm_at_rest(task.model, shard):
+    with batch_norm_for_empty_shard(task.model, shard):
         with progress.timed("forward"), autocast:
             loss_sum = F.cross_entropy(arm.module(inputs), labels, reduction="sum")
 
@@ -158,7 +158,7 @@ def training_sampler(
 def wrap_model(task: Task, options: ClassifierOptions, runtime: Runtime) -> Arm:
     """Return the task's arm around its model, after a warm-up step.
 
-    Raise UserError if --sync-batch-norm is given and the model has no BatchNorm.
+    Raises UserError if --sync-batch-norm is given and the model has no BatchNorm.
     """
     if options.sync_batch_norm:
         if not has_batch_norm(task.model):
@@ -176,10 +176,10 @@ def open_checkpoints(
     sampler: GlobalBatchSampler,
     scores: Scores,
 ) -> Checkpoints:
-    """Return the run's checkpoints. Raise UserError if a folder cannot be written to."""
+    """Return the run's checkpoints. Raises UserError if a folder cannot be written to."""
     checkpoint_folder, model_folder = output_folders(options)
     # Only rank 0 writes the model, but every rank has to stop if it cannot.
-    runtime.together(
+    runtime.run_on_all(
         lambda: check_writable(model_folder) if model_folder and runtime.is_main else None
     )
     identity = {"workload": task.name, **task.identity, "sync_batch_norm": options.sync_batch_norm}
@@ -199,7 +199,7 @@ def open_checkpoints(
 def restore(checkpoints: Checkpoints, options: ClassifierOptions, progress: Progress) -> int:
     """Load the newest checkpoint and return its step, or 0 if there is none.
 
-    Raise UserError if --resume is given and there is no checkpoint.
+    Raises UserError if --resume is given and there is no checkpoint.
     """
     step = checkpoints.restore()
     progress.beat(step)

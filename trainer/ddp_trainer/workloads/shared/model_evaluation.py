@@ -85,7 +85,7 @@ class Evaluator:
     def run(self, epoch: int, step: int) -> dict[str, float]:
         """Evaluate the model after `epoch` epochs and return the result of the run so far.
 
-        Every rank calls it. Raise Interrupted if the ranks agree to stop, and UserError if the
+        Every rank calls it. Raises Interrupted if the ranks agree to stop, and UserError if the
         model's file cannot be written.
         """
         found = self._evaluate(step)
@@ -155,7 +155,7 @@ class Evaluator:
     def _write_model(self, weights: Mapping[str, Tensor], path: Path) -> None:
         """Write only the weights to `path`, completely or not at all, on rank 0.
 
-        Raise UserError if the file cannot be written, or if a newer start has the folder.
+        Raises UserError if the file cannot be written, or if a newer start has the folder.
         """
         if not self.progress.runtime.is_main:
             return

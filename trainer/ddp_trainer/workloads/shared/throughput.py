@@ -66,7 +66,7 @@ def compare(benchmark: Benchmark, options: ThroughputOptions, progress: Progress
     There are `options.rounds` rounds, in which each arm takes `options.steps` steps. The images
     are random and new in each round, because computing with zeros can be faster. The overhead of
     DDP is how much lower its median rate is than that of the native arm. It is negative if DDP is
-    faster. Raise UserError if there is only one process.
+    faster. Raises UserError if there is only one process.
     """
     runtime = progress.runtime
     if runtime.world_size < 2:
