@@ -1,6 +1,7 @@
 """Checkpoints of a model that FSDP2 shards: every rank writes and reads its own part."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from ddp_trainer import checkpoint_shards
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.checkpoint_folder import INDEX, Retention
+from ddp_trainer.checkpoint_shards import ShardedState
+from ddp_trainer.checkpoint_staging import Staging
 from ddp_trainer.claim import Claim, TakenOver
 from ddp_trainer.errors import UserError
 from ddp_trainer.runtime import Runtime
@@ -114,7 +118,7 @@ DAMAGE = {
     "cut": (cut, "shard-00001*", "bytes instead of"),
     "removed": (Path.unlink, "shard-00002*", "No such file or directory"),
     "index cut": (cut, INDEX, "not a zip file"),
-    "index removed": (Path.unlink, INDEX, f"it has no {INDEX}"),
+    "index removed": (Path.unlink, INDEX, f"{INDEX}: No such file or directory"),
     "index without shards": (forget_the_shards, INDEX, "does not list the shards"),
     "more shards": (
         lambda path: shutil.copy(path, path.with_name("shard-9.safetensors")),
@@ -209,20 +213,18 @@ def error_of_a_rank_that_cannot_write(runtime):
     job.train(2).checkpoints.save(2)
     # The thread may have written already, so the next one is the one that fails.
     job.checkpoints.wait()
-    from ddp_trainer import checkpoint_shards
+    write = Staging.write
 
-    write = checkpoint_shards.write_shard
-
-    def fail(writer, folder, rank):
+    def fail(staging, folder, rank):
         if rank == 1:
             raise OSError(28, "No space left on device")
-        return write(writer, folder, rank)
+        return write(staging, folder, rank)
 
-    checkpoint_shards.write_shard = fail
+    Staging.write = fail
     try:
         return message_of(job.train(3).save), names_in(Path("full"))
     finally:
-        checkpoint_shards.write_shard = write
+        Staging.write = write
 
 
 def test_all_ranks_raise_the_error_of_one_that_cannot_write(ranks):
@@ -265,6 +267,141 @@ def error_of_an_older_start(runtime):
 def test_an_older_start_writes_nothing(ranks):
     for found in ranks.values(error_of_an_older_start):
         assert found == ("taken over", ["step-g0001-0000000001.sharded"])
+
+
+@on_every_rank
+def error_of_a_start_that_is_taken_over_during_a_save(runtime):
+    """Return the names in the folder of a start that is paused in a save and taken over."""
+    job = Job(runtime, "paused").train(1)
+    job.save()
+    read = ShardedState._read_saved
+
+    def pause_and_read(state):
+        runtime.on_main(lambda: Claim.take(Path("paused")).number)
+        return read(state)
+
+    ShardedState._read_saved = pause_and_read
+    try:
+        job.train(2).save()
+    except TakenOver:
+        return sorted(path.name for path in Path("paused").iterdir())
+    finally:
+        ShardedState._read_saved = read
+
+
+def test_a_start_that_is_taken_over_during_a_save_does_not_come_back(ranks):
+    for names in ranks.values(error_of_a_start_that_is_taken_over_during_a_save):
+        assert names == [".claim-g0002", "step-g0001-0000000001.sharded"]
+
+
+# What is not sharded, and what has no state
+
+
+@on_every_rank
+def plain_part_beside_a_sharded_model(runtime):
+    """Return the value of a plain part that changes while a thread writes the checkpoint."""
+    job = Job(runtime, "beside").train(1)
+    plain = nn.Linear(1, 1)
+    nn.init.constant_(plain.weight, 1.0)
+    parts = {"model": job.model, "plain": plain}
+    changed = threading.Event()
+    write = Staging.write
+
+    def wait_and_write(staging, folder, rank):
+        assert changed.wait(30)
+        return write(staging, folder, rank)
+
+    Staging.write = wait_and_write
+    try:
+        checkpoints = Checkpoints("beside-plain", runtime, parts)
+        checkpoints.save(1)
+        nn.init.constant_(plain.weight, 2.0)
+        changed.set()
+        checkpoints.wait()
+    finally:
+        Staging.write = write
+    Checkpoints("beside-plain", runtime, parts).restore()
+    return plain.weight.item()
+
+
+def test_a_plain_part_is_saved_as_it_was_at_the_save(ranks):
+    assert ranks.values(plain_part_beside_a_sharded_model) == [1.0, 1.0]
+
+
+class PartlyUsed(nn.Module):
+    """A model with a layer that gets no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, inputs):
+        return self.used(inputs)
+
+
+@on_every_rank
+def parameters_with_state(runtime):
+    """Return how many parameters have state before and after a save, and after a restore."""
+
+    def a_job():
+        torch.manual_seed(1)
+        model = PartlyUsed()
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        parts = {"model": model, "optimizer": optimizer}
+        checkpoints = Checkpoints("partly", runtime, parts)
+        return model, optimizer, checkpoints, checkpoints.restore()
+
+    def train(model, optimizer):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return sum(parameter.full_tensor().sum().item() for parameter in model.parameters())
+
+    model, optimizer, checkpoints, _ = a_job()
+    checkpoints.save(0)
+    counts = [len(optimizer.state)]
+    train(model, optimizer)
+    counts.append(len(optimizer.state))
+    checkpoints.save(1)
+    expected = train(model, optimizer)
+    checkpoints.wait()
+    model, optimizer, _, step = a_job()
+    counts.append(len(optimizer.state))
+    return counts, step, train(model, optimizer) == expected
+
+
+def test_parameters_without_state_stay_without_it(ranks):
+    for counts, step, is_equal in ranks.values(parameters_with_state):
+        assert counts == [0, 2, 2]
+        assert (step, is_equal) == (1, True)
+
+
+@on_every_rank
+def names_after_a_failed_read(runtime):
+    """Return what a restore does if the storage of one rank fails."""
+    job = Job(runtime, "storage").train(1)
+    job.save()
+    job.train(2).save()
+    measure = checkpoint_shards.measure
+
+    def fail(path):
+        if "0000000002" in path.parent.name:
+            raise OSError(5, "Input/output error")
+        return measure(path)
+
+    checkpoint_shards.measure = fail
+    try:
+        return Job(runtime, "storage").step, names_in(Path("storage"))
+    finally:
+        checkpoint_shards.measure = measure
+
+
+def test_a_checkpoint_is_not_set_aside_if_the_storage_fails(ranks):
+    for step, names in ranks.values(names_after_a_failed_read):
+        assert step == 1
+        assert names == [f"step-g0001-000000000{step}.sharded" for step in (1, 2)]
 
 
 # Other numbers of ranks

@@ -169,3 +169,19 @@ time.sleep(60)
     run = run_script(script)
     assert run.returncode == 143
     assert "no step ended within 0.2 s after SIGTERM" in run.stderr
+
+
+def test_a_process_that_writes_a_checkpoint_is_not_ended_meanwhile():
+    script = """
+import os, signal, time
+from ddp_trainer.interrupt import StopVote
+from ddp_trainer.runtime import Runtime
+end = time.monotonic() + 1.5
+vote = StopVote(Runtime(is_writing=[lambda: time.monotonic() < end]), grace=0.2)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1)
+print(vote.at_step_boundary().name)
+time.sleep(1)
+"""
+    run = run_script(script)
+    assert (run.returncode, run.stdout) == (0, "SIGTERM\n"), run.stderr

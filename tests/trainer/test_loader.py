@@ -4,12 +4,19 @@ import importlib.util
 import os
 import random
 import signal
+from collections import UserDict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.checkpoint_parts import PerRank
@@ -162,6 +169,33 @@ def test_data_of_another_size_and_streams_are_refused():
         ShardLoader(Stream(), a_sampler())
 
 
+# Batches without samples
+
+
+class Named(Dataset):
+    """Samples as dicts, of which a collate function makes an object of its own."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        return {"numbers": torch.ones(3)}
+
+
+@pytest.mark.parametrize("collate", [None, lambda samples: UserDict(default_collate(samples))])
+def test_a_batch_without_samples_has_the_form_of_the_others(collate):
+    # The last batch has one sample.
+    loader = ShardLoader(Named(), a_sampler(4, rank=1, world_size=2), collate_fn=collate)
+    *_, (shard, batch) = loader
+    assert (len(shard.indices), batch["numbers"].shape) == (0, (0, 3))
+
+
+def test_a_batch_that_cannot_be_made_empty_is_refused():
+    loader = ShardLoader(Named(), a_sampler(4, rank=1, world_size=2), collate_fn=str)
+    with pytest.raises(UserError, match="a batch of type str cannot be made empty"):
+        list(loader)
+
+
 # SIGTERM with workers
 
 
@@ -268,6 +302,12 @@ def test_torchdatas_loader_resumes_with_the_state_of_each_rank(tmp_path):
     second = a_loader()
     Checkpoints(tmp_path, Runtime(), {"loader": PerRank(second)}).restore()
     assert before + [batch.tolist() for (batch,) in second] == whole
+
+
+def test_index_batches_refuse_a_sampler_that_leaves_a_rank_empty():
+    with pytest.raises(UserError, match="a rank would get no sample in the last batch"):
+        IndexBatches(a_sampler(4, rank=0, world_size=2))
+    IndexBatches(a_sampler(4, rank=0, world_size=2, equal_shares=True))
 
 
 def test_index_batches_are_a_batch_sampler_of_torchs_loader():

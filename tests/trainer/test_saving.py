@@ -1,15 +1,18 @@
 """A checkpoint is written by a thread while the training goes on, and nothing of it is lost."""
 
+import random
 import signal
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ddp_trainer import checkpoint_file
+from ddp_trainer import checkpoint_file, checkpoint_folder
 from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_folder import Retention
+from ddp_trainer.checkpoint_folder import Best, Retention
+from ddp_trainer.claim import TakenOver
 from ddp_trainer.errors import Interrupted, UserError
 from ddp_trainer.process_group import process_group
 from ddp_trainer.runtime import Runtime
@@ -17,6 +20,10 @@ from ddp_trainer.runtime import Runtime
 from .launch import torchrun
 
 DEADLINE = 30.0  # seconds; reached only if a thread hangs
+
+
+class Coordinates(torch.Tensor):
+    """A subclass, which cannot be read with weights_only."""
 
 
 class Gate:
@@ -157,6 +164,151 @@ def test_partial_files_of_other_processes_are_not_removed(tmp_path):
     checkpoints.save(1)
     checkpoints.wait()
     assert partial.exists()
+
+
+# What can go wrong
+
+
+class Numbers:
+    """A part whose state is what the test says."""
+
+    def __init__(self, **state):
+        self.state = state
+
+    def state_dict(self):
+        return dict(self.state)
+
+    def load_state_dict(self, state):
+        self.state = dict(state)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.ones(2).to_sparse(), "it has a Tensor with the layout torch.sparse_coo"),
+        (Coordinates([1.0, 2.0]), "it has a Coordinates with the layout torch.strided"),
+    ],
+)
+def test_a_tensor_of_another_kind_is_refused_at_the_save(tmp_path, tensor, said):
+    checkpoints = Checkpoints(tmp_path, Runtime(), {"numbers": Numbers(tensor=tensor)})
+    with pytest.raises(UserError, match=f"the state of numbers cannot be saved .{said}"):
+        checkpoints.save(1)
+    assert steps_in(tmp_path) == []
+
+
+def test_a_state_that_becomes_unreadable_removes_no_readable_checkpoint(tmp_path):
+    numbers = Numbers(best=-1.0)
+    checkpoints = Checkpoints(tmp_path, Runtime(), {"numbers": numbers})
+    checkpoints.save(1)
+    numbers.state["best"] = np.float64(0.5)
+    for step in (2, 3):
+        checkpoints.save(step)
+        with pytest.raises(UserError, match=r"the state of numbers can be written but not read"):
+            checkpoints.wait()
+    assert steps_in(tmp_path) == [1]
+
+
+def test_an_error_of_the_callers_function_is_raised_as_a_user_error(tmp_path):
+    def fail(step, path, seconds):
+        raise KeyError("no such thing")
+
+    checkpoints = Checkpoints(tmp_path, Runtime(), {"model": a_model()})
+    checkpoints.save(1, on_written=fail)
+    with pytest.raises(UserError, match=r"cannot write the checkpoint .*no such thing"):
+        checkpoints.wait()
+
+
+def test_a_file_is_not_set_aside_if_the_storage_fails(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, Runtime(), {"model": a_model()})
+    for step in (1, 2):
+        checkpoints.save(step)
+    checkpoints.wait()
+    find_fault = checkpoint_folder.find_fault
+    failing = {2}
+
+    def fail(path):
+        if int(path.stem[-10:]) in failing:
+            raise OSError(5, "Input/output error")
+        return find_fault(path)
+
+    monkeypatch.setattr(checkpoint_folder, "find_fault", fail)
+    monkeypatch.setattr(checkpoint_folder, "RETRY_PAUSE", 0.01)
+    assert restored_weight(tmp_path) == (1, 1.0)
+    assert steps_in(tmp_path) == [1, 2]
+    failing.add(1)
+    with pytest.raises(UserError, match=r"can be read .*Input/output error") as caught:
+        restored_weight(tmp_path)
+    # Another attempt may succeed.
+    assert caught.value.exit_code == 1
+
+
+def test_another_jobs_folder_is_not_taken_over(tmp_path):
+    healthy = Checkpoints(tmp_path, Runtime(), {"model": a_model()}, {"workload": "first"})
+    healthy.save(1)
+    healthy.wait()
+    other = Checkpoints(tmp_path, Runtime(), {"model": a_model()}, {"workload": "second"})
+    with pytest.raises(UserError, match="was made with workload 'first', but this run has 'second"):
+        other.restore()
+    healthy.save(2)
+    healthy.wait()
+    assert steps_in(tmp_path) == [1, 2]
+
+
+def test_a_first_save_without_a_restore_does_not_take_a_folder_over(tmp_path):
+    earlier = Checkpoints(tmp_path, Runtime(), {"model": a_model()})
+    earlier.save(1)
+    earlier.wait()
+    with pytest.raises(UserError, match=r"call restore\(\) before the first save"):
+        Checkpoints(tmp_path, Runtime(), {"model": a_model()}).save(1)
+    earlier.save(2)
+    earlier.wait()
+
+
+def test_the_best_one_left_counts_if_the_best_is_gone(tmp_path):
+    checkpoints = Checkpoints(tmp_path, Runtime(), {"model": a_model()})
+    best = checkpoints.save(1, score=0.9)
+    checkpoints.wait()
+    best.unlink()
+    checkpoints.save(2, score=0.8)
+    checkpoints.wait()
+    assert (Best.read(tmp_path).step, Best.read(tmp_path).score) == (2, 0.8)
+
+
+def test_another_default_device_changes_nothing(tmp_path):
+    model = a_model()
+    torch.set_default_device("meta")
+    try:
+        checkpoints = Checkpoints(tmp_path, Runtime(), {"model": model})
+        checkpoints.save(1)
+        checkpoints.wait()
+        assert checkpoints.restore() == 1
+    finally:
+        torch.set_default_device(None)
+    assert model.weight.unique().item() == 1.0
+
+
+def test_a_file_beside_the_checkpoints_is_protected_under_every_name_of_the_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    older = Checkpoints("c", Runtime(), {"model": a_model()})
+    older.restore()
+    Checkpoints(tmp_path / "c", Runtime(), {"model": a_model()}).restore()
+    with pytest.raises(TakenOver):
+        older.write_beside(tmp_path / "c" / "model.pth", {"weight": torch.ones(1)})
+
+
+def test_the_generators_of_python_and_numpy_are_saved_too(tmp_path):
+    def draw():
+        return torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random(), random.gauss()
+
+    random.gauss()
+    checkpoints = Checkpoints(tmp_path, Runtime(), {"model": a_model()})
+    checkpoints.save(1)
+    checkpoints.wait()
+    expected = draw()
+    assert checkpoints.restore() == 1
+    assert draw() == expected
 
 
 # torchrun's own restarts

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,23 +22,32 @@ from ddp_trainer.checkpoint_file import (
     FORMAT,
     StoredTensor,
     as_bytes,
-    copied_to_cpu,
     map_leaves,
     read_structure,
     save_atomically,
 )
-from ddp_trainer.checkpoint_folder import GONE, INDEX, Best, CheckpointFolder, Retention
+from ddp_trainer.checkpoint_folder import (
+    GONE,
+    INDEX,
+    Best,
+    CheckpointFolder,
+    Fault,
+    Retention,
+    write_and_report,
+)
 from ddp_trainer.checkpoint_parts import (
     PerRank,
     Stateful,
+    copied_state,
     explained_misfit,
     load_part,
+    require_format,
     require_identity,
     require_part,
     require_ranks,
 )
 from ddp_trainer.claim import SHARDED
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -88,10 +98,13 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # True on all ranks if a write is under way. Only ranks that write have the future.
         self._is_writing = False
+        self._is_waiting = False
         self._write: Future[None] | None = None
         self._abandoned = threading.Event()
         self._number_of_saves = 0
+        self._has_restored = False
         runtime.at_leave.append(self._leave)
+        runtime.is_writing.append(self._is_under_way)
 
     @property
     def newest(self) -> Path | None:
@@ -116,48 +129,50 @@ class Checkpoints:
         checkpoints with a `score`, the one with the highest is kept.
 
         Return the path on rank 0, and None on other ranks and without a folder. Raises UserError on
-        every rank if this checkpoint or the last one cannot be written, and TakenOver if a newer
-        start has the folder.
+        every rank if this checkpoint or the last one cannot be written, or if the folder has
+        checkpoints and `restore` was not called. Raises TakenOver if a newer start has the folder.
         """
         if self.folder is None:
             return None
         began = time.perf_counter()
         self.wait()
+        if not self._has_restored:
+            self.runtime.on_main(self._files.require_empty)
+            self._has_restored = True
         sharded = self._sharded_state()
         target = self.runtime.on_main(lambda: self._files.target(step, is_sharded=bool(sharded)))
-        state = self._state(step, sharded)
+        state = self._copied_state(step, sharded)
+        write: Callable[[], None] | None = None
         if sharded:
             self._number_of_saves += 1
             key = f"{target.draft}/{self._number_of_saves}"
             write = sharded.stage(target, state, self._files, key, self._abandoned)
         elif self.runtime.is_main:
-            state = map_leaves(copied_to_cpu, state)
-            write = lambda: self._files.write(target.path, state)  # noqa: E731
-        else:
-            write = None
+            write = partial(self._files.write, target.path, state)
 
-        def write_and_report() -> None:
-            assert write is not None
-            write()
+        def report() -> None:
             if self.runtime.is_main:
                 self._files.keep(target.path, step, score)
                 if on_written:
                     on_written(step, target.path, time.perf_counter() - began)
 
         if write:
-            self._write = self._thread.submit(write_and_report)
+            self._write = self._thread.submit(write_and_report, write, report, target.path)
         self._is_writing = True
         self._newest = target.path
         return target.path if self.runtime.is_main else None
 
-    def _state(self, step: int, sharded: "ShardedState | None") -> dict[str, Any]:
-        """Return what rank 0 saves in one file. On other ranks it is not complete."""
-        parts = {}
-        if self.runtime.is_main:
-            plain = [name for name in self._parts if not sharded or name not in sharded]
-            parts = {name: self._parts[name].state_dict() for name in plain}
+    def _copied_state(self, step: int, sharded: "ShardedState | None") -> dict[str, Any]:
+        """Return a copy of what rank 0 saves in one file. On other ranks it is not complete."""
+        plain = [name for name in self._parts if not sharded or name not in sharded]
+        own = plain if self.runtime.is_main else []
+        parts = self.runtime.run_on_all(
+            lambda: {name: copied_state(name, self._parts[name]) for name in own}
+        )
+        own_parts = self.runtime.run_on_all(
+            lambda: {name: copied_state(name, part) for name, part in self._rank_parts.items()}
+        )
         generator = self.runtime.hardware.random_state()
-        own_parts = {name: part.state_dict() for name, part in self._rank_parts.items()}
         generators, rank_parts = zip(*self.runtime.gather((generator, own_parts)), strict=True)
         return {
             "format": FORMAT,
@@ -177,7 +192,15 @@ class Checkpoints:
             return
         self._is_writing = False
         write, self._write = self._write, None
-        self.runtime.run_on_all(lambda: write.result() if write else None)
+        self._is_waiting = True
+        try:
+            self.runtime.run_on_all(lambda: write.result() if write else None)
+        finally:
+            self._is_waiting = False
+
+    def _is_under_way(self) -> bool:
+        """Return True while this process writes a checkpoint, or waits for one."""
+        return self._is_waiting or (self._write is not None and not self._write.done())
 
     def _leave(self, failed: bool) -> None:
         """Wait for the last checkpoint before the process leaves its group, if peers are left."""
@@ -193,7 +216,7 @@ class Checkpoints:
         protected like them from older starts. Raises TakenOver if a newer start has the folder, and
         UserError or OSError if the file cannot be written.
         """
-        if path.parent == self.folder:
+        if self.folder and path.parent.resolve() == self.folder.resolve():
             self._files.claim.write(path, state)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,6 +237,11 @@ class Checkpoints:
                 "make the run resumable"
             )
             return 0
+        self._has_restored = True
+        # Another job's folder is refused before it is taken over from that job.
+        found = self.runtime.on_main(self._files.newest_identity)
+        if found:
+            require_identity(self.identity, found, self.folder)
         self.runtime.on_main(self._files.take_over)
         path = self._find_readable()
         if path is None:
@@ -223,30 +251,33 @@ class Checkpoints:
 
     def _find_readable(self) -> Path | None:
         """Return the newest checkpoint that can be read. Set those aside that cannot."""
-        unreadable: list[Path] = []
-        reason = ""
+        faults: dict[Path, Fault] = {}
         for path in self.runtime.on_main(self._files.candidates):
             fault = self._find_fault(path)
             if fault is None:
-                self.runtime.on_main(lambda: self._files.set_aside(unreadable))
+                damaged = [other for other, found in faults.items() if found.is_damage]
+                self.runtime.on_main(partial(self._files.set_aside, damaged))
                 return path
+            faults[path] = fault
             if fault != GONE:
-                unreadable.append(path)
-                reason = reason or fault
                 self.runtime.warn(
-                    f"cannot read the checkpoint {path} ({fault}); trying the one before it"
+                    f"cannot read the checkpoint {path} ({fault.reason}); trying the one before it"
                 )
         # A newer start may have removed files before they could be read.
         self.runtime.on_main(lambda: self._files.claim.check())
-        if unreadable:
-            raise UserError(
+        if faults:
+            reason = next(iter(faults.values())).reason
+            # If the storage failed, another attempt may succeed.
+            is_damage = all(fault.is_damage for fault in faults.values())
+            kind = UserError if is_damage else RetryableError
+            raise kind(
                 f"no checkpoint in {self.folder} can be read ({reason}); restore one of its files "
                 "from a copy, or remove all of them to train from the beginning"
             )
         return None
 
-    def _find_fault(self, path: Path) -> str | None:
-        """Return in a few words why a checkpoint is not readable, or None. Every rank calls it."""
+    def _find_fault(self, path: Path) -> Fault | None:
+        """Return why a checkpoint is not readable, or None. Every rank calls it."""
         fault = self.runtime.on_main(lambda: self._files.find_fault(path))
         if fault or path.suffix != SHARDED:
             return fault
@@ -261,11 +292,14 @@ class Checkpoints:
         saved = self.runtime.on_main(lambda: read_structure(index))
         require_identity(self.identity, saved["identity"], self.folder)
         sharded = self._sharded_state()
-        self._require_format(path, sharded)
+        require_format(path, is_sharded=bool(sharded))
         for name in self._parts:
             require_part(name, saved["parts"], self.folder)
 
-        with index.open("rb") if self.runtime.is_main else nullcontext() as file:
+        main_file = self.runtime.run_on_all(
+            lambda: self._files.open_to_read(index) if self.runtime.is_main else None
+        )
+        with main_file or nullcontext() as file:
             for name, part in self._parts.items():
                 if not sharded or name not in sharded:
                     state = self._receive(saved["parts"][name], file)
@@ -276,6 +310,12 @@ class Checkpoints:
             with explained_misfit(" and ".join(sharded.names), self.folder):
                 sharded.load(path, saved)
 
+        self.runtime.run_on_all(lambda: self._load_own(generators, rank_parts))
+        return int(saved["step"])
+
+    def _load_own(self, generators: list[Any], rank_parts: list[dict[str, Any]]) -> None:
+        """Load what each rank has for itself."""
+        assert self.folder is not None
         # With another number of ranks, each rank keeps the generators that it started with.
         if len(generators) == self.runtime.world_size:
             with explained_misfit("random number generator", self.folder):
@@ -285,7 +325,6 @@ class Checkpoints:
             own = rank_parts[self.runtime.rank]
             require_part(name, own, self.folder)
             load_part(part, own[name], name=name, folder=self.folder)
-        return int(saved["step"])
 
     def _receive(self, state: Any, file: IO[bytes] | None) -> Any:
         """Return a state with its tensors, which rank 0 reads from its file and sends to all."""
@@ -306,13 +345,3 @@ class Checkpoints:
         from ddp_trainer.checkpoint_shards import ShardedState
 
         return ShardedState(self._parts, self.runtime) or None
-
-    def _require_format(self, path: Path, sharded: "ShardedState | None") -> None:
-        if bool(sharded) == (path.suffix == SHARDED):
-            return
-        kinds = ("sharded", "not sharded")
-        found, own = kinds if sharded is None else reversed(kinds)
-        raise UserError(
-            f"the checkpoint {path} was made with a model that is {found}, but this run's model is "
-            f"{own}; use the flags that it was made with, or another --checkpoint-dir"
-        )

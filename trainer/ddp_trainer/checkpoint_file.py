@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddp_trainer.files import write_atomically
 
@@ -30,7 +30,7 @@ class StoredTensor:
 
     def allocate(self) -> Tensor:
         """Return a tensor of this shape and type, whose values are not set."""
-        return torch.empty(self.shape, dtype=self.dtype)
+        return torch.empty(self.shape, dtype=self.dtype, device="cpu")
 
     def read(self, file: IO[bytes]) -> Tensor:
         """Return the tensor. Raises OSError if the file cannot be read, or is too short."""
@@ -71,10 +71,16 @@ def on_cpu(leaf: Any) -> Any:
 
 
 def copied_to_cpu(leaf: Any) -> Any:
-    """Return a copy of a tensor like `on_cpu`, which training does not change any more."""
+    """Return a copy of a tensor like `on_cpu`, which training does not change any more.
+
+    Raises ValueError for tensors of other kinds, such as DTensors: they cannot be read again.
+    """
     if not isinstance(leaf, Tensor):
         return leaf
-    return torch.empty(leaf.shape, dtype=leaf.dtype).copy_(leaf.detach())
+    is_plain = type(leaf) in (Tensor, nn.Parameter) and leaf.layout == torch.strided
+    if not is_plain or leaf.is_quantized:
+        raise ValueError(f"it has a {type(leaf).__name__} with the layout {leaf.layout}")
+    return torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu").copy_(leaf.detach())
 
 
 # Reading
@@ -100,7 +106,11 @@ def _stored(leaf: Any) -> Any:
         return leaf
     if not leaf.is_contiguous():
         raise ValueError("it has a tensor that is not in row-major order")
-    begin: int = leaf.untyped_storage()._checkpoint_offset or 0
+    begin = leaf.untyped_storage()._checkpoint_offset
+    if begin is None:
+        if leaf.numel():
+            raise ValueError("it has a tensor of an unknown kind")
+        begin = 0
     offset = begin + int(leaf.storage_offset()) * leaf.element_size()
     return StoredTensor(tuple(leaf.shape), leaf.dtype, offset)
 
@@ -110,9 +120,14 @@ def find_fault(path: Path) -> str | None:
 
     Raises OSError if the file cannot be read.
     """
-    damage = find_damage(path)
-    if damage:
-        return damage
+    return find_damage(path) or find_structural_fault(path)
+
+
+def find_structural_fault(path: Path) -> str | None:
+    """Return in a few words why a file has not the structure of a checkpoint, or None.
+
+    The values of its tensors are not read. Raises OSError if the file cannot be read.
+    """
     try:
         state = read_structure(path)
     except OSError:
@@ -139,7 +154,7 @@ def _reason_of(error: Exception) -> str:
     return first_line(error).rstrip(":. ")
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
 

@@ -3,15 +3,22 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
-from ddp_trainer.checkpoint_file import find_fault, save_atomically
-from ddp_trainer.claim import SHARDED, Claim, checkpoint_path, version_of
-from ddp_trainer.errors import UserError, path_error
+from ddp_trainer.checkpoint_file import (
+    find_fault,
+    find_structural_fault,
+    first_line,
+    read_structure,
+    save_atomically,
+)
+from ddp_trainer.claim import FILE_NAME, SHARDED, Claim, checkpoint_path, version_of
+from ddp_trainer.errors import RetryableError, UserError, path_error
 from ddp_trainer.files import check_writable, write_atomically
 
 # The file of a sharded checkpoint that has all that is not sharded.
@@ -20,9 +27,45 @@ INDEX = "index.pt"
 # The file that says which checkpoint is the best.
 BEST = "best.json"
 
-# The fault of a checkpoint that was removed after it was listed. It does not count as unreadable:
-# an older process may be about to remove those that are not its newest.
-GONE = "it was removed"
+# Number of tries to read a file, and seconds between them: storage may fail for a moment.
+READ_TRIES = 3
+RETRY_PAUSE = 0.5
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a checkpoint cannot be read.
+
+    With `is_damage`, its content is wrong. Otherwise the storage failed, or the checkpoint was
+    removed, and it must not be set aside.
+    """
+
+    reason: str
+    is_damage: bool = True
+
+
+# The fault of a checkpoint that was removed after it was listed. An older process may be about to
+# remove those that are not its newest.
+GONE = Fault("it was removed", is_damage=False)
+
+
+def read_with_patience(read: Callable[[], Value]) -> Value | Fault:
+    """Return what `read` returns, or a fault if it raises OSError repeatedly.
+
+    A file that is not found counts as damage. On a network file system it may become visible later.
+    """
+    for tries_left in reversed(range(READ_TRIES)):
+        try:
+            return read()
+        except OSError as error:
+            if tries_left:
+                time.sleep(RETRY_PAUSE)
+                continue
+            is_damage = isinstance(error, FileNotFoundError)
+            return Fault(error.strerror or str(error), is_damage)
+    raise AssertionError
 
 
 @dataclass(frozen=True)
@@ -59,11 +102,22 @@ class Retention:
 
 @dataclass(frozen=True)
 class Best:
-    """The checkpoint with the highest score."""
+    """The checkpoint with the highest score: its step, its name in the folder, and the score."""
 
     step: int
     file: str
     score: float
+
+    @classmethod
+    def read(cls, folder: Path) -> "Best | None":
+        """Return the best checkpoint in a folder, or None if there is none with a score."""
+        try:
+            found = json.loads((folder / BEST).read_text())
+            best = cls(int(found["step"]), str(found["file"]), float(found["score"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            # There is none yet, or somebody has changed it.
+            return None
+        return best if (folder / best.file).exists() else None
 
 
 @dataclass(frozen=True)
@@ -94,7 +148,7 @@ class CheckpointFolder:
         with self.explained(f"cannot write the checkpoint to {self.path}"):
             if self._claim is None:
                 self._claim = Claim.take(self.path)
-                self.best = _read_best(self.path / BEST)
+                self.best = Best.read(self.path)
             elif not self.path.exists():
                 # The user removed the folder during the run. Nobody else has a claim to it.
                 self._claim = Claim.take(self.path, above=self._claim.number)
@@ -127,17 +181,47 @@ class CheckpointFolder:
         with self.explained(f"cannot read the checkpoints in {self.path}"):
             return self.claim.list_files()
 
-    def find_fault(self, path: Path) -> str | None:
-        """Return in a few words why a checkpoint is not readable, or None.
+    def find_fault(self, path: Path) -> Fault | None:
+        """Return why a checkpoint is not readable, or None.
 
         Of a sharded checkpoint it reads the index only.
         """
         file = path / INDEX if path.suffix == SHARDED else path
-        with self.explained(f"cannot read the checkpoints in {self.path}"):
-            try:
-                return find_fault(file)
-            except FileNotFoundError:
-                return f"it has no {INDEX}" if path.is_dir() else GONE
+        if not path.exists():
+            return GONE
+        found = read_with_patience(lambda: find_fault(file))
+        if isinstance(found, Fault):
+            if not path.exists():
+                return GONE
+            return Fault(f"{file.name}: {found.reason}", found.is_damage)
+        return Fault(found) if found else None
+
+    def newest_identity(self) -> Mapping[str, str | int]:
+        """Return whose the newest checkpoint is, without a claim to the folder.
+
+        It is empty if there is none, or if it cannot be read.
+        """
+        with suppress(Exception):
+            found = [path for path in self.path.iterdir() if FILE_NAME.fullmatch(path.name)]
+            newest = max(found, key=version_of)
+            saved = read_structure(newest / INDEX if newest.suffix == SHARDED else newest)
+            return dict(saved["identity"])
+        return {}
+
+    def require_empty(self) -> None:
+        """Raise UserError if the folder has checkpoints already."""
+        if self.path.is_dir() and any(
+            FILE_NAME.fullmatch(path.name) for path in self.path.iterdir()
+        ):
+            raise UserError(
+                f"{self.path} has checkpoints of an earlier start; call restore() before the first "
+                "save, or use another folder"
+            )
+
+    def open_to_read(self, path: Path) -> IO[bytes]:
+        """Open a file of a checkpoint."""
+        with self.explained(f"cannot read the checkpoint {path}"):
+            return path.open("rb")
 
     def set_aside(self, paths: list[Path]) -> None:
         """Rename unreadable checkpoints, which must not take the place of good ones."""
@@ -160,25 +244,24 @@ class CheckpointFolder:
         """Write a checkpoint that is one file."""
         with self.explained(f"cannot write the checkpoint {path}"):
             self.claim.write(path, state)
-            self._check_readable(path, state)
+            self._require_readable(path, state)
 
     def commit(self, target: Target, state: Mapping[str, Any]) -> None:
         """Write the index of a sharded checkpoint, whose shards are written, and complete it."""
         assert target.draft is not None
         with self.explained(f"cannot write the checkpoint {target.path}"):
             save_atomically(target.draft / INDEX, state)
-            self._check_readable(target.draft / INDEX, state)
+            self._require_readable(target.draft / INDEX, state)
             self.claim.commit(target.draft, target.path)
 
-    def _check_readable(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Raise UserError if the first file cannot be read again.
+    def _require_readable(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Raise UserError if a file cannot be read again.
 
-        This shows an unusable state at the first checkpoint, not after hours of training.
+        This shows an unusable state when it is saved, not when it is needed. The first file is read
+        as a whole. Of later ones only the structure is read, which takes less time.
         """
-        if self._has_checked:
-            return
+        reason = find_structural_fault(path) if self._has_checked else find_fault(path)
         self._has_checked = True
-        reason = find_fault(path)
         if reason:
             path.unlink()
             raise UserError(
@@ -202,6 +285,9 @@ class CheckpointFolder:
                 _remove(old, claim)
 
     def _note_score(self, path: Path, step: int, score: float | None) -> None:
+        if self.best and not (self.path / self.best.file).exists():
+            # It was set aside, or somebody has removed it.
+            self.best = None
         if score is None or math.isnan(score) or (self.best and score <= self.best.score):
             return
         best = Best(step, path.name, float(score))
@@ -215,15 +301,6 @@ class CheckpointFolder:
         self.best = best
 
 
-def _read_best(path: Path) -> Best | None:
-    try:
-        found = json.loads(path.read_text())
-        return Best(int(found["step"]), str(found["file"]), float(found["score"]))
-    except (OSError, ValueError, TypeError, KeyError):
-        # There is none yet, or somebody has changed it.
-        return None
-
-
 def _remove(path: Path, claim: Claim) -> None:
     if path.suffix != SHARDED:
         path.unlink(missing_ok=True)
@@ -232,3 +309,16 @@ def _remove(path: Path, claim: Claim) -> None:
     removed = claim.workspace / path.name
     path.rename(removed)
     shutil.rmtree(removed, ignore_errors=True)
+
+
+def write_and_report(write: Callable[[], None], report: Callable[[], None], path: Path) -> None:
+    """Write a checkpoint. Raises UserError for every error, which the ranks can exchange."""
+    try:
+        write()
+        report()
+    except UserError:
+        raise
+    except Exception as error:
+        # Storage and network may work in another attempt.
+        kind = RetryableError if isinstance(error, OSError | RuntimeError) else UserError
+        raise kind(f"cannot write the checkpoint {path}: {first_line(error)}") from error

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 
-from ddp_trainer.checkpoint_file import first_line
+from ddp_trainer.checkpoint_file import copied_to_cpu, first_line, map_leaves
+from ddp_trainer.claim import SHARDED
 from ddp_trainer.errors import UserError
 
 # Settings of an optimizer that say how it computes, which depends on the hardware.
@@ -40,6 +41,17 @@ class PerRank:
     """
 
     part: Stateful
+
+
+def copied_state(name: str, part: Stateful) -> Any:
+    """Return a copy of a part's state, which training does not change any more."""
+    try:
+        return map_leaves(copied_to_cpu, part.state_dict())
+    except ValueError as error:
+        raise UserError(
+            f"the state of {name} cannot be saved ({error}); return only plain tensors, Python's "
+            "own numbers and strings, and lists and dicts of them from state_dict()"
+        ) from error
 
 
 def load_part(part: Stateful, state: Any, *, name: str, folder: Path) -> None:
@@ -134,3 +146,14 @@ def require_identity(
                 f"run has {own.get(name)!r}; use the flags that it was made with, or another "
                 "--checkpoint-dir"
             )
+
+
+def require_format(path: Path, *, is_sharded: bool) -> None:
+    """Raise UserError if a checkpoint is sharded and this run's model is not, or vice versa."""
+    if is_sharded == (path.suffix == SHARDED):
+        return
+    own, found = ("sharded", "not sharded") if is_sharded else ("not sharded", "sharded")
+    raise UserError(
+        f"the checkpoint {path} was made with a model that is {found}, but this run's model is "
+        f"{own}; use the flags that it was made with, or another --checkpoint-dir"
+    )

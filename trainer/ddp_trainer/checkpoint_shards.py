@@ -6,9 +6,9 @@ which can run any code when they are read. So the files have the format safetens
 tensors, and all other state is in a file of its own, which is read with `weights_only`.
 
     step-g0001-0000000069.sharded/
-        index.pt                                      step, other state, size and CRC of each shard
-        shard-00001-model-00001-of-00001.safetensors  written by rank 0
-        shard-00002-model-00001-of-00001.safetensors  written by rank 1
+        index.pt                 step, other state, size and CRC of each shard
+        shard-00001.safetensors  written by rank 0
+        shard-00002.safetensors  written by rank 1
 """
 
 import threading
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import (
@@ -34,17 +35,23 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ddp_trainer.checkpoint_file import read_structure
-from ddp_trainer.checkpoint_folder import INDEX, CheckpointFolder, Target
+from ddp_trainer.checkpoint_file import first_line, read_structure
+from ddp_trainer.checkpoint_folder import (
+    INDEX,
+    CheckpointFolder,
+    Fault,
+    Target,
+    read_with_patience,
+)
 from ddp_trainer.checkpoint_staging import (
     LOOK_INTERVAL,
+    SUFFIX,
     Meeting,
     ShardFile,
-    StagingWriter,
+    Staging,
     measure,
-    write_shard,
 )
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.runtime import Runtime
 
 # Seconds until a directory that rank 0 made must be visible to the other ranks.
@@ -105,7 +112,22 @@ class ShardedState:
         for name, model in self._models.items():
             found[name] = get_model_state_dict(model)
         for name, (optimizer, model) in self._optimizers.items():
+            is_new = not optimizer.state
             found[name] = get_optimizer_state_dict(model, optimizer, options=FLAT)
+            if is_new:
+                # torch takes a step with a rate of 0 to make the state. It would count later.
+                optimizer.state.clear()
+        return found
+
+    def _read_saved(self) -> dict[str, dict[str, Any]]:
+        """Return the state of each part without what an optimizer would only begin with."""
+        has_state = {
+            name: bool(optimizer.state) for name, (optimizer, _) in self._optimizers.items()
+        }
+        found = self._read()
+        for name, has_own in has_state.items():
+            if not has_own:
+                found[name] = _without_tensors(found[name])
         return found
 
     def stage(
@@ -124,18 +146,19 @@ class ShardedState:
         - `key`: another one for each checkpoint. With it the ranks tell rank 0 what they wrote.
         - `abandoned`: set it to let rank 0 wait for the others no longer.
         """
-        assert target.draft is not None
+        draft = target.draft
+        assert draft is not None
         rank = self._runtime.rank
-        self._runtime.run_on_all(lambda: _require_visible(target.draft))
-        states = self._read()
+        self._runtime.run_on_all(lambda: _require_visible(draft))
+        states = self._read_saved()
         tensors = _tensors(states)
-        writer = StagingWriter(target.draft)
+        staging = Staging()
         # What every rank has, such as BatchNorm's statistics, is that of rank 0.
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-        with _no_warnings():
+        with _plain_errors():
             save(
                 tensors,
-                storage_writer=writer,
+                storage_writer=staging,
                 planner=planner,
                 process_group=self._runtime.cpu_group,
             )
@@ -146,7 +169,7 @@ class ShardedState:
 
         def write() -> None:
             with meeting.reporting(), files.explained(f"cannot write {target.path}"):
-                meeting.shards = write_shard(writer, target.draft, rank)
+                meeting.shards = staging.write(draft, rank)
             if rank == 0:
                 state[SHARDS] = {
                     name: [shard.size, shard.crc] for name, shard in meeting.collect().items()
@@ -162,16 +185,33 @@ class ShardedState:
         """
         states = self._read()
         tensors = _tensors(states)
+        unused = self._find_unused_state(tensors, saved[SHAPES])
+        for name in unused:
+            del tensors[name]
         _require_shapes(tensors, saved[SHAPES])
-        reader = HuggingFaceStorageReader(str(path))
-        with _no_warnings():
-            load(tensors, storage_reader=reader, process_group=self._runtime.cpu_group)
+        with _plain_errors():
+            load(
+                tensors,
+                storage_reader=HuggingFaceStorageReader(str(path)),
+                process_group=self._runtime.cpu_group,
+            )
         for name, state in states.items():
             state |= saved["parts"][name]
         for name, model in self._models.items():
             set_model_state_dict(model, states[name])
         for name, (optimizer, model) in self._optimizers.items():
             set_optimizer_state_dict(model, optimizer, states[name], options=FLAT)
+            for parameter_name, parameter in model.named_parameters():
+                if any(key.startswith(f"{name}.state.{parameter_name}.") for key in unused):
+                    optimizer.state.pop(parameter, None)
+
+    def _find_unused_state(self, tensors: State, saved: State) -> list[str]:
+        """Return the tensors of optimizers that a checkpoint does not have.
+
+        An optimizer has no state of a parameter that never had a gradient.
+        """
+        prefixes = tuple(f"{name}.state." for name in self._optimizers)
+        return [name for name in tensors if name.startswith(prefixes) and name not in saved]
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -205,16 +245,22 @@ def _require_shapes(tensors: Mapping[str, Tensor], saved: Mapping[str, list[int]
 
 
 @contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Hide the warnings of DCP, which imports deprecated modules of torch."""
+def _plain_errors() -> Iterator[None]:
+    """Hide the warnings of DCP, and raise RetryableError for its errors, on every rank.
+
+    DCP imports deprecated modules of torch. Its errors are no Exceptions.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        try:
+            yield
+        except CheckpointException as error:
+            rank, (failure, _) = next(iter(error.failures.items()))
+            raise RetryableError(f"rank {rank}: {first_line(failure)}") from error
 
 
-def _require_visible(draft: Path | None) -> None:
+def _require_visible(draft: Path) -> None:
     """Wait until this rank sees the directory that rank 0 made. Raises UserError if it does not."""
-    assert draft is not None
     deadline = time.monotonic() + VISIBLE_TIMEOUT
     while not draft.is_dir():
         if time.monotonic() > deadline:
@@ -228,14 +274,14 @@ def _require_visible(draft: Path | None) -> None:
 # Reading
 
 
-def find_fault(path: Path, runtime: Runtime) -> str | None:
-    """Return in a few words why a sharded checkpoint with a good index is not readable, or None.
+def find_fault(path: Path, runtime: Runtime) -> Fault | None:
+    """Return why a sharded checkpoint with a good index is not readable, or None.
 
     Each rank checks some of the shards. Every rank calls it.
     """
     fault, shards = runtime.on_main(lambda: _read_shard_list(path))
     if fault:
-        return fault
+        return Fault(fault)
     own = sorted(shards)[runtime.rank :: runtime.world_size]
     faults = (_fault_of(path / name, shards[name]) for name in own)
     found = next(filter(None, faults), None)
@@ -251,17 +297,16 @@ def _read_shard_list(path: Path) -> tuple[str, dict[str, ShardFile]]:
     except (KeyError, TypeError, ValueError, AttributeError):
         return f"{INDEX} does not list the shards", {}
     # DCP reads every file with this suffix.
-    unlisted = {file.name for file in path.glob("*.safetensors")} - shards.keys()
+    unlisted = {file.name for file in path.glob(f"*{SUFFIX}")} - shards.keys()
     if unlisted:
         return f"{INDEX} does not list {min(unlisted)}", {}
     return "", shards
 
 
-def _fault_of(path: Path, expected: ShardFile) -> str | None:
-    try:
-        found = measure(path)
-    except OSError as error:
-        return f"{path.name}: {error.strerror or error}"
+def _fault_of(path: Path, expected: ShardFile) -> Fault | None:
+    found = read_with_patience(lambda: measure(path))
+    if isinstance(found, Fault):
+        return Fault(f"{path.name}: {found.reason}", found.is_damage)
     if found.size != expected.size:
-        return f"{path.name} has {found.size} bytes instead of {expected.size}"
-    return None if found.crc == expected.crc else f"the checksum of {path.name} is wrong"
+        return Fault(f"{path.name} has {found.size} bytes instead of {expected.size}")
+    return None if found.crc == expected.crc else Fault(f"the checksum of {path.name} is wrong")

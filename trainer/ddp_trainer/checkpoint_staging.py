@@ -6,20 +6,22 @@ the rendezvous store what it has written.
 
 import json
 import os
+import re
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.distributed_c10d import Store
 from torch.futures import Future
 
@@ -34,6 +36,9 @@ CHUNK = 1 << 20
 SHARDS_TIMEOUT = 600.0
 LOOK_INTERVAL = 0.05
 
+# The suffix of a shard. DCP's reader takes every file with it.
+SUFFIX = ".safetensors"
+
 
 @dataclass(frozen=True)
 class ShardFile:
@@ -43,52 +48,75 @@ class ShardFile:
     crc: int
 
 
-class StagingWriter(HuggingFaceStorageWriter):
-    """DCP's writer in two steps: it copies this rank's tensors first, and writes them later."""
+class Staging(StorageWriter):
+    """A writer for torch.distributed.checkpoint (DCP) that only copies this rank's tensors.
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(str(folder), save_distributed=True)
-        self._staged: tuple[SavePlan, StagedTensors] | None = None
+    `write` writes the copies later, in the format of DCP's HuggingFaceStorageWriter. That class
+    would make the whole file in memory first.
+    """
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        # Where a tensor begins in the whole one, in each dimension.
+        self._offsets: dict[str, list[int]] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing. DCP calls it first."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Do nothing. The directory exists already."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy what the plan says. DCP then finds that there is nothing more to write."""
-        self._staged = plan, StagedTensors(plan, planner)
-        nothing: Future[list[Any]] = Future()
+        for item in plan.items:
+            name = item.index.fqn
+            assert item.tensor_data is not None
+            assert name not in self._tensors, "a rank has several pieces of a tensor"
+            self._tensors[name] = copied_to_cpu(planner.resolve_data(item))
+            self._offsets[name] = list(item.tensor_data.chunk.offsets)
+        nothing: Future[list[WriteResult]] = Future()
         nothing.set_result([])
         return nothing
 
-    def write(self) -> None:
-        """Write the copies. No other rank takes part."""
-        assert self._staged is not None
-        plan, tensors = self._staged
-        super().write_data(plan, tensors).wait()
-        self._staged = None
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Do nothing. Each file has its own metadata."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+    def write(self, folder: Path, rank: int) -> dict[str, ShardFile]:
+        """Write the copies to this rank's file. No other rank takes part.
+
+        Return its name with size and CRC, or nothing if this rank has no tensor. Raises OSError.
+        """
+        if not self._tensors:
+            return {}
+        path = folder / f"shard-{rank + 1:05}{SUFFIX}"
+        places = {name: {"saved_offsets": offsets} for name, offsets in self._offsets.items()}
+        metadata = {"DCP_SHARDING_INFO": json.dumps(places), "DCP_VERSION": "1.0", "format": "pt"}
+        _save_file(self._tensors, path, metadata)
+        self._tensors.clear()
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        return {path.name: measure(path)}
 
 
-class StagedTensors(DefaultSavePlanner):
-    """Copies of the tensors of a plan, in the place of the planner that would find them."""
-
-    def __init__(self, plan: SavePlan, planner: SavePlanner) -> None:
-        super().__init__()
-        self._copies: dict[MetadataIndex, Tensor] = {
-            item.index: copied_to_cpu(planner.resolve_data(item)) for item in plan.items
-        }
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return self._copies[write_item.index]
-
-
-def write_shard(writer: StagingWriter, folder: Path | None, rank: int) -> dict[str, ShardFile]:
-    """Write this rank's file. Return its name with size and CRC, or nothing if it has no tensor."""
-    assert folder is not None
-    writer.write()
-    path = folder / f"shard-{rank + 1:05}-model-00001-of-00001.safetensors"
-    if not path.exists():
-        return {}
-    # DCP has written it, but does not flush the last bytes.
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return {path.name: measure(path)}
+def _save_file(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
+    try:
+        save_file(tensors, path, dict(metadata))
+    except SafetensorError as error:
+        # Its text has the number of the error.
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def measure(path: Path) -> ShardFile:

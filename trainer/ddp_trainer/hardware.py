@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from ddp_trainer import generators
 from ddp_trainer.errors import RetryableError, UserError
 
 # Settings of NCCL's flight recorder, each with its name, its older name, and its value: the number
@@ -78,8 +78,9 @@ class Hardware:
         """Raise UserError if the hardware has other ranks. It is called after `take`."""
 
     def seed(self, seed: int) -> None:
-        """Seed all random number generators of this process."""
+        """Seed all random number generators of this process: of torch, numpy and `random`."""
         torch.manual_seed(seed)
+        generators.seed_all(seed)
 
     def computes_in_bf16(self) -> bool:
         """Return True if the hardware multiplies bfloat16.
@@ -107,13 +108,14 @@ class Hardware:
     def wait(self) -> None:
         """Wait until the device has finished all its work."""
 
-    def random_state(self) -> dict[str, Tensor]:
+    def random_state(self) -> dict[str, Any]:
         """Return the states of the random number generators, for a checkpoint."""
-        return {"cpu": torch.get_rng_state()}
+        return {"cpu": torch.get_rng_state(), **generators.read_states()}
 
-    def set_random_state(self, state: dict[str, Tensor]) -> None:
+    def set_random_state(self, state: dict[str, Any]) -> None:
         """Restore what `random_state` returned. States of other kinds of hardware are ignored."""
         torch.set_rng_state(state["cpu"])
+        generators.set_states(state)
 
     @contextmanager
     def random_state_kept(self) -> Iterator[None]:
@@ -145,10 +147,10 @@ class Accelerator(Hardware):
     def wait(self) -> None:
         self._module.synchronize()
 
-    def random_state(self) -> dict[str, Tensor]:
+    def random_state(self) -> dict[str, Any]:
         return super().random_state() | {self.name: self._module.get_rng_state()}
 
-    def set_random_state(self, state: dict[str, Tensor]) -> None:
+    def set_random_state(self, state: dict[str, Any]) -> None:
         super().set_random_state(state)
         if self.name in state:
             self._module.set_rng_state(state[self.name])
@@ -291,12 +293,12 @@ class Xla(Hardware):
         self._xla.sync(wait=True)
         self._model.wait_device_ops()
 
-    def random_state(self) -> dict[str, Tensor]:
+    def random_state(self) -> dict[str, Any]:
         # XLA's state is an unsigned 64-bit number. A tensor of eight bytes can hold it.
         state = int(self._model.get_rng_state()).to_bytes(8, "little")
         return super().random_state() | {"xla": torch.tensor(list(state), dtype=torch.uint8)}
 
-    def set_random_state(self, state: dict[str, Tensor]) -> None:
+    def set_random_state(self, state: dict[str, Any]) -> None:
         super().set_random_state(state)
         if "xla" in state:
             self._model.set_rng_state(int.from_bytes(bytes(state["xla"].tolist()), "little"))

@@ -29,7 +29,8 @@ from typing import NoReturn
 import torch
 
 from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.errors import Interrupted
+from ddp_trainer.claim import TakenOver
+from ddp_trainer.errors import Interrupted, UserError
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 
@@ -43,6 +44,9 @@ STEPS_BETWEEN_VOTES = 64
 # after it passed the signal on, and a checkpoint must fit in between.
 GRACE = 20.0
 
+# Seconds between two looks at a checkpoint that is being written.
+LOOK_INTERVAL = 0.1
+
 
 class StopVote:
     """Lets the ranks agree to stop after one of them got a signal.
@@ -54,9 +58,9 @@ class StopVote:
     steps until the next one.
 
     From the first signal on, a watchdog ends the process with 128 + signal unless a vote takes
-    place within `grace` seconds. A rank that waits in a collective for peers that are gone runs no
-    Python, and would wait until the collective's own timeout. Further signals change nothing:
-    torchrun and terminals send several.
+    place within `grace` seconds, or a checkpoint is being written. A rank that waits for peers that
+    are gone runs no Python, and would wait until the collective's own timeout. Further signals
+    change nothing: torchrun and terminals send several.
     """
 
     def __init__(self, runtime: Runtime, grace: float = GRACE) -> None:
@@ -134,6 +138,9 @@ class StopVote:
             number = receiver.recv(1)[0]
         if self._voted.wait(self._grace):
             return
+        while any(is_writing() for is_writing in self._runtime.is_writing):
+            if self._voted.wait(LOOK_INTERVAL):
+                return
         name = signal.Signals(number).name
         message = f"ddp-trainer: no step ended within {self._grace:g} s after {name}; exiting"
         print(message, file=sys.stderr, flush=True)
@@ -185,7 +192,16 @@ def leave(
     checkpoints: Checkpoints,
     progress: Progress,
 ) -> NoReturn:
-    """Save a checkpoint, report it, and raise Interrupted. Every rank calls it."""
+    """Save a checkpoint, report it, and raise Interrupted. Every rank calls it.
+
+    If the last checkpoint could not be written, this one is still tried.
+    """
+    try:
+        progress.wait_for_checkpoint()
+    except TakenOver:
+        raise
+    except UserError as error:
+        progress.runtime.warn(str(error))
     path = progress.save(checkpoints, step)
     progress.wait_for_checkpoint()
     progress.emit("interrupted", step=step, signal=number.name, path=path and str(path))

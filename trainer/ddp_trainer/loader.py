@@ -7,7 +7,7 @@ the training gets it, and not when it is fetched.
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
+from ddp_trainer import generators
 from ddp_trainer.errors import UserError
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
 
 # Arguments of DataLoader that the sampler replaces.
-DECIDED = ("batch_size", "shuffle", "batch_sampler", "drop_last", "generator")
+DECIDED = ("batch_size", "shuffle", "batch_sampler", "drop_last", "generator", "in_order")
 
 # A sample of the data set: its epoch and its index.
 Key = tuple[int, int]
@@ -113,9 +113,16 @@ class IndexBatches:
     It is a `batch_sampler`, for example of torchdata's StatefulDataLoader. The sampler itself does
     not move: call its `set_epoch` before each epoch. Such a loader has another state on each rank,
     and resumes only with the same number of ranks (`PerRank` in `Checkpoints`).
+
+    Raises UserError if a rank could get a batch without samples, which such loaders cannot make.
     """
 
     def __init__(self, sampler: GlobalBatchSampler) -> None:
+        if sampler.may_leave_ranks_empty():
+            raise UserError(
+                "a rank would get no sample in the last batch of an epoch; use equal_shares=True "
+                "of the sampler, whose repeats fill the gaps, or ShardLoader"
+            )
         self._sampler = sampler
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -165,8 +172,7 @@ def seeded(*numbers: int) -> Iterator[None]:
         before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
+    generators.seed_all(seed)
     try:
         yield
     finally:
@@ -177,14 +183,40 @@ def seeded(*numbers: int) -> Iterator[None]:
 
 
 def collate_or_empty(collate: Callable[[list[Any]], Any], samples: list[Any] | NoSamples) -> Any:
-    """Return a batch of the samples, or one like it whose tensors have no rows."""
+    """Return a batch of the samples, or one like it whose tensors have no rows.
+
+    Raises UserError if a batch of this form cannot be made empty.
+    """
     if not isinstance(samples, NoSamples):
         return collate(samples)
-    return tree_map(_without_rows, collate([samples.sample]))
+    batch = collate([samples.sample])
+    emptied: list[Any] = []
+    empty = _without_rows(batch, emptied)
+    if not emptied:
+        raise UserError(
+            f"a rank has no sample of a batch, and a batch of type {type(batch).__name__} cannot "
+            "be made empty; use equal_shares=True of the sampler, or a collate_fn that returns "
+            "tensors, lists or dicts"
+        )
+    return empty
 
 
-def _without_rows(leaf: Any) -> Any:
-    return leaf[:0] if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim else leaf
+def _without_rows(batch: Any, emptied: list[Any]) -> Any:
+    """Return a batch like this one without rows. `emptied` gets the tensors that lost theirs."""
+    if isinstance(batch, Tensor | np.ndarray) and batch.ndim:
+        emptied.append(batch)
+        return batch[:0]
+    if isinstance(batch, MutableMapping):
+        # It may be a class of its own, such as Hugging Face's BatchEncoding.
+        empty = copy(batch)
+        for name, value in batch.items():
+            empty[name] = _without_rows(value, emptied)
+        return empty
+    if isinstance(batch, list | tuple):
+        values = [_without_rows(value, emptied) for value in batch]
+        is_named = hasattr(batch, "_fields")
+        return type(batch)(*values) if is_named else type(batch)(values)
+    return batch
 
 
 def leave_process_group(init_worker: Callable[[int], None] | None, worker: int) -> None:

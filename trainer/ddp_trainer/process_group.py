@@ -65,6 +65,7 @@ def process_group(
 
     Without these variables the process runs alone.
 
+    - `seed`: of the random number generators of torch, numpy and `random`, on all ranks.
     - `timeout`: seconds that a rank waits for its peers in a collective; None is torch's 1,800.
       With gloo, SlowRankError then names the rank that it waited for. With more than two ranks, a
       thread may have to print this error and end the process with exit code 1. With NCCL, its

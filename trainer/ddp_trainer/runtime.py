@@ -45,6 +45,8 @@ class Runtime:
     - `seconds`: the time spent on the start: import and rendezvous.
     - `at_leave`: called before the process leaves the group, with True after an exception. Peers
       may then be gone.
+    - `is_writing`: functions that return True while a checkpoint is being written. A process that
+      got a signal is not ended meanwhile.
     """
 
     rank: int = 0
@@ -58,6 +60,7 @@ class Runtime:
     store: Store | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     at_leave: list[Callable[[bool], None]] = field(default_factory=list, compare=False)
+    is_writing: list[Callable[[], bool]] = field(default_factory=list, compare=False)
 
     @property
     def is_main(self) -> bool:

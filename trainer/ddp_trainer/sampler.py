@@ -186,6 +186,15 @@ class GlobalBatchSampler:
         full_sizes = split(full_batch, self.world_size, self.at_least)
         return max(full_sizes[0], sizes[0])
 
+    def may_leave_ranks_empty(self) -> bool:
+        """Return True if a rank gets no sample of some batch."""
+        if self.equal_shares:
+            return False
+        whole = min(self.batch_size, self.samples)
+        rest = self.samples % self.batch_size
+        sizes = {whole, rest} if rest >= self.at_least else {whole}
+        return any(split(size, self.world_size, self.at_least)[-1] == 0 for size in sizes if size)
+
     def batches_until(self, epoch: int) -> int:
         """Return the number of global batches from the position to the start of `epoch`."""
         if self.epoch >= epoch:
