@@ -157,7 +157,9 @@ def main() -> None:
     parser.add_argument("--restore", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.folder:
-        print(json.dumps(measure(options)), flush=True)
+        # In one write, because the ranks share the pipe.
+        sys.stdout.write(json.dumps(measure(options)) + "\n")
+        sys.stdout.flush()
         return
     print(f"state of {3 * options.megabytes:.0f} MiB, {options.ranks} ranks; MiB and seconds\n")
     print(

@@ -17,6 +17,7 @@ from ddp_trainer.checkpoint_staging import Staging
 from ddp_trainer.claim import Claim, TakenOver
 from ddp_trainer.errors import UserError
 from ddp_trainer.runtime import Runtime
+from ddp_trainer.weights import read_part
 
 from . import launch
 from .every_rank import Outcomes, on_every_rank_of
@@ -402,6 +403,20 @@ def test_a_checkpoint_is_not_set_aside_if_the_storage_fails(ranks):
     for step, names in ranks.values(names_after_a_failed_read):
         assert step == 1
         assert names == [f"step-g0001-000000000{step}.sharded" for step in (1, 2)]
+
+
+@on_every_rank
+def whole_weights(runtime):
+    job = Job(runtime, "export").train(2)
+    found = read_part(runtime.broadcast(job.save()))
+    assert found.keys() == job.model.state_dict().keys()
+    # BatchNorm's statistics are those of rank 0.
+    parameters = job.model.named_parameters()
+    return all(torch.equal(found[name], value.full_tensor()) for name, value in parameters)
+
+
+def test_the_whole_weights_can_be_read_from_the_shards(ranks):
+    assert ranks.values(whole_weights) == [True, True]
 
 
 # Other numbers of ranks

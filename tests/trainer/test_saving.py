@@ -16,6 +16,7 @@ from ddp_trainer.claim import TakenOver
 from ddp_trainer.errors import Interrupted, UserError
 from ddp_trainer.process_group import process_group
 from ddp_trainer.runtime import Runtime
+from ddp_trainer.weights import read_part
 
 from .launch import torchrun
 
@@ -164,6 +165,21 @@ def test_partial_files_of_other_processes_are_not_removed(tmp_path):
     checkpoints.save(1)
     checkpoints.wait()
     assert partial.exists()
+
+
+def test_weights_are_read_without_taking_the_folder_over(tmp_path):
+    model = a_model(3.0)
+    checkpoints = Checkpoints(tmp_path, Runtime(), {"model": model})
+    path = checkpoints.save(1, score=0.5)
+    checkpoints.wait()
+    assert tmp_path / Best.read(tmp_path).file == path
+    assert torch.equal(read_part(path)["weight"], model.weight)
+    with pytest.raises(UserError, match="has no part ema; it has model"):
+        read_part(path, "ema")
+    with pytest.raises(UserError, match="file not found"):
+        read_part(tmp_path / "step-g0001-0000000009.pt")
+    checkpoints.save(2)
+    checkpoints.wait()
 
 
 # What can go wrong
