@@ -58,18 +58,19 @@ def wide_net() -> nn.Module:
 
 def train(
     runtime: Runtime,
-    count: int,
+    data: tuple[torch.Tensor, torch.Tensor],
     steps: int,
     checkpoints_at: Path | None = None,
     equal_shares: bool = False,
-    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Train on `count` samples until `steps` are done, from the newest checkpoint if there is one.
+    """Train on `data` until `steps` are done, from the newest checkpoint if there is one.
 
+    `data` is inputs and labels. The model computes with the type of the inputs.
     Return all parameters as one vector.
     """
-    inputs, labels = samples(count, dtype)
-    model = wide_net().to(dtype)
+    inputs, labels = data
+    count = len(labels)
+    model = wide_net().to(inputs.dtype)
     ddp = runtime.wrap(model)
     # At this rate the training is stable. Otherwise a difference in the last bit grows.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -103,22 +104,22 @@ def train(
 
 @on_every_rank
 def with_uneven_shares(runtime):
-    return train(runtime, UNEVEN, 100)
+    return train(runtime, samples(UNEVEN), 100)
 
 
 @on_every_rank
 def with_empty_shares(runtime):
-    return train(runtime, EMPTY, 100)
+    return train(runtime, samples(EMPTY), 100)
 
 
 @on_every_rank
 def with_uneven_shares_in_float64(runtime):
-    return train(runtime, UNEVEN, 100, dtype=torch.float64)
+    return train(runtime, samples(UNEVEN, torch.float64), 100)
 
 
 @on_every_rank
 def with_empty_shares_filled_up(runtime):
-    return train(runtime, EMPTY, 100, equal_shares=True)
+    return train(runtime, samples(EMPTY), 100, equal_shares=True)
 
 
 def test_parameters_are_equal_on_all_ranks(ranks):
@@ -150,14 +151,14 @@ def test_repeats_that_fill_up_empty_shares_change_nothing(ranks, single):
 
 @on_every_rank
 def unbroken(runtime):
-    return train(runtime, UNEVEN, 7)
+    return train(runtime, samples(UNEVEN), 7)
 
 
 @on_every_rank
 def in_three_pieces(runtime):
-    train(runtime, UNEVEN, 2, Path("checkpoints"))  # ends inside the first epoch
-    train(runtime, UNEVEN, 5, Path("checkpoints"))  # ends inside the second epoch
-    return train(runtime, UNEVEN, 7, Path("checkpoints"))
+    train(runtime, samples(UNEVEN), 2, Path("checkpoints"))  # ends inside the first epoch
+    train(runtime, samples(UNEVEN), 5, Path("checkpoints"))  # ends inside the second epoch
+    return train(runtime, samples(UNEVEN), 7, Path("checkpoints"))
 
 
 def test_a_run_in_pieces_is_bit_equal_to_an_unbroken_one(ranks):
