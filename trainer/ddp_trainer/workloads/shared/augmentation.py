@@ -29,16 +29,10 @@ def shift_and_flip(
     down, right = torch.from_numpy(all_shifts[:, shard.positions])
     mirrored = torch.from_numpy(all_mirrored[shard.positions])
 
-    # Compute which row and column of the padded image each pixel of the result comes from.
-    rows = torch.arange(height) + down[:, None]
-    columns = torch.arange(width).repeat(count, 1)
+    # Of each padded image, take the window that its shift selects.
+    padded = F.pad(pixels, (pixels_off,) * 4)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+    moved = windows[torch.arange(count), :, down, right]
     if flip:
-        columns[mirrored] = columns[mirrored].flip(1)
-    columns += right[:, None]
-
-    # Indexing three of four dimensions moves the channels to the end, so move them there before.
-    padded = F.pad(pixels, (pixels_off,) * 4).movedim(1, 3)
-    image = torch.arange(count)[:, None, None].to(pixels.device)
-    row = rows[:, :, None].to(pixels.device)
-    column = columns[:, None, :].to(pixels.device)
-    return padded[image, row, column].movedim(3, 1)
+        moved[mirrored] = moved[mirrored].flip(3)
+    return moved
