@@ -24,7 +24,6 @@ from ddpjob.core.torchrun_log import (
     has_timed_out,
     is_follower,
     last_line,
-    parse_summary,
 )
 
 # Longest wait for certain findings after the first failure.
@@ -73,7 +72,7 @@ class Verdict:
         if self.cause is not Cause.FAILURE or self.pod is None:
             return False
         # The other ranks of the node may be followers of the one that the summary names.
-        summary = parse_summary(self.pod.message)
+        summary = self.pod.summary
         return not (summary.lost_peer if summary else is_follower(self.pod.message))
 
     @property
@@ -119,7 +118,7 @@ def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
     return (
         _rendezvous_verdict(first, obs)
         or _silent_peer_verdict(failed, silent, obs)
-        or _failure(first, parse_summary(first.message))
+        or _failure(first, first.summary)
     )
 
 
@@ -166,7 +165,7 @@ def _certain_failures(pods: Sequence[Pod]) -> list[Ranked]:
     for pod in pods:
         if pod.state is not TrainerState.FAILED:
             continue
-        summary = parse_summary(pod.message)
+        summary = pod.summary
         is_certain = summary is not None and summary.certain
         if is_certain or pod.own_limit or pod.exit_reason == OOM_KILLED:
             time = _summary_time(pod, summary) or pod.finished or BEGINNING
@@ -246,7 +245,7 @@ def _silent_peer_verdict(
 
 
 def _is_innocent(pod: Pod, ambiguous_too: bool) -> bool:
-    summary = parse_summary(pod.message)
+    summary = pod.summary
     if summary is None:
         return is_follower(pod.message)
     return summary.lost_peer or (summary.ambiguous and ambiguous_too)
@@ -270,7 +269,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _end_time(pod: Pod) -> datetime:
     """Return when a trainer ended. An unknown time comes last."""
-    return _summary_time(pod, parse_summary(pod.message)) or pod.finished or LAST_MOMENT
+    return _summary_time(pod, pod.summary) or pod.finished or LAST_MOMENT
 
 
 def _summary_time(pod: Pod, summary: Summary | None) -> datetime | None:

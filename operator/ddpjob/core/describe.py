@@ -11,7 +11,6 @@ from ddpjob.core.dead_nodes import describe_cut_off, describe_wait, is_unreachab
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Finding, Observation, Pod, TrainerState
 from ddpjob.core.plan import MAX_MESSAGE, counted
-from ddpjob.core.result import read_result
 from ddpjob.core.status import PodCounts, Status
 
 
@@ -53,7 +52,7 @@ def _result(obs: Observation) -> Mapping[str, str]:
     """Return the result that rank 0 wrote. It is kept in the status, since the pod may go."""
     for pod in obs.current:
         if pod.index == 0 and pod.state is TrainerState.SUCCEEDED:
-            return read_result(pod.message)
+            return pod.result
     return obs.status.result
 
 

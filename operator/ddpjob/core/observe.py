@@ -13,6 +13,7 @@ from typing import Any
 from ddpjob.core import names
 from ddpjob.core.job import Job
 from ddpjob.core.status import Status
+from ddpjob.core.torchrun_log import Summary
 
 # The status keeps attempts as int32.
 MAX_ATTEMPT = 2_147_483_646
@@ -58,6 +59,8 @@ class Pod:
     - `looks_lost`: the control plane set the pod to not ready, and the kubelet did not.
     - `has_claims`: the pod mounts a PersistentVolumeClaim.
     - `tolerated`: keys of the taints that the pod tolerates; an empty key stands for every taint.
+    - `message`: the last words of the trainer. `summary`: which rank of the node failed first.
+    - `result`: what the trainer wrote to $DDP_RESULT_FILE.
     """
 
     name: str
@@ -79,6 +82,8 @@ class Pod:
     exit_code: int | None
     exit_reason: str
     message: str
+    summary: Summary | None
+    result: Mapping[str, str]
     finished: datetime | None
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 from ddpjob.core import names
 from ddpjob.core.observe import Finding, Pod, TrainerState
 from ddpjob.core.readers import Dict, child, children, integer_or_none
+from ddpjob.core.termination import read_termination
 from ddpjob.core.times import LAST_MOMENT, parse_time
 
 # Reasons of a waiting container whose image cannot be pulled.
@@ -63,6 +64,7 @@ def read_pod(body: Dict) -> Pod | None:
         end = _failed_init(status)
         if end is not None:
             state = TrainerState.FAILED
+    termination = read_termination(str((end or {}).get("message") or ""))
     return Pod(
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
@@ -82,7 +84,9 @@ def read_pod(body: Dict) -> Pod | None:
         blocked=_blocked(status, container) if state is TrainerState.PENDING else None,
         exit_code=integer_or_none((end or {}).get("exitCode")),
         exit_reason=str((end or {}).get("reason") or ""),
-        message=str((end or {}).get("message") or ""),
+        message=termination.text,
+        summary=termination.summary,
+        result=termination.result,
         finished=_finished(end or {}),
     )
 

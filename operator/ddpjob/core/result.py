@@ -17,8 +17,11 @@ def read_result(message: str) -> Mapping[str, str]:
         data = json.loads(message)
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(data, dict):
-        return {}
+    return result_of(data) if isinstance(data, dict) else {}
+
+
+def result_of(data: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the entries of a JSON object as strings, at most 32."""
     entries = list(data.items())[:MAX_RESULT_ENTRIES]
     return {_as_string(key): _as_string(value) for key, value in entries}
 

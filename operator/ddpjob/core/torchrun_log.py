@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 
 from ddpjob.core.peer_loss import FOLLOWER, TIMED_OUT, UNCLEAR_CAUSE
 
@@ -98,8 +97,6 @@ class Summary:
         return not self.follower and not self.ambiguous
 
 
-# Each message is parsed once, although every look at a job reads it again.
-@lru_cache(maxsize=4096)
 def parse_summary(message: str) -> Summary | None:
     """Return torchrun's failure summary in a termination message, or None without one.
 
@@ -130,8 +127,13 @@ def parse_summary(message: str) -> Summary | None:
         lost_peer=lost_peer,
         interrupted=code in INTERRUPTED,
         ambiguous=unclear and not lost_peer,
-        script_missing=not EXCEPTION.search(words) and bool(SCRIPT_MISSING.search(words)),
+        script_missing=has_missing_script(words),
     )
+
+
+def has_missing_script(words: str) -> bool:
+    """Return True if Python did not find the script or the module, by its own words."""
+    return not EXCEPTION.search(words) and bool(SCRIPT_MISSING.search(words))
 
 
 def _parse_fields(text: str) -> Mapping[str, re.Match[str]]:

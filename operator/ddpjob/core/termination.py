@@ -1,0 +1,97 @@
+"""A trainer's termination message: the report of its agent, or the tail of its log.
+
+The agent writes its report, a JSON object, when it ends. A container that is killed before, for
+example for its memory, leaves the tail of its log. So does a container without the agent, or the
+result that its script wrote.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from ddpjob.core.readers import Dict, child, integer_or_none, strings_or_empty
+from ddpjob.core.result import read_result, result_of
+from ddpjob.core.torchrun_log import (
+    INTERRUPTED,
+    MAX_EXCEPTION,
+    Summary,
+    has_missing_script,
+    parse_summary,
+)
+
+# The largest rank and exit code that a report may have.
+MAX_NUMBER = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Termination:
+    """What is known of the end of a trainer.
+
+    - `text`: the last words of its processes.
+    - `summary`: the first failure of the node; None if no rank is known to have failed.
+    - `result`: what the script wrote to $DDP_RESULT_FILE.
+    """
+
+    text: str = ""
+    summary: Summary | None = None
+    result: Mapping[str, str] = field(default_factory=dict)
+
+
+# Each message is read once, although every look at a job reads it again.
+@lru_cache(maxsize=4096)
+def read_termination(message: str) -> Termination:
+    """Read a termination message. Never raises, whatever a process has written."""
+    report = _report(message)
+    if report is None:
+        return Termination(message, parse_summary(message), read_result(message))
+    exception = str(report.get("exception", ""))[:MAX_EXCEPTION]
+    text = "\n".join([*strings_or_empty(report.get("lines")), exception])
+    return Termination(text, _summary(report, exception, text), result_of(child(report, "result")))
+
+
+def _report(message: str) -> Dict | None:
+    """Return the agent's report, or None if the message is something else."""
+    if not message.startswith('{"agent": '):
+        return None
+    try:
+        report = json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    return report if isinstance(report, dict) else None
+
+
+def _summary(report: Dict, exception: str, text: str) -> Summary | None:
+    rank = _number(report.get("rank"))
+    exit_code = _number(report.get("exitCode"))
+    if rank is None or rank < 0 or exit_code is None:
+        return None
+    cause = report.get("cause")
+    interrupted = cause == "Stopped" or exit_code in INTERRUPTED
+    return Summary(
+        rank=rank,
+        exit_code=exit_code,
+        time=_time(report.get("time")),
+        exception=exception,
+        lost_peer=cause == "Follower" and not interrupted,
+        interrupted=interrupted,
+        ambiguous=cause == "Unclear",
+        script_missing=has_missing_script(text),
+    )
+
+
+def _number(value: Any) -> int | None:
+    number = integer_or_none(value)
+    return number if number is not None and abs(number) <= MAX_NUMBER else None
+
+
+def _time(value: Any) -> datetime | None:
+    """Return a Unix time of this program's range, or None."""
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return datetime.fromtimestamp(value, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,1 @@
+"""Tests of the agent alone. Only test_torchrun.py needs torch, and none needs a cluster."""

@@ -1,0 +1,35 @@
+"""Pods of the agent that leave no process behind."""
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .kubelet import Pod
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
+    """Return a function that makes a pod: `pod(script, **options)`."""
+    if not Path("/proc/self").exists():
+        pytest.skip("the agent finds processes by /proc, which only Linux has")
+    pods: list[Pod] = []
+
+    def make(script: str = "", **options: Any) -> Pod:
+        pods.append(Pod(tmp_path / f"pod{len(pods)}", script, **options))
+        return pods[-1]
+
+    yield make
+    for each in pods:
+        each.kill()
+
+
+@pytest.fixture
+def port() -> int:
+    """Return a free port."""
+    with socket.socket() as found:
+        found.bind(("", 0))
+        number: int = found.getsockname()[1]
+        return number

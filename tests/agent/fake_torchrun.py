@@ -1,0 +1,71 @@
+"""A stand-in for torchrun, without torch: it starts the workers, and ends them as torchrun does.
+
+Used as: fake_torchrun.py --ranks=N [--ignore-sigterm] [--no-record] SCRIPT
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--first-rank", type=int, default=0)
+    parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--no-record", action="store_true")
+    parser.add_argument("script", nargs="+")
+    options = parser.parse_args()
+    print("torchrun starts", flush=True)
+
+    workers = []
+    for local_rank in range(options.ranks):
+        rank = options.first_rank + local_rank
+        env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        command = [os.environ["PYTHON_EXEC"], "-u", *options.script]
+        workers.append(subprocess.Popen(command, env=env, start_new_session=True))
+
+    def stop(number: int, frame: object) -> None:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.wait()
+        raise SystemExit(1)
+
+    def ignore(number: int, frame: object) -> None:
+        print("torchrun ignores SIGTERM", flush=True)
+
+    signal.signal(signal.SIGTERM, ignore if options.ignore_sigterm else stop)
+
+    while True:
+        codes = [worker.poll() for worker in workers]
+        if any(codes):
+            break
+        if None not in codes:
+            return 0
+        time.sleep(0.05)
+
+    # Like torchrun: the others are ended, and all failures are reported with one time.
+    for worker in workers:
+        worker.terminate()
+    failures = []
+    for local_rank, worker in enumerate(workers):
+        code = worker.wait()
+        if code:
+            rank = options.first_rank + local_rank
+            entry = {"rank": rank, "localRank": local_rank, "exitCode": code, "exception": ""}
+            failures.append(entry)
+    if not options.no_record:
+        path = Path(os.environ["DDP_AGENT_FOLDER"], "failures.json")
+        path.write_text(json.dumps({"failures": failures}))
+    print("torchrun: a worker failed", flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

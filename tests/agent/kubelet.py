@@ -1,0 +1,153 @@
+"""A pod of the agent alone: the tests write its assignments, and read its log and its message."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddpjob.core.agent_files import PROGRAM, WORDS, agent_files
+
+# Longest wait for anything in these tests, in seconds.
+DEADLINE = 20.0
+
+TORCHRUN = [sys.executable, str(Path(__file__).parent / "fake_torchrun.py")]
+
+
+class Pod:
+    """A container whose process 1 is the agent.
+
+    - `script`: the Python code of the workers.
+    - `options`: of the agent, in addition to its files. `command`: in place of torchrun.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        script: str = "",
+        *,
+        command: list[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.folder = folder
+        self.run_folder = folder / "run"
+        self.run_folder.mkdir(parents=True, exist_ok=True)
+        for name, text in agent_files().items():
+            (folder / name).write_text(text)
+        (folder / "script.py").write_text(script)
+        self.options = {
+            "folder": str(self.run_folder),
+            "assignment": str(folder / "assignment"),
+            "words": str(folder / WORDS),
+            "message": str(folder / "message"),
+            "clear": None,
+            "port": None,
+            "command": TORCHRUN if command is None else command,
+            "hang_seconds": None,
+            "heartbeat": "File",
+            **options,
+        }
+        self.env = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", **(env or {})}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def assign(self, attempt: int, ranks: int = 1, **changes: Any) -> None:
+        """Write an assignment as a kubelet does: the file is replaced as a whole."""
+        assignment = {
+            "attempt": attempt,
+            "flags": [f"--ranks={ranks}"],
+            "ranks": ranks,
+            "env": {"DDP_ATTEMPT": str(attempt)},
+            "grace": 5.0,
+            "wait": DEADLINE,
+            **changes,
+        }
+        file = self.folder / "assignment.new"
+        file.write_text(json.dumps(assignment))
+        file.rename(self.folder / "assignment")
+
+    def start(self, *prefix: str, **settings: Any) -> "Pod":
+        """Start the agent. Its output goes into a file."""
+        arguments = [json.dumps(self.options), str(self.folder / "script.py")]
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-IS", str(self.folder / PROGRAM), "run", *arguments],
+                env=self.env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **settings,
+            )
+        return self
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    @property
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "message").read_text())
+        return found
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        """Wait until the log has the text so many times."""
+        wait_until(lambda: self.log.count(text) >= times, lambda: f"{text!r} in:\n{self.log}")
+
+    def end(self) -> int:
+        """Wait for the end of the container, and return its exit code."""
+        assert self.process
+        return self.process.wait(DEADLINE)
+
+    def terminate(self) -> None:
+        """Delete the pod: process 1 gets SIGTERM."""
+        assert self.process
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """Kill the container, and what it has left."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for process in self.processes():
+            os.kill(process, signal.SIGKILL)
+
+    def processes(self) -> list[int]:
+        """Return the processes of the pod without the agent, found by their environment."""
+        mark = f"DDP_HEARTBEAT_FILE={self.run_folder / 'heartbeat'}".encode()
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                try:
+                    if mark in (folder / "environ").read_bytes():
+                        found.append(int(folder.name))
+                except OSError:
+                    pass
+        return found
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return the status and the body of a request to the agent's port."""
+        url = f"http://127.0.0.1:{self.options['port']}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, ""
+
+    def is_ready(self) -> bool:
+        try:
+            return self.get("/ready")[0] == 200
+        except OSError:
+            return False
+
+
+def wait_until(condition: Any, describe: Any = lambda: "") -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE:.0f} s: {describe()}"
+        time.sleep(0.01)

@@ -1,0 +1,113 @@
+"""Hangs: found by a heartbeat that is too old, and reported with the stack of each rank."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from .kubelet import wait_until
+
+# Rank 0 waits in `receive`, rank 1 in `compute`.
+HANGS = """
+import os, time
+def receive():
+    time.sleep(600)
+def compute():
+    time.sleep(600)
+open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
+print("beats")
+receive() if os.environ["RANK"] == "0" else compute()
+"""
+
+
+def test_a_hang_is_reported_with_the_stack_of_each_rank(pod):
+    found = pod(HANGS, hang_seconds=1.0)
+    found.assign(0, ranks=2)
+    found.start()
+    assert found.end() == 1
+    report = found.report
+    assert report["cause"] == "Hang"
+    assert report["exception"].startswith("no heartbeat for 1 s")
+    stacks = "\n".join(report["lines"])
+    assert 'script.py", line 4 in receive' in stacks
+    assert 'script.py", line 6 in compute' in stacks
+    assert report["lines"][0].startswith("rank 0: File ")
+    assert not found.processes()
+    assert not [name for name in os.listdir(found.folder) if name.startswith("core")]
+
+
+def test_a_stopped_process_shows_its_stack_too(pod):
+    script = HANGS + "\n"
+    found = pod(script.replace('print("beats")', 'print("beats", os.getpid())'), hang_seconds=2.0)
+    found.assign(0)
+    found.start()
+    found.wait_for("beats")
+    worker = int(found.log.partition("beats ")[2].split()[0])
+    os.kill(worker, signal.SIGSTOP)
+    assert found.end() == 1
+    assert found.report["cause"] == "Hang"
+    assert "receive" in "\n".join(found.report["lines"])
+
+
+def test_there_is_no_limit_before_the_first_heartbeat(pod):
+    script = """
+import os, time
+time.sleep(1.5)
+open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
+"""
+    found = pod(script, hang_seconds=0.5)
+    found.assign(0)
+    found.start()
+    assert found.end() == 0
+
+
+def test_a_heartbeat_of_an_earlier_attempt_does_not_count(pod):
+    script = """
+import os, time
+if os.environ["DDP_ATTEMPT"] == "0":
+    open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
+    os.kill(os.getpid(), 15)
+time.sleep(1.5)
+"""
+    found = pod(script, hang_seconds=0.5, env={"DDP_HEARTBEAT_FILE": "/tmp/ddpjob-test-beat"})
+    found.assign(0)
+    found.start()
+    found.wait_for("waiting for the next attempt")
+    found.assign(1)
+    assert found.end() == 0
+
+
+def test_with_heartbeat_log_output_is_a_sign_of_life(pod):
+    script = """
+import time
+for _ in range(8):
+    print("step", flush=True)
+    time.sleep(0.25)
+print("stuck")
+time.sleep(600)
+"""
+    found = pod(script, hang_seconds=1.0, heartbeat="Log")
+    found.assign(0)
+    found.start()
+    began = time.monotonic()
+    assert found.end() == 1
+    assert time.monotonic() - began > 2.0
+    assert found.report["cause"] == "Hang"
+    assert "line 7 in <module>" in found.report["lines"][0]
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_worker_that_cannot_show_its_stack_is_ended_too(pod, ranks):
+    script = """
+import os, signal, time
+signal.signal(signal.SIGABRT, signal.SIG_IGN)
+open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
+time.sleep(600)
+"""
+    found = pod(script, hang_seconds=0.5)
+    found.assign(0, ranks=ranks)
+    found.start()
+    assert found.end() == 1
+    assert found.report["lines"] == [f"rank {rank}: no stack" for rank in range(ranks)]
+    wait_until(lambda: not found.processes())

@@ -1,0 +1,116 @@
+"""The container's log: whole lines, with their rank."""
+
+import json
+from collections import Counter
+
+
+def run(pod, script, ranks=1):
+    found = pod(script)
+    found.assign(0, ranks)
+    found.start()
+    assert found.end() == 0
+    return found
+
+
+def test_lines_of_several_ranks_carry_their_rank(pod):
+    script = "import os, sys; print('one'); print('two', file=sys.stderr)"
+    lines = Counter(run(pod, script, ranks=2).log.splitlines())
+    expected = [f"[rank{rank}]: {word}" for rank in (0, 1) for word in ("one", "two")]
+    assert all(lines[line] == 1 for line in expected)
+    assert lines["torchrun starts"] == 1
+
+
+def test_the_only_rank_of_a_node_writes_lines_as_they_are(pod):
+    assert "one\n" in run(pod, "print('one')").log
+    assert "[rank0]" not in run(pod, "print('one')").log
+
+
+def test_lines_that_have_a_rank_get_no_second_one(pod):
+    script = "import os; print(f\"[rank{os.environ['RANK']}]: Traceback\")"
+    log = run(pod, script, ranks=2).log
+    assert "[rank1]: Traceback\n" in log
+    assert log.count("[rank1]") == 1
+
+
+def test_lines_of_json_keep_their_form(pod):
+    script = "import json; print(json.dumps({'event': 'train', 'step': 3}))"
+    lines = run(pod, script, ranks=2).log.splitlines()
+    assert [json.loads(line) for line in lines if line.startswith("{")] == [
+        {"event": "train", "step": 3}
+    ] * 2
+
+
+def test_lines_of_ranks_are_not_mixed(pod):
+    # Pieces without a newline, from four ranks at once.
+    script = """
+import os, sys
+rank = os.environ["RANK"]
+for number in range(500):
+    for piece in (rank * 40, "-", str(number), "-", rank * 40):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\\n")
+"""
+    log = run(pod, script, ranks=4).log
+    for rank in range(4):
+        text = str(rank) * 40
+        expected = [f"[rank{rank}]: {text}-{number}-{text}" for number in range(500)]
+        assert [line for line in log.splitlines() if line.startswith(f"[rank{rank}]")] == expected
+
+
+def test_a_line_of_a_megabyte_stays_whole(pod):
+    script = """
+import os, sys
+line = os.environ["RANK"] * (1 << 20)
+for _ in range(3):
+    print(line)
+"""
+    log = run(pod, script, ranks=2).log
+    lines = [line for line in log.splitlines() if line.startswith("[rank")]
+    assert sorted(map(len, lines)) == [(1 << 20) + len("[rank0]: ")] * 6
+    assert all(len(set(line.partition(": ")[2])) == 1 for line in lines)
+
+
+def test_binary_output_is_copied_as_it_is(pod):
+    script = """
+import sys
+sys.stdout.buffer.write(bytes(range(256)) * 1000 + b"\\n")
+"""
+    found = run(pod, script)
+    assert bytes(range(256)) * 1000 in (found.folder / "log").read_bytes()
+
+
+def test_the_last_line_needs_no_newline(pod):
+    log = run(pod, "import sys; sys.stdout.write('last words')", ranks=2).log
+    assert "[rank0]: last words\n" in log
+    assert "[rank1]: last words\n" in log
+
+
+def test_output_of_a_process_that_outlives_its_worker_is_kept(pod):
+    script = """
+import os, time
+if os.fork() == 0:
+    print("child")
+    time.sleep(600)
+time.sleep(0.2)
+print("parent")
+"""
+    log = run(pod, script).log
+    assert "child\n" in log
+    assert "parent\n" in log
+
+
+def test_a_worker_that_uses_other_processes_works(pod):
+    script = """
+import multiprocessing, subprocess, sys
+def double(number):
+    return 2 * number
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            print(method, pool.map(double, [1, 2]))
+    print(subprocess.check_output([sys.executable, "-c", "print('inner')"]).decode())
+"""
+    log = run(pod, script).log
+    assert all(f"{method} [2, 4]" in log for method in ("fork", "spawn", "forkserver"))
+    assert "inner" in log

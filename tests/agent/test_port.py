@@ -1,0 +1,108 @@
+"""The port of the agent: /ready and /metrics."""
+
+import os
+import socket
+import time
+
+from .kubelet import wait_until
+
+# The workers meet when the test lets them, and train until it ends them.
+TRAINS = """
+import json, os, time
+folder = os.path.dirname(os.path.abspath(__file__))
+while not os.path.exists(os.path.join(folder, "train")):
+    time.sleep(0.02)
+open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
+print(json.dumps({"event": "train", "step": 12, "loss": 0.5, "samples_per_second": 99.5,
+                  "message": "secret", "epoch": True}))
+while not os.path.exists(os.path.join(folder, "end")):
+    time.sleep(0.02)
+os.kill(os.getpid(), 15)
+"""
+
+
+def test_a_pod_is_ready_while_its_workers_train(pod, port):
+    found = pod(TRAINS, port=port)
+    found.start()
+    wait_until(lambda: answers(found))
+    assert found.get("/ready")[0] == 503
+    found.assign(0, ranks=2)
+    wait_until(found.is_ready)
+
+    # Between two attempts the pod is not ready.
+    (found.folder / "train").touch()
+    (found.folder / "end").touch()
+    found.wait_for("waiting for the next attempt")
+    assert found.get("/ready")[0] == 503
+    (found.folder / "end").unlink()
+    found.assign(1, ranks=2)
+    wait_until(found.is_ready)
+
+
+def test_a_pod_whose_heartbeat_is_old_is_not_ready(pod, port):
+    found = pod("import time; time.sleep(600)", port=port, hang_seconds=600.0)
+    found.assign(0)
+    found.start()
+    wait_until(found.is_ready)
+    beat = found.run_folder / "heartbeat"
+    beat.touch()
+    assert found.is_ready()
+    # A beat before this attempt is none of it.
+    os.utime(beat, (time.time() - 5000, time.time() - 5000))
+    assert found.is_ready()
+
+
+def test_metrics_are_numbers_only(pod, port):
+    found = pod(TRAINS, port=port)
+    found.assign(3)
+    found.start()
+    (found.folder / "train").touch()
+    found.wait_for("secret")
+    status, body = found.get("/metrics")
+    assert status == 200
+    numbers = dict(line.rsplit(" ", 1) for line in body.splitlines())
+    assert all(float(value) >= 0 for value in numbers.values())
+    assert numbers["ddpjob_agent_attempt"] == "3"
+    assert numbers["ddpjob_agent_step"] == "12"
+    assert numbers["ddpjob_agent_loss"] == "0.5"
+    assert numbers["ddpjob_agent_samples_per_second"] == "99.5"
+    assert "ddpjob_agent_epoch" not in numbers
+    assert float(numbers["ddpjob_agent_heartbeat_age_seconds"]) < 10
+    activities = [name for name in numbers if "activity=" in name]
+    assert len(activities) == 4
+    assert "secret" not in body
+
+
+def test_other_requests_get_no_answer(pod, port):
+    found = pod(TRAINS, port=port)
+    found.start()
+    wait_until(lambda: answers(found))
+    assert found.get("/")[0] == 404
+    assert found.get("/../../etc/passwd")[0] == 404
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"\xff\x00\r\n\r\n")
+        assert b"404" in connection.recv(100)
+    # Clients that send nothing do not keep others waiting.
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+    assert found.get("/ready")[0] == 503
+    for connection in silent:
+        connection.close()
+
+
+def test_a_port_that_is_in_use_is_reported(pod):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        found = pod(port=other.getsockname()[1])
+        found.assign(0)
+        found.start()
+        assert found.end() == 1
+    assert "Address already in use" in found.report["exception"]
+
+
+def answers(found):
+    try:
+        found.get("/ready")
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,173 @@
+"""What an agent reports on a failure."""
+
+import json
+import os
+import time
+
+import pytest
+
+FOLLOWER = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+)
+
+
+def fail(pod, script, ranks=1, flags=(), **options):
+    """Run one attempt of a script that fails, and return the report."""
+    found = pod(script, **options)
+    found.assign(0, ranks, flags=[f"--ranks={ranks}", *flags], wait=0.0)
+    found.start()
+    assert found.end() == 1
+    return found.report
+
+
+def test_an_exception_is_reported_with_its_rank_and_its_last_lines(pod):
+    script = """
+import os
+print("step 7")
+if os.environ["LOCAL_RANK"] == "1":
+    raise ValueError("bad batch\\nsecond line")
+import time; time.sleep(600)
+"""
+    before = time.time()
+    report = fail(pod, script, ranks=2, flags=["--first-rank=4"])
+    assert report["cause"] == "Failure"
+    assert (report["rank"], report["localRank"], report["exitCode"]) == (5, 1, 1)
+    assert report["exception"] == "ValueError: bad batch"
+    assert report["lines"][-2:] == ["ValueError: bad batch", "second line"]
+    assert "step 7" in report["lines"]
+    assert before < report["time"] < time.time()
+
+
+def test_a_signal_is_reported_as_a_negative_exit_code(pod):
+    report = fail(pod, "import os; os.kill(os.getpid(), 9)")
+    assert (report["cause"], report["exitCode"], report["exception"]) == (
+        "Failure",
+        -9,
+        "SIGKILL",
+    )
+
+
+def test_of_several_failures_the_first_is_reported(pod):
+    # torchrun reports that of rank 0 with the same time.
+    script = """
+import os, time
+time.sleep(0.0 if os.environ["RANK"] == "2" else 0.3)
+raise RuntimeError("failure of rank " + os.environ["RANK"])
+"""
+    report = fail(pod, script, ranks=3)
+    assert (report["rank"], report["exception"]) == (2, "RuntimeError: failure of rank 2")
+
+
+def test_a_peer_that_failed_by_itself_is_reported_before_a_follower(pod):
+    script = f"""
+import os, time
+if os.environ["RANK"] == "0":
+    time.sleep(0.02)
+    raise RuntimeError({FOLLOWER[14:]!r})
+import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("stays"); time.sleep(0.4)
+os._exit(7)
+"""
+    report = fail(pod, script, ranks=2)
+    assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 1, 7)
+
+
+def test_peers_that_torchrun_ended_are_not_reported(pod):
+    script = """
+import os, time
+if os.environ["RANK"] == "1":
+    time.sleep(0.2)
+    os.kill(os.getpid(), 11)
+time.sleep(600)
+"""
+    report = fail(pod, script, ranks=3, env={"PYTHONFAULTHANDLER": ""})
+    assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 1, -11)
+
+
+def test_an_abort_without_a_text_is_unclear(pod):
+    report = fail(pod, "import os; os.abort()", env={"PYTHONFAULTHANDLER": ""})
+    assert (report["cause"], report["exitCode"]) == ("Unclear", -6)
+
+
+def test_torchrun_that_dies_without_a_record_is_a_failure(pod):
+    script = "import os, time; os.kill(os.getppid(), 9); time.sleep(600)"
+    found = pod(script)
+    found.assign(0)
+    found.start()
+    assert found.end() == 137
+    assert (found.report["cause"], found.report["exitCode"]) == ("Failure", -9)
+
+
+def test_a_program_that_writes_no_record_is_judged_by_its_output(pod):
+    report = fail(pod, "raise ValueError('bad')", flags=["--no-record"])
+    assert (report["cause"], report["exitCode"]) == ("Failure", 1)
+    assert report["exception"] == report["lines"][-1] == "ValueError: bad"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\\x00" * 5000, "é" * 5000, "\\n" * 5000, '"' * 5000, "\\ud83d\\ude00" * 3000],
+    ids=["control", "umlaut", "newlines", "quotes", "pairs"],
+)
+def test_a_report_fits_into_a_termination_message(pod, text):
+    script = f"""
+import sys
+for _ in range(20):
+    sys.stdout.buffer.write("{text}".encode("utf-8", "surrogatepass") + b"\\n")
+raise ValueError("{text}".encode("utf-8", "replace").decode())
+"""
+    found = pod(script, env={"PYTHONIOENCODING": "utf-8:backslashreplace"})
+    found.assign(0)
+    found.start()
+    assert found.end() == 1
+    assert (found.folder / "message").stat().st_size <= 4096
+    assert found.report["cause"] == "Failure"
+    assert found.report["rank"] == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{'loss': 0.5}", {}),
+        ('{"loss": 0.5}', {"loss": 0.5}),
+        ("[1, 2]", {}),
+        (json.dumps({"text": "x" * 3000}), {"text": "x" * 3000}),
+        (json.dumps({"text": "x" * 5000}), {}),
+        ("[" * 100_000, {}),
+    ],
+)
+def test_only_a_small_object_is_a_result(pod, written, expected):
+    found = pod("import os; os.replace('result-file', os.environ['DDP_RESULT_FILE'])")
+    (found.folder / "result-file").write_text(written)
+    found.assign(0)
+    found.start(cwd=found.folder)
+    assert found.end() == 0
+    assert found.report["result"] == expected
+
+
+def test_a_result_of_an_earlier_attempt_does_not_count(pod):
+    script = """
+import os
+if os.environ["DDP_ATTEMPT"] == "0":
+    open(os.environ["DDP_RESULT_FILE"], "w").write('{"a": 1}')
+    os.kill(os.getpid(), 15)
+"""
+    found = pod(script)
+    found.assign(0)
+    found.start()
+    found.wait_for("waiting for the next attempt")
+    found.assign(1)
+    assert found.end() == 0
+    assert found.report["result"] == {}
+
+
+def test_a_pod_without_an_assignment_says_so(pod, monkeypatch):
+    found = pod()
+    program = found.folder / "agent.py"
+    text = program.read_text()
+    assert "ASSIGNMENT_SECONDS, KILL_SECONDS, STACK_SECONDS = 60.0," in text
+    program.write_text(text.replace("STACK_SECONDS = 60.0,", "STACK_SECONDS = 0.5,"))
+    found.start()
+    assert found.end() == 1
+    assert found.report["exception"] == f"no assignment in {found.folder / 'assignment'}"
+    assert os.path.exists(found.folder / "log")

@@ -1,0 +1,71 @@
+"""The agent with the real torchrun."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+# Without a command, the agent starts torchrun itself.
+TORCHRUN: list[str] = []
+
+SUMS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(dist.get_rank() + 1.0)
+dist.all_reduce(total)
+print("total", total.item())
+if dist.get_rank() == 1:
+    raise ValueError("bad batch")
+dist.barrier()
+"""
+
+
+def flags(port, ranks=2):
+    return [
+        "--nnodes=1",
+        f"--nproc-per-node={ranks}",
+        "--max-restarts=0",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=test",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--rdzv-conf=is_host=true",
+        "--local-addr=127.0.0.1",
+    ]
+
+
+def test_a_job_of_two_ranks_succeeds(pod, port):
+    found = pod(SUMS.replace("== 1", "== 9"), command=TORCHRUN)
+    found.assign(0, ranks=2, flags=flags(port))
+    found.start()
+    assert found.end() == 0
+    assert "[rank0]: total 3.0\n" in found.log
+    assert "[rank1]: total 3.0\n" in found.log
+    assert found.report["cause"] == "Succeeded"
+
+
+def test_the_rank_that_failed_first_is_reported_and_its_peer_is_not(pod, port):
+    found = pod(SUMS, command=TORCHRUN)
+    found.assign(0, ranks=2, flags=flags(port))
+    found.start()
+    assert found.end() == 1
+    report = found.report
+    assert (report["cause"], report["rank"], report["localRank"]) == ("Failure", 1, 1)
+    assert (report["exitCode"], report["exception"]) == (1, "ValueError: bad batch")
+    # torchrun's own summary stays in the log.
+    assert "Root Cause (first observed failure):" in found.log
+
+
+def test_a_signal_has_its_name(pod, port):
+    found = pod("import os; os.kill(os.getpid(), 9)", command=TORCHRUN)
+    found.assign(0, flags=flags(port, ranks=1))
+    found.start()
+    assert found.end() == 1
+    assert (found.report["exitCode"], found.report["exception"]) == (-9, "SIGKILL")
+
+
+def test_a_flag_that_torchrun_does_not_know_ends_the_pod(pod):
+    found = pod(command=TORCHRUN)
+    found.assign(0, flags=["--no-such-flag"])
+    found.start()
+    assert found.end() == 2
+    assert (found.report["cause"], found.report["exitCode"]) == ("Failure", 2)
+    assert "no-such-flag" in "\n".join(found.report["lines"])
