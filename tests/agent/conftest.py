@@ -1,4 +1,4 @@
-"""Pods of the agent that leave no process behind."""
+"""A fixture that makes pods, and kills what they leave behind."""
 
 import socket
 from collections.abc import Callable, Iterator

@@ -53,8 +53,13 @@ def main() -> int:
     # Like torchrun: the others are ended, and all failures are reported with one time.
     for worker in workers:
         worker.terminate()
+    patience = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+    deadline = time.monotonic() + patience
     failures = []
     for local_rank, worker in enumerate(workers):
+        while worker.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        worker.kill()
         code = worker.wait()
         if code:
             rank = options.first_rank + local_rank

@@ -9,13 +9,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ddpjob.core.agent_files import PROGRAM, WORDS, agent_files
 
-# Longest wait for anything in these tests, in seconds.
-DEADLINE = 20.0
+# Longest wait for anything in these tests, in seconds. Other tests may use the processors.
+DEADLINE = 120.0
 
 TORCHRUN = [sys.executable, str(Path(__file__).parent / "fake_torchrun.py")]
 
@@ -54,7 +55,7 @@ class Pod:
             "heartbeat": "File",
             **options,
         }
-        self.env = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", **(env or {})}
+        self.env = {"PATH": os.environ["PATH"], "TEST_POD": str(folder), **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
     def assign(self, attempt: int, ranks: int = 1, **changes: Any) -> None:
@@ -115,16 +116,19 @@ class Pod:
             self.process.kill()
             self.process.wait()
         for process in self.processes():
-            os.kill(process, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def processes(self) -> list[int]:
         """Return the processes of the pod without the agent, found by their environment."""
-        mark = f"DDP_HEARTBEAT_FILE={self.run_folder / 'heartbeat'}".encode()
+        mark = f"TEST_POD={self.folder}".encode()
+        agent = self.process.pid if self.process else None
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal():
                 try:
-                    if mark in (folder / "environ").read_bytes():
+                    is_agent = int(folder.name) == agent
+                    if mark in (folder / "environ").read_bytes() and not is_agent:
                         found.append(int(folder.name))
                 except OSError:
                     pass
@@ -134,7 +138,7 @@ class Pod:
         """Return the status and the body of a request to the agent's port."""
         url = f"http://127.0.0.1:{self.options['port']}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
+            with urllib.request.urlopen(url, timeout=20) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, ""

@@ -155,7 +155,7 @@ def test_torchrun_that_ignores_sigterm_is_killed_after_its_grace(pod):
     began = time.monotonic()
     found.assign(1, grace=0.5)
     found.wait_for("works in attempt 1")
-    assert 0.4 < time.monotonic() - began < 10
+    assert time.monotonic() - began > 0.4
     assert "OVERLAP" not in found.log
 
 
@@ -254,6 +254,7 @@ def test_a_pod_that_is_deleted_begins_no_attempt(pod):
     found.wait_for("torchrun ignores SIGTERM")
     found.terminate()
     assert found.end() != 0
+    assert found.report["cause"] == "Stopped"
     assert "attempt 1 begins" not in found.log
     assert not found.processes()
 

@@ -28,7 +28,7 @@ def test_a_hang_is_reported_with_the_stack_of_each_rank(pod):
     assert found.end() == 1
     report = found.report
     assert report["cause"] == "Hang"
-    assert report["exception"].startswith("no heartbeat for 1 s")
+    assert report["exception"].startswith("no heartbeat for ")
     stacks = "\n".join(report["lines"])
     assert 'script.py", line 4 in receive' in stacks
     assert 'script.py", line 6 in compute' in stacks
@@ -62,7 +62,7 @@ open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
     assert found.end() == 0
 
 
-def test_a_heartbeat_of_an_earlier_attempt_does_not_count(pod):
+def test_a_heartbeat_of_an_earlier_attempt_does_not_count(pod, tmp_path):
     script = """
 import os, time
 if os.environ["DDP_ATTEMPT"] == "0":
@@ -70,7 +70,7 @@ if os.environ["DDP_ATTEMPT"] == "0":
     os.kill(os.getpid(), 15)
 time.sleep(1.5)
 """
-    found = pod(script, hang_seconds=0.5, env={"DDP_HEARTBEAT_FILE": "/tmp/ddpjob-test-beat"})
+    found = pod(script, hang_seconds=0.5, env={"DDP_HEARTBEAT_FILE": str(tmp_path / "beat")})
     found.assign(0)
     found.start()
     found.wait_for("waiting for the next attempt")
@@ -81,18 +81,18 @@ time.sleep(1.5)
 def test_with_heartbeat_log_output_is_a_sign_of_life(pod):
     script = """
 import time
-for _ in range(8):
+for _ in range(12):
     print("step", flush=True)
     time.sleep(0.25)
 print("stuck")
 time.sleep(600)
 """
-    found = pod(script, hang_seconds=1.0, heartbeat="Log")
+    found = pod(script, hang_seconds=2.0, heartbeat="Log")
     found.assign(0)
     found.start()
     began = time.monotonic()
     assert found.end() == 1
-    assert time.monotonic() - began > 2.0
+    assert time.monotonic() - began > 3.0
     assert found.report["cause"] == "Hang"
     assert "line 7 in <module>" in found.report["lines"][0]
 

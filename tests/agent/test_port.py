@@ -47,7 +47,7 @@ def test_a_pod_whose_heartbeat_is_old_is_not_ready(pod, port):
     beat = found.run_folder / "heartbeat"
     beat.touch()
     assert found.is_ready()
-    # A beat before this attempt is none of it.
+    # A beat before this attempt does not count for it.
     os.utime(beat, (time.time() - 5000, time.time() - 5000))
     assert found.is_ready()
 

@@ -50,9 +50,17 @@ def test_a_signal_is_reported_as_a_negative_exit_code(pod):
 def test_of_several_failures_the_first_is_reported(pod):
     # torchrun reports that of rank 0 with the same time.
     script = """
-import os, time
-time.sleep(0.0 if os.environ["RANK"] == "2" else 0.3)
-raise RuntimeError("failure of rank " + os.environ["RANK"])
+import os, signal, time
+def fail(number, frame):
+    raise RuntimeError("failure of rank " + os.environ["RANK"])
+# torchrun sends SIGTERM to the others after the first failure.
+signal.signal(signal.SIGTERM, fail)
+open(__file__ + os.environ["RANK"], "w").close()
+while not all(os.path.exists(f"{__file__}{rank}") for rank in range(3)):
+    time.sleep(0.02)
+if os.environ["RANK"] == "2":
+    fail(0, None)
+time.sleep(600)
 """
     report = fail(pod, script, ranks=3)
     assert (report["rank"], report["exception"]) == (2, "RuntimeError: failure of rank 2")
@@ -61,12 +69,14 @@ raise RuntimeError("failure of rank " + os.environ["RANK"])
 def test_a_peer_that_failed_by_itself_is_reported_before_a_follower(pod):
     script = f"""
 import os, time
+import signal
 if os.environ["RANK"] == "0":
-    time.sleep(0.02)
+    while not os.path.exists(__file__ + ".ready"):
+        time.sleep(0.02)
     raise RuntimeError({FOLLOWER[14:]!r})
-import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("stays"); time.sleep(0.4)
-os._exit(7)
+signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
+open(__file__ + ".ready", "w").close()
+time.sleep(600)
 """
     report = fail(pod, script, ranks=2)
     assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 1, 7)
@@ -76,7 +86,6 @@ def test_peers_that_torchrun_ended_are_not_reported(pod):
     script = """
 import os, time
 if os.environ["RANK"] == "1":
-    time.sleep(0.2)
     os.kill(os.getpid(), 11)
 time.sleep(600)
 """
@@ -102,6 +111,23 @@ def test_a_program_that_writes_no_record_is_judged_by_its_output(pod):
     report = fail(pod, "raise ValueError('bad')", flags=["--no-record"])
     assert (report["cause"], report["exitCode"]) == ("Failure", 1)
     assert report["exception"] == report["lines"][-1] == "ValueError: bad"
+
+
+def test_a_worker_that_torchrun_had_to_kill_is_not_the_cause(pod):
+    # Rank 0 lost its peer. Rank 1 ignores SIGTERM, so torchrun kills it later.
+    script = f"""
+import os, signal, time
+if os.environ["RANK"] == "0":
+    while not os.path.exists(__file__ + ".ready"):
+        time.sleep(0.02)
+    raise RuntimeError({FOLLOWER[14:]!r})
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(__file__ + ".ready", "w").close()
+time.sleep(600)
+"""
+    env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+    report = fail(pod, script, ranks=2, env=env)
+    assert (report["cause"], report["rank"]) == ("Follower", 0)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +159,7 @@ raise ValueError("{text}".encode("utf-8", "replace").decode())
         ("[1, 2]", {}),
         (json.dumps({"text": "x" * 3000}), {"text": "x" * 3000}),
         (json.dumps({"text": "x" * 5000}), {}),
+        ('{"text": "' + "é" * 1500 + '"}', {}),
         ("[" * 100_000, {}),
     ],
 )

@@ -91,8 +91,14 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from([*json.loads(report()), "result"]), JSON))
 def test_a_report_of_any_shape_is_read(entries):
     found = read_termination(json.dumps({"agent": 1, **entries}))
-    assert isinstance(found.text, str)
+    found.text.encode()
     assert all(isinstance(value, str) for value in found.result.values())
+
+
+def test_half_a_character_in_a_report_is_replaced():
+    found = read_termination(report(exception="\ud83d", lines=["\ud83d", 1, ["x"]]))
+    assert found.summary.exception == "?"
+    assert found.text == "?\n\n\n?"
 
 
 @pytest.mark.parametrize("message", ['{"agent": ', '{"agent": 1', '{"agent": ' + "[" * 100_000])

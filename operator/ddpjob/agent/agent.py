@@ -40,9 +40,12 @@ from typing import Any
 # Seconds between two looks at the assignment and at the clocks.
 POLL = 0.05
 
-# Seconds until the first assignment must be there, until processes must be gone after SIGKILL (only
-# one that hangs in the kernel is not), and for the stacks of workers after SIGABRT.
-ASSIGNMENT_SECONDS, KILL_SECONDS, STACK_SECONDS = 60.0, 10.0, 2.0
+# Seconds until the first assignment must be there; until processes must be gone after SIGKILL,
+# which takes time if they free a device; and for the stacks of workers after SIGABRT.
+ASSIGNMENT_SECONDS, KILL_SECONDS, STACK_SECONDS = 60.0, 30.0, 2.0
+
+# After a pause of so many seconds, such as a frozen machine, heartbeats get their time again.
+FROZEN = 1.0
 
 # Bytes of a termination message (the kubelet's limit), of output that is kept for the report, and
 # of a line that is kept whole.
@@ -57,8 +60,8 @@ FIGURES = ("step", "steps", "epoch", "loss", "samples_per_second", "tokens_per_s
 # Variables for `launch` and `worker`, and what begins the first line of a rank's pipe.
 FOLDER, PYTHON, HEADER = "DDP_AGENT_FOLDER", "DDP_AGENT_PYTHON", b"DDP_AGENT_WORKER "
 
-# Exit codes of a process that was told to stop, and of one that does not show what went wrong
-# unless its exception does.
+# Exit codes of a process that was told to stop, and those that say nothing about the cause without
+# an exception.
 INTERRUPTED, AMBIGUOUS = (-15, 143), (1, -6)
 
 # Causes, the likeliest first. A follower lost a peer. Unclear: perhaps it is a follower.
@@ -90,12 +93,16 @@ def signal_name(exit_code: int) -> str:
 
 
 def descendants() -> list[int]:
-    """Return the numbers of all living processes below this one."""
+    """Return the numbers of all processes below this one.
+
+    Those that have ended and are not collected count too: their threads may still run, and hold a
+    device.
+    """
     children: dict[int, list[int]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
-        # The state and the parent follow the program's name, which may contain anything.
+        # The parent follows the program's name, which may contain anything, and the state.
         fields = read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()
-        if fields and fields[0] not in b"ZX":
+        if fields:
             children.setdefault(int(fields[1]), []).append(int(name))
     found = [os.getpid()]
     for process in found:
@@ -124,9 +131,11 @@ class Stream:
         if not data or len(self.partial) > LINE:
             end = len(self.partial)
         lines, self.partial = self.partial[:end], self.partial[end:]
-        if lines.startswith(HEADER) and not self.worker:
+        if self.local_rank is not None and not self.worker and lines.startswith(HEADER):
             header, _, lines = lines.partition(b"\n")
-            self.worker = read_json(header[len(HEADER) :])
+            found = read_json(header[len(HEADER) :])
+            if all(type(found.get(name)) is int for name in ("rank", "pid")):
+                self.worker = found
         if not data and lines and not lines.endswith(b"\n"):
             lines += b"\n"
         self.tail = (self.tail + lines)[-TAIL:]
@@ -157,6 +166,7 @@ class Agent:
         self.streams: list[Stream] = []
         self.started = 0.0
         self.last_output = 0.0
+        self.thawed = 0.0
         self.report: dict[str, Any] = {
             "cause": "Failure",
             "exception": f"no assignment in {options.assignment}",
@@ -179,18 +189,22 @@ class Agent:
             self.serve()
             while self.torchrun or (time.monotonic() < self.wait_ends and not self.stop_signal):
                 self.look()
-        except OSError as error:
+        except Exception as error:
             # For example a full disk, a program that does not exist, or a port that is in use.
-            self.report = {"cause": "Failure", "exception": f"ddpjob agent: {error}"}
-            self.exit_code = 1
-            self.kill_processes()
+            problem = f"ddpjob agent: {type(error).__name__}: {error}"
+            self.report, self.exit_code = {"cause": "Failure", "exception": problem}, 1
+            with suppress(Exception):
+                self.kill_processes()
+        if self.stop_signal and self.attempt < 0:
+            self.report = {"cause": "Stopped"}
         if self.exit_code:
             self.log(f"ends: {self.report['cause']}: {self.report.get('exception', '')}")
         self.write_report()
         return self.exit_code
 
     def look(self) -> None:
-        """Do what is to be done next, or wait for it."""
+        """Wait a moment, and do what is to be done next."""
+        self.watch(POLL)
         newer = self.newer_assignment()
         if self.torchrun and self.torchrun.returncode is not None:
             self.conclude()
@@ -202,13 +216,15 @@ class Agent:
                 self.start(newer)
         elif self.torchrun and self.hangs():
             self.end_hang()
-        else:
-            self.watch(POLL)
 
     def newer_assignment(self) -> dict[str, Any] | None:
-        assignment = read_json(read_file(self.options.assignment))
-        is_newer = assignment.get("attempt", -1) > self.attempt and not self.stop_signal
-        return assignment if is_newer else None
+        """Return the assignment if it is complete, and newer than the last one."""
+        found = read_json(read_file(self.options.assignment))
+        types = {"attempt": int, "flags": list, "env": dict, "ranks": int, "grace": float}
+        types["wait"] = float
+        is_complete = all(type(found.get(name)) is kind for name, kind in types.items())
+        is_newer = is_complete and found["attempt"] > self.attempt
+        return found if is_newer and not self.stop_signal else None
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Pass a request to stop on to torchrun, which gives its workers time for a checkpoint."""
@@ -220,6 +236,8 @@ class Agent:
         """Start the attempt of an assignment."""
         self.attempt = assignment["attempt"]
         self.follower_wait = assignment["wait"]
+        self.report = {"cause": "Stopped"}
+        self.figures = {}
         self.started = time.time()
         self.clear_leftovers()
         self.streams = []
@@ -251,6 +269,9 @@ class Agent:
             )
         finally:
             os.close(write_end)
+        # A request to stop may have come before there was a torchrun.
+        if self.stop_signal:
+            self.torchrun.send_signal(signal.SIGTERM)
 
     def clear_leftovers(self) -> None:
         """Remove the files of the last attempt, also those in shared memory."""
@@ -290,7 +311,7 @@ class Agent:
     def kill_processes(self) -> None:
         """Send SIGKILL until no process is left, and read the rest of their output.
 
-        Raises SystemExit if one does not end: two attempts must never train at once.
+        Raises TimeoutError if one does not end: two attempts must never train at once.
         """
         deadline = time.monotonic() + KILL_SECONDS
         while remaining := descendants():
@@ -299,7 +320,7 @@ class Agent:
                     os.kill(process, signal.SIGKILL)
             self.watch(0.01)
             if time.monotonic() > deadline:
-                raise SystemExit(f"ddpjob agent: processes {remaining} do not end after SIGKILL")
+                raise TimeoutError(f"processes {remaining} do not end after SIGKILL")
         for stream in self.streams:
             while stream.ended is None and self.read_output(stream):
                 pass
@@ -315,6 +336,8 @@ class Agent:
                 if self.torchrun and found[0] == self.torchrun.pid:
                     self.torchrun.returncode = os.waitstatus_to_exitcode(found[1])
         now = time.monotonic()
+        if now - self.clock > FROZEN:
+            self.thawed = time.time()
         self.seconds[self.activity()] += now - self.clock
         self.clock = now
 
@@ -373,15 +396,23 @@ class Agent:
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:
-            view = view[os.write(1, view) :]
+        # Without a log the training goes on.
+        with suppress(OSError):
+            while view:
+                view = view[os.write(1, view) :]
 
     # Hangs
 
     def hangs(self) -> bool:
-        """Return True if the last heartbeat is too old. Before the first one there is no limit."""
-        limit = self.options.hang_seconds
-        return bool(limit) and (self.heartbeat_age() or 0.0) > limit
+        """Return True if the last heartbeat is too old.
+
+        Before the first one there is no limit. Workers that have ended, or save a checkpoint after
+        a request to stop, need not give one.
+        """
+        limit: float | None = self.options.hang_seconds
+        if not limit or self.stop_signal or all(stream.ended for stream in self.ranks()):
+            return False
+        return (self.heartbeat_age() or 0.0) > limit
 
     def heartbeat_age(self) -> float | None:
         """Return the seconds since this attempt's last heartbeat, or None before the first one."""
@@ -391,23 +422,25 @@ class Agent:
                 beat = os.stat(self.environment["DDP_HEARTBEAT_FILE"]).st_mtime
             except OSError:
                 return None
-        return max(0.0, time.time() - beat) if beat >= self.started else None
+        return max(0.0, time.time() - max(beat, self.thawed)) if beat >= self.started else None
 
     def end_hang(self) -> None:
         """Collect the stack of each worker, and end the attempt.
 
         torchrun is stopped first: it would end the workers when the first one aborts. A stopped
-        worker aborts when it goes on.
+        worker aborts only once it continues.
         """
         assert self.torchrun
-        age = self.heartbeat_age()
+        age = self.heartbeat_age() or 0.0
         self.torchrun.send_signal(signal.SIGSTOP)
         workers = [stream.worker.get("pid") for stream in self.ranks() if not stream.ended]
         for process in set(descendants()).intersection(workers):
+            # With a limit of 1, the kernel writes no core, not even into a pipe.
             with suppress(OSError, ValueError):
-                resource.prlimit(process, resource.RLIMIT_CORE, (0, 0))
-                os.kill(process, signal.SIGABRT)
-                os.kill(process, signal.SIGCONT)
+                resource.prlimit(process, resource.RLIMIT_CORE, (1, 1))
+            for number in (signal.SIGABRT, signal.SIGCONT):
+                with suppress(OSError):
+                    os.kill(process, number)
         deadline = time.monotonic() + STACK_SECONDS
         while not all(stream.ended for stream in self.ranks()) and time.monotonic() < deadline:
             self.watch(POLL)
@@ -415,8 +448,8 @@ class Agent:
         lines = []
         each = max(1, LINES // max(1, len(self.ranks())))
         for stream in self.ranks():
-            found = STACK.search(stream.text())
-            frames = found[1].splitlines() if found else ["no stack"]
+            found = STACK.findall(stream.text())
+            frames = found[-1].splitlines() if found else ["no stack"]
             rank = stream.worker.get("rank")
             lines += [f"rank {rank}: {frame.strip()}"[:LINE_LENGTH] for frame in frames[:each]]
         self.report = {"cause": "Hang", "exception": f"no heartbeat for {age:.0f} s"}
@@ -431,10 +464,15 @@ class Agent:
         if code == 0:
             return {"cause": "Succeeded", "result": self.result()}
         record = read_json(read_file(self.folder / "failures.json"))
+        ends = [stream.ended or 0.0 for stream in self.ranks() if stream.worker]
+        # torchrun sends SIGKILL to workers that are still there so long after the first failure.
+        patience = float(self.environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30)) - 1.0
         found = []
         for failure in record.get("failures", []):
             stream = self.streams[failure["localRank"]]
             cause, exception = self.cause(stream.text(), failure["exitCode"])
+            if failure["exitCode"] == -9 and (stream.ended or 0.0) - min(ends) > patience:
+                cause = "Follower"
             exception = exception or failure["exception"] or signal_name(failure["exitCode"])
             report = {"cause": cause, **failure, "exception": exception}
             found.append((CAUSES.index(cause), stream.ended, failure["rank"], report, stream))
@@ -453,7 +491,7 @@ class Agent:
 
     def cause(self, text: str, exit_code: int) -> tuple[str, str]:
         """Return (cause, exception) of a process, from the end of its output."""
-        found = [pattern.findall(text) for pattern in self.words["exception"]]
+        found = [pattern.findall(text) for pattern in self.words.get("exception", [])]
         exception = next((matches[-1].strip()[:EXCEPTION] for matches in found if matches), "")
         if exit_code in INTERRUPTED or self.says("follower", text):
             return "Follower", exception
@@ -462,15 +500,16 @@ class Agent:
         return "Failure", exception
 
     def says(self, kind: str, text: str) -> bool:
-        return any(pattern.search(text) for pattern in self.words[kind])
+        return any(pattern.search(text) for pattern in self.words.get(kind, []))
 
     def result(self) -> dict[str, Any]:
         """Return the job's result, if this pod has written one."""
-        data = read_file(self.environment["DDP_RESULT_FILE"])
-        if len(data) > MESSAGE - 200:
-            self.log(f"DDP_RESULT_FILE has {len(data)} bytes; {MESSAGE - 200} are the limit")
+        result = read_json(read_file(self.environment["DDP_RESULT_FILE"]))
+        size = len(json.dumps(result))
+        if size > MESSAGE - 200:
+            self.log(f"DDP_RESULT_FILE has {size} bytes as JSON; {MESSAGE - 200} are the limit")
             return {}
-        return read_json(data)
+        return result
 
     def write_report(self) -> None:
         """Write the termination message. If it is too long, lines are left out, then the rest."""
@@ -478,7 +517,9 @@ class Agent:
         while len(text := json.dumps(report)) > MESSAGE and report.get("lines"):
             report["lines"] = report["lines"][1:]
         if len(text) > MESSAGE:
-            text = json.dumps({**report, "exception": report.get("exception", "")[:200]})
+            known = ("agent", "attempt", "cause", "rank", "exitCode", "time")
+            short = {name: report[name] for name in known if name in report}
+            text = json.dumps({**short, "exception": report.get("exception", "")[:200]})
         with suppress(OSError):
             Path(self.options.message).write_text(text)
 
@@ -564,7 +605,7 @@ def launch(arguments: list[str]) -> None:
         failures = []
         for rank, failure in getattr(error, "failures", {}).items():
             entry = {"rank": rank, "localRank": failure.local_rank, "exitCode": failure.exitcode}
-            # Without @record in the script, there is only an advice to use it.
+            # Without @record in the script, there is only advice to use it.
             has_message = os.path.isfile(failure.error_file)
             exception = str(failure.message)[:EXCEPTION] if has_message else ""
             failures.append({**entry, "exception": exception})
@@ -589,7 +630,7 @@ def worker(arguments: list[str]) -> None:
         os.dup2(pipe, 1)
         os.dup2(pipe, 2)
         os.close(pipe)
-    os.execv(python, [python, *arguments])
+    os.execvp(python, [python, *arguments])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A trainer's termination message: the report of its agent, or the tail of its log.
 
 The agent writes its report, a JSON object, when it ends. A container that is killed before, for
-example for its memory, leaves the tail of its log. So does a container without the agent, or the
-result that its script wrote.
+example for its memory, leaves the tail of its log. A container without the agent leaves the tail of
+its log, or the result that its script wrote.
 """
 
 import json
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from ddpjob.core.readers import Dict, child, integer_or_none, strings_or_empty
+from ddpjob.core.readers import Dict, child
 from ddpjob.core.result import read_result, result_of
 from ddpjob.core.torchrun_log import (
     INTERRUPTED,
@@ -47,8 +47,10 @@ def read_termination(message: str) -> Termination:
     report = _report(message)
     if report is None:
         return Termination(message, parse_summary(message), read_result(message))
-    exception = str(report.get("exception", ""))[:MAX_EXCEPTION]
-    text = "\n".join([*strings_or_empty(report.get("lines")), exception])
+    exception = _string(report.get("exception"))[:MAX_EXCEPTION]
+    lines = report.get("lines")
+    words = lines if isinstance(lines, list) else []
+    text = "\n".join([*map(_string, words), exception])
     return Termination(text, _summary(report, exception, text), result_of(child(report, "result")))
 
 
@@ -82,13 +84,19 @@ def _summary(report: Dict, exception: str, text: str) -> Summary | None:
     )
 
 
+def _string(value: Any) -> str:
+    """Return a string that UTF-8 can express: half of a character is valid in JSON only."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+
+
 def _number(value: Any) -> int | None:
-    number = integer_or_none(value)
-    return number if number is not None and abs(number) <= MAX_NUMBER else None
+    # In Python, True is an integer too.
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_integer and abs(value) <= MAX_NUMBER else None
 
 
 def _time(value: Any) -> datetime | None:
-    """Return a Unix time of this program's range, or None."""
+    """Return a Unix time as a datetime, or None if it is none or out of range."""
     if not isinstance(value, int | float):
         return None
     try:
