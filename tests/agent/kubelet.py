@@ -58,14 +58,14 @@ class Pod:
         self.env = {"PATH": os.environ["PATH"], "TEST_POD": str(folder), **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
-    def assign(self, attempt: int, ranks: int = 1, **changes: Any) -> None:
+    def assign(self, number: int, ranks: int = 1, **changes: Any) -> None:
         """Write an assignment as a kubelet does: the file is replaced as a whole."""
         assignment = {
-            "attempt": attempt,
+            "attempt": number,
             "flags": [f"--ranks={ranks}"],
             "ranks": ranks,
-            "env": {"DDP_ATTEMPT": str(attempt)},
-            "grace": 5.0,
+            "env": {"DDP_ATTEMPT": str(number)},
+            "grace": 5,
             "wait": DEADLINE,
             **changes,
         }
@@ -99,6 +99,12 @@ class Pod:
     def wait_for(self, text: str, times: int = 1) -> None:
         """Wait until the log has the text so many times."""
         wait_until(lambda: self.log.count(text) >= times, lambda: f"{text!r} in:\n{self.log}")
+
+    def wait_for_looks(self) -> None:
+        """Wait until the agent has looked at its assignment: the seconds in /metrics have grown."""
+        for _ in range(2):
+            before = self.get("/metrics")
+            wait_until(lambda before=before: self.get("/metrics") != before)
 
     def end(self) -> int:
         """Wait for the end of the container, and return its exit code."""

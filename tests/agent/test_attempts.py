@@ -133,17 +133,32 @@ def test_an_assignment_that_comes_while_the_last_attempt_is_ended_is_not_lost(po
     assert "OVERLAP" not in found.log
 
 
-def test_an_older_assignment_changes_nothing(pod):
-    found = pod(WORKS)
+def test_an_older_assignment_changes_nothing(pod, port):
+    found = pod(WORKS, port=port)
     found.assign(5)
     found.start()
     found.wait_for("works in attempt 5")
     found.assign(4)
+    found.wait_for_looks()
     found.assign(5)
-    # The agent looks several times.
-    time.sleep(0.3)
+    found.wait_for_looks()
     found.assign(6)
     found.wait_for("works in attempt 6")
+    assert found.log.count("begins") == 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"attempt": None}, {"flags": "--nnodes=1"}, {"env": None}, {"wait": "soon"}]
+)
+def test_an_assignment_that_cannot_be_read_changes_nothing(pod, port, changes):
+    found = pod(WORKS, port=port)
+    found.assign(0)
+    found.start()
+    found.wait_for("works in attempt 0")
+    found.assign(1, **{"attempt": 1, **changes})
+    found.wait_for_looks()
+    found.assign(2)
+    found.wait_for("works in attempt 2")
     assert found.log.count("begins") == 2
 
 
@@ -169,7 +184,6 @@ if os.fork() == 0:
         time.sleep(600)
     os._exit(0)
 os.wait()
-time.sleep(0.2)
 if os.environ["DDP_ATTEMPT"] == "0":
     os.kill(os.getpid(), 15)
 """

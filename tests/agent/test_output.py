@@ -89,10 +89,12 @@ def test_the_last_line_needs_no_newline(pod):
 def test_output_of_a_process_that_outlives_its_worker_is_kept(pod):
     script = """
 import os, time
+read_end, write_end = os.pipe()
 if os.fork() == 0:
-    print("child")
+    print("child", flush=True)
+    os.write(write_end, b"x")
     time.sleep(600)
-time.sleep(0.2)
+os.read(read_end, 1)
 print("parent")
 """
     log = run(pod, script).log

@@ -54,6 +54,18 @@ MESSAGE, TAIL, LINE = 4096, 16384, 4 << 20
 # Limits of a report: characters of an exception, lines of output, characters of each line.
 EXCEPTION, LINES, LINE_LENGTH = 500, 12, 160
 
+# The fields of an assignment. `grace` and `wait` are in seconds: for the processes of the last
+# attempt to end, and for the next assignment after a peer was lost.
+NUMBER = (int, float)
+ASSIGNMENT: dict[str, type | tuple[type, ...]] = {
+    "attempt": int,
+    "flags": list,
+    "env": dict,
+    "ranks": int,
+    "grace": NUMBER,
+    "wait": NUMBER,
+}
+
 # Figures that /metrics takes from lines of JSON, such as those of ddp_trainer.
 FIGURES = ("step", "steps", "epoch", "loss", "samples_per_second", "tokens_per_second")
 
@@ -220,9 +232,7 @@ class Agent:
     def newer_assignment(self) -> dict[str, Any] | None:
         """Return the assignment if it is complete, and newer than the last one."""
         found = read_json(read_file(self.options.assignment))
-        types = {"attempt": int, "flags": list, "env": dict, "ranks": int, "grace": float}
-        types["wait"] = float
-        is_complete = all(type(found.get(name)) is kind for name, kind in types.items())
+        is_complete = all(isinstance(found.get(name), kind) for name, kind in ASSIGNMENT.items())
         is_newer = is_complete and found["attempt"] > self.attempt
         return found if is_newer and not self.stop_signal else None
 
@@ -366,7 +376,7 @@ class Agent:
             os.close(stream.descriptor)
 
     def read_output(self, stream: Stream) -> bool:
-        """Copy some output to the container's log. Return False if there is none at the moment."""
+        """Copy some output to the container's log. Return False if there is none."""
         try:
             data = os.read(stream.descriptor, 1 << 16)
         except BlockingIOError:
