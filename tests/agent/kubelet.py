@@ -51,6 +51,7 @@ class Pod:
             "clear": None,
             "port": None,
             "command": TORCHRUN if command is None else command,
+            "flags": [],
             "hang_seconds": None,
             "heartbeat": "File",
             **options,
@@ -62,6 +63,7 @@ class Pod:
         """Write an assignment as a kubelet does: the file is replaced as a whole."""
         assignment = {
             "attempt": number,
+            "start": True,
             "flags": [f"--ranks={ranks}"],
             "ranks": ranks,
             "env": {"DDP_ATTEMPT": str(number)},

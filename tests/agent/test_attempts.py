@@ -70,6 +70,29 @@ def test_an_interpreter_that_the_user_chose_for_workers_is_kept(pod, tmp_path):
     assert f"chosen\n{chosen}\n" in found.log
 
 
+def test_an_assignment_that_must_not_start_only_ends_the_last_attempt(pod):
+    found = pod(WORKS, port=None)
+    found.assign(0)
+    found.start()
+    found.wait_for("works in attempt 0")
+    found.assign(1, start=False)
+    wait_until(lambda: not found.processes())
+    assert "attempt 1 begins" not in found.log
+    found.assign(1)
+    found.wait_for("works in attempt 1")
+    assert "OVERLAP" not in found.log
+
+
+def test_a_pod_that_is_never_told_to_start_ends(pod):
+    found = pod(WORKS)
+    found.assign(0)
+    found.start()
+    found.wait_for("works in attempt 0")
+    found.assign(1, start=False, wait=0.1)
+    assert found.end() != 0
+    assert found.report["attempt"] == 0
+
+
 def test_a_follower_waits_and_takes_part_in_the_next_attempt(pod):
     found = pod(LOSES_ITS_PEER)
     found.assign(0)

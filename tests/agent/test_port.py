@@ -39,6 +39,16 @@ def test_a_pod_is_ready_while_its_workers_train(pod, port):
     wait_until(found.is_ready)
 
 
+def test_at_least_one_probe_fails_in_each_attempt(pod, port):
+    found = pod(TRAINS, port=port)
+    found.assign(0)
+    found.start()
+    found.wait_for("begins")
+    # /metrics is no probe.
+    wait_until(lambda: b"ddpjob_agent_ready 1" in found.get("/metrics")[1].encode())
+    assert [found.get("/ready")[0] for _ in range(3)] == [503, 200, 200]
+
+
 def test_a_pod_whose_heartbeat_is_old_is_not_ready(pod, port):
     found = pod("import time; time.sleep(600)", port=port, hang_seconds=600.0)
     found.assign(0)

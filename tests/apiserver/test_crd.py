@@ -867,7 +867,7 @@ WHOLE_STATUS = {
         "nprocPerNode": 1,
         "worldSize": 2,
         "accelerator": "cpu",
-        "rendezvous": "a0-n0.job:29400",
+        "rendezvous": "n0000-a0.job:29400",
     },
     "backoff": {"count": 1, "until": AT},
     "lastFailure": {

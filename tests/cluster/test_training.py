@@ -89,7 +89,7 @@ def test_a_rank_slower_than_the_timeout_is_named_in_the_status(namespace: Namesp
 
     status = namespace.wait_for_status("skewed", phase="Failed")
 
-    assert "rank 1 on node 1 (a0-n1) is slow or stuck" in status["lastFailure"]["message"]
+    assert "rank 1 on node 1 (n0001-a0) is slow or stuck" in status["lastFailure"]["message"]
 
 
 @pytest.fixture

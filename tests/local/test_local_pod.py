@@ -42,7 +42,8 @@ async def run_pod(
     env: Mapping[str, str] = {},
 ) -> dict:
     """Run a pod and return how its container ended. The log is `folder/log`."""
-    command = Command(argv=argv, env=env, result=folder.parent / "result")
+    files = {"message": folder.parent / "message", "assignment": folder.parent / "assignment"}
+    command = Command(argv=argv, env=env, **files)
     async with asyncio.timeout(30):
         await pod.run(command, Output(folder / "log", on_line))
     assert pod.finished.is_set()

@@ -125,7 +125,7 @@ async def test_a_launcher_that_does_not_exist_is_a_failure_with_its_name(tmp_pat
     policy = {"maxRestarts": 0}
     path = write_job(tmp_path, "", nodes=1, torchrun=torchrun, failurePolicy=policy)
     status = await run(path, tmp_path / "run")
-    assert "no-such-launcher: No such file or directory" in status.last_failure["message"]
+    assert "No such file or directory: 'no-such-launcher'" in status.last_failure["message"]
 
 
 async def test_a_worker_that_outlives_its_launcher_is_killed(tmp_path):

@@ -1,5 +1,6 @@
 """A rendered pod as a command: paths, variables and addresses of this machine."""
 
+import json
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,11 +93,22 @@ def test_a_path_in_a_reference_is_rewritten_once(tmp_path):
     assert found.env["TRAIN"] == "/data/sets/cifar10/train"
 
 
-def test_result_and_heartbeat_are_files_of_the_run(tmp_path):
+def test_the_files_of_the_agent_are_in_the_folder_of_the_pod(tmp_path):
     found = command(tmp_path)
-    assert found.result == tmp_path / "pods/j-0-0/result.json"
-    assert found.env["DDP_HEARTBEAT_FILE"].startswith(str(tmp_path))
-    assert found.folders == (tmp_path / "pods/j-0-0",)
+    folder = tmp_path / "pods/j-0-0"
+    assert found.message == folder / "report.json"
+    assert found.assignment == folder / "volumes/ddpjob-pod/assignment"
+    assert json.loads(found.files[found.assignment])["attempt"] == 0
+    assert {"agent.py", "start.sh", "words.json", "assignment"} == {f.name for f in found.files}
+    options = json.loads(found.argv[4])
+    assert options["message"] == str(found.message)
+    assert options["assignment"] == str(found.assignment)
+
+
+def test_the_fields_of_a_pod_can_be_files(tmp_path):
+    items = [{"path": "n", "fieldRef": {"fieldPath": "metadata.labels['ddpjob.dev/index']"}}]
+    mount = mount_of({"downwardAPI": {"items": items}}, mountPath="/fields")
+    assert users_files(command(tmp_path, **mount)) == {"n": "0"}
 
 
 def test_a_working_folder_below_a_mount_is_used(tmp_path):
@@ -115,20 +127,26 @@ def test_a_working_folder_of_the_image_is_not_used(tmp_path):
 # ConfigMaps
 
 
+def users_files(found):
+    """Return the content of the user's files by their names."""
+    own = ("ddpjob-agent", "ddpjob-pod")
+    files = found.files.items()
+    return {path.name: text for path, text in files if path.parent.name not in own}
+
+
 def test_config_maps_become_files(tmp_path):
     mount = mount_of({"configMap": {"name": "m"}}, mountPath="/src")
     found = command(tmp_path, {"m": {"train.py": "print()"}}, args=["/src/train.py"], **mount)
-    (script,) = found.files
+    script = Path(found.argv[-1])
     assert found.files[script] == "print()"
-    assert found.argv[-1] == str(script)
 
 
 def test_a_script_mounted_by_sub_path_is_a_file(tmp_path):
     source = {"configMap": {"name": "m"}}
     mount = mount_of(source, mountPath="/src/train.py", subPath="train.py")
     found = command(tmp_path, {"m": {"train.py": "print()"}}, args=["/src/train.py"], **mount)
-    (script,) = found.files
-    assert found.argv[-1] == str(script)
+    script = Path(found.argv[-1])
+    assert script in found.files
     assert script not in found.folders
 
 
@@ -137,7 +155,7 @@ def test_projected_config_maps_become_files(tmp_path):
     sources = [{"configMap": {"name": "m"}}, {"configMap": second}]
     mount = mount_of({"projected": {"sources": sources}}, mountPath="/src")
     found = command(tmp_path, {"m": {"a": "1"}, "n": {"b": "2"}}, **mount)
-    assert {path.name: text for path, text in found.files.items()} == {"a": "1", "b": "2"}
+    assert users_files(found) == {"a": "1", "b": "2"}
     assert any(path.parts[-2:] == ("deep", "b") for path in found.files)
 
 
@@ -229,8 +247,8 @@ def test_a_number_in_the_overlays_env_is_refused(tmp_path):
 
 def test_an_overlay_may_remove_all_variables(tmp_path):
     found = command(tmp_path, **overlay(env=None))
-    assert "DDP_ATTEMPT" not in found.env
-    assert found.result == tmp_path / "pods/j-0-0/result.json"
+    assert "DDP_JOB_NAME" not in found.env
+    assert found.message == tmp_path / "pods/j-0-0/report.json"
 
 
 def test_an_overlay_must_not_remove_the_trainer(tmp_path):
@@ -249,7 +267,7 @@ def test_processes_use_the_loopback_interface_with_any_profile(tmp_path):
 
 def test_local_addresses_sort_by_index_and_are_all_this_machine():
     addresses = LocalAddresses(lambda: 1)
-    spellings = [addresses.local(make_job(), 0, index) for index in range(20)]
+    spellings = [addresses.local(make_job(), index) for index in range(20)]
     assert spellings == sorted(spellings)
     assert spellings[0] == "127.0.0.1"
     assert {socket.getaddrinfo(text, 80)[0][4][0] for text in spellings} == {"127.0.0.1"}
@@ -258,5 +276,16 @@ def test_local_addresses_sort_by_index_and_are_all_this_machine():
 def test_each_attempt_has_a_rendezvous_port_of_its_own():
     ports = iter([1, 2])
     addresses = LocalAddresses(lambda: next(ports))
-    endpoints = [addresses.endpoint(make_job(), attempt) for attempt in (0, 0, 1)]
+    jobs = [replace(make_job(), status=Status(attempt=attempt)) for attempt in (0, 0, 1)]
+    endpoints = [addresses.endpoint(job) for job in jobs]
     assert endpoints == ["127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:2"]
+
+
+def test_each_pod_has_a_port_for_its_agent():
+    ports = iter([1, 2, 3])
+    addresses = LocalAddresses(lambda: next(ports))
+    # The pod of node 0 has stayed since attempt 0.
+    old = replace(make_job(), status=Status(attempt=0))
+    new = replace(make_job(), status=Status(attempt=1, pod_attempts=(0, 1)))
+    found = [addresses.port(job, index) for job, index in ((old, 0), (old, 1), (new, 0), (new, 1))]
+    assert found == [1, 2, 1, 3]

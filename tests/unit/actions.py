@@ -11,6 +11,7 @@ from typing import Any
 from builders import (
     a_node,
     a_stray,
+    agent_report,
     disruption_target,
     ended,
     evicted,
@@ -21,6 +22,7 @@ from builders import (
     rejected_by_kubelet,
     running,
     scheduling_gated,
+    starting,
     succeeded,
     torchrun_summary,
     torchrun_tail,
@@ -118,6 +120,10 @@ def operator_stops_after_the_status(world: World, choice: int) -> None:
     world.operator.run(stop_after="status")
 
 
+def operator_stops_after_the_assignments(world: World, choice: int) -> None:
+    world.operator.run(stop_after="assignments")
+
+
 def operator_stops_after_the_deletions(world: World, choice: int) -> None:
     world.operator.run(stop_after="deletions")
 
@@ -152,7 +158,8 @@ def clock_jumps(world: World, choice: int) -> None:
 def all_pods_start(world: World, choice: int) -> None:
     for name, pod in sorted(world.existing().items()):
         if pod.state is TrainerState.PENDING:
-            world.report(name, running())
+            world.report(name, starting())
+    world.workers_meet()
 
 
 def all_deleted_pods_end(world: World, choice: int) -> None:
@@ -179,7 +186,7 @@ def the_gang_starts(world: World, choice: int) -> None:
 @on_a_pod
 def kubelet_starts_a_pod(world: World, pod: Pod) -> None:
     if pod.state is TrainerState.PENDING:
-        world.report(pod.name, running())
+        world.report(pod.name, starting())
 
 
 @on_a_pod
@@ -193,6 +200,43 @@ def kubelet_reports_sigterm(world: World, pod: Pod) -> None:
     if pod.deleting:
         summary = torchrun_summary(0, -15, "", world.now)
         world.report(pod.name, ended(1, summary, when=world.now))
+
+
+# Agents
+
+
+def workers_meet(world: World, choice: int) -> None:
+    world.workers_meet()
+
+
+@on_a_pod
+def workers_stop_to_give_heartbeats(world: World, pod: Pod) -> None:
+    if pod.state is TrainerState.RUNNING and world.answers(pod):
+        world.put_pod({**world.body(pod.name), "status": starting()})
+
+
+@on_a_pod
+def agent_reports_a_failure(world: World, pod: Pod) -> None:
+    if pod.state is TrainerState.RUNNING:
+        report = agent_report(pod.attempt, rank=pod.index)
+        world.report(pod.name, ended(1, report, when=world.now))
+
+
+@on_a_pod
+def agent_reports_a_hang(world: World, pod: Pod) -> None:
+    if pod.state is TrainerState.RUNNING:
+        report = agent_report(pod.attempt, "Hang", exception="no heartbeat for 60 s")
+        world.report(pod.name, ended(1, report, when=world.now))
+
+
+@on_a_pod
+def agent_waited_in_vain(world: World, pod: Pod) -> None:
+    """Let a pod end that has lost its peer, and whose next assignment comes too late, or never."""
+    if pod.state is TrainerState.RUNNING:
+        # It may have been told, and not have read it.
+        attempt = max(pod.born, pod.attempt - world.created % 2)
+        report = agent_report(attempt, "Follower", rank=pod.index, exception="connection closed")
+        world.report(pod.name, ended(1, report, when=world.now))
 
 
 # Nodes
@@ -369,6 +413,7 @@ ORDINARY = (
     kubelet_starts_a_pod,
     kubelet_removes_a_deleted_pod,
     time_passes,
+    workers_meet,
     all_running_nodes_succeed,
 )
 
@@ -379,12 +424,20 @@ OBSERVING = (
     operator_sees_the_nodes,
     operator_writes_progress_late,
     operator_stops_after_the_status,
+    operator_stops_after_the_assignments,
     operator_stops_after_the_deletions,
     operator_restarts,
     another_operator_writes_a_status,
 )
 
-FAILING = tuple(kubelet_reports(name, make) for name, make in REPORTS.items())
+FAILING = (
+    *(kubelet_reports(name, make) for name, make in REPORTS.items()),
+    agent_reports_a_failure,
+    agent_reports_a_failure,
+    agent_reports_a_hang,
+    agent_waited_in_vain,
+    workers_stop_to_give_heartbeats,
+)
 
 OF_NODES = (
     node_is_unreachable,
@@ -468,10 +521,11 @@ def run_without_accidents(world: World) -> None:
 
 
 def _advance_gang(world: World) -> None:
-    """Let every pod start, and once every node has started or succeeded, let all succeed."""
+    """Let every pod start, and once all have met or succeeded, let all succeed."""
     gang = world.gang()
     # The pod of a node that has succeeded may be gone.
     present = {pod.index for pod in gang} | set(world.status.succeeded_nodes)
-    if len(present) >= world.status.pods.desired and all(pod.started for pod in gang):
+    has_met = all(pod.ready or pod.ended for pod in gang)
+    if len(present) >= world.status.pods.desired and has_met:
         all_running_nodes_succeed(world, 0)
     all_pods_start(world, 0)

@@ -4,11 +4,13 @@ A pod is built from its index and its status: `a_pod(1, failed(torchrun_summary(
 `plan_for` decides on a job and its pods. Times are NOW and seconds after it.
 """
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ddpjob.core import names
+from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.conditions import (
     Conditions,
     find_condition,
@@ -23,7 +25,7 @@ from ddpjob.core.nodes import read_node
 from ddpjob.core.observe import Observation, Pod, observe
 from ddpjob.core.plan import Plan
 from ddpjob.core.pods import read_pod
-from ddpjob.core.status import Backoff, PodCounts, Status
+from ddpjob.core.status import Backoff, Host, PodCounts, Status
 from ddpjob.core.times import format_time
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -136,6 +138,8 @@ FULL_STATUS = Status(
     attempt=2,
     attempt_started=1,
     attempt_time=NOW,
+    pod_attempts=(2, 0),
+    host=Host(1, "10.0.0.7"),
     previous_attempt_ran=True,
     running_time=at(5),
     failures=1,
@@ -157,6 +161,7 @@ FULL_STATUS = Status(
         },
     ),
     undecided_since=at(6),
+    silent_since=at(6),
     starting_since=at(7),
     starting_seconds=3,
     active_since=at(8),
@@ -194,7 +199,8 @@ FULL_STATUS = Status(
 def a_pod(index=0, status=None, *, attempt=0, deleted_at=None, grace=45, **spec):
     """Return the pod of one node as the API server shows it.
 
-    Without a `status` it is Pending and not scheduled. Fields of its spec can be given by name.
+    Without a `status` it is Pending and not scheduled. Fields of its spec can be given by name. It
+    has no agent of this version, so it does not stay for another attempt.
     """
     name = names.pod_name("digits", attempt, index)
     owner = {"kind": names.KIND, "name": "digits", "uid": JOB_UID, "controller": True}
@@ -211,6 +217,36 @@ def a_pod(index=0, status=None, *, attempt=0, deleted_at=None, grace=45, **spec)
     if is_scheduled(status):
         spec = {"nodeName": f"node-{index}", **spec}
     return {"metadata": metadata, "spec": spec, "status": status or {"phase": "Pending"}}
+
+
+def an_agents_pod(index=0, status=None, *, attempt=0, born=None, annotations=(), **fields):
+    """Return a pod that may stay for another attempt.
+
+    `born` is the attempt that it was created in, if it has stayed since then.
+    """
+    pod = a_pod(index, status, attempt=attempt, **fields)
+    if born is not None:
+        name = names.pod_name("digits", born, index)
+        pod["metadata"] |= {"name": name, "uid": f"uid-of-{name}"}
+    pod["metadata"]["annotations"] = dict(annotations)
+    agent = {"name": names.AGENT_VOLUME, "configMap": {"name": config_map_name()}}
+    pod["spec"] = {**pod["spec"], "volumes": [agent]}
+    return pod
+
+
+def agent_report(attempt=0, cause="Failure", *, rank=1, exit_code=1, exception="ValueError: boom"):
+    """Return the termination message of an agent."""
+    report = {
+        "agent": 1,
+        "attempt": attempt,
+        "cause": cause,
+        "rank": rank,
+        "exitCode": exit_code,
+        "exception": exception,
+        "time": NOW.timestamp(),
+        "lines": ["the last line"],
+    }
+    return json.dumps(report)
 
 
 def a_stray(index=0, status=None, *, name="copy", attempt=0):
@@ -255,8 +291,16 @@ def scheduling_gated():
     )
 
 
-def running():
-    return {"phase": "Running", **trainer_status({"running": {"startedAt": format_time(NOW)}})}
+def starting():
+    """Return the status of a pod whose container runs, and whose workers have not met."""
+    state = {"running": {"startedAt": format_time(NOW)}}
+    return {"phase": "Running", "podIP": "10.244.0.7", **trainer_status(state)}
+
+
+def running(*, since=NOW):
+    """Return the status of a pod whose workers have met the others."""
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": format_time(since)}
+    return {**starting(), "conditions": [ready]}
 
 
 def ended(code, message="", *, reason=None, when=NOW, **status):

@@ -18,6 +18,9 @@ from ddpjob.core.names import Cause, Condition, Phase
 from ddpjob.core.observe import NodeHealth, Pod
 from ddpjob.core.status import Status
 
+# Causes that use up maxRestarts, after which a gang cannot write a checkpoint any more.
+BROKEN = (Cause.FAILURE, Cause.HANG)
+
 # Events that may come beside the one for a change of the job.
 ASIDE = ("UnknownFields", "StrayPods")
 
@@ -82,6 +85,21 @@ def no_pod_is_created_again_after_the_latch(world):
             assert not turn.observed.latched
 
 
+def only_members_of_the_attempt_get_its_assignment(world):
+    for turn in world.turns:
+        status = turn.plan.status
+        pods = {pod.uid: pod for pod in turn.observed.pods}
+        deleted = {delete.uid for delete in turn.plan.delete}
+        for assign in turn.plan.assign:
+            pod = pods[assign.uid]
+            assert pod.born == status.born(pod.index) < status.attempt
+            assert pod.attempt < status.attempt
+            assert pod.index < status.pods.desired
+            assert pod.uid not in deleted
+            assert not status.finished
+            assert not status.has(Condition.SUSPENDED)
+
+
 def pods_are_created_only_for_a_job_that_may_run(world):
     for turn in world.turns:
         if turn.plan.create:
@@ -109,8 +127,8 @@ def a_restart_costs_one_and_everything_else_costs_nothing(world):
             assert cost == (0, 0)
         elif cost != (0, 0):
             assert new.attempt == old.attempt + 1
-            cause = Cause.FAILURE if cost == (1, 0) else Cause.DISRUPTION
-            assert new.last_failure["cause"] == cause
+            causes = BROKEN if cost == (1, 0) else (Cause.DISRUPTION,)
+            assert new.last_failure["cause"] in causes
             assert new.last_failure["attempt"] == old.attempt
             assert new.attempts[0]["attempt"] == old.attempt
 
@@ -188,7 +206,7 @@ def may_have_something_to_save(turn: Turn, pod: Pod) -> bool:
     """Return True if the pod's gang ran, and all its peers can still take part in a checkpoint."""
     status = turn.observed.status
     failure = turn.plan.status.last_failure
-    is_broken = failure.get("cause") == Cause.FAILURE or failure.get("reason") in LOST_PEERS
+    is_broken = failure.get("cause") in BROKEN or failure.get("reason") in LOST_PEERS
     if pod.released or (is_broken and failure.get("attempt") == pod.attempt):
         return False
     if pod.attempt == turn.observed.attempt:
@@ -283,7 +301,7 @@ def no_clock_of_the_status_is_ahead(world):
 
 
 def running_clocks(status: Status) -> list[datetime]:
-    clocks = [status.active_since, status.starting_since]
+    clocks = [status.active_since, status.starting_since, status.silent_since]
     clocks += [node.since for node in status.unreachable_nodes]
     return [clock for clock in clocks if clock]
 
@@ -293,6 +311,7 @@ INVARIANTS = (
     pods_are_created_only_when_no_older_pod_runs,
     an_attempt_has_at_most_one_pod_per_node,
     no_pod_is_created_again_after_the_latch,
+    only_members_of_the_attempt_get_its_assignment,
     pods_are_created_only_for_a_job_that_may_run,
     attempts_and_counters_never_decrease,
     a_restart_costs_one_and_everything_else_costs_nothing,

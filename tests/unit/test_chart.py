@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ddpjob.core.agent_files import config_map_name
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "ddpjob-operator"
 HELM = shutil.which("helm")
@@ -29,8 +31,10 @@ Right = tuple[str, str, str]
 RIGHTS = {
     ("ddpjob.dev", "ddpjobs", "delete get list watch"),
     ("ddpjob.dev", "ddpjobs/status", "update"),
-    ("", "pods", "create delete get list watch"),
+    ("", "pods", "create delete get list patch watch"),
     ("", "services", "create get"),
+    ("", "configmaps", "create"),
+    ("", "configmaps", "patch"),
     ("", "events", "create"),
     ("coordination.k8s.io", "leases", "create"),
     ("coordination.k8s.io", "leases", "get update"),
@@ -124,6 +128,13 @@ def test_the_operator_can_read_and_change_only_its_own_lease() -> None:
     (lease,) = (arg for arg in arguments(manifests) if arg.startswith(flag))
     bound = [rule.get("resourceNames") for rule in only(manifests, "Role")["rules"]]
     assert bound == [None, [lease.removeprefix(flag)]]
+
+
+def test_the_operator_can_change_only_the_config_map_of_the_agent() -> None:
+    """If this fails, write the new name into the chart's files/agent-config-map."""
+    rules = only(rendered("rbac.aggregateRoles=false"), "ClusterRole")["rules"]
+    (rule,) = (rule for rule in rules if rule["verbs"] == ["patch"])
+    assert rule["resourceNames"] == [config_map_name()]
 
 
 def test_with_watched_namespaces_the_operator_has_no_cluster_wide_right() -> None:

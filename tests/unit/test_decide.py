@@ -62,6 +62,7 @@ def test_the_rules_have_the_order_of_the_design():
         "older_pods_still_run",
         "nodes_were_changed",
         "attempt_failed",
+        "gang_is_silent",
         "startup_deadline_is_over",
         "older_gang_needs_room",
         "pods_are_not_created",
@@ -227,7 +228,7 @@ def test_the_status_of_a_new_job_has_what_was_resolved():
         "nprocPerNode": 32,
         "worldSize": 96,
         "accelerator": "trn1.32xlarge",
-        "rendezvous": "a0-n0.digits:29400",
+        "rendezvous": "n0000-a0.digits:29400",
     }
     assert status.start_time == status.attempt_time == NOW
 

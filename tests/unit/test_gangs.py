@@ -28,10 +28,10 @@ from ddpjob.core.history import Yielding
 from ddpjob.core.job import Job
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import ClusterPolicy, Refusal
+from ddpjob.core.restarts import YIELD_TIME
 from ddpjob.core.status import PodCounts
 from ddpjob.core.timers import QUOTA_TIMEOUT
 from ddpjob.core.times import format_time
-from ddpjob.core.transitions import YIELD_TIME
 
 QUOTA = Refusal(Reason.QUOTA, "exceeded quota", at(60))
 POLICY = ClusterPolicy(gang_timeout=timedelta(seconds=600))

@@ -350,7 +350,7 @@ def test_a_new_operator_finds_out_why_pods_are_missing_before_it_ends_the_job():
 def test_a_gang_that_does_not_start_says_how_many_nodes_run():
     pods = a_pod(0, succeeded()), a_pod(1, waiting())
     plan = plan_for(a_late_job(), *pods, now=at(100))
-    assert "startupDeadlineSeconds=100: 0 of 2 nodes are running; pod digits-0-1" in (
+    assert "startupDeadlineSeconds=100: 0 of 2 nodes are ready; pod digits-0-1" in (
         plan.status.message
     )
 
@@ -370,7 +370,7 @@ def test_a_gang_that_does_not_start_fails_with_what_blocks_it():
 def test_a_gang_that_is_only_slow_fails_with_how_far_it_is():
     plan = plan_for(a_late_job(), a_pod(0, running()), a_pod(1, waiting()), now=at(100))
     assert plan.status.reason == Reason.STARTUP_DEADLINE
-    assert "1 of 2 nodes are running; pod digits-0-1 is starting on node-1" in plan.status.message
+    assert "1 of 2 nodes are ready; pod digits-0-1 is starting on node-1" in plan.status.message
 
 
 def test_pods_that_a_quota_refuses_count_as_a_gang_that_does_not_start():

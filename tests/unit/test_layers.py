@@ -33,6 +33,7 @@ CORE_MODULES = {
     "contextlib",
     "dataclasses",
     "datetime",
+    "hashlib",
     "difflib",
     "enum",
     "functools",

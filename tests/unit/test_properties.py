@@ -63,6 +63,7 @@ SPECS = st.fixed_dictionaries(
         "activeDeadlineSeconds": st.sampled_from([None, None, 3000, 60]),
         "startupDeadlineSeconds": st.sampled_from([None, 3000, 60]),
         "ttlSecondsAfterFinished": st.sampled_from([None, 100, 0]),
+        "recovery": st.sampled_from(["InPlace", "InPlace", "Recreate"]),
         "cleanPodPolicy": st.sampled_from(["Running", "None", "All"]),
     }
 )

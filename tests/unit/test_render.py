@@ -3,6 +3,7 @@
 The golden files are whole objects. `UPDATE_GOLDEN=1 pytest tests/unit` writes them again.
 """
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddpjob.core import names, profiles
+from ddpjob.core.assignment import assignment
+from ddpjob.core.plan import Assign
 from ddpjob.core.pod_context import Settings
 from ddpjob.core.readers import SpecError
-from ddpjob.core.render import pods, service
+from ddpjob.core.render import agent_config_map, pods, service
+from ddpjob.core.status import Host
 
 GOLDEN = Path(__file__).parent / "golden"
 REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -51,13 +55,18 @@ def env_of(pod):
 
 
 def flags_of(pod):
-    """Return torchrun's flags that have a value, by name."""
-    found = {}
-    for argument in trainer_of(pod)["command"]:
-        if "=" in argument:
-            name, value = argument.removeprefix("--").split("=", 1)
-            found[name] = value
-    return found
+    """Return torchrun's flags by name, as the assignment of the pod has them."""
+    flags = assignment_of(pod)["flags"]
+    return dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+
+
+def assignment_of(pod):
+    return json.loads(pod["metadata"]["annotations"][names.ANNOTATION_ASSIGNMENT])
+
+
+def options_of(pod):
+    """Return the options of the pod's agent."""
+    return json.loads(trainer_of(pod)["command"][-1])
 
 
 # Golden files
@@ -96,15 +105,15 @@ def check_golden(name, rendered):
 
 def test_the_pods_of_a_gang_differ_only_in_their_index():
     changed = {
-        "n0": "n1",
+        "n0000": "n0001",
         "digits-0-0": "digits-0-1",
         "is_host=true": "is_host=false",
         "'0'": "'1'",
     }
-    first = yaml.safe_dump(render(0)).splitlines()
-    second = yaml.safe_dump(render(1)).splitlines()
+    first = yaml.safe_dump(render(0), width=1000).splitlines()
+    second = yaml.safe_dump(render(1), width=1000).splitlines()
     differing = [(a, b) for a, b in zip(first, second, strict=True) if a != b]
-    assert len(differing) == 6
+    assert len(differing) == 5
     for a, b in differing:
         assert any(old in a and new in b for old, new in changed.items())
 
@@ -122,23 +131,23 @@ def test_only_node_0_hosts_the_rendezvous():
 
 def test_the_rendezvous_endpoint_is_node_0_of_the_attempt():
     flags = flags_of(render(7, nodes=12, attempt=3))
-    assert flags["rdzv-endpoint"] == "a3-n00.digits:29400"
-    assert flags["local-addr"] == "a3-n07.digits"
+    assert flags["rdzv-endpoint"] == "n0000-a3.digits:29400"
+    assert flags["local-addr"] == "n0007-a3.digits"
     assert flags["rdzv-id"].endswith("-3")
     assert flags["nnodes"] == "12"
 
 
 def test_the_local_address_of_a_pod_is_its_name_under_the_service():
     pod = render(7, nodes=12, attempt=3)["spec"]
-    assert f"{pod['hostname']}.{pod['subdomain']}" == "a3-n07.digits"
+    assert f"{pod['hostname']}.{pod['subdomain']}" == "n0007-a3.digits"
     assert service(a_job())["spec"]["publishNotReadyAddresses"] is True
     assert service(a_job())["spec"]["clusterIP"] == "None"
 
 
-@given(st.integers(1, 1000), st.integers(0, 9999))
+@given(st.integers(1, 1000), st.integers(0, 999))
 def test_local_addresses_are_short_and_sorted(nodes, attempt):
     job = a_job(status=a_status(nodes=nodes, attempt=attempt), nodes=nodes, name="j" * 52)
-    addresses = [DEFAULTS.addresses.local(job, attempt, index) for index in range(nodes)]
+    addresses = [DEFAULTS.addresses.local(job, index) for index in range(nodes)]
     assert addresses == sorted(addresses)
     assert max(map(len, addresses)) <= 63
 
@@ -173,12 +182,75 @@ def test_the_job_owns_what_was_rendered(rendered):
 # The command and its environment
 
 
-def test_the_args_follow_torchruns_flags():
+def test_the_agent_gets_the_arguments_of_the_user():
     args = ["-m", "ddp_trainer", "--epochs", "2"]
-    pod = render(args=args, torchrun={"command": ["python", "-m", "x"]})
-    container = trainer_of(pod)
-    assert container["command"][:4] == ["python", "-m", "x", "--nnodes=2"]
+    container = trainer_of(render(args=args))
+    assert container["command"][:4] == [
+        "/bin/sh",
+        "/ddpjob/agent/start.sh",
+        "torchrun",
+        "/ddpjob/agent/agent.py",
+    ]
     assert container["args"] == args
+
+
+@pytest.mark.parametrize(
+    ("command", "started", "flags"),
+    [
+        (["torchrun"], None, []),
+        (["/opt/venv/bin/torchrun", "--tee=3"], None, ["--tee=3"]),
+        (["python3.11", "-m", "torch.distributed.run", "--tee=3"], None, ["--tee=3"]),
+        (["python", "-m", "x"], ["python", "-m", "x"], []),
+        (["accelerate", "launch"], ["accelerate", "launch"], []),
+    ],
+)
+def test_the_agent_starts_torchrun_itself_unless_another_program_does(command, started, flags):
+    pod = render(torchrun={"command": command})
+    assert (options_of(pod)["command"], options_of(pod)["flags"]) == (started, flags)
+    assert trainer_of(pod)["command"][2] == command[0]
+
+
+def test_with_an_interpreter_of_its_own_the_agent_needs_no_shell():
+    command = trainer_of(render(torchrun={"python": "/opt/python"}))["command"]
+    assert command[:4] == ["/opt/python", "-IS", "/ddpjob/agent/agent.py", "run"]
+
+
+def test_the_agent_is_told_when_an_attempt_hangs():
+    assert options_of(render())["hang_seconds"] is None
+    options = options_of(render(hangTimeoutSeconds=600, heartbeat="Log"))
+    assert (options["hang_seconds"], options["heartbeat"]) == (600, "Log")
+
+
+def test_the_files_of_the_agent_fit_into_a_config_map_that_its_jobs_own():
+    config_map = agent_config_map(a_job())
+    assert config_map["immutable"] is True
+    assert set(config_map["data"]) == {"agent.py", "start.sh", "words.json"}
+    assert sum(map(len, config_map["data"].values())) < 100_000
+    (owner,) = config_map["metadata"]["ownerReferences"]
+    assert owner["name"] == "digits"
+    # Several jobs own it, and only one could be its controller.
+    assert "controller" not in owner
+    (volume,) = (v for v in render()["spec"]["volumes"] if v["name"] == "ddpjob-agent")
+    assert volume["configMap"]["name"] == config_map["metadata"]["name"]
+
+
+def test_pods_that_stay_are_told_where_the_rendezvous_is():
+    status = a_status(attempt=4, nodes=3, pod_attempts=(4, 1, 2), host=Host(1, "10.0.0.7"))
+    job = a_job(status=status, nodes=3)
+    assign = Assign("digits-1-1", "uid", 1, 45, True, "")
+    told = [json.loads(assignment(job, index, DEFAULTS.addresses, assign)) for index in range(3)]
+    (new,) = pods(job, [0], DEFAULTS)
+    assert json.loads(assignment(job, 0, DEFAULTS.addresses)) == assignment_of(new)
+    assert [flag for entry in told for flag in entry["flags"] if "endpoint" in flag] == (
+        ["--rdzv-endpoint=10.0.0.7:29400"] * 3
+    )
+    assert ["is_host=true" in " ".join(entry["flags"]) for entry in told] == [False, True, False]
+    assert [entry["flags"][-1] for entry in told] == [
+        "--local-addr=n0000-a4.digits",
+        "--local-addr=n0001-a1.digits",
+        "--local-addr=n0002-a2.digits",
+    ]
+    assert {(entry["attempt"], entry["grace"]) for entry in told} == {(4, 45)}
 
 
 def test_the_rendezvous_times_out_after_an_hour_by_default():
@@ -194,14 +266,13 @@ def test_the_environment_describes_the_job_the_attempt_and_the_node():
     expected = {
         "DDP_JOB_NAME": "digits",
         "DDP_JOB_NAMESPACE": "ml",
-        "DDP_ATTEMPT": "2",
         "DDP_NODE_INDEX": "1",
         "DDP_CHECKPOINT_DIR": "/ckpt/digits",
-        "DDP_RESULT_FILE": "/dev/termination-log",
-        "DDP_HEARTBEAT_FILE": "/dev/shm/ddpjob-heartbeat",
         "DDP_NODE_NAME": {"fieldRef": {"fieldPath": "spec.nodeName"}},
     }
     assert {name: env[name] for name in expected} == expected
+    # It changes between two attempts of a pod.
+    assert assignment_of(render(1, attempt=2))["env"] == {"DDP_ATTEMPT": "2"}
 
 
 def test_without_a_claim_there_is_no_checkpoint_folder():
@@ -342,7 +413,8 @@ def volumes_of(pod):
 def test_every_mount_has_a_volume():
     pod = render(checkpoint={"claimName": "c"}, settings=RESTRICTED)
     volumes = volumes_of(pod)
-    assert set(mounts_of(pod)) == {"/dev/shm", "/checkpoints", "/home/ddpjob"}
+    own = {"/dev/shm", "/checkpoints", "/home/ddpjob"}
+    assert set(mounts_of(pod)) == {*own, "/ddpjob/agent", "/ddpjob/run", "/ddpjob/pod"}
     assert set(mounts_of(pod).values()) == set(volumes)
     assert volumes["ddpjob-shm"]["emptyDir"] == {"medium": "Memory"}
     assert volumes["ddpjob-checkpoint"]["persistentVolumeClaim"] == {"claimName": "c"}
@@ -354,8 +426,11 @@ def test_the_users_shared_memory_replaces_that_of_the_operator(path):
         volumes=[{"name": "mine", "emptyDir": {}}],
         volumeMounts=[{"name": "mine", "mountPath": path}],
     )
-    assert mounts_of(pod) == {path: "mine"}
-    assert list(volumes_of(pod)) == ["mine"]
+    assert mounts_of(pod)[path] == "mine"
+    assert "ddpjob-shm" not in volumes_of(pod)
+    # Others may use it, so the agent does not clear it.
+    assert options_of(pod)["clear"] is None
+    assert options_of(render())["clear"] == "/dev/shm"
 
 
 def test_the_users_volumes_are_added_to_those_of_the_operator():
@@ -363,7 +438,7 @@ def test_the_users_volumes_are_added_to_those_of_the_operator():
         volumes=[{"name": "data", "emptyDir": {}}],
         volumeMounts=[{"name": "data", "mountPath": "/data"}],
     )
-    assert mounts_of(pod) == {"/dev/shm": "ddpjob-shm", "/data": "data"}
+    assert mounts_of(pod) == {**mounts_of(render()), "/data": "data"}
 
 
 # The overlay
@@ -554,16 +629,21 @@ def test_a_pod_is_never_restarted_and_has_time_to_write_its_failure_summary():
 class LoopbackAddresses:
     """Addresses of agents that all run on this machine."""
 
-    def endpoint(self, job, attempt):
+    def endpoint(self, job):
         return "127.0.0.1:1"
 
-    def local(self, job, attempt, index):
+    def local(self, job, index):
         return f"127.0.0.{index + 1}"
+
+    def port(self, job, index):
+        return 7000 + index
 
 
 def test_the_addresses_come_from_the_settings():
     settings = replace(DEFAULTS, addresses=LoopbackAddresses())
-    flags = flags_of(render(1, settings=settings))
+    pod = render(1, settings=settings)
+    flags = flags_of(pod)
+    assert options_of(pod)["port"] == "7001"
     assert (flags["rdzv-endpoint"], flags["local-addr"]) == ("127.0.0.1:1", "127.0.0.2")
 
 

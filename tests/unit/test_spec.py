@@ -123,7 +123,7 @@ REFUSED = {
     ),
     "is_host": (
         {"torchrun": {"rdzvConf": {"is_host": "true"}}},
-        "spec.torchrun.rdzvConf.is_host: is set by the operator, node 0 is the host; remove it",
+        "spec.torchrun.rdzvConf.is_host: is set by the operator, which chooses the host; remove it",
     ),
     "is_host inside another value": (
         {"torchrun": {"rdzvConf": {"join_timeout": "60,is_host=false"}}},
@@ -429,7 +429,7 @@ def test_fields_of_kubernetes_own_shapes_are_not_checked():
         ),
         (
             {"torchrun": {"maxRestarts": 1}},
-            "spec.torchrun.maxRestarts: unknown field; spec.torchrun has command, rdzvConf",
+            "spec.torchrun.maxRestarts: unknown field; spec.torchrun has command, python, rdzvConf",
         ),
         (
             {"podTemplate": {"metadata": {"name": "x"}}},

@@ -11,6 +11,7 @@ from builders import (
     a_pod,
     a_running_job,
     a_starting_job,
+    an_agents_pod,
     at,
     failed,
     follower_summary,
@@ -20,6 +21,7 @@ from builders import (
     read_pods,
     running,
     scheduling_gated,
+    starting,
     succeeded,
     torchrun_summary,
     unschedulable,
@@ -59,6 +61,20 @@ A_MOMENT = {
         "failure_settles",
         observation(a_running_job(undecided_since=at(-3))),
         7,
+    ),
+    "a pod that runs is not ready": (
+        "silence_ends",
+        observation(a_running_job(silent_since=at(-20)), a_pod(0, running()), a_pod(1, starting())),
+        100,
+    ),
+    "a pod that stayed is not ready": (
+        "silence_ends",
+        observation(
+            a_running_job(attempt=1, ran=False, silent_since=at(-20), pod_attempts=(0, 1)),
+            an_agents_pod(0, running(), attempt=1, born=0),
+            a_pod(1, starting(), attempt=1),
+        ),
+        100,
     ),
     "a refused pod is tried again": (
         "refusal_is_retried",

@@ -71,7 +71,7 @@ def test_a_starting_pod_is_named_with_its_kubernetes_node():
     status = plan_for(a_starting_job(), a_pod(0, running()), a_pod(1, waiting())).status
     assert (status.phase, status.reason) == (Phase.STARTING, Reason.STARTING)
     assert status.message == (
-        "1 of 2 nodes are running; pod digits-0-1 is starting on node-1 "
+        "1 of 2 nodes are ready; pod digits-0-1 is starting on node-1 "
         "(for details: kubectl -n ml describe pod digits-0-1)"
     )
 
@@ -79,7 +79,7 @@ def test_a_starting_pod_is_named_with_its_kubernetes_node():
 def test_a_pod_without_a_kubernetes_node_is_not_scheduled_yet():
     status = plan_for(a_starting_job(), a_pod(0, running()), a_pod(1)).status
     assert status.message == (
-        "1 of 2 nodes are running; pod digits-0-1 is not scheduled yet "
+        "1 of 2 nodes are ready; pod digits-0-1 is not scheduled yet "
         "(for details: kubectl -n ml describe pod digits-0-1)"
     )
 
@@ -165,7 +165,7 @@ def test_a_restart_replaces_the_whole_gang():
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-2"]
     assert plan.create == ()
     assert (plan.status.phase, plan.status.reason) == (Phase.RESTARTING, Reason.FAILURE)
-    assert plan.status.resolved["rendezvous"] == "a1-n0.digits:29400"
+    assert plan.status.resolved["rendezvous"] == "n0000-a1.digits:29400"
 
 
 def test_a_restart_is_reported_by_one_event_and_by_last_failure():

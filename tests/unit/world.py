@@ -8,16 +8,32 @@ does: it writes the status first, then deletes pods, then creates pods.
 What happens between two turns of the operator is in actions.py.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from builders import NOW, a_manifest, a_node, a_pod, is_scheduled, read_pods
+from builders import (
+    NOW,
+    a_manifest,
+    a_node,
+    an_agents_pod,
+    at,
+    is_scheduled,
+    read_pods,
+    running,
+)
 
 from ddpjob.core.decide import decide
 from ddpjob.core.job import Job
-from ddpjob.core.names import Reason, pod_name
+from ddpjob.core.names import (
+    ANNOTATION_ASSIGNMENT,
+    ANNOTATION_READY_BEFORE,
+    LABEL_ATTEMPT,
+    Reason,
+    pod_name,
+)
 from ddpjob.core.nodes import read_node
 from ddpjob.core.observe import (
     ClusterPolicy,
@@ -26,11 +42,15 @@ from ddpjob.core.observe import (
     Observation,
     Pod,
     Refusal,
+    TrainerState,
     observe,
 )
-from ddpjob.core.plan import Plan
+from ddpjob.core.plan import Assign, Plan
 from ddpjob.core.status import Status, is_transition
 from ddpjob.core.times import format_time
+
+# The largest gang. A pod with a greater index was created by hand.
+LARGEST_GANG = 4
 
 # Turns after which the operator must have come to rest.
 MAX_TURNS = 12
@@ -74,9 +94,11 @@ class Turn:
         plan = self.plan
         pods = [f"{pod.name}={pod.state}" for pod in self.observed.pods]
         deleted = [f"{delete.name}/{delete.grace}" for delete in plan.delete]
+        assigned = [assign.name for assign in plan.assign]
         return (
             f"{self.time:%H:%M:%S} {' '.join(pods)} -> attempt {plan.status.attempt} "
-            f"{plan.status.phase}/{plan.status.reason} create={plan.create} delete={deleted} "
+            f"{plan.status.phase}/{plan.status.reason} create={plan.create} "
+            f"assign={assigned} delete={deleted} "
             f"wake={plan.wake_after}"
         )
 
@@ -99,6 +121,7 @@ class World:
         self.refuse_pods: Reason | None = None
         self.older_gang = ""
         self.created = 0
+        self.meetings = 0
         self.turns: list[Turn] = []
         self.violations: list[str] = []
         self.story: list[str] = []
@@ -161,14 +184,62 @@ class World:
         existing = self.existing()
         if name in existing:
             return
-        for other in existing.values():
-            of_gang = other.name == pod_name("digits", other.attempt, other.index)
-            if of_gang and other.attempt != attempt and not other.released:
+        members = {pod.name for pod in self.gang()}
+        for other in self.of_gangs():
+            if other.name not in members and not other.released:
                 self.violations.append(f"{name} was created while {other.name} runs")
         self.created += 1
-        body = a_pod(index, attempt=attempt)
+        body = an_agents_pod(index, attempt=attempt)
         body["metadata"]["uid"] = f"uid-{self.created}"
         self.put_pod(body)
+
+    def of_gangs(self) -> list[Pod]:
+        """Return the pods that the operator created."""
+        pods = self.existing().values()
+        created = [pod for pod in pods if pod.name == pod_name("digits", pod.born, pod.index)]
+        return [pod for pod in created if pod.index < LARGEST_GANG]
+
+    def assign_pod(self, assign: Assign, attempt: int) -> None:
+        """Patch the label and the assignment of a pod."""
+        pod = self.existing().get(assign.name)
+        if pod is None or pod.uid != assign.uid:
+            return
+        body = self.body(assign.name)
+        metadata = {
+            **body["metadata"],
+            "labels": {**body["metadata"]["labels"], LABEL_ATTEMPT: str(attempt)},
+            "annotations": {
+                ANNOTATION_ASSIGNMENT: json.dumps({"start": assign.start}),
+                ANNOTATION_READY_BEFORE: assign.ready_since,
+            },
+        }
+        self.put_pod({**body, "metadata": metadata})
+
+    def workers_meet(self) -> None:
+        """Let the rendezvous of the attempt complete, if every member takes part.
+
+        Each agent has ended the processes of the attempt before. So a pod that is no member must
+        not run any more.
+        """
+        gang = self.gang()
+        present = {pod.index for pod in gang} | set(self.status.succeeded_nodes)
+        if len(present) < self.status.pods.desired:
+            return
+        members = [pod for pod in gang if pod.state is not TrainerState.SUCCEEDED]
+        if not members or not all(self._takes_part(pod) for pod in members):
+            return
+        for other in self.of_gangs():
+            if other not in gang and not other.released:
+                self.violations.append(f"the gang met while {other.name} runs")
+        for pod in members:
+            # One meeting a second, so that each pod is ready since another time than before.
+            self.meetings += 1
+            status = {**running(since=at(self.meetings)), "podIP": pod.address}
+            self.put_pod({**self.body(pod.name), "status": status})
+
+    def _takes_part(self, pod: Pod) -> bool:
+        is_assigned = pod.attempt == self.status.attempt and not pod.held and not pod.deleting
+        return pod.state is TrainerState.RUNNING and is_assigned and self.answers(pod)
 
     def delete_pod(self, name: str, uid: str, grace: int | None) -> None:
         """Delete a pod. One that a kubelet still has to end only gets a deletion timestamp."""
@@ -207,12 +278,13 @@ class World:
         if is_scheduled(status) and not node:
             return
         spec = {"nodeName": node} if is_scheduled(status) or pod.node_name else {}
+        spec = {**self.body(name)["spec"], **spec}
         self.put_pod({**self.body(name), "spec": spec, "status": status})
 
     def gang(self) -> list[Pod]:
         """Return the pods of the current attempt."""
         status = self.status
-        names = [pod_name("digits", status.attempt or 0, i) for i in range(status.pods.desired)]
+        names = [pod_name("digits", status.born(i), i) for i in range(status.pods.desired)]
         existing = self.existing()
         return [existing[name] for name in names if name in existing]
 
@@ -324,8 +396,8 @@ class Operator:
     def run(self, stop_after: str = "") -> Turn | None:
         """Run one turn.
 
-        It may stop after the write of the "status" or after the "deletions". Then it also forgets
-        the refusal. Return None if it has to look again.
+        It may stop after the write of the "status", after the "assignments" or after the
+        "deletions". Then it also forgets the refusal. Return None if it has to look again.
         """
         observed = self.observe()
         if observed.status_is_behind:
@@ -338,6 +410,10 @@ class Operator:
         if self._finds(turn.plan.confirm) or not self._write(turn):
             return None
         if stop_after == "status":
+            self.refusal = None
+            return turn
+        self._assign(turn.plan)
+        if stop_after == "assignments":
             self.refusal = None
             return turn
         self._delete(turn.plan)
@@ -369,8 +445,8 @@ class Operator:
         plan = turn.plan
         old = turn.observed.status
         if plan.status.to_dict() == old.to_dict():
-            return self._read_job() if plan.create or plan.delete_job else True
-        acts = plan.create or plan.delete or plan.delete_job
+            return self._read_job() if plan.create or plan.assign or plan.delete_job else True
+        acts = plan.create or plan.assign or plan.delete or plan.delete_job
         if self.throttled and not acts and not is_transition(old, plan.status):
             return False
         if not self._read_job():
@@ -379,6 +455,11 @@ class Operator:
         self.world.set_status(plan.status.to_dict())
         self.job_version += 1
         return True
+
+    def _assign(self, plan: Plan) -> None:
+        for assign in plan.assign:
+            self.world.assign_pod(assign, plan.status.attempt or 0)
+            self.receive_answer(assign.name)
 
     def _delete(self, plan: Plan) -> None:
         for delete in plan.delete:

@@ -29,6 +29,7 @@ KINDS = {
     "api/v1": {
         "pods": "Pod",
         "services": "Service",
+        "configmaps": "ConfigMap",
         "events": "Event",
         "namespaces": "Namespace",
         "nodes": "Node",
@@ -37,6 +38,8 @@ KINDS = {
     "apis/coordination.k8s.io/v1": {"leases": "Lease"},
     "apis/apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
 }
+
+CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 
 # The message of kube-apiserver if a webhook with failurePolicy Fail does not answer in time.
 HANGING_WEBHOOK = (
@@ -232,9 +235,7 @@ class FakeApi:
 
     def writes(self, path: str = ".*") -> list[Asked]:
         """Return the requests that change something, except those of the Lease."""
-        changing = [
-            a for a in self.log if a.method in ("POST", "PUT", "DELETE") and "/leases" not in a.path
-        ]
+        changing = [a for a in self.log if a.method in CHANGING and "/leases" not in a.path]
         return [a for a in changing if re.fullmatch(path, a.path)]
 
     def reads(self, path: str = ".*/namespaces/.*") -> list[Asked]:
@@ -329,6 +330,8 @@ class FakeApi:
             return web.json_response(self.create(plural, body), status=201)
         if old is None:
             return _status(404, "NotFound", f"{what} not found")
+        if method == "PATCH":
+            return self._patch(plural, old, body)
         if method == "PUT":
             return self._put(plural, old, body, status)
         if method == "DELETE":
@@ -350,6 +353,23 @@ class FakeApi:
             return web.json_response(old)
         return web.json_response(
             self._store(plural, "MODIFIED", copy.deepcopy(old) | {field: body.get(field)})
+        )
+
+    def _patch(self, plural: str, old: dict[str, Any], body: dict[str, Any]) -> web.Response:
+        """Merge as a strategic merge patch does: maps by key, and owners by their UID."""
+        there = old["metadata"]
+        asked = body["metadata"]
+        if asked.get("uid", there["uid"]) != there["uid"]:
+            return _status(409, "Conflict", "Precondition failed: UID in precondition")
+        if old.get("immutable") and body.get("data", old["data"]) != old["data"]:
+            return _status(422, "Invalid", "data: Forbidden: field is immutable")
+        owners = {owner["uid"]: owner for owner in there.get("ownerReferences", ())}
+        owners |= {owner["uid"]: owner for owner in asked.get("ownerReferences", ())}
+        merged = {"ownerReferences": list(owners.values())}
+        for kind in ("labels", "annotations"):
+            merged[kind] = there.get(kind, {}) | asked.get(kind, {})
+        return web.json_response(
+            self._store(plural, "MODIFIED", copy.deepcopy(old) | {"metadata": there | merged})
         )
 
     def _delete(self, plural: str, old: dict[str, Any], options: dict[str, Any]) -> web.Response:

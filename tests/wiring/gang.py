@@ -1,13 +1,19 @@
 """Small builders, a kubelet in three verbs, and waiting for a state."""
 
 import asyncio
+import itertools
+import json
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from fake_api import FakeApi
 
 RUNNING = {"running": {"startedAt": "2026-11-21T12:00:00Z"}}
+
+# Each pod is ready at another second than before.
+SECONDS = itertools.count(1)
 SUMMARY = """[rank1]: ValueError: boom
 Root Cause (first observed failure):
 [0]:
@@ -19,12 +25,16 @@ Root Cause (first observed failure):
 """
 
 
-def a_job(name: str = "digits", nodes: int = 2, **spec: Any) -> dict[str, Any]:
+def a_job(
+    name: str = "digits", nodes: int = 2, recovery: str = "Recreate", **spec: Any
+) -> dict[str, Any]:
+    """Return a job. Each attempt has new pods, unless `recovery` is InPlace."""
+    fields = {"nodes": nodes, "image": "trainer:1", "args": ["train.py"], "recovery": recovery}
     return {
         "apiVersion": "ddpjob.dev/v1alpha1",
         "kind": "DDPJob",
         "metadata": {"name": name, "namespace": "ml"},
-        "spec": {"nodes": nodes, "image": "trainer:1", "args": ["train.py"], **spec},
+        "spec": {**fields, **spec},
     }
 
 
@@ -38,11 +48,12 @@ def status(fake: FakeApi, name: str = "digits") -> dict[str, Any]:
 
 
 def runs(fake: FakeApi, *names: str) -> None:
-    """Let a scheduler assign a node to each pod, and let its kubelet start it."""
+    """Let a scheduler assign a node to each pod, its kubelet start it, and its workers meet."""
     for name in names:
         pod = fake.get("pods", name)
         assert pod
-        _report(fake, name, "Running", RUNNING, spec={**pod["spec"], "nodeName": f"node-of-{name}"})
+        spec = {**pod["spec"], "nodeName": f"node-of-{name}"}
+        _report(fake, name, "Running", RUNNING, spec=spec, ready=True)
 
 
 def succeeds(fake: FakeApi, *names: str) -> None:
@@ -66,13 +77,24 @@ def fails(fake: FakeApi, *names: str) -> None:
         _report(fake, name, "Failed", {"terminated": ended})
 
 
-def _report(fake: FakeApi, name: str, phase: str, state: dict[str, Any], **fields: Any) -> None:
-    fake.change(
-        "pods",
-        name,
-        status={"phase": phase, "containerStatuses": [{"name": "trainer", "state": state}]},
-        **fields,
-    )
+def _report(
+    fake: FakeApi,
+    name: str,
+    phase: str,
+    state: dict[str, Any],
+    *,
+    ready: bool = False,
+    **fields: Any,
+) -> None:
+    since = datetime.fromtimestamp(next(SECONDS), UTC).isoformat()
+    condition = {"type": "Ready", "status": str(ready), "reason": "", "lastTransitionTime": since}
+    status = {
+        "phase": phase,
+        "podIP": "10.244.0.7",
+        "conditions": [condition],
+        "containerStatuses": [{"name": "trainer", "state": state}],
+    }
+    fake.change("pods", name, status=status, **fields)
 
 
 async def until(condition: Callable[[], object], seconds: float = 20) -> None:
@@ -81,6 +103,14 @@ async def until(condition: Callable[[], object], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition was not met in time"
         await asyncio.sleep(0.01)
+
+
+def assignment(fake: FakeApi, name: str) -> dict[str, Any]:
+    """Return what the agent of a pod is told."""
+    pod = fake.get("pods", name)
+    assert pod
+    found: dict[str, Any] = json.loads(pod["metadata"]["annotations"]["ddpjob.dev/assignment"])
+    return found
 
 
 async def is_running(fake: FakeApi, attempt: int = 0, nodes: int = 2) -> None:

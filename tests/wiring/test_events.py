@@ -80,7 +80,7 @@ async def test_a_job_from_before_the_operator_is_started(fake, operator):
     await is_running(fake)
 
 
-async def test_the_normal_path_reads_nothing_and_writes_at_most_five_times_beside_the_pods(
+async def test_the_normal_path_reads_nothing_and_writes_at_most_six_times_beside_the_pods(
     fake, operator
 ):
     await settled(fake)
@@ -89,7 +89,7 @@ async def test_the_normal_path_reads_nothing_and_writes_at_most_five_times_besid
     await is_running(fake, nodes=8)
     del fake.log[:before]
     assert fake.reads() == []
-    assert len(fake.writes()) <= 8 + 5
+    assert len(fake.writes()) <= 8 + 6
 
 
 async def test_a_field_of_a_newer_crd_is_ignored_and_named_in_one_event(

@@ -63,9 +63,19 @@ capabilities:
 - apiGroups: [ddpjob.dev]
   resources: [ddpjobs/status]
   verbs: [update]
+# patch gives a pod that stays for another attempt its label and its assignment.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, delete]
+  verbs: [get, list, watch, create, delete, patch]
+# The agent of the pods is in a ConfigMap. patch makes one more job its owner. It is limited to that
+# ConfigMap, whose name has the hash of its content; a create cannot be limited by name.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [{{ .Files.Get "files/agent-config-map" | trim }}]
+  verbs: [patch]
 - apiGroups: [""]
   resources: [services]
   verbs: [get, create]

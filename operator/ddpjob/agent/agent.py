@@ -55,10 +55,12 @@ MESSAGE, TAIL, LINE = 4096, 16384, 4 << 20
 EXCEPTION, LINES, LINE_LENGTH = 500, 12, 160
 
 # The fields of an assignment. `grace` and `wait` are in seconds: for the processes of the last
-# attempt to end, and for the next assignment after a peer was lost.
+# attempt to end, and for the next assignment if there is nothing to do. Without `start`, the last
+# attempt is ended, and the next one has to wait for pods that are not part of it.
 NUMBER = (int, float)
 ASSIGNMENT: dict[str, type | tuple[type, ...]] = {
     "attempt": int,
+    "start": bool,
     "flags": list,
     "env": dict,
     "ranks": int,
@@ -186,6 +188,8 @@ class Agent:
         self.exit_code = 1
         self.wait_ends = time.monotonic() + ASSIGNMENT_SECONDS
         self.stop_signal = 0
+        # True once a probe has failed in this attempt.
+        self.has_refused = False
         self.figures: dict[str, float] = {}
         self.follower_wait = 0.0
         self.seconds = dict.fromkeys(("waiting", "starting", "training", "ending"), 0.0)
@@ -220,12 +224,14 @@ class Agent:
         newer = self.newer_assignment()
         if self.torchrun and self.torchrun.returncode is not None:
             self.conclude()
-        elif newer:
+        elif newer and (self.torchrun or newer["start"]):
             self.end_attempt(newer["grace"])
             # Another one, or a signal, may have come meanwhile.
             newer = self.newer_assignment()
-            if newer:
+            if newer and newer["start"]:
                 self.start(newer)
+            elif newer:
+                self.wait_ends = time.monotonic() + newer["wait"]
         elif self.torchrun and self.hangs():
             self.end_hang()
 
@@ -247,6 +253,7 @@ class Agent:
         self.attempt = assignment["attempt"]
         self.follower_wait = assignment["wait"]
         self.report = {"cause": "Stopped"}
+        self.has_refused = False
         self.figures = {}
         self.started = time.time()
         self.clear_leftovers()
@@ -258,7 +265,8 @@ class Agent:
         read_end, write_end = os.pipe()
         self.add_stream(read_end)
         launcher = self.options.command or [sys.executable, os.path.abspath(__file__), "launch"]
-        command = [*launcher, *assignment["flags"], *self.options.arguments]
+        flags = [*self.options.flags, *assignment["flags"]]
+        command = [*launcher, *flags, *self.options.arguments]
         self.log(f"attempt {self.attempt} begins: torchrun {' '.join(assignment['flags'])}")
         # torchrun starts PYTHON_EXEC in place of its own interpreter.
         environment = {
@@ -541,7 +549,7 @@ class Agent:
             return
         has_ipv6 = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if has_ipv6 else socket.AF_INET
-        address = ("", self.options.port)
+        address = ("", int(self.options.port))
         server = socket.create_server(address, family=family, dualstack_ipv6=has_ipv6)
         threading.Thread(target=self.answer_all, args=(server,), daemon=True).start()
 
@@ -553,7 +561,10 @@ class Agent:
                 path = connection.recv(4096).split(b" ")[1:2]
                 status, body = "404 Not Found", ""
                 if path == [b"/ready"]:
-                    status = "200 OK" if self.is_ready() else "503 Service Unavailable"
+                    ready = self.is_ready()
+                    # The operator must see each attempt become ready.
+                    status = "200 OK" if ready and self.has_refused else "503 Service Unavailable"
+                    self.has_refused |= status != "200 OK"
                 if path == [b"/metrics"]:
                     status, body = "200 OK", self.metrics()
                 head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
@@ -561,11 +572,17 @@ class Agent:
                 connection.sendall((head + body).encode())
 
     def is_ready(self) -> bool:
-        """Return True if this attempt's workers have met, and none has ended or hangs.
+        """Return True if this attempt's workers have met, and none hangs.
 
         torchrun starts the workers when the agents of all nodes have met.
         """
-        return self.activity() == "training" and not self.hangs()
+        if self.torchrun is None or self.hangs():
+            return False
+        if all(stream.worker for stream in self.ranks()):
+            return True
+        # Workers of another program than Python have no pipe, but torchrun's variables.
+        variables = (read_file(f"/proc/{process}/environ") for process in descendants())
+        return any(b"TORCHELASTIC_RUN_ID=" in variable for variable in variables)
 
     def metrics(self) -> str:
         """Return the numbers of this pod in the text format of Prometheus."""
@@ -587,6 +604,7 @@ def run(arguments: list[str]) -> int:
       messages, and for the termination message. `folder`: for pipes and small files.
     - `clear`: a folder whose files are removed before each attempt, or null.
     - `port`: of /ready and /metrics, or null. `command`: what to start in place of torchrun.
+      `flags`: what follows it.
     - `hang_seconds`: the longest time between two heartbeats, or null; `heartbeat`: File or Log.
 
     The other arguments are what follows torchrun's own flags.
@@ -612,6 +630,9 @@ def launch(arguments: list[str]) -> None:
     try:
         torchrun.main()
     except BaseException as error:
+        if hasattr(error, "sigval"):
+            # torchrun was told to end: a traceback would look like a failure.
+            sys.exit(128 + error.sigval)
         failures = []
         for rank, failure in getattr(error, "failures", {}).items():
             entry = {"rank": rank, "localRank": failure.local_rank, "exitCode": failure.exitcode}

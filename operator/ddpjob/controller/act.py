@@ -123,7 +123,9 @@ class Actor:
                 return AGAIN
             if body["metadata"]["generation"] != job.generation:
                 # The answer was lost, and the spec has changed since. Only the events still hold.
-                plan = replace(plan, create=(), delete=(), delete_job=False, wake_after=AGAIN)
+                plan = replace(
+                    plan, create=(), assign=(), delete=(), delete_job=False, wake_after=AGAIN
+                )
 
         # Post events last. A failed post is not repeated: the status has the same information.
         try:
@@ -138,13 +140,16 @@ class Actor:
         """Delete and create what the plan says. `body` is the job with its written status."""
         job = seen.value.unpack()
         # If the status was not written, read the job again: a newer version may exist.
-        if body is None and (plan.create or plan.delete_job):
+        if body is None and (plan.create or plan.assign or plan.delete_job):
             body = await self.read_if_current(seen)
             if body is None:
                 return AGAIN
         if body and plan.delete_job:
             await self.deleter.delete_job(body)
             return None
+        if body and plan.assign:
+            # Survivors begin to end the last attempt before anything else is done.
+            await self.creator.assign(Job.from_dict(body), plan.assign)
         if not body or not plan.create:
             await self.deleter.delete_pods(job, plan.delete)
             return plan.wake_after

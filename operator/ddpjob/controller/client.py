@@ -48,6 +48,9 @@ LONGEST_PAUSE = 60.0
 CALL_TIMEOUT = 10.0
 LIST_TIMEOUT = 30.0
 
+# The kind of patch that joins lists by Kubernetes' own keys, such as owners by their UID.
+PATCH = "application/strategic-merge-patch+json"
+
 # Characters of a non-JSON answer that are quoted.
 MAX_QUOTED = 200
 
@@ -129,7 +132,7 @@ class ApiClient:
         if query:
             url += f"?{urlencode(query)}"
         try:
-            headers = await self._headers(has_body=body is not None)
+            headers = await self._headers(method, has_body=body is not None)
             answer = await self._transport.request(  # type: ignore[no-untyped-call]
                 method, url, headers=headers, body=body, _request_timeout=timeout
             )
@@ -144,13 +147,13 @@ class ApiClient:
                 self._obey(answer.headers.get("Retry-After"))
             raise
 
-    async def _headers(self, *, has_body: bool) -> dict[str, str]:
+    async def _headers(self, method: str, *, has_body: bool) -> dict[str, str]:
         headers = {"Accept": "application/json"}
         token = await self._settings.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:
             headers["Authorization"] = token
         if has_body:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = PATCH if method == "PATCH" else "application/json"
         return headers
 
     async def get(

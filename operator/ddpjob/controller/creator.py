@@ -1,17 +1,19 @@
-"""Creates the Service and the pods of a gang, and says why the API server refuses one."""
+"""Creates the objects of a gang, assigns its pods, and says why the API server refuses one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import ApiError, GaveWay, Refused, Unreachable
-from ddpjob.controller.kinds import PODS, SERVICES, Kind
+from ddpjob.controller.kinds import CONFIG_MAPS, PODS, SERVICES, Kind
 from ddpjob.controller.refusals import refused_or_error
-from ddpjob.controller.writer import Writer, run_all
+from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core import names, render
+from ddpjob.core.assignment import assignment
 from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
+from ddpjob.core.plan import Assign
 from ddpjob.core.pod_context import Settings
 from ddpjob.core.pods import owner_uid
 
@@ -37,10 +39,61 @@ class Creator:
     settings: Settings
 
     async def create_gang(self, job: Job, indices: tuple[int, ...]) -> None:
-        """Create the Service, then the pods side by side. Raises Refused or SpecError."""
+        """Create the Service and the agent's ConfigMap, then the pods side by side.
+
+        Raises Refused or SpecError.
+        """
         await self._create_object(job, SERVICES, render.service(job))
+        await self._provide_agent(job)
         pods = render.pods(job, indices, self.settings)
         await run_all(self._create_object(job, PODS, pod) for pod in pods)
+
+    async def _provide_agent(self, job: Job) -> None:
+        """Create the ConfigMap with the agent, or become one more owner of it."""
+        body = render.agent_config_map(job)
+        name = body["metadata"]["name"]
+        try:
+            try:
+                await self.writer.write("POST", CONFIG_MAPS.collection(job.namespace), body)
+            except ApiError as error:
+                if error.status != 409 or error.reason != "AlreadyExists":
+                    raise
+                # The API server compares the content: it is immutable.
+                await self.writer.write("PATCH", CONFIG_MAPS.path(job.namespace, name), body)
+        except ApiError as error:
+            if error.status == 422:
+                message = f"ConfigMap {name} exists with other content; delete it"
+                raise Refused(Reason.NAME_IN_USE, message) from error
+            raise refused_or_error(error) from error
+        except GaveWay:
+            raise
+        except Unreachable as error:
+            raise Refused(Reason.NO_ANSWER, NO_ANSWER.format(error=error)) from error
+
+    async def assign(self, job: Job, assigns: Iterable[Assign]) -> None:
+        """Give pods that stay the assignment of the current attempt, side by side."""
+        await run_all(self._assign(job, assign) for assign in assigns)
+
+    async def _assign(self, job: Job, assign: Assign) -> None:
+        """Change the label and the assignment of a pod at once. A pod that is gone is no error."""
+        addresses = self.settings.addresses
+        body = {
+            "metadata": {
+                "uid": assign.uid,
+                "labels": {names.LABEL_ATTEMPT: str(job.status.attempt)},
+                "annotations": {
+                    names.ANNOTATION_ASSIGNMENT: assignment(job, assign.index, addresses, assign),
+                    names.ANNOTATION_READY_BEFORE: assign.ready_since,
+                },
+            }
+        }
+        try:
+            path = PODS.path(job.namespace, assign.name)
+            self.cache.pods.see(await self.writer.write("PATCH", path, body))
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+            self.cache.pods.drop(assign.uid)
 
     async def _create_object(self, job: Job, kind: Kind, body: Mapping[str, Any]) -> None:
         path = kind.collection(job.namespace)

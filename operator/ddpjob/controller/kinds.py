@@ -41,6 +41,7 @@ PODS = Kind("", "v1", "pods", selector=names.LABEL_JOB)
 
 NODES = Kind("", "v1", "nodes", namespaced=False)
 SERVICES = Kind("", "v1", "services")
+CONFIG_MAPS = Kind("", "v1", "configmaps")
 EVENTS = Kind("", "v1", "events")
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 

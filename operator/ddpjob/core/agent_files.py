@@ -1,4 +1,7 @@
-"""The files of the agent, as a pod gets them: the program, and the words that it looks for.
+"""The files of the agent, as a pod gets them: its programs, and the words that it looks for.
+
+They are in a ConfigMap that is named by the hash of their content. So pods of two versions of the
+operator have two ConfigMaps.
 
 The words are those by which the operator itself reads the log of a pod whose agent was killed.
 """
@@ -6,23 +9,33 @@ The words are those by which the operator itself reads the log of a pod whose ag
 import json
 from collections.abc import Mapping
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 
 from ddpjob.core.peer_loss import LOST, UNCLEAR, WAITED
 from ddpjob.core.torchrun_log import EXCEPTION, INTERPRETER, WHAT
 
 PROGRAM = "agent.py"
+STARTER = "start.sh"
 WORDS = "words.json"
 
 
 @cache
 def agent_files() -> Mapping[str, str]:
     """Return the text of each file by its name."""
-    program = (files("ddpjob.agent") / PROGRAM).read_text(encoding="utf-8")
+    folder = files("ddpjob.agent")
+    programs = {name: (folder / name).read_text(encoding="utf-8") for name in (PROGRAM, STARTER)}
     words = {
         "follower": [words.pattern for words in (*LOST, *WAITED)],
         "unclear": [words.pattern for words in UNCLEAR],
         # The first pattern that matches gives the exception.
         "exception": [f"(?m){found.pattern}" for found in (EXCEPTION, WHAT, INTERPRETER)],
     }
-    return {PROGRAM: program, WORDS: json.dumps(words, indent=1) + "\n"}
+    return {**programs, WORDS: json.dumps(words, indent=1) + "\n"}
+
+
+@cache
+def config_map_name() -> str:
+    """Return the name of the ConfigMap with these files."""
+    text = json.dumps(agent_files(), sort_keys=True)
+    return f"ddpjob-agent-{sha256(text.encode()).hexdigest()[:10]}"

@@ -1,21 +1,30 @@
 """The status of an attempt that begins."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from ddpjob.core import names
 from ddpjob.core.history import forget_old_failures
 from ddpjob.core.job import Job
-from ddpjob.core.observe import Observation
+from ddpjob.core.observe import Observation, Pod
 from ddpjob.core.spec import Spec
-from ddpjob.core.status import PodCounts, Status
+from ddpjob.core.status import Host, PodCounts, Status
 
 
-def begin_attempt(obs: Observation, spec: Spec, attempt: int, now: datetime) -> Status:
-    """Return the status of an attempt that begins now, with the nodes of the spec."""
+def begin_attempt(
+    obs: Observation, spec: Spec, attempt: int, now: datetime, kept: Sequence[Pod] = ()
+) -> Status:
+    """Return the status of an attempt that begins now, with the nodes of the spec.
+
+    The pods `kept` stay from the attempt before, and one of them hosts the rendezvous: the name of
+    a new pod is not known everywhere at once.
+    """
     job = obs.job
     status = job.status
-    host = names.hostname(attempt, 0, spec.nodes)
+    births = {pod.index: pod.born for pod in kept}
+    first = min(kept, key=lambda pod: pod.index, default=None)
+    host = Host(first.index, first.address) if first else Host()
     ran: bool | None = status.running_time is not None
     if not ran and any(not pod.released for pod in obs.older):
         # Pods of an older attempt still run. They keep their time for a checkpoint.
@@ -24,9 +33,12 @@ def begin_attempt(obs: Observation, spec: Spec, attempt: int, now: datetime) -> 
         status,
         attempt=attempt,
         attempt_time=now,
+        pod_attempts=tuple(births.get(i, attempt) for i in range(spec.nodes)) if kept else (),
+        host=host,
         previous_attempt_ran=ran if attempt > 0 else None,
         running_time=None,
         undecided_since=None,
+        silent_since=None,
         starting_since=None,
         starting_seconds=0,
         yielding=None,
@@ -36,7 +48,7 @@ def begin_attempt(obs: Observation, spec: Spec, attempt: int, now: datetime) -> 
             "nprocPerNode": spec.nproc_per_node,
             "worldSize": spec.world_size,
             "accelerator": spec.accelerator,
-            "rendezvous": f"{host}.{job.name}:{names.RENDEZVOUS_PORT}",
+            "rendezvous": names.rendezvous_endpoint(job.name, attempt, host.address),
         },
         selector=selector_of(job),
         succeeded_nodes=(),

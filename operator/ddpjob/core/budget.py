@@ -23,7 +23,7 @@ def is_used_up(status: Status, cause: Cause, policy: FailurePolicy, now: datetim
 
     With a window, only the restarts within it count.
     """
-    if cause is Cause.FAILURE:
+    if cause in (Cause.FAILURE, Cause.HANG):
         total, times, limit = status.failures, status.failure_times, policy.max_restarts
     elif cause is Cause.DISRUPTION:
         total, times, limit = status.disruptions, status.disruption_times, policy.max_disruptions
@@ -36,8 +36,10 @@ def is_used_up(status: Status, cause: Cause, policy: FailurePolicy, now: datetim
 
 def count_restart(status: Status, cause: Cause, policy: FailurePolicy, now: datetime) -> Status:
     """Return the status with one more restart, its time, and the back-off before it."""
+    if cause is Cause.NOT_RESUMED:
+        return status
     status = replace(status, backoff=_next_backoff(status, cause, now))
-    if cause is Cause.FAILURE:
+    if cause in (Cause.FAILURE, Cause.HANG):
         times = _newest(status.failure_times, policy.max_restarts, now)
         return replace(status, failures=status.failures + 1, failure_times=times)
     if cause is Cause.DISRUPTION:

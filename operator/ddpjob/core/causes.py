@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from ddpjob.core import names
 from ddpjob.core.dead_nodes import find_end_of_node, is_unreachable
 from ddpjob.core.describe import describe_pods
 from ddpjob.core.names import Cause, Reason
@@ -105,9 +104,12 @@ def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
 
     The verdict does not depend on the order of the pods.
     """
-    certain = [*_disruptions(obs, now), *_certain_failures(obs.current)]
+    certain = [*_disruptions(obs, now), *_certain_failures(obs)]
     if certain:
         return min(certain, key=lambda ranked: ranked[0])[1]
+    missed = [pod for pod in obs.current if _has_missed_attempt(pod, obs)]
+    if missed:
+        return _not_resumed(missed[0])
     failed = [pod for pod in obs.current if pod.state is TrainerState.FAILED]
     if not failed:
         return None
@@ -131,12 +133,32 @@ def settles_at(status: Status, now: datetime) -> datetime:
     return later(first_seen, SETTLE_TIME)
 
 
-def lost_nodes(obs: Observation) -> tuple[int, ...]:
-    """Return the indices of pods that had been seen and are gone.
+def _has_missed_attempt(pod: Pod, obs: Observation) -> bool:
+    """Return True if a pod stayed for this attempt, and ended before it took part.
 
-    Before the latch, a missing pod was not created yet.
+    Its report is about an attempt before, which has been judged.
     """
-    return obs.missing if obs.latched else ()
+    stayed = pod.born < obs.attempt
+    return stayed and pod.ended and pod.reported is not None and pod.reported < obs.attempt
+
+
+def _not_resumed(pod: Pod) -> Verdict:
+    message = f"pod {pod.name} had stayed for the attempt, and ended before it took part"
+    return Verdict(Cause.NOT_RESUMED, Reason.NOT_RESUMED, message, pod.index, pod)
+
+
+def judge_silence(obs: Observation) -> Verdict:
+    """Return the verdict on a gang in which some pods are not ready for too long.
+
+    If the pods have never met in this attempt, the pods that stayed may be at fault.
+    """
+    first = obs.silent[0]
+    named = _some([describe_pods([pod]) for pod in obs.silent])
+    if obs.status.running_time is None:
+        message = f"{named} did not become ready in the attempt; all pods are made anew"
+        return Verdict(Cause.NOT_RESUMED, Reason.SILENT, message, first.index)
+    message = f"{named} is not ready although it runs: its processes hang or cannot be reached"
+    return Verdict(Cause.HANG, Reason.SILENT, message, first.index, first)
 
 
 def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
@@ -145,8 +167,8 @@ def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
         finding = pod.disruption or find_end_of_node(obs, pod, now)
         if finding:
             found.append(_disrupted(finding, pod.index, pod))
-    for index in lost_nodes(obs):
-        name = names.pod_name(obs.job.name, obs.attempt, index)
+    for index in obs.lost:
+        name = obs.pod_name(index)
         message = f"pod {name} is gone: it was deleted, or its Kubernetes node was removed"
         # When it went is not known. A failure that is certain was not caused by it.
         finding = Finding("PodDeleted", message, LAST_MOMENT)
@@ -159,14 +181,14 @@ def _disrupted(finding: Finding, index: int, pod: Pod | None) -> Ranked:
     return Precedence(finding.time or BEGINNING, False, index), verdict
 
 
-def _certain_failures(pods: Sequence[Pod]) -> list[Ranked]:
+def _certain_failures(obs: Observation) -> list[Ranked]:
     """Return failures that began on their node, whatever the other nodes report."""
     found = []
-    for pod in pods:
-        if pod.state is not TrainerState.FAILED:
+    for pod in obs.current:
+        if pod.state is not TrainerState.FAILED or _has_missed_attempt(pod, obs):
             continue
         summary = pod.summary
-        is_certain = summary is not None and summary.certain
+        is_certain = pod.hang or (summary is not None and summary.certain)
         if is_certain or pod.own_limit or pod.exit_reason == OOM_KILLED:
             time = _summary_time(pod, summary) or pod.finished or BEGINNING
             found.append((Precedence(time, True, pod.index), _failure(pod, summary)))
@@ -174,6 +196,8 @@ def _certain_failures(pods: Sequence[Pod]) -> list[Ranked]:
 
 
 def _failure(pod: Pod, summary: Summary | None) -> Verdict:
+    if pod.hang:
+        return _hang(pod)
     rank = None
     exit_code = pod.exit_code
     if pod.own_limit:
@@ -207,6 +231,14 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
     return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code, missing)
 
 
+def _hang(pod: Pod) -> Verdict:
+    *stacks, exception = pod.message.splitlines() or [""]
+    message = f"pod {pod.name} hangs: {exception}"
+    if stacks:
+        message += f"; {'; '.join(stacks)}"
+    return Verdict(Cause.HANG, Reason.HANG, message, pod.index, pod, None, pod.exit_code)
+
+
 def _rendezvous_verdict(pod: Pod, obs: Observation) -> Verdict | None:
     """Return the verdict if the rendezvous timed out before every node had started.
 
@@ -214,7 +246,7 @@ def _rendezvous_verdict(pod: Pod, obs: Observation) -> Verdict | None:
     """
     late = [other.name for other in obs.current if not other.started]
     if not obs.latched:
-        late += [names.pod_name(obs.job.name, obs.attempt, index) for index in obs.missing]
+        late += [obs.pod_name(index) for index in obs.missing]
     if not late or not RENDEZVOUS_TIMEOUT.search(pod.message):
         return None
     message = f"the rendezvous timed out; not started by then: {_some(late)}"

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from ddpjob.core import names, timers
 from ddpjob.core.budget import backoff_end
-from ddpjob.core.causes import Undecided, judge, lost_nodes
+from ddpjob.core.causes import Undecided, judge, judge_silence
 from ddpjob.core.conditions import stamp_conditions
 from ddpjob.core.dead_nodes import describe_wait, track_unreachable
 from ddpjob.core.deletions import (
@@ -36,25 +36,17 @@ from ddpjob.core.describe import (
     recount,
     with_status,
 )
+from ddpjob.core.in_place import assignments
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Refusal, TrainerState
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
 from ddpjob.core.reports import report_ignored_fields, report_strays
+from ddpjob.core.restarts import YIELD_TIME, give_way, resize, restart_or_fail
 from ddpjob.core.spec import Spec
+from ddpjob.core.suspension import resume, suspend
 from ddpjob.core.timers import is_due, run_clocks, seconds_until_next
 from ddpjob.core.times import format_time
-from ddpjob.core.transitions import (
-    YIELD_TIME,
-    begin,
-    complete,
-    give_way,
-    recover,
-    resize,
-    restart_or_fail,
-    resume,
-    stop,
-    suspend,
-)
+from ddpjob.core.transitions import begin, complete, recover, stop
 
 Rule = Callable[[Observation, Spec, datetime], Plan | None]
 
@@ -99,13 +91,14 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     plan = report_strays(obs, plan)
     after = with_status(obs, plan.status)
     after = with_status(after, run_clocks(after, now))
+    assign = assignments(after)
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
     # A deadline that was over before this look is no reason for another one at once.
     came = [timer for timer in timers.DEADLINES if is_due(timer, after, spec, now)]
     if any(not is_due(timer, obs, spec, now) for timer in came):
         waits.append(0.0)
     wake_after = min((wait for wait in waits if wait is not None), default=None)
-    return replace(plan, status=after.status, wake_after=wake_after)
+    return replace(plan, status=after.status, assign=assign, wake_after=wake_after)
 
 
 def _first_match(obs: Observation, spec: Spec, now: datetime) -> Plan:
@@ -210,9 +203,14 @@ def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
         status = replace(recount(obs), attempt_started=latch(obs), undecided_since=first_seen)
         return Plan(status)
     # The API server has to confirm that missing pods are gone, so that they do not train on.
-    lost = lost_nodes(obs)
-    confirm = tuple(names.pod_name(obs.job.name, obs.attempt, index) for index in lost)
+    confirm = tuple(map(obs.pod_name, obs.lost))
     return replace(restart_or_fail(obs, spec, verdict, now), confirm=confirm)
+
+
+def gang_is_silent(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if not is_due(timers.silence_ends, obs, spec, now):
+        return None
+    return restart_or_fail(obs, spec, judge_silence(obs), now)
 
 
 def startup_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -310,6 +308,7 @@ RULES: tuple[Rule, ...] = (
     older_pods_still_run,  # Two attempts never train at the same time.
     nodes_were_changed,  # An attempt has a fixed size, so a new one begins. It uses no budget.
     attempt_failed,  # The whole gang restarts, or the job fails.
+    gang_is_silent,  # Nothing has ended, and nothing happens: a hang, or a pod that stayed in vain.
     startup_deadline_is_over,  # A gang that cannot start must not hold devices for ever.
     older_gang_needs_room,  # Of two gangs that fit only in part, the younger gives way.
     pods_are_not_created,  # All at once: gang schedulers and autoscalers must see all of them.

@@ -1,6 +1,6 @@
 """Which pods to delete, and with which grace period."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from ddpjob.core.dead_nodes import describe_death, is_dead
@@ -50,10 +50,15 @@ def delete_dead_leftovers(obs: Observation, now: datetime) -> tuple[Delete, ...]
     return tuple(_forced(obs, pod) for pod in obs.leftovers if is_dead(obs, pod, now))
 
 
-def delete_all_unfinished(obs: Observation, grace: int | None, now: datetime) -> tuple[Delete, ...]:
-    """Delete the unfinished pods of every attempt. `grace` is for those of the current one."""
+def delete_all_unfinished(
+    obs: Observation, grace: int | None, now: datetime, stay: Sequence[Pod] = ()
+) -> tuple[Delete, ...]:
+    """Delete the unfinished pods of every attempt, except those that stay.
+
+    `grace` is for those of the current attempt.
+    """
     older_grace = previous_grace(obs.status, obs.attempt)
-    others = [pod for pod in obs.pods if pod not in obs.older]
+    others = [pod for pod in obs.pods if pod not in obs.older and pod not in stay]
     return (
         *delete_unfinished(obs, obs.older, older_grace, now),
         *delete_unfinished(obs, others, grace, now),
@@ -97,7 +102,9 @@ def previous_grace(status: Status, attempt: int) -> int | None:
 
 def _grace(status: Status, attempt: int, ran: bool | None) -> int | None:
     failure = status.last_failure
-    is_broken = failure.get("cause") == Cause.FAILURE or failure.get("reason") in LOST_PEERS
+    is_broken = (
+        failure.get("cause") in (Cause.FAILURE, Cause.HANG) or failure.get("reason") in LOST_PEERS
+    )
     if is_broken and failure.get("attempt") == attempt:
         return BROKEN_GANG_GRACE
     # If it is not known whether the attempt ran, its pods may need time for a checkpoint.

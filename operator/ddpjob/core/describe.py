@@ -20,7 +20,7 @@ def describe(obs: Observation, phase: str, reason: str, message: str) -> Status:
     pods = PodCounts(
         desired=obs.status.pods.desired,
         active=sum(pod.active for pod in obs.pods),
-        ready=states.count(TrainerState.RUNNING),
+        ready=obs.ready,
         succeeded=len(obs.succeeded),
         failed=states.count(TrainerState.FAILED),
     )
@@ -77,15 +77,21 @@ def latch_run(obs: Observation, now: datetime) -> datetime | None:
 
 
 def describe_existing_pods(obs: Observation, now: datetime) -> Status:
-    """Return the status of an attempt whose pods exist: starting, blocked or running."""
+    """Return the status of an attempt whose pods exist: starting, blocked or running.
+
+    Once its pods have met, an attempt is running until it ends.
+    """
     total = obs.status.pods.desired
-    if obs.all_run:
+    has_met = obs.status.running_time is not None
+    if has_met:
         message = f"attempt {obs.attempt} runs on {counted(total, 'node')}"
+        if obs.silent:
+            message += f"; {describe_pods(obs.silent)} is not ready"
         message += _describe_unreachable(obs, now)
         status = describe(obs, Phase.RUNNING, Reason.NODES_RUNNING, message)
     else:
         status = _describe_start(obs, now)
-    conditions = set_running(obs, obs.all_run, status.reason, status.message)
+    conditions = set_running(obs, has_met, status.reason, status.message)
     return replace(status, attempt_started=latch(obs), conditions=conditions)
 
 
@@ -102,11 +108,12 @@ def _describe_start(obs: Observation, now: datetime) -> Status:
     blocker = find_blocker(obs)
     if blocker:
         return describe(obs, Phase.PENDING, blocker.reason, blocker.message)
-    states = [pod.state for pod in obs.current]
-    message = f"{states.count(TrainerState.RUNNING)} of {obs.status.pods.desired} nodes are running"
+    message = f"{obs.ready} of {obs.status.pods.desired} nodes are ready"
     pending = [pod for pod in obs.current if pod.state is TrainerState.PENDING]
     if pending:
         message += f"; {_describe_pending(obs, pending[0])}"
+    elif obs.silent:
+        message += f"; the workers of {describe_pods(obs.silent)} have not met the others yet"
     message += _describe_unreachable(obs, now)
     return describe(obs, Phase.STARTING, Reason.STARTING, message)
 

@@ -22,15 +22,28 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INDEX = f"{GROUP}/index"
 
+# The assignment of a pod's agent, and since when the pod was ready when it got that assignment.
+ANNOTATION_ASSIGNMENT = f"{GROUP}/assignment"
+ANNOTATION_READY_BEFORE = f"{GROUP}/ready-before"
+
 # The container that trains. Its end is the end of the pod, whatever the sidecars do.
 TRAINER = "trainer"
 
 RENDEZVOUS_PORT = 29400
-RESULT_FILE = "/dev/termination-log"
-HEARTBEAT_FILE = "/dev/shm/ddpjob-heartbeat"
+AGENT_PORT = 29401
 HOME = "/home/ddpjob"
+SHARED_MEMORY = "/dev/shm"
 
-# Neuron's collectives accept at most 63 characters of an address `a<attempt>-n<index>.<job>`.
+AGENT_VOLUME = "ddpjob-agent"
+
+# The agent's files in a pod: its program, its pipes and small files, its assignment, its report.
+AGENT_FOLDER = "/ddpjob/agent"
+RUN_FOLDER = "/ddpjob/run"
+POD_FOLDER = "/ddpjob/pod"
+ASSIGNMENT_FILE = f"{POD_FOLDER}/assignment"
+MESSAGE_FILE = "/dev/termination-log"
+
+# Neuron's collectives accept at most 63 characters of an address `n<index>-a<attempt>.<job>`.
 MAX_JOB_NAME = 52
 
 MAX_NODES = 1000
@@ -67,10 +80,12 @@ class Condition(StrEnum):
 
 
 class Cause(StrEnum):
-    """The kinds of causes that end an attempt. Only the first two use a budget."""
+    """The kinds of causes that end an attempt. Only the first three use a budget."""
 
     FAILURE = "Failure"
+    HANG = "Hang"
     DISRUPTION = "Disruption"
+    NOT_RESUMED = "NotResumed"
     RENDEZVOUS = "Rendezvous"
     RESIZED = "Resized"
     SUSPENDED = "Suspended"
@@ -92,7 +107,10 @@ class Reason(StrEnum):
     RESUMED = "Resumed"
     YIELDED = "YieldedToOlderJob"
     FAILURE = "Failure"
+    HANG = "Hang"
+    SILENT = "Silent"
     DISRUPTION = "Disruption"
+    NOT_RESUMED = "NotResumed"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     PEER_LOST = "PeerLost"
     NODE_UNREACHABLE = "NodeUnreachable"
@@ -132,13 +150,21 @@ def pod_on_node(pod: str, node: str) -> str:
     return f"pod {pod} on node {node}" if node else f"pod {pod}"
 
 
-def hostname(attempt: int, index: int, nodes: int) -> str:
-    """Return the host name of a pod, with a zero-padded index.
+def hostname(attempt: int, index: int) -> str:
+    """Return the host name of a pod that was created in an attempt.
 
-    c10d sorts the agents' addresses as strings to assign ranks.
+    c10d sorts the agents' addresses as strings to assign ranks, and a gang may have pods of
+    different attempts. So the name begins with the index, always with four digits.
     """
-    width = len(str(max(nodes - 1, 0)))
-    return f"a{attempt}-n{index:0{width}d}"
+    return f"n{index:04d}-a{attempt}"
+
+
+def rendezvous_endpoint(job: str, attempt: int, address: str = "") -> str:
+    """Return the endpoint of a rendezvous: at the address of a pod, or else at node 0 by name."""
+    host = address or f"{hostname(attempt, 0)}.{job}"
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{host}:{RENDEZVOUS_PORT}"
 
 
 def rendezvous_id(uid: str, attempt: int) -> str:

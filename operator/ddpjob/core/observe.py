@@ -48,7 +48,11 @@ class Finding:
 class Pod:
     """One node of an attempt, with what the decisions need of its pod.
 
+    - `attempt`: the attempt that the pod is assigned to. `born`: the one it was created in.
     - `index`: the node's index in the gang. `node_name`: the Kubernetes node that the pod runs on.
+    - `address`: the pod's IP address. `agent`: the ConfigMap with its agent.
+    - `held`: the pod knows its attempt, and must not start it yet.
+    - `ready`: the workers of its attempt have met. `ready_since`: since when, or an empty string.
     - `released`: no container of the pod runs any more. A kubelet reports the end of the containers
       before the pod's phase.
     - `started`: the trainer's container was started at some time.
@@ -61,14 +65,21 @@ class Pod:
     - `tolerated`: keys of the taints that the pod tolerates; an empty key stands for every taint.
     - `message`: the last words of the trainer. `summary`: which rank of the node failed first.
     - `result`: what the trainer wrote to $DDP_RESULT_FILE.
+    - `reported`: the attempt that the agent's report is about. `hang`: that attempt hung.
     """
 
     name: str
     uid: str
     attempt: int
+    born: int
     index: int
     state: TrainerState
     node_name: str
+    address: str
+    agent: str
+    held: bool
+    ready: bool
+    ready_since: str
     released: bool
     deletion_deadline: datetime | None
     started: bool
@@ -84,6 +95,8 @@ class Pod:
     message: str
     summary: Summary | None
     result: Mapping[str, str]
+    reported: int | None
+    hang: bool
     finished: datetime | None
 
     @property
@@ -186,13 +199,25 @@ class Observation:
 
     @cached_property
     def current(self) -> tuple[Pod, ...]:
-        """Pods of the current attempt."""
-        return tuple(pod for pod in self.pods if pod.attempt == self.attempt)
+        """Pods of the current attempt, also those that are not assigned to it yet."""
+        return tuple(pod for pod in self.pods if self._takes_part(pod))
 
     @cached_property
     def older(self) -> tuple[Pod, ...]:
-        """Pods of earlier attempts."""
-        return tuple(pod for pod in self.pods if pod.attempt < self.attempt)
+        """Pods of earlier attempts that take no part in the current one."""
+        return tuple(
+            pod for pod in self.pods if pod.attempt <= self.attempt and not self._takes_part(pod)
+        )
+
+    def _takes_part(self, pod: Pod) -> bool:
+        return self.status.attempt is not None and pod.born == self.status.born(pod.index)
+
+    @property
+    def unassigned(self) -> tuple[Pod, ...]:
+        """Pods that stay from an earlier attempt and were not told to start the current one."""
+        return tuple(
+            pod for pod in self.current if pod.active and (pod.attempt < self.attempt or pod.held)
+        )
 
     @property
     def status_is_behind(self) -> bool:
@@ -232,11 +257,46 @@ class Observation:
         present = {pod.index for pod in self.current} | self.succeeded
         return tuple(index for index in range(self.status.pods.desired) if index not in present)
 
+    def pod_name(self, index: int) -> str:
+        """Return the name of a node's pod in the current attempt, also if it does not exist."""
+        return names.pod_name(self.job.name, self.status.born(index), index)
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Indices of pods that had been seen and are gone.
+
+        Before the latch, only a pod that stayed from an earlier attempt had been seen.
+        """
+        if self.latched:
+            return self.missing
+        return tuple(index for index in self.missing if self.status.born(index) < self.attempt)
+
+    def is_ready(self, pod: Pod) -> bool:
+        """Return True if the workers of a pod have met in the current attempt."""
+        is_running = pod.state is TrainerState.RUNNING and pod.attempt == self.attempt
+        return is_running and pod.ready and not pod.held
+
+    @property
+    def ready(self) -> int:
+        """Number of nodes whose workers have met in the current attempt."""
+        return sum(map(self.is_ready, self.current))
+
     @property
     def all_run(self) -> bool:
-        """True if every node of the attempt runs or has succeeded."""
-        running = sum(pod.state is TrainerState.RUNNING for pod in self.current)
-        return len(self.succeeded) + running == self.status.pods.desired
+        """True if every node of the attempt has met the others or has succeeded."""
+        return len(self.succeeded) + self.ready == self.status.pods.desired
+
+    @property
+    def silent(self) -> tuple[Pod, ...]:
+        """Pods that run and are not ready, if nothing else in the gang explains that.
+
+        Empty if a pod is missing, pending, being deleted, or has failed.
+        """
+        running = [pod for pod in self.current if pod.state is TrainerState.RUNNING]
+        is_complete = len(running) + len(self.succeeded) == self.status.pods.desired
+        if not is_complete or any(pod.deleting or pod.looks_lost for pod in running):
+            return ()
+        return tuple(pod for pod in running if not self.is_ready(pod))
 
 
 def observe(
@@ -259,7 +319,9 @@ def observe(
 
 def _is_of_gang(pod: Pod, job: Job) -> bool:
     """Return False for a pod that the operator cannot have created, such as a copy by hand."""
-    if pod.name != names.pod_name(job.name, pod.attempt, pod.index) or pod.attempt > MAX_ATTEMPT:
+    if pod.name != names.pod_name(job.name, pod.born, pod.index):
+        return False
+    if not pod.born <= pod.attempt <= MAX_ATTEMPT:
         return False
     is_current = pod.attempt == job.status.attempt
     return pod.index < (job.status.pods.desired if is_current else names.MAX_NODES)

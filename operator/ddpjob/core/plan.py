@@ -28,6 +28,23 @@ class Delete:
 
 
 @dataclass(frozen=True)
+class Assign:
+    """A pod that gets the assignment of the current attempt.
+
+    - `grace`: seconds for the processes of the last attempt to end.
+    - `start`: the processes of the attempt may start at once.
+    - `ready_since`: since when the pod was ready in the last attempt.
+    """
+
+    name: str
+    uid: str
+    index: int
+    grace: float
+    start: bool
+    ready_since: str
+
+
+@dataclass(frozen=True)
 class Event:
     """A Kubernetes event. `kind` is Normal or Warning."""
 
@@ -42,6 +59,7 @@ class Plan:
 
     - `status`: the status to write before anything else.
     - `create`: indices of the pods to create, of the attempt `status.attempt`.
+    - `assign`: the pods that stay and get the assignment of the attempt.
     - `delete`: the pods to delete.
     - `events`: the events to post.
     - `delete_job`: delete the job itself, with everything that it owns.
@@ -51,6 +69,7 @@ class Plan:
 
     status: Status
     create: tuple[int, ...] = ()
+    assign: tuple[Assign, ...] = ()
     delete: tuple[Delete, ...] = ()
     events: tuple[Event, ...] = ()
     delete_job: bool = False
@@ -59,7 +78,7 @@ class Plan:
 
     def only_reports_progress(self, before: Status) -> bool:
         """Return True if nothing depends on this plan's status, so that it may be written later."""
-        if self.create or self.delete or self.delete_job:
+        if self.create or self.assign or self.delete or self.delete_job:
             return False
         return not is_transition(before, self.status)
 

@@ -3,23 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 from ddpjob.core import names
+from ddpjob.core.agent_files import PROGRAM, STARTER, config_map_name
+from ddpjob.core.assignment import (
+    GRACE_SECONDS,
+    SHUTDOWN_SECONDS,
+    Addresses,
+    ServiceAddresses,
+    agent_options,
+)
 from ddpjob.core.job import Job
 from ddpjob.core.merge import merge, merge_by, replace_by
 from ddpjob.core.profiles import Profile, catalog
 from ddpjob.core.readers import Dict, child
 from ddpjob.core.spec import Spec
-
-# Seconds. Peers may stay Pending for long, in a full cluster or while it is scaled up. Waiting for
-# them must not end an attempt.
-RENDEZVOUS_TIMEOUT = "3600"
-
-# Seconds that torchrun gives its workers after SIGTERM. The pod's grace period is longer, so that
-# torchrun can still write its failure summary.
-SHUTDOWN_SECONDS = 30
-GRACE_SECONDS = SHUTDOWN_SECONDS + 15
 
 # User and group of pods that pass the Pod Security level restricted.
 RESTRICTED_ID = 1000
@@ -28,8 +27,8 @@ RESTRICTED_ID = 1000
 # confused with a user's text.
 INDEX = "\ue000index\ue000"
 HOSTNAME = "\ue000hostname\ue000"
-LOCAL_ADDRESS = "\ue000address\ue000"
-IS_HOST = "\ue000host\ue000"
+ASSIGNMENT = "\ue000assignment\ue000"
+PORT = "\ue000port\ue000"
 
 # Fields of the DDPJob's spec that belong to the pod's spec, and those that belong to the container.
 POD_LEVEL_FIELDS = (
@@ -46,32 +45,12 @@ REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED_AFFINITY = "preferredDuringSchedulingIgnoredDuringExecution"
 HOST_NAME = "kubernetes.io/hostname"
 
+# The operator's volume at /dev/shm, and the name of the file in that with the assignment.
+SHARED_MEMORY_VOLUME = "ddpjob-shm"
+ASSIGNMENT_NAME = names.ASSIGNMENT_FILE.rpartition("/")[2]
+
 # Weight of the wish to avoid a node, from 1 to 100.
 AVOIDANCE = 100
-
-
-class Addresses(Protocol):
-    """The addresses by which the agents of an attempt find each other.
-
-    c10d gives ranks by the string order of the agents' local addresses.
-    """
-
-    def endpoint(self, job: Job, attempt: int) -> str: ...
-
-    def local(self, job: Job, attempt: int, index: int) -> str: ...
-
-
-class ServiceAddresses:
-    """Names under the job's headless Service.
-
-    They are short, because Neuron's collectives accept at most 63 characters.
-    """
-
-    def endpoint(self, job: Job, attempt: int) -> str:
-        return f"{self.local(job, attempt, 0)}:{names.RENDEZVOUS_PORT}"
-
-    def local(self, job: Job, attempt: int, index: int) -> str:
-        return f"{names.hostname(attempt, index, job.status.pods.desired)}.{job.name}"
 
 
 @dataclass(frozen=True)
@@ -93,6 +72,8 @@ def common_context(job: Job) -> dict[str, Any]:
             names.LABEL_JOB: job.name,
             names.LABEL_JOB_UID: job.uid,
         },
+        "managed_by_label": names.LABEL_MANAGED_BY,
+        "manager": names.MANAGER,
         "uid_label": names.LABEL_JOB_UID,
         "index_label": names.LABEL_INDEX,
     }
@@ -119,10 +100,12 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
         "hostname": HOSTNAME,
         "trainer": names.TRAINER,
         "spec": spec,
-        "command": _command(job, spec, attempt, settings.addresses),
+        "annotations": {names.ANNOTATION_ASSIGNMENT: ASSIGNMENT},
+        "command": _command(spec, _has_own_memory(volumes)),
         "env": _env(job, spec, profile, settings),
         "resources": _resources(spec),
         "port": names.RENDEZVOUS_PORT,
+        "agent_port": names.AGENT_PORT,
         "volumes": volumes,
         "mounts": mounts,
         "affinity": _avoid_nodes(job, _affinity(profile, fields.get("affinity", {}))),
@@ -137,30 +120,14 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _command(job: Job, spec: Spec, attempt: int, addresses: Addresses) -> list[str]:
-    """Return torchrun's command line without the user's arguments.
-
-    It has only flags that torch 2.5 to 2.15 know.
-    """
-    conf = {
-        "join_timeout": RENDEZVOUS_TIMEOUT,
-        "read_timeout": RENDEZVOUS_TIMEOUT,
-        **spec.rdzv_conf,
-        # torchrun would guess wrong: behind a Service name every agent looks like a client.
-        "is_host": IS_HOST,
-    }
-    rdzv_conf = ",".join(f"{key}={value}" for key, value in sorted(conf.items()))
-    return [
-        *spec.command,
-        f"--nnodes={job.status.pods.desired}",
-        f"--nproc-per-node={spec.nproc_per_node}",
-        "--max-restarts=0",
-        "--rdzv-backend=c10d",
-        f"--rdzv-id={names.rendezvous_id(job.uid, attempt)}",
-        f"--rdzv-endpoint={addresses.endpoint(job, attempt)}",
-        f"--rdzv-conf={rdzv_conf}",
-        f"--local-addr={LOCAL_ADDRESS}",
-    ]
+def _command(spec: Spec, clears_memory: bool) -> list[str]:
+    """Return the command that starts the agent, without the user's arguments."""
+    options = agent_options(spec, PORT, names.SHARED_MEMORY if clears_memory else None)
+    agent = f"{names.AGENT_FOLDER}/{PROGRAM}"
+    if spec.python:
+        # The image needs no shell then.
+        return [spec.python, "-IS", agent, "run", options]
+    return ["/bin/sh", f"{names.AGENT_FOLDER}/{STARTER}", spec.command[0], agent, options]
 
 
 def _env(job: Job, spec: Spec, profile: Profile, settings: Settings) -> list[Dict]:
@@ -168,10 +135,7 @@ def _env(job: Job, spec: Spec, profile: Profile, settings: Settings) -> list[Dic
     variables = {
         "DDP_JOB_NAME": job.name,
         "DDP_JOB_NAMESPACE": job.namespace,
-        "DDP_ATTEMPT": str(job.status.attempt),
         "DDP_NODE_INDEX": INDEX,
-        "DDP_RESULT_FILE": names.RESULT_FILE,
-        "DDP_HEARTBEAT_FILE": names.HEARTBEAT_FILE,
         "OMP_NUM_THREADS": str(_threads(spec)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),
     }
@@ -226,9 +190,15 @@ def _volumes(spec: Spec, settings: Settings) -> tuple[list[Dict], list[Dict]]:
 
     If the user mounts a volume at one of the operator's paths, the operator's is omitted.
     """
-    # Without this volume /dev/shm has 64 MiB.
+    annotation = {"fieldPath": f"metadata.annotations['{names.ANNOTATION_ASSIGNMENT}']"}
+    assignment = {"items": [{"path": ASSIGNMENT_NAME, "fieldRef": annotation}]}
+    memory = {"emptyDir": {"medium": "Memory"}}
     sources: dict[str, tuple[str, Dict]] = {
-        "ddpjob-shm": ("/dev/shm", {"emptyDir": {"medium": "Memory"}})
+        names.AGENT_VOLUME: (names.AGENT_FOLDER, {"configMap": {"name": config_map_name()}}),
+        "ddpjob-run": (names.RUN_FOLDER, memory),
+        "ddpjob-pod": (names.POD_FOLDER, {"downwardAPI": assignment}),
+        # Without this volume /dev/shm has 64 MiB.
+        SHARED_MEMORY_VOLUME: (names.SHARED_MEMORY, memory),
     }
     if spec.checkpoint:
         claim = {"persistentVolumeClaim": {"claimName": spec.checkpoint.claim}}
@@ -247,6 +217,11 @@ def _volumes(spec: Spec, settings: Settings) -> tuple[list[Dict], list[Dict]]:
         merge_by("name", volumes, spec.pod_fields.get("volumes", [])),
         merge_by("mountPath", mounts, user_mounts),
     )
+
+
+def _has_own_memory(volumes: Sequence[Dict]) -> bool:
+    """Return False if a user's volume is mounted at /dev/shm, which others may use too."""
+    return any(volume["name"] == SHARED_MEMORY_VOLUME for volume in volumes)
 
 
 def _affinity(profile: Profile, user: Dict) -> Dict:

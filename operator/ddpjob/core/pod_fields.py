@@ -55,10 +55,14 @@ OWNED_TRAINER_FIELDS = (
     "command",
     "args",
     "resources",
+    "readinessProbe",
     "terminationMessagePath",
     "terminationMessagePolicy",
     "restartPolicy",
 )
+
+# The folder of the operator's own mounts.
+OPERATOR_PATH = "/ddpjob"
 
 OWNED = "is set by the operator; remove it"
 
@@ -106,6 +110,8 @@ def _check_item(key: str, item: Dict, where: str) -> None:
         _check_variable(item, where)
     if key == "volumes":
         _refuse_operator_volume(item, where)
+    if key == "volumeMounts":
+        _refuse_operator_path(item, where)
 
 
 def _check_variable(item: Dict, where: str) -> None:
@@ -135,6 +141,15 @@ def _refuse_operator_volume(volume: Dict, where: str) -> None:
         )
 
 
+def _refuse_operator_path(mount: Dict, where: str) -> None:
+    path = str(mount.get("mountPath"))
+    if path == OPERATOR_PATH or path.startswith(f"{OPERATOR_PATH}/"):
+        raise SpecError(
+            f"{where}: the path {path} is reserved: paths below {OPERATOR_PATH} belong to the "
+            "operator; choose another path"
+        )
+
+
 def _refuse_reserved_variable(item: Dict, where: str) -> None:
     name = str(item.get("name"))
     if name in names.RESERVED_VARIABLES or name.startswith(names.RESERVED_PREFIX):
@@ -155,9 +170,13 @@ def read_pod_template(value: Any) -> dict[str, Any]:
     volumes_path = "spec.podTemplate.spec.volumes"
     for volume in require_objects(pod.get("volumes"), volumes_path):
         _refuse_operator_volume(volume, volumes_path)
-    for container in require_objects(pod.get("containers"), "spec.podTemplate.spec.containers"):
-        if container.get("name") == names.TRAINER:
-            _check_trainer(container)
+    for kind in ("containers", "initContainers"):
+        where = f"spec.podTemplate.spec.{kind}"
+        for container in require_objects(pod.get(kind), where):
+            for mount in require_objects(container.get("volumeMounts"), f"{where}[].volumeMounts"):
+                _refuse_operator_path(mount, f"{where}[].volumeMounts")
+            if kind == "containers" and container.get("name") == names.TRAINER:
+                _check_trainer(container)
     overlay: dict[str, Any] = {}
     if metadata:
         overlay["metadata"] = metadata

@@ -18,6 +18,9 @@ IMAGE_REASONS = (
     "ImageInspectError",
 )
 
+# A pod with this in its assignment must not start its attempt yet.
+HELD = '"start": false'
+
 # Reasons of a waiting container that starts normally.
 NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
 
@@ -56,6 +59,7 @@ def read_pod(body: Dict) -> Pod | None:
     index = str(labels.get(names.LABEL_INDEX, ""))
     if not attempt.isdecimal() or not index.isdecimal():
         return None
+    name = str(metadata.get("name", ""))
     spec = child(body, "spec")
     container = _trainer_container(status)
     end = child(container, "terminated") if "terminated" in container else None
@@ -66,12 +70,18 @@ def read_pod(body: Dict) -> Pod | None:
             state = TrainerState.FAILED
     termination = read_termination(str((end or {}).get("message") or ""))
     return Pod(
-        name=str(metadata.get("name", "")),
+        name=name,
         uid=str(metadata.get("uid", "")),
         attempt=int(attempt),
+        born=_birth(name, int(attempt)),
         index=int(index),
         state=state,
         node_name=str(spec.get("nodeName") or ""),
+        address=str(status.get("podIP") or ""),
+        agent=_agent(spec),
+        held=HELD in str(child(metadata, "annotations").get(names.ANNOTATION_ASSIGNMENT)),
+        ready=_is_ready(metadata, status),
+        ready_since=_ready_since(status),
         released=_is_removed(metadata) or _is_released(status, end),
         deletion_deadline=_deletion_deadline(metadata),
         started="terminated" in container or "running" in container,
@@ -87,8 +97,39 @@ def read_pod(body: Dict) -> Pod | None:
         message=termination.text,
         summary=termination.summary,
         result=termination.result,
+        reported=termination.attempt,
+        hang=termination.hang,
         finished=_finished(end or {}),
     )
+
+
+def _birth(name: str, attempt: int) -> int:
+    """Return the attempt in which a pod was created, which its name says."""
+    birth = name.split("-")[-2:][0]
+    return int(birth) if birth.isdecimal() else attempt
+
+
+def _agent(spec: Dict) -> str:
+    """Return the ConfigMap with the pod's agent; empty for a pod of an older operator."""
+    for volume in children(spec, "volumes"):
+        if volume.get("name") == names.AGENT_VOLUME:
+            return str(child(volume, "configMap").get("name", ""))
+    return ""
+
+
+def _ready_since(status: Dict) -> str:
+    ready = _condition(status, "Ready")
+    return str(ready.get("lastTransitionTime", "")) if ready.get("status") == "True" else ""
+
+
+def _is_ready(metadata: Dict, status: Dict) -> bool:
+    """Return True if the pod became ready in the attempt that it is assigned to.
+
+    When a pod gets another assignment, it keeps the condition of the last one for a moment.
+    """
+    before = child(metadata, "annotations").get(names.ANNOTATION_READY_BEFORE)
+    is_true = _condition(status, "Ready").get("status") == "True"
+    return is_true and (not before or before != _ready_since(status))
 
 
 def _trainer_container(status: Dict) -> Dict:

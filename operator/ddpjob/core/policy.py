@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from ddpjob.core import names
 from ddpjob.core.readers import (
@@ -35,6 +35,23 @@ class CleanPodPolicy(StrEnum):
     NONE = "None"
     RUNNING = "Running"
     ALL = "All"
+
+
+class Heartbeat(StrEnum):
+    """What counts as a sign of life of a worker: a file that it touches, or its output."""
+
+    FILE = "File"
+    LOG = "Log"
+
+
+class Recovery(StrEnum):
+    """Whether pods stay for the next attempt."""
+
+    IN_PLACE = "InPlace"
+    RECREATE = "Recreate"
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,8 @@ class Lifecycle:
     - `startup_deadline`: longest time in which not all nodes of an attempt run.
     - `time_to_live`: the job is deleted so long after it has finished.
     - `managed_by`: the controller that looks after the job.
+    - `hang_timeout`: an attempt ends if its `heartbeat` stops for so long; None: never.
+    - `recovery`: whether pods stay for the next attempt.
     """
 
     suspended: bool = False
@@ -94,20 +113,33 @@ class Lifecycle:
     time_to_live: timedelta | None = None
     clean_pods: CleanPodPolicy = CleanPodPolicy.RUNNING
     managed_by: str = names.CONTROLLER
+    hang_timeout: timedelta | None = None
+    heartbeat: Heartbeat = Heartbeat.FILE
+    recovery: Recovery = Recovery.IN_PLACE
 
     @classmethod
     def from_fields(cls, fields: Dict) -> "Lifecycle":
-        policy = fields.get("cleanPodPolicy", str(cls.clean_pods))
-        if policy not in list(CleanPodPolicy):
-            raise refuse("spec.cleanPodPolicy", "None, Running or All", policy)
         return cls(
             suspended=require_boolean(fields.get("suspend", False), "spec.suspend"),
             active_deadline=_read_seconds(fields, "activeDeadlineSeconds", 1),
             startup_deadline=_read_seconds(fields, "startupDeadlineSeconds", 1),
             time_to_live=_read_seconds(fields, "ttlSecondsAfterFinished", 0),
-            clean_pods=CleanPodPolicy(policy),
+            clean_pods=_read_choice(fields, "cleanPodPolicy", cls.clean_pods),
             managed_by=require_string(fields.get("managedBy", cls.managed_by), "spec.managedBy"),
+            hang_timeout=_read_seconds(fields, "hangTimeoutSeconds", 1),
+            heartbeat=_read_choice(fields, "heartbeat", cls.heartbeat),
+            recovery=_read_choice(fields, "recovery", cls.recovery),
         )
+
+
+def _read_choice(fields: Dict, key: str, default: Choice) -> Choice:
+    """Return the choice at `key`, one of the kind of `default`."""
+    value = fields.get(key, str(default))
+    choices = [str(choice) for choice in type(default)]
+    if value not in choices:
+        wanted = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise refuse(f"spec.{key}", wanted, value)
+    return type(default)(value)
 
 
 def _read_seconds(fields: Dict, key: str, low: int, where: str = "spec") -> timedelta | None:

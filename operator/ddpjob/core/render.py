@@ -14,13 +14,15 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from ddpjob.core import names
+from ddpjob.core.agent_files import agent_files, config_map_name
+from ddpjob.core.assignment import assignment
 from ddpjob.core.job import Job
 from ddpjob.core.merge import merge
 from ddpjob.core.pod_context import (
+    ASSIGNMENT,
     HOSTNAME,
     INDEX,
-    IS_HOST,
-    LOCAL_ADDRESS,
+    PORT,
     Settings,
     common_context,
     pod_context,
@@ -58,9 +60,10 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
     for index in indices:
         words = {
             INDEX: str(index),
-            HOSTNAME: names.hostname(attempt, index, job.status.pods.desired),
-            LOCAL_ADDRESS: settings.addresses.local(job, attempt, index),
-            IS_HOST: "true" if index == 0 else "false",
+            HOSTNAME: names.hostname(attempt, index),
+            # It is JSON within JSON.
+            ASSIGNMENT: json.dumps(assignment(job, index, settings.addresses))[1:-1],
+            PORT: str(settings.addresses.port(job, index)),
         }
         yield json.loads(_fill(shape, words))
 
@@ -94,6 +97,18 @@ def _restrict(pod: dict[str, Any]) -> dict[str, Any]:
 def _restrict_container(container: dict[str, Any]) -> dict[str, Any]:
     context = container.get("securityContext") or {}
     return {**container, "securityContext": {**RESTRICTED_CONTEXT, **context}}
+
+
+def agent_config_map(job: Job) -> dict[str, Any]:
+    """Return the ConfigMap with the agent's files in the namespace of a job.
+
+    Every job that uses it owns it. Kubernetes removes it with the last of them.
+    """
+    text = _template("agent.yaml.j2").render(
+        common_context(job), name=config_map_name(), files=agent_files()
+    )
+    rendered: dict[str, Any] = yaml.load(text, Loader=Loader)
+    return rendered
 
 
 def service(job: Job) -> dict[str, Any]:

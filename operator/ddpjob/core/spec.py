@@ -12,7 +12,7 @@ from typing import Any
 from ddpjob.core import profiles
 from ddpjob.core.names import MAX_NODES
 from ddpjob.core.pod_fields import POD_FIELDS, read_pod_fields, read_pod_template
-from ddpjob.core.policy import FailurePolicy, Lifecycle
+from ddpjob.core.policy import FailurePolicy, Lifecycle, Recovery
 from ddpjob.core.readers import (
     Dict,
     SpecError,
@@ -67,9 +67,12 @@ KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
         "ttlSecondsAfterFinished",
         "cleanPodPolicy",
         "managedBy",
+        "hangTimeoutSeconds",
+        "heartbeat",
+        "recovery",
         *POD_FIELDS,
     ),
-    "spec.torchrun": ("command", "rdzvConf"),
+    "spec.torchrun": ("command", "python", "rdzvConf"),
     "spec.checkpoint": ("claimName", "mountPath"),
     "spec.failurePolicy": (
         "maxRestarts",
@@ -108,7 +111,8 @@ class Spec:
 
     `nodes` is the size of the gang. `nproc_per_node` and `devices` (extended resources of a pod, by
     name) are resolved: `auto` has become what the accelerator's profile gives. `unknown_fields` are
-    the paths of fields that this version ignores.
+    the paths of fields that this version ignores. `python` is the interpreter of the agent; an
+    empty one is that of torchrun.
     """
 
     image: str
@@ -118,6 +122,7 @@ class Spec:
     accelerator: str = "cpu"
     devices: Mapping[str, int] = field(default_factory=dict)
     command: tuple[str, ...] = ("torchrun",)
+    python: str = ""
     rdzv_conf: Mapping[str, str] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
@@ -148,6 +153,7 @@ class Spec:
             accelerator=accelerator,
             devices=profiles.resolve_devices(accelerator, requested, resources),
             command=require_strings(command, "spec.torchrun.command"),
+            python=_read_python(torchrun.get("python")),
             rdzv_conf=_read_rdzv_conf(torchrun.get("rdzvConf")),
             checkpoint=checkpoint,
             failure_policy=FailurePolicy.from_dict(fields.get("failurePolicy")),
@@ -156,6 +162,10 @@ class Spec:
             pod_template=read_pod_template(fields.get("podTemplate")),
             unknown_fields=find_unknown_fields(data),
         )
+
+    @property
+    def in_place(self) -> bool:
+        return self.lifecycle.recovery is Recovery.IN_PLACE
 
     @property
     def world_size(self) -> int:
@@ -196,6 +206,10 @@ def _read_accelerator(value: Any) -> str:
     return name
 
 
+def _read_python(value: Any) -> str:
+    return "" if value is None else require_string(value, "spec.torchrun.python")
+
+
 def _read_requested_processes(value: Any) -> int | None:
     """Return the number of processes per node that was asked for, or None for `auto`."""
     if value == "auto":
@@ -227,7 +241,9 @@ def _read_rdzv_conf(value: Any) -> Mapping[str, str]:
     where = "spec.torchrun.rdzvConf"
     conf = require_object(value, where)
     if "is_host" in conf:
-        raise SpecError(f"{where}.is_host: is set by the operator, node 0 is the host; remove it")
+        raise SpecError(
+            f"{where}.is_host: is set by the operator, which chooses the host; remove it"
+        )
     for key, setting in conf.items():
         if not RDZV_NAME.fullmatch(str(key)):
             raise refuse(where, "names of a-z and '_', such as join_timeout", key)

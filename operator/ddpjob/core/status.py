@@ -61,6 +61,25 @@ class Backoff:
 
 
 @dataclass(frozen=True)
+class Host:
+    """The node that hosts the rendezvous of an attempt.
+
+    `address` is the IP address of its pod if that stayed from an earlier attempt. A new pod is
+    found by its name.
+    """
+
+    index: int = 0
+    address: str = ""
+
+    @classmethod
+    def from_dict(cls, data: Dict) -> "Host":
+        return cls(integer_or_zero(data.get("index")), str(data.get("address", "")))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"index": self.index, "address": self.address} if self.address else {}
+
+
+@dataclass(frozen=True)
 class Status:
     """The knowledge of the operator about a job that it cannot observe again.
 
@@ -68,6 +87,9 @@ class Status:
 
     `attempt_started` is a latch: the newest attempt of which every pod was seen. From then on a
     missing pod of that attempt is a lost pod. Before, it is one that still has to be created.
+
+    `pod_attempts` has, for each node, the attempt in which its pod was created. It is empty if all
+    pods are of the current attempt. `host` is the node that hosts the rendezvous.
 
     `succeeded_nodes` are the indices of the current attempt whose trainer succeeded. The loss of
     their pods is no failure.
@@ -80,9 +102,10 @@ class Status:
     `failures` and `disruptions` are the restarts by cause, in total; the times are the newest ones,
     as many as a budget can need. `attempts` is the history for people, newest first.
 
-    Three clocks, each None while it does not run: `undecided_since`, a failure was seen whose cause
-    is not certain yet; `starting_since`, the attempt waits for all its nodes to run;
-    `active_since`, the job has pods. `active_seconds` is the active time before that, and
+    Four clocks, each None while it does not run: `undecided_since`, a failure was seen whose cause
+    is not certain yet; `silent_since`, all containers run and some are not ready;
+    `starting_since`, the attempt waits for all its nodes to be ready; `active_since`, the job has
+    pods. `active_seconds` is the active time before that, and
     `starting_seconds` the time that the gang had waited for its nodes before.
 
     `failed_nodes` and `unreachable_nodes` are Kubernetes nodes. `yielding` is set while the job
@@ -99,6 +122,8 @@ class Status:
     attempt: int | None = None
     attempt_started: int | None = None
     attempt_time: datetime | None = None
+    pod_attempts: tuple[int, ...] = ()
+    host: Host = Host()
     previous_attempt_ran: bool | None = None
     running_time: datetime | None = None
     failures: int = 0
@@ -107,6 +132,7 @@ class Status:
     disruption_times: tuple[datetime, ...] = ()
     attempts: tuple[Dict, ...] = ()
     undecided_since: datetime | None = None
+    silent_since: datetime | None = None
     starting_since: datetime | None = None
     starting_seconds: int = 0
     active_since: datetime | None = None
@@ -130,6 +156,12 @@ class Status:
         """Return True if the condition is True."""
         condition = find_condition(self.conditions, kind)
         return condition is not None and condition.get("status") == "True"
+
+    def born(self, index: int) -> int:
+        """Return the attempt in which the pod of a node was, or is to be, created."""
+        if index < len(self.pod_attempts):
+            return self.pod_attempts[index]
+        return self.attempt or 0
 
     @property
     def finished(self) -> bool:
@@ -156,6 +188,8 @@ class Status:
             attempt=integer_or_none(entries.get("attempt")),
             attempt_started=integer_or_none(entries.get("attemptStarted")),
             attempt_time=parse_time(entries.get("attemptTime")),
+            pod_attempts=integers_or_empty(entries.get("podAttempts")),
+            host=Host.from_dict(mapping_or_empty(entries.get("host"))),
             previous_attempt_ran=boolean_or_none(entries.get("previousAttemptRan")),
             running_time=parse_time(entries.get("runningTime")),
             failures=integer_or_zero(failures),
@@ -164,6 +198,7 @@ class Status:
             disruption_times=_read_times(entries.get("disruptionTimes")),
             attempts=mappings_or_empty(entries.get("attempts")),
             undecided_since=parse_time(entries.get("undecidedSince")),
+            silent_since=parse_time(entries.get("silentSince")),
             starting_since=parse_time(entries.get("startingSince")),
             starting_seconds=integer_or_zero(entries.get("startingSeconds")),
             active_since=parse_time(entries.get("activeSince")),
@@ -196,6 +231,8 @@ class Status:
             "attempt": self.attempt,
             "attemptStarted": self.attempt_started,
             "attemptTime": format_time_or_none(self.attempt_time),
+            "podAttempts": list(self.pod_attempts),
+            "host": self.host.to_dict(),
             "previousAttemptRan": self.previous_attempt_ran,
             "runningTime": format_time_or_none(self.running_time),
             "restarts": self.restarts,
@@ -205,6 +242,7 @@ class Status:
             "disruptionTimes": [format_time_or_none(time) for time in self.disruption_times],
             "attempts": [dict(attempt) for attempt in self.attempts],
             "undecidedSince": format_time_or_none(self.undecided_since),
+            "silentSince": format_time_or_none(self.silent_since),
             "startingSince": format_time_or_none(self.starting_since),
             "startingSeconds": self.starting_seconds or None,
             "activeSince": format_time_or_none(self.active_since),
@@ -248,7 +286,7 @@ def is_transition(old: Status, new: Status) -> bool:
     """Return True if a change is more than progress and has to be written at once.
 
     Progress is a change of counts, of messages, of succeeded nodes or of the result. The start of
-    the active time may wait too.
+    the active time and of a silence may wait too.
     """
     return _without_progress(old) != _without_progress(new)
 
@@ -262,5 +300,6 @@ def _without_progress(status: Status) -> Status:
         pods=PodCounts(desired=status.pods.desired),
         succeeded_nodes=(),
         active_since=None,
+        silent_since=None,
         result={},
     )

@@ -33,11 +33,15 @@ class Termination:
     - `text`: the last words of its processes.
     - `summary`: the first failure of the node; None if no rank is known to have failed.
     - `result`: what the script wrote to $DDP_RESULT_FILE.
+    - `attempt`: the attempt that the agent's report is about; None without a report.
+    - `hang`: the agent has ended the attempt because its heartbeat stopped.
     """
 
     text: str = ""
     summary: Summary | None = None
     result: Mapping[str, str] = field(default_factory=dict)
+    attempt: int | None = None
+    hang: bool = False
 
 
 # Each message is read once, although every look at a job reads it again.
@@ -51,7 +55,14 @@ def read_termination(message: str) -> Termination:
     lines = report.get("lines")
     words = lines if isinstance(lines, list) else []
     text = "\n".join([*map(_string, words), exception])
-    return Termination(text, _summary(report, exception, text), result_of(child(report, "result")))
+    return Termination(
+        text,
+        # Another launcher than the agent's own writes torchrun's summary only.
+        _summary(report, exception, text) or parse_summary(text),
+        result_of(child(report, "result")),
+        _number(report.get("attempt")),
+        report.get("cause") == "Hang",
+    )
 
 
 def _report(message: str) -> Dict | None:

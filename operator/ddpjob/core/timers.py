@@ -12,6 +12,7 @@ from ddpjob.core.budget import backoff_end
 from ddpjob.core.causes import settles_at
 from ddpjob.core.dead_nodes import is_cut_off, is_not_ready, next_death, next_overdue
 from ddpjob.core.gangs import pods_with_room
+from ddpjob.core.in_place import SILENT_TIME
 from ddpjob.core.names import Condition
 from ddpjob.core.observe import Observation, TrainerState
 from ddpjob.core.policy import MAX_SECONDS
@@ -44,6 +45,7 @@ def run_clocks(obs: Observation, now: datetime) -> Status:
             active_since=None,
             starting_since=None,
             undecided_since=None,
+            silent_since=None,
         )
     is_starting = _is_starting(obs, now)
     starting_since = min(status.starting_since or now, now) if is_starting else None
@@ -56,11 +58,21 @@ def run_clocks(obs: Observation, now: datetime) -> Status:
         starting_since=starting_since,
         starting_seconds=0 if status.running_time else waited,
         undecided_since=status.undecided_since if _has_failed_pod(obs) else None,
+        silent_since=min(status.silent_since or now, now) if _is_silent(obs) else None,
     )
 
 
 def _has_failed_pod(obs: Observation) -> bool:
     return any(pod.state is TrainerState.FAILED for pod in obs.current)
+
+
+def _is_silent(obs: Observation) -> bool:
+    """Return True if pods run and are not ready, although they were, or have stayed.
+
+    An attempt that has just begun with new pods has the time of startupDeadlineSeconds.
+    """
+    has_begun = obs.status.running_time or obs.status.pod_attempts
+    return bool(has_begun and obs.silent)
 
 
 def _is_starting(obs: Observation, now: datetime) -> bool:
@@ -83,6 +95,11 @@ def backoff_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 
 def failure_settles(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     return settles_at(obs.status, now) if obs.status.undecided_since else None
+
+
+def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    started = obs.status.silent_since
+    return later(started, SILENT_TIME) if started and _is_silent(obs) else None
 
 
 def refusal_is_retried(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
@@ -148,6 +165,7 @@ def gang_timeout(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 TIMERS: tuple[Timer, ...] = (
     backoff_ends,
     failure_settles,
+    silence_ends,
     refusal_is_retried,
     active_deadline,
     startup_deadline,

@@ -7,7 +7,9 @@ from ddpjob.core.job import Job
 
 
 class LocalAddresses:
-    """Spellings of 127.0.0.1 that sort by node index, and one rendezvous port for each attempt.
+    """Spellings of 127.0.0.1 that sort by node index, and ports that are free.
+
+    Each attempt has a rendezvous port of its own, and each pod a port for its agent.
 
     c10d assigns ranks by the string order of the agents' addresses, and as strings
     `127.0.0.1 < 127.0.00.1 < 127.0.000.1`. On Linux and macOS getaddrinfo reads all of them as
@@ -19,16 +21,25 @@ class LocalAddresses:
         self._free_port = free_port
         # By attempt. A closed port may stay busy for a minute, so an attempt gets a new one.
         self._ports: dict[int, int] = {}
+        # By the attempt in which a pod was created, and its index.
+        self._agent_ports: dict[tuple[int, int], int] = {}
 
-    def endpoint(self, job: Job, attempt: int) -> str:
+    def endpoint(self, job: Job) -> str:
+        attempt = job.status.attempt or 0
         if attempt not in self._ports:
             self._ports[attempt] = self._free_port()
         return f"127.0.0.1:{self._ports[attempt]}"
 
-    def local(self, job: Job, attempt: int, index: int) -> str:
+    def local(self, job: Job, index: int) -> str:
         # One more zero for each index, since "." sorts before "0".
         zeros = "0" * (index + 1)
         return f"127.0.{zeros}.1"
+
+    def port(self, job: Job, index: int) -> int:
+        pod = (job.status.born(index), index)
+        if pod not in self._agent_ports:
+            self._agent_ports[pod] = self._free_port()
+        return self._agent_ports[pod]
 
 
 def free_port() -> int:

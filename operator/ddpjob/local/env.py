@@ -15,6 +15,7 @@ from ddpjob.core.readers import (
     require_string,
 )
 from ddpjob.local.config_maps import find_config_map
+from ddpjob.local.downward import pod_fields
 from ddpjob.local.mounts import Mounts
 from ddpjob.local.run_files import RunFiles
 
@@ -76,18 +77,8 @@ def _read_value_from(item: Dict, pod: Dict, files: RunFiles) -> str:
         data = find_config_map(reference, files.config_maps, where)
         return data.get(str(reference.get("key")), "")
     path = str(child(source, "fieldRef").get("fieldPath", ""))
-    fields = _pod_fields(pod)
+    fields = pod_fields(pod)
     if path not in fields:
         what = f"field {quoted(path)}" if path else f"source {', '.join(source)}"
         raise SpecError(f"{where}: {what} is not available on this machine; set a value instead")
     return fields[path]
-
-
-def _pod_fields(pod: Dict) -> dict[str, str]:
-    """Return what fieldRef can read of a pod here, by path."""
-    fields = {f"metadata.{key}": str(value) for key, value in pod["metadata"].items()}
-    fields["spec.nodeName"] = str(child(pod, "spec").get("nodeName", ""))
-    # Pods of this machine have no address of their own.
-    fields["status.podIP"] = "127.0.0.1"
-    fields["status.hostIP"] = "127.0.0.1"
-    return fields

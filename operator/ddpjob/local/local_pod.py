@@ -1,4 +1,7 @@
-"""A pod of this machine: one process group, its output and its end, as a kubelet handles them."""
+"""A pod of this machine: one process group, its output and its end, as a kubelet handles them.
+
+A probe asks the pod's agent whether its workers have met. An assignment is written into a file.
+"""
 
 import asyncio
 import contextlib
@@ -34,17 +37,24 @@ CANNOT_START = 128
 SIGNAL_BASE = 128
 
 # Longest termination message that a kubelet reads from a container's file, in characters.
-MAX_RESULT = 4096
+MAX_MESSAGE = 4096
+
+# Seconds between two probes, and for the answer to one.
+PROBE_INTERVAL = 0.2
+PROBE_TIMEOUT = 1.0
 
 
 class LocalPod:
     """A pod of this machine.
 
     `body` is the pod as an API server would show it. `changed` is called when its status changes.
+    `port` is that of its agent.
     """
 
-    def __init__(self, body: dict[str, Any], changed: Callable[[], None]) -> None:
+    def __init__(self, body: dict[str, Any], changed: Callable[[], None], port: int = 0) -> None:
         self.body = body
+        self._port = port
+        self._assignment: Path | None = None
         self.finished = asyncio.Event()
         self._changed = changed
         self._process: asyncio.subprocess.Process | None = None
@@ -62,7 +72,7 @@ class LocalPod:
         """Run a command from its start to its end. An error of any kind ends the pod."""
         try:
             code = await self._run(command, output)
-            self._set_ended(code, _termination_message(command.result, code, output))
+            self._set_ended(code, _termination_message(command.message, code, output))
         except Exception as error:
             await asyncio.to_thread(self.kill)
             self._set_ended(CANNOT_START, _describe(error, command.argv[0]))
@@ -84,9 +94,13 @@ class LocalPod:
         if "deletionTimestamp" in self.body["metadata"]:
             self._send_sigterm()
         self._set_state({"running": {"startedAt": _now()}}, "Running")
+        probing = asyncio.create_task(self._probe())
         # Wait for the agent alone. Processes that it leaves behind must not keep the pod alive.
         reading = asyncio.create_task(self._read(output, read_end))
-        code = await self._process.wait()
+        try:
+            code = await self._process.wait()
+        finally:
+            probing.cancel()
         # Killing the rest closes the last writing end of the pipe.
         await asyncio.to_thread(self.kill)
         await asyncio.wait({reading}, timeout=DRAIN_SECONDS)
@@ -98,6 +112,7 @@ class LocalPod:
 
     async def _start(self, command: Command, output: int) -> asyncio.subprocess.Process:
         _prepare_files(command)
+        self._assignment = command.assignment
         return await asyncio.create_subprocess_exec(
             *command.argv,
             env=self._environment(command),
@@ -127,6 +142,53 @@ class LocalPod:
         except Exception:
             await asyncio.to_thread(self.kill)
             raise
+
+    # Attempts
+
+    def assign(self, attempt: int, assignment: str, ready_since: str) -> None:
+        """Give the pod's agent the assignment of another attempt."""
+        metadata = self.body["metadata"]
+        metadata["labels"][names.LABEL_ATTEMPT] = str(attempt)
+        metadata["annotations"] |= {
+            names.ANNOTATION_ASSIGNMENT: assignment,
+            names.ANNOTATION_READY_BEFORE: ready_since,
+        }
+        if self._assignment:
+            # The agent must never read half of it.
+            draft = self._assignment.with_suffix(".new")
+            draft.write_text(assignment)
+            draft.replace(self._assignment)
+        self._changed()
+
+    async def _probe(self) -> None:
+        """Set the condition Ready as the agent answers, until the task is cancelled."""
+        is_ready = False
+        while self._port:
+            answer = await self._ask_agent()
+            if answer != is_ready:
+                is_ready = answer
+                # Two changes may fall into the same second.
+                moment = datetime.now(UTC).isoformat()
+                condition = {
+                    "type": "Ready",
+                    "status": str(is_ready),
+                    "reason": "Probe",
+                    "lastTransitionTime": moment,
+                }
+                self.body["status"]["conditions"] = [condition]
+                self._changed()
+            await asyncio.sleep(PROBE_INTERVAL)
+
+    async def _ask_agent(self) -> bool:
+        """Return True if the agent says that the workers of its attempt have met."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                with contextlib.closing(writer):
+                    writer.write(b"GET /ready HTTP/1.0\r\n\r\n")
+                    return b" 200 " in await reader.readline()
+        except (OSError, TimeoutError, ValueError):
+            return False
 
     # End
 
@@ -177,7 +239,11 @@ class LocalPod:
 
     def _set_state(self, state: Mapping[str, Any], phase: str) -> None:
         containers = [{"name": names.TRAINER, "state": state}]
-        self.body["status"] = {"phase": phase, "containerStatuses": containers}
+        self.body["status"] = {
+            "phase": phase,
+            "podIP": "127.0.0.1",
+            "containerStatuses": containers,
+        }
         self._changed()
 
 
@@ -189,13 +255,13 @@ def _prepare_files(command: Command) -> None:
     for file, text in command.files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    command.result.unlink(missing_ok=True)
+    command.message.unlink(missing_ok=True)
 
 
-def _termination_message(result: Path, code: int, output: Output) -> str:
-    """Return the result that the process wrote, else the end of its output if it failed."""
+def _termination_message(message: Path, code: int, output: Output) -> str:
+    """Return the message that the process wrote, else the end of its output if it failed."""
     with contextlib.suppress(OSError):
-        written = result.read_text(errors="replace")[:MAX_RESULT]
+        written = message.read_text(errors="replace")[:MAX_MESSAGE]
         if written:
             return written
     return output.tail if code else ""

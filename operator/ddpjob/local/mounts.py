@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob.core import names
+from ddpjob.core.agent_files import agent_files, config_map_name
 from ddpjob.core.readers import (
     Dict,
     SpecError,
@@ -20,9 +21,8 @@ from ddpjob.core.readers import (
     require_string,
 )
 from ddpjob.local.config_maps import volume_files
+from ddpjob.local.downward import downward_files
 from ddpjob.local.run_files import RunFiles
-
-SHARED_MEMORY = "/dev/shm"
 
 # A path begins a word, or follows one of these characters: --out=/data, a:/data, 'a,/data'.
 PATH_START = r"(?<![^\s=:,'\"])"
@@ -56,25 +56,24 @@ def read_mounts(pod: Dict, container: Dict, files: RunFiles) -> Mounts:
     """Return the mounts of a rendered pod. Raises SpecError for one that cannot work here."""
     pod_folder = files.pod(pod["metadata"]["name"])
     volumes = _read_volumes(pod)
-    # Every pod has these two files: a kubelet provides the one, and shared memory the other.
-    paths = {
-        names.RESULT_FILE: pod_folder / "result.json",
-        names.HEARTBEAT_FILE: pod_folder / "heartbeat.json",
-    }
+    # A kubelet provides this file.
+    paths = {names.MESSAGE_FILE: pod_folder / "report.json"}
     contents: dict[Path, str] = {}
+    config_maps = {**files.config_maps, config_map_name(): agent_files()}
     for mount in require_objects(container.get("volumeMounts"), "volumeMounts"):
         path = _read_mount_path(mount)
         volume = volumes.get(str(mount.get("name")))
         if volume is None:
             name = quoted(mount.get("name"))
             raise SpecError(f"volumeMounts: volume {name} not found in volumes; add it there")
-        if path == SHARED_MEMORY:
+        if path == names.SHARED_MEMORY:
             # Processes of this machine use its own shared memory.
             continue
         # Fill the volume, then mount it or a path below it.
         folder = _volume_folder(volume, pod_folder, files)
-        for name, content in volume_files(volume, files.config_maps).items():
-            contents[_below(folder, name, "configMap.items[].path")] = content
+        texts = {**volume_files(volume, config_maps), **downward_files(volume, pod)}
+        for name, content in texts.items():
+            contents[_below(folder, name, "items[].path")] = content
         paths[path] = _below(folder, mount.get("subPath") or "", "volumeMounts[].subPath")
         if "hostPath" in volume:
             _require_host_path(paths[path], volume)

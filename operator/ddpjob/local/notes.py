@@ -45,7 +45,15 @@ LOCAL_TRAINER_FIELDS = ("name", "env", "envFrom", "volumeMounts")
 LOCAL_TEMPLATE_FIELDS = ("containers", "initContainers", "volumes")
 
 # Keys of a volume that work here.
-LOCAL_VOLUMES = ("name", "persistentVolumeClaim", "hostPath", "emptyDir", "configMap", "projected")
+LOCAL_VOLUMES = (
+    "name",
+    "persistentVolumeClaim",
+    "hostPath",
+    "emptyDir",
+    "configMap",
+    "downwardAPI",
+    "projected",
+)
 
 
 def find_notes(fields: Dict, spec: Spec, pod: UserPod) -> tuple[str, ...]:

@@ -12,12 +12,13 @@ from typing import Any, Protocol
 import yaml
 
 from ddpjob.core import names, render
+from ddpjob.core.assignment import GRACE_SECONDS, assignment
 from ddpjob.core.decide import decide
 from ddpjob.core.job import Job
 from ddpjob.core.names import Condition
 from ddpjob.core.observe import observe
-from ddpjob.core.plan import Delete, Plan
-from ddpjob.core.pod_context import GRACE_SECONDS, Settings
+from ddpjob.core.plan import Assign, Delete, Plan
+from ddpjob.core.pod_context import Settings
 from ddpjob.core.pods import read_pod
 from ddpjob.core.readers import Dict
 from ddpjob.core.status import Status
@@ -30,6 +31,9 @@ from ddpjob.local.translate import translate
 
 # Signals that end a run. SIGHUP comes when the terminal is closed.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+# How the lines begin that an agent adds to the log of its pod.
+AGENT_LINE = "ddpjob agent: "
 
 
 class Watcher(Protocol):
@@ -127,6 +131,8 @@ class LocalRun:
     def _act(self, plan: Plan) -> None:
         self._job = replace(self._job, status=plan.status)
         self._watcher.status(plan.status)
+        for assign in plan.assign:
+            self._assign(assign)
         for delete in plan.delete:
             self._delete(delete)
         for body in render.pods(self._job, plan.create, self._settings):
@@ -135,11 +141,19 @@ class LocalRun:
     def _start(self, body: dict[str, Any]) -> None:
         _assign_node(body)
         command = translate(body, self._files)
-        pod = LocalPod(body, self._changed.set)
-        self._pods[pod.name] = pod
         index = int(body["metadata"]["labels"][names.LABEL_INDEX])
+        port = self._settings.addresses.port(self._job, index)
+        pod = LocalPod(body, self._changed.set, port)
+        self._pods[pod.name] = pod
         output = Output(self._files.log(pod.name), lambda line: self._handle_line(index, line))
         self._spawn(pod.run(command, output))
+
+    def _assign(self, assign: Assign) -> None:
+        pod = self._pods.get(assign.name)
+        if pod and pod.uid == assign.uid:
+            addresses = self._settings.addresses
+            text = assignment(self._job, assign.index, addresses, assign)
+            pod.assign(self._job.status.attempt or 0, text, assign.ready_since)
 
     def _delete(self, delete: Delete) -> None:
         pod = self._pods.get(delete.name)
@@ -168,6 +182,9 @@ class LocalRun:
         """Keep a metric or show a line. If that fails, note it once and let the run go on."""
         try:
             # Only global rank 0 reports metrics, and it runs on node 0.
+            if text.startswith(AGENT_LINE):
+                # The status tells a person the same, for all nodes at once.
+                return
             metric = parse_metric(text) if index == 0 else None
             if metric is None:
                 self._watcher.line(index, text)

@@ -16,7 +16,8 @@ from ddpjob.local.run_files import RunFiles
 class Command:
     """A process to start.
 
-    - `result`: the file that the process writes its result to.
+    - `message`: the file that the process writes its termination message to.
+    - `assignment`: the file with the assignment of its agent.
     - `folders`: folders that must exist before the start.
     - `files`: the content of files that must be written before the start, by path.
     - `cwd`: the working folder; None keeps the current one.
@@ -24,7 +25,8 @@ class Command:
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    result: Path
+    message: Path
+    assignment: Path
     folders: tuple[Path, ...] = ()
     files: Mapping[Path, str] = field(default_factory=dict)
     cwd: Path | None = None
@@ -45,8 +47,8 @@ def translate(pod: Dict, files: RunFiles) -> Command:
     return Command(
         argv=tuple(expand(mounts.place(word), env) for word in words),
         env=env,
-        # A kubelet too reads this file, even if the user's env names another one.
-        result=mounts.paths[names.RESULT_FILE],
+        message=mounts.paths[names.MESSAGE_FILE],
+        assignment=Path(mounts.place(names.ASSIGNMENT_FILE)),
         folders=_folders(pod, mounts, cwd, files),
         files=mounts.files,
         cwd=cwd,
@@ -86,7 +88,7 @@ def _folders(pod: Dict, mounts: Mounts, cwd: Path | None, files: RunFiles) -> tu
     folders = [files.pod(pod["metadata"]["name"])]
     for path, target in mounts.paths.items():
         # A ConfigMap's file mounted by subPath is written later.
-        is_file = path in (names.RESULT_FILE, names.HEARTBEAT_FILE) or target in mounts.files
+        is_file = path == names.MESSAGE_FILE or target in mounts.files
         if not is_file:
             folders.append(target)
     if cwd:

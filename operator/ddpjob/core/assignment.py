@@ -1,0 +1,146 @@
+"""What the agent of a pod is told: its options for the life of the pod, and one attempt at a time.
+
+agent/agent.py describes both. Options are in the pod's command; an assignment is in an annotation,
+which the kubelet writes into a file of the pod.
+"""
+
+import json
+from typing import Any, Protocol
+
+from ddpjob.core import names
+from ddpjob.core.job import Job
+from ddpjob.core.plan import Assign
+from ddpjob.core.spec import Spec
+
+# Seconds. Peers may stay Pending for long, in a full cluster or while it is scaled up. Waiting for
+# them must not end an attempt.
+RENDEZVOUS_TIMEOUT = "3600"
+
+# Seconds that torchrun gives its workers after SIGTERM. The pod's grace period is longer, so that
+# the agent can still write its report.
+SHUTDOWN_SECONDS = 30
+GRACE_SECONDS = SHUTDOWN_SECONDS + 15
+
+# Seconds that a pod which has only lost its peer waits for the next attempt.
+FOLLOWER_WAIT = 8
+
+# Seconds that a pod waits which must not start yet.
+HELD_WAIT = 120
+
+# The words that start torchrun by Python.
+TORCHRUN_MODULE = ("-m", "torch.distributed.run")
+
+
+class Addresses(Protocol):
+    """The addresses by which the agents of an attempt find each other.
+
+    c10d gives ranks by the string order of the agents' local addresses. `port` is that of an
+    agent's /ready and /metrics.
+    """
+
+    def endpoint(self, job: Job) -> str: ...
+
+    def local(self, job: Job, index: int) -> str: ...
+
+    def port(self, job: Job, index: int) -> int: ...
+
+
+class ServiceAddresses:
+    """Names under the job's headless Service.
+
+    They are short, because Neuron's collectives accept at most 63 characters.
+    """
+
+    def endpoint(self, job: Job) -> str:
+        status = job.status
+        return names.rendezvous_endpoint(job.name, status.born(0), status.host.address)
+
+    def local(self, job: Job, index: int) -> str:
+        return f"{names.hostname(job.status.born(index), index)}.{job.name}"
+
+    def port(self, job: Job, index: int) -> int:
+        return names.AGENT_PORT
+
+
+def assignment(job: Job, index: int, addresses: Addresses, assign: Assign | None = None) -> str:
+    """Return the assignment of a node for the job's current attempt, as JSON.
+
+    `assign` has the details for a pod that has stayed.
+    """
+    may_start = assign is None or assign.start
+    assert job.spec is not None
+    fields = {
+        "attempt": job.status.attempt or 0,
+        "start": may_start,
+        "flags": _flags(job, job.spec, index, addresses),
+        "env": {"DDP_ATTEMPT": str(job.status.attempt or 0)},
+        "ranks": job.spec.nproc_per_node,
+        "grace": assign.grace if assign else 0,
+        "wait": FOLLOWER_WAIT if may_start else HELD_WAIT,
+    }
+    return json.dumps(fields)
+
+
+def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
+    """Return torchrun's flags. It has only flags that torch 2.5 to 2.15 know."""
+    status = job.status
+    conf = {
+        "join_timeout": RENDEZVOUS_TIMEOUT,
+        "read_timeout": RENDEZVOUS_TIMEOUT,
+        **spec.rdzv_conf,
+        # torchrun would guess wrong: behind a Service name every agent looks like a client.
+        "is_host": "true" if index == status.host.index else "false",
+    }
+    return [
+        f"--nnodes={status.pods.desired}",
+        f"--nproc-per-node={spec.nproc_per_node}",
+        "--max-restarts=0",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={names.rendezvous_id(job.uid, status.attempt or 0)}",
+        f"--rdzv-endpoint={addresses.endpoint(job)}",
+        f"--rdzv-conf={','.join(f'{key}={value}' for key, value in sorted(conf.items()))}",
+        f"--local-addr={addresses.local(job, index)}",
+    ]
+
+
+def agent_options(spec: Spec, port: str, clear: str | None) -> str:
+    """Return the options of a pod's agent, as JSON.
+
+    `port`: of /ready and /metrics. `clear`: a folder to empty before each attempt.
+    """
+    hang = spec.lifecycle.hang_timeout
+    options: dict[str, Any] = {
+        "folder": names.RUN_FOLDER,
+        "assignment": names.ASSIGNMENT_FILE,
+        "words": f"{names.AGENT_FOLDER}/words.json",
+        "message": names.MESSAGE_FILE,
+        "clear": clear,
+        "port": port,
+        "command": None if _is_torchrun(spec) else list(spec.command),
+        "flags": list(_own_flags(spec)),
+        "hang_seconds": hang.total_seconds() if hang else None,
+        "heartbeat": str(spec.lifecycle.heartbeat),
+    }
+    # The port may be a placeholder, which must stay as it is.
+    return json.dumps(options, ensure_ascii=False)
+
+
+def _is_torchrun(spec: Spec) -> bool:
+    """Return True if the agent can start torchrun itself, and not by another program."""
+    return _program(spec) == "torchrun" or _is_module(spec)
+
+
+def _program(spec: Spec) -> str:
+    return spec.command[0].rpartition("/")[2]
+
+
+def _is_module(spec: Spec) -> bool:
+    is_python = _program(spec).startswith("python")
+    return is_python and spec.command[1:3] == TORCHRUN_MODULE
+
+
+def _own_flags(spec: Spec) -> tuple[str, ...]:
+    """Return the flags that the user has put into spec.torchrun.command."""
+    if not _is_torchrun(spec):
+        return ()
+    return spec.command[3:] if _is_module(spec) else spec.command[1:]

@@ -1,0 +1,89 @@
+"""Recovery in place: which pods stay for the next attempt, and what their agents are told.
+
+A pod stays if it is alive and did nothing wrong. Its agent ends the processes of the last attempt
+before it starts those of the next one. The rendezvous completes only with the pods of all nodes, so
+two attempts never train at once.
+"""
+
+from datetime import datetime, timedelta
+
+from ddpjob.core.agent_files import config_map_name
+from ddpjob.core.assignment import GRACE_SECONDS
+from ddpjob.core.dead_nodes import find_end_of_node, is_not_ready
+from ddpjob.core.deletions import LOST_PEERS
+from ddpjob.core.names import Cause
+from ddpjob.core.observe import Observation, Pod, TrainerState
+from ddpjob.core.plan import Assign
+from ddpjob.core.spec import Spec
+
+# After these causes, pods stay. Resized: with another number of nodes.
+IN_PLACE = (Cause.FAILURE, Cause.DISRUPTION, Cause.RESIZED)
+
+# Seconds from SIGTERM to SIGKILL for processes whose peers are gone. They cannot write a checkpoint
+# together any more.
+BROKEN_GRACE = 1.0
+
+# A gang in which nothing else is wrong must be ready again after this time.
+SILENT_TIME = timedelta(seconds=120)
+
+
+def pods_that_stay(
+    obs: Observation, spec: Spec, cause: Cause, culprit: Pod | None, now: datetime
+) -> tuple[Pod, ...]:
+    """Return the pods of the current attempt that take part in the next one.
+
+    None stay if the job has to wait for a back-off: the pods would occupy their devices.
+    """
+    until = obs.status.backoff.until
+    if not spec.in_place or cause not in IN_PLACE or (until and until > now):
+        return ()
+    return tuple(
+        pod
+        for pod in obs.current
+        if pod is not culprit and pod.index < spec.nodes and _can_stay(obs, pod, now)
+    )
+
+
+def _can_stay(obs: Observation, pod: Pod, now: datetime) -> bool:
+    is_alive = pod.state is TrainerState.RUNNING and not pod.deleting and not pod.looks_lost
+    # An agent of another version may not understand the assignment.
+    is_reachable = bool(pod.address) and pod.agent == config_map_name()
+    has_node = not is_not_ready(obs, pod.node_name) and not find_end_of_node(obs, pod, now)
+    return is_alive and is_reachable and has_node and pod.disruption is None
+
+
+def assignments(obs: Observation) -> tuple[Assign, ...]:
+    """Return what the pods that stay are still to be told."""
+    if obs.status.finished or not obs.status.pod_attempts:
+        return ()
+    grace = assignment_grace(obs)
+    start = _may_start(obs)
+    return tuple(
+        Assign(pod.name, pod.uid, pod.index, grace, start, pod.ready_since)
+        for pod in obs.unassigned
+        if start or not pod.held
+    )
+
+
+def _may_start(obs: Observation) -> bool:
+    """Return False if the gang could meet while a pod of the last attempt still runs.
+
+    Otherwise a new pod is part of the gang, and it is created only when no such pod runs.
+    """
+    has_new_pods = any(born == obs.attempt for born in obs.status.pod_attempts)
+    return has_new_pods or all(pod.released for pod in obs.older)
+
+
+def assignment_grace(obs: Observation) -> float:
+    """Return the seconds that the processes of the last attempt have to end.
+
+    While all its pods run, the gang is whole and writes a last checkpoint together.
+    """
+    failure = obs.status.last_failure
+    if failure.get("attempt") != obs.attempt - 1:
+        return GRACE_SECONDS
+    was_disrupted = failure.get("cause") == Cause.DISRUPTION
+    is_leaving = any(pod.state is TrainerState.RUNNING and pod.active for pod in obs.older)
+    if was_disrupted and is_leaving and failure.get("reason") not in LOST_PEERS:
+        return GRACE_SECONDS
+    return BROKEN_GRACE

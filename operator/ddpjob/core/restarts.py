@@ -1,0 +1,178 @@
+"""A new attempt: after a failed one, with another number of nodes, or to give way to another job.
+
+Pods that may stay keep their place in the new attempt. The others are deleted.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from ddpjob.core.attempts import begin_attempt
+from ddpjob.core.budget import count_restart, is_used_up
+from ddpjob.core.causes import Verdict
+from ddpjob.core.deletions import current_grace, delete_all_unfinished
+from ddpjob.core.describe import stop_running, with_status
+from ddpjob.core.gangs import pods_with_room
+from ddpjob.core.history import Yielding, count_failed_node, forget_old_failures
+from ddpjob.core.in_place import pods_that_stay
+from ddpjob.core.names import Cause, Phase, Reason
+from ddpjob.core.observe import Observation, Pod
+from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
+from ddpjob.core.pods import INIT_FAILED
+from ddpjob.core.policy import FailurePolicy
+from ddpjob.core.readers import Dict
+from ddpjob.core.spec import Spec
+from ddpjob.core.status import Backoff, Status, starting_seconds
+from ddpjob.core.times import format_time
+from ddpjob.core.transitions import Ending, fail, grace_of, record, with_ended_attempt
+
+# How long a gang waits for an older one that it gave its room to.
+YIELD_TIME = timedelta(minutes=10)
+
+REASONS = {
+    Cause.FAILURE: Reason.FAILURE,
+    Cause.HANG: Reason.HANG,
+    Cause.DISRUPTION: Reason.DISRUPTION,
+    Cause.NOT_RESUMED: Reason.NOT_RESUMED,
+    Cause.RENDEZVOUS: Reason.RENDEZVOUS_TIMEOUT,
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Why a new attempt begins: the reason in its status, the event, and the pods that stay."""
+
+    reason: Reason
+    event: Event
+    stay: tuple[Pod, ...] = ()
+
+
+def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetime) -> Plan:
+    """Restart the gang after a failed attempt, or end the job if that cannot help."""
+    policy = spec.failure_policy
+    if verdict.cause is Cause.NOT_RESUMED:
+        # The failure before is still the one that people look for.
+        entry: Dict = record(obs, verdict.cause, verdict.reason, verdict.message)
+    else:
+        obs = with_status(obs, _with_failure(obs, verdict, now))
+        entry = obs.status.last_failure
+    ending = _hopeless(obs.status, policy, verdict, now)
+    if ending:
+        return fail(obs, spec, ending, now)
+    counted_status = count_restart(obs.status, verdict.cause, policy, now)
+    event = Event("Warning", "Restarting", verdict.message)
+    obs = with_ended_attempt(with_status(obs, counted_status), entry, now)
+    stay = pods_that_stay(obs, spec, verdict.cause, verdict.pod, now)
+    return replace_gang(obs, spec, Change(REASONS[verdict.cause], event, stay), now)
+
+
+def _hopeless(
+    status: Status, policy: FailurePolicy, verdict: Verdict, now: datetime
+) -> Ending | None:
+    """Return the end of a job that must not restart, or None."""
+    failed = verdict.cause in (Cause.FAILURE, Cause.HANG)
+    if failed and verdict.script_missing:
+        reason: str = Reason.SCRIPT_NOT_FOUND
+        why = "Python did not find it; check spec.args and the image"
+    elif _has_own_exit_code(verdict) and not policy.is_retryable(verdict.exit_code):
+        reason = Reason.NON_RETRYABLE
+        why = "failurePolicy.nonRetryableExitCodes has this code, so the job does not restart"
+    elif not is_used_up(status, verdict.cause, policy, now):
+        return None
+    elif failed:
+        reason = Reason.MAX_RESTARTS
+        why = f"maxRestarts={policy.max_restarts} is used up"
+    else:
+        reason = Reason.MAX_DISRUPTIONS
+        why = f"maxDisruptions={policy.max_disruptions} is used up"
+    message = f"{verdict.message}; {why}"
+    grace = current_grace(status, status.attempt or 0)
+    return Ending(reason, message, status.last_failure, grace)
+
+
+def _has_own_exit_code(verdict: Verdict) -> bool:
+    """Return True if the exit code is that of a worker which failed by itself.
+
+    A follower and an init container have exit codes too.
+    """
+    return verdict.is_own_failure and verdict.reason != INIT_FAILED
+
+
+def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:
+    """Return the status with the verdict, and with the Kubernetes node that it speaks against."""
+    status = replace(obs.status, last_failure=_last_failure(obs, verdict, now))
+    pod = verdict.pod
+    if pod is None or not pod.node_name or not verdict.blames_node:
+        return status
+    recent = forget_old_failures(status.failed_nodes, now)
+    return replace(status, failed_nodes=count_failed_node(recent, pod.node_name, now))
+
+
+def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> dict[str, Any]:
+    pod = verdict.pod
+    finished = pod.finished if pod else None
+    fields = {
+        **record(obs, verdict.cause, verdict.reason, verdict.message),
+        "node": pod.node_name if pod else "",
+        "pod": obs.pod_name(verdict.index),
+        "rank": verdict.rank,
+        "exitCode": verdict.exit_code,
+        "time": format_time(finished or now),
+    }
+    return {key: value for key, value in fields.items() if value not in (None, "")}
+
+
+def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Begin an attempt with another number of nodes. It costs no budget and no back-off."""
+    message = f"nodes changed from {obs.status.pods.desired} to {spec.nodes}"
+    entry = record(obs, Cause.RESIZED, Reason.RESIZED, message)
+    obs = with_status(obs, replace(obs.status, backoff=Backoff()))
+    event = Event("Normal", "Resized", message)
+    stay = pods_that_stay(obs, spec, Cause.RESIZED, None, now)
+    obs = with_ended_attempt(obs, entry, now)
+    return replace_gang(obs, spec, Change(Reason.RESIZED, event, stay), now)
+
+
+def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Give the pods of an incomplete gang back, so that an older gang can become complete."""
+    older = obs.older_gang
+    with_room = pods_with_room(obs.current, obs.is_under_quota)
+    message = (
+        f"only {len(with_room)} of {counted(obs.status.pods.desired, 'pod')} had room; all are "
+        f"deleted to make room for the older job {older}, which is incomplete too"
+    )
+    entry = record(obs, Cause.YIELDED, Reason.YIELDED, message)
+    event = Event("Normal", Reason.YIELDED, message)
+    obs = with_ended_attempt(obs, entry, now)
+    plan = replace_gang(obs, spec, Change(Reason.YIELDED, event), now)
+    yielding = Yielding(older, now + YIELD_TIME)
+    return replace(plan, status=replace(plan.status, yielding=yielding))
+
+
+def replace_gang(obs: Observation, spec: Spec, change: Change, now: datetime) -> Plan:
+    """Return the plan of a new attempt: its status, and the deletion of the pods that do not stay.
+
+    The pods that stay get their assignment once the status is written.
+    """
+    message = change.event.message[:MAX_MESSAGE]
+    begun = begin_attempt(obs, spec, obs.attempt + 1, now, change.stay)
+    never_started = change.reason in (Reason.RENDEZVOUS_TIMEOUT, Reason.YIELDED)
+    status = replace(
+        begun,
+        # A gang that has never started does not get the time of startupDeadlineSeconds again.
+        starting_seconds=starting_seconds(obs.status, now) if never_started else 0,
+        phase=Phase.RESTARTING,
+        reason=change.reason,
+        message=message,
+        conditions=stop_running(begun.conditions, change.reason, message),
+    )
+    begins = f"attempt {begun.attempt} begins"
+    if change.stay:
+        begins += f" and keeps {counted(len(change.stay), 'pod')}"
+    announcement = f"{begins}: {change.event.message}"[:MAX_MESSAGE]
+    return Plan(
+        status,
+        delete=delete_all_unfinished(obs, grace_of(obs), now, change.stay),
+        events=(replace(change.event, message=announcement),),
+        wake_after=0.0,
+    )

@@ -1,0 +1,54 @@
+"""Suspend a job, and resume it."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from ddpjob.core.attempts import selector_of
+from ddpjob.core.conditions import set_condition
+from ddpjob.core.dead_nodes import describe_wait
+from ddpjob.core.deletions import delete_all_unfinished
+from ddpjob.core.describe import describe, describe_pods, stop_running, with_status
+from ddpjob.core.names import Cause, Condition, Phase, Reason
+from ddpjob.core.observe import Observation
+from ddpjob.core.plan import Event, Plan
+from ddpjob.core.restarts import Change, replace_gang
+from ddpjob.core.spec import Spec
+from ddpjob.core.status import Backoff, PodCounts
+from ddpjob.core.transitions import RESUMED, grace_of, not_suspended, record, with_ended_attempt
+
+
+def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Give the pods of the job back. They get their grace period, to write a checkpoint."""
+    remaining = [pod for pod in obs.pods if not pod.released]
+    message = "suspended; to resume, set spec.suspend to false"
+    if remaining:
+        wait = describe_wait(obs, remaining[0], now)
+        message = f"suspending: waiting for {describe_pods(remaining)} to end{wait}"
+    delete = delete_all_unfinished(obs, grace_of(obs), now)
+    reason = Reason.SUSPENDED
+    events: tuple[Event, ...] = ()
+    if not obs.status.has(Condition.SUSPENDED):
+        events = (Event("Normal", "Suspended", message),)
+        if obs.status.attempt is not None:
+            entry = record(obs, Cause.SUSPENDED, reason, "the job was suspended")
+            obs = with_ended_attempt(obs, entry, now)
+    status = describe(obs, Phase.SUSPENDED, reason, message)
+    if status.attempt is None:
+        selector = selector_of(obs.job)
+        status = replace(status, pods=PodCounts(desired=spec.nodes), selector=selector)
+    conditions = stop_running(status.conditions, reason, message)
+    status = replace(
+        status,
+        conditions=set_condition(conditions, Condition.SUSPENDED, True, reason, message),
+        backoff=Backoff(),
+        undecided_since=None,
+        silent_since=None,
+    )
+    return Plan(status, delete=delete, events=events)
+
+
+def resume(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Begin a new attempt after a suspension. It costs nothing."""
+    event = Event("Normal", "Resumed", RESUMED)
+    resumed = with_status(obs, replace(obs.status, conditions=not_suspended(obs)))
+    return replace_gang(resumed, spec, Change(Reason.RESUMED, event), now)

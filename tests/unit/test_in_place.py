@@ -1,0 +1,438 @@
+"""Recovery in place: which pods stay for the next attempt, and what follows for each of them."""
+
+import pytest
+from builders import (
+    NOW,
+    a_node,
+    a_pod,
+    a_running_job,
+    a_status,
+    agent_report,
+    an_agents_pod,
+    at,
+    budgets_used,
+    deleted_pods,
+    disruption_target,
+    failed,
+    format_time,
+    nodes_of,
+    not_ready,
+    oom_killed,
+    plan_for,
+    running,
+    starting,
+    waiting,
+    written,
+)
+
+from ddpjob.core import names
+from ddpjob.core.agent_files import config_map_name
+from ddpjob.core.in_place import BROKEN_GRACE, SILENT_TIME
+from ddpjob.core.names import Cause, Condition, Phase, Reason
+from ddpjob.core.plan import Assign
+from ddpjob.core.status import Backoff, Host
+
+FAILED = failed(agent_report())
+OWN_GRACE = 45
+
+
+def gang(*statuses):
+    """Return the pods of attempt 0, which may stay."""
+    return [an_agents_pod(index, status) for index, status in enumerate(statuses)]
+
+
+def assigned(plan):
+    return [assign.name for assign in plan.assign]
+
+
+def graces(plan):
+    return {assign.grace for assign in plan.assign}
+
+
+def a_job_in_place(*, attempt=1, nodes=3, births=(0, 1, 0), **fields):
+    """Return a job in an attempt for which some pods have stayed, and which has not run yet."""
+    fields = {"latched": False, "ran": False, "host": Host(0, "10.244.0.7"), **fields}
+    return a_running_job(attempt=attempt, nodes=nodes, pod_attempts=births, **fields)
+
+
+def pods_in_place(first, second, third, *, told=1):
+    """Return the pods of that job. `told`: the attempt that the pods which stayed know."""
+    return [
+        an_agents_pod(0, first, attempt=told, born=0),
+        an_agents_pod(1, second, attempt=1),
+        an_agents_pod(2, third, attempt=told, born=0),
+    ]
+
+
+# The annotations of a pod that got its assignment when it had been ready for 9 s, and of a pod that
+# must not start yet.
+READY_BEFORE = {names.ANNOTATION_READY_BEFORE: format_time(at(-9))}
+HELD = {names.ANNOTATION_ASSIGNMENT: '{"start": false}'}
+
+
+# Which pods stay
+
+
+def test_after_a_failure_the_other_pods_stay():
+    plan = plan_for(a_running_job(nodes=3), *gang(running(), FAILED, running()))
+    assert plan.status.attempt == 1
+    assert plan.status.pod_attempts == (0, 1, 0)
+    assert deleted_pods(plan) == []
+    assert assigned(plan) == ["digits-0-0", "digits-0-2"]
+    assert plan.create == ()
+    assert budgets_used(plan) == (1, 0)
+
+
+def test_the_restart_says_how_many_pods_it_keeps():
+    plan = plan_for(a_running_job(nodes=3), *gang(running(), FAILED, running()))
+    (event,) = plan.events
+    assert event.message == (
+        "attempt 1 begins and keeps 2 pods: rank 1 in pod digits-0-1 failed with exit code 1: "
+        "ValueError: boom"
+    )
+    assert plan.status.last_failure["pod"] == "digits-0-1"
+
+
+def test_after_the_loss_of_a_pod_the_others_stay():
+    first, _, third = gang(running(), running(), running())
+    plan = plan_for(a_running_job(nodes=3), first, third)
+    assert assigned(plan) == ["digits-0-0", "digits-0-2"]
+    assert plan.confirm == ("digits-0-1",)
+    assert budgets_used(plan) == (0, 1)
+
+
+def test_after_the_loss_of_node_0_another_pod_hosts_the_rendezvous():
+    _, second, third = gang(running(), running(), running())
+    status = plan_for(a_running_job(nodes=3), second, third).status
+    assert status.host == Host(1, "10.244.0.7")
+    assert status.resolved["rendezvous"] == "10.244.0.7:29400"
+
+
+def test_a_gang_of_new_pods_meets_at_node_0():
+    status = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, FAILED)).status
+    assert status.host == Host()
+    assert status.pod_attempts == ()
+    assert "host" not in status.to_dict()
+
+
+OTHER_AGENT = [{"name": names.AGENT_VOLUME, "configMap": {"name": "ddpjob-agent-other"}}]
+
+
+def with_volumes(pod, volumes):
+    pod["spec"]["volumes"] = volumes
+    return pod
+
+
+# Pods of a gang in which another pod failed, and that do not stay.
+UNFIT = {
+    "its container has not started": an_agents_pod(0, waiting()),
+    "it is being deleted": an_agents_pod(0, running(), deleted_at=NOW),
+    "it has ended": an_agents_pod(0, failed(agent_report(cause="Follower"))),
+    "its node does not answer": an_agents_pod(0, not_ready(running())),
+    "it is to be evicted": an_agents_pod(0, {**running(), "conditions": [disruption_target()]}),
+    "it has no address": an_agents_pod(0, {**running(), "podIP": ""}),
+    "its agent is of another version": with_volumes(an_agents_pod(0, running()), OTHER_AGENT),
+    "it has no agent": a_pod(0, running()),
+}
+
+
+@pytest.mark.parametrize("pod", UNFIT.values(), ids=UNFIT)
+def test_a_pod_that_cannot_take_part_does_not_stay(pod):
+    plan = plan_for(a_running_job(nodes=3), pod, *gang(running(), FAILED, running())[1:])
+    assert assigned(plan) == ["digits-0-2"]
+    assert plan.status.pod_attempts == (1, 1, 0)
+
+
+@pytest.mark.parametrize("health", ["Unknown", "False"])
+def test_a_pod_on_a_node_that_is_not_ready_does_not_stay(health):
+    pods = gang(running(), FAILED, running())
+    plan = plan_for(a_running_job(nodes=3), *pods, nodes=nodes_of(a_node("node-0", health)))
+    assert "digits-0-0" not in assigned(plan)
+
+
+def test_no_pod_stays_with_recovery_recreate():
+    job = a_running_job(nodes=3, spec={"recovery": "Recreate"})
+    plan = plan_for(job, *gang(running(), FAILED, running()))
+    assert plan.assign == ()
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-2"]
+
+
+def test_no_pod_waits_for_a_back_off():
+    job = a_running_job(nodes=3, backoff=Backoff(1))
+    plan = plan_for(job, *gang(running(), FAILED, running()))
+    assert plan.status.backoff.until == at(10)
+    assert plan.assign == ()
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-2"]
+
+
+def test_no_pod_stays_in_a_job_that_fails():
+    job = a_running_job(nodes=3, failures=3)
+    plan = plan_for(job, *gang(running(), FAILED, running()))
+    assert plan.status.has(Condition.FAILED)
+    assert plan.assign == ()
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-2"]
+
+
+def test_a_smaller_gang_keeps_the_pods_that_it_needs():
+    job = a_running_job(nodes=3, spec={"nodes": 2}, generation=2)
+    plan = plan_for(job, *gang(running(), running(), running()))
+    assert assigned(plan) == ["digits-0-0", "digits-0-1"]
+    assert deleted_pods(plan) == ["digits-0-2"]
+    assert (plan.status.pods.desired, budgets_used(plan)) == (2, (0, 0))
+    # The gang is whole, so it writes a last checkpoint.
+    assert graces(plan) == {OWN_GRACE}
+
+
+def test_a_smaller_gang_starts_once_the_other_pods_have_ended():
+    job = a_running_job(nodes=3, spec={"nodes": 2}, generation=2)
+    pods = gang(running(), running(), running())
+    plan = plan_for(job, *pods)
+    assert [assign.start for assign in plan.assign] == [False, False]
+    # Both know the attempt now, and wait.
+    job = written(job, plan)
+    held = [
+        an_agents_pod(index, running(), attempt=1, born=0, annotations=HELD) for index in (0, 1)
+    ]
+    leaving = an_agents_pod(2, running(), deleted_at=NOW)
+    plan = plan_for(job, *held, leaving)
+    assert (plan.assign, plan.status.reason) == ((), Reason.WAITING_FOR_OLD_PODS)
+    plan = plan_for(job, *held)
+    assert [(assign.name, assign.start) for assign in plan.assign] == [
+        ("digits-0-0", True),
+        ("digits-0-1", True),
+    ]
+    assert not plan.status.has(Condition.RUNNING)
+
+
+def test_a_larger_gang_keeps_all_its_pods():
+    job = a_running_job(nodes=2, spec={"nodes": 3}, generation=2)
+    plan = plan_for(job, *gang(running(), running()))
+    assert assigned(plan) == ["digits-0-0", "digits-0-1"]
+    assert plan.status.pod_attempts == (0, 0, 1)
+
+
+def test_no_pod_stays_in_a_job_that_is_suspended():
+    job = a_running_job(spec={"suspend": True})
+    plan = plan_for(job, *gang(running(), running()))
+    assert (plan.assign, deleted_pods(plan)) == ((), ["digits-0-0", "digits-0-1"])
+
+
+# Time for a checkpoint
+
+
+def test_a_gang_that_a_failure_broke_ends_at_once():
+    assert graces(plan_for(a_running_job(), *gang(running(), FAILED))) == {BROKEN_GRACE}
+
+
+def test_a_gang_whose_pod_is_gone_ends_at_once():
+    assert graces(plan_for(a_running_job(), *gang(running(), running())[:1])) == {BROKEN_GRACE}
+
+
+def test_a_gang_whose_pod_is_drained_may_write_a_checkpoint():
+    drained = an_agents_pod(1, running(), deleted_at=NOW)
+    assert graces(plan_for(a_running_job(), *gang(running()), drained)) == {OWN_GRACE}
+
+
+# The attempt with pods that stayed
+
+
+def test_new_pods_are_created_once_the_old_ones_have_ended():
+    job = a_job_in_place()
+    old = an_agents_pod(1, running(), deleted_at=NOW)
+    kept = [pod for pod in pods_in_place(starting(), None, starting()) if "-0-" in name_of(pod)]
+    plan = plan_for(job, *kept, old)
+    assert (plan.status.reason, plan.create) == (Reason.WAITING_FOR_OLD_PODS, ())
+    plan = plan_for(job, *kept, an_agents_pod(1, FAILED))
+    assert plan.create == (1,)
+
+
+def name_of(pod):
+    return pod["metadata"]["name"]
+
+
+def test_an_operator_that_stopped_before_the_assignments_makes_them_up():
+    job = a_running_job(nodes=3)
+    pods = gang(running(), FAILED, running())
+    plan = plan_for(job, *pods)
+    again = plan_for(written(job, plan), *pods)
+    assert again.assign == plan.assign
+    assert again.status.attempt == 1
+    assert budgets_used(again) == (1, 0)
+
+
+def test_only_pods_that_do_not_know_the_attempt_get_an_assignment():
+    pods = pods_in_place(starting(), waiting(), starting())
+    pods[0] = an_agents_pod(0, running(since=at(-9)), attempt=0)
+    plan = plan_for(a_job_in_place(), *pods)
+    expected = Assign("digits-0-0", "uid-of-digits-0-0", 0, OWN_GRACE, True, format_time(at(-9)))
+    assert plan.assign == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("pod", "counts"),
+    [
+        (an_agents_pod(0, running(since=at(-9)), attempt=0), False),
+        (
+            an_agents_pod(0, running(since=at(-9)), attempt=1, born=0, annotations=READY_BEFORE),
+            False,
+        ),
+        (
+            an_agents_pod(0, running(since=at(3)), attempt=1, born=0, annotations=READY_BEFORE),
+            True,
+        ),
+        (an_agents_pod(0, starting(), attempt=1, born=0), False),
+    ],
+    ids=["not told", "ready since before", "ready again", "not ready"],
+)
+def test_a_pod_that_stayed_counts_once_it_is_ready_again(pod, counts):
+    others = pods_in_place(None, running(), running())[1:]
+    status = plan_for(a_job_in_place(), pod, *others).status
+    assert status.has(Condition.RUNNING) is counts
+    assert status.pods.ready == 2 + counts
+
+
+def test_a_pod_that_stayed_and_is_gone_is_a_lost_pod_also_before_the_latch():
+    pods = pods_in_place(None, waiting(), starting())[1:]
+    plan = plan_for(a_job_in_place(), *pods)
+    assert plan.status.attempt == 2
+    assert plan.confirm == ("digits-0-0",)
+    assert plan.status.last_failure["pod"] == "digits-0-0"
+    assert budgets_used(plan) == (0, 1)
+    # The new pod was not running yet.
+    assert plan.status.pod_attempts == (2, 2, 0)
+
+
+def test_a_pod_that_stayed_and_fails_in_the_attempt_is_a_failure():
+    ended = failed(agent_report(attempt=1))
+    plan = plan_for(a_job_in_place(), *pods_in_place(ended, running(), running()))
+    assert plan.status.attempts[0]["cause"] == "Failure"
+    assert plan.status.pod_attempts == (2, 1, 0)
+    assert budgets_used(plan) == (1, 0)
+
+
+def test_a_pod_that_ended_before_it_took_part_costs_nothing_and_all_are_made_anew():
+    ended = failed(agent_report(attempt=0, cause="Follower"))
+    job = a_job_in_place(last_failure={"attempt": 0, "cause": "Failure", "reason": "WorkerFailed"})
+    plan = plan_for(job, *pods_in_place(ended, running(), running()))
+    assert (plan.status.attempt, plan.status.reason) == (2, Reason.NOT_RESUMED)
+    assert plan.status.pod_attempts == ()
+    assert plan.assign == ()
+    assert deleted_pods(plan) == ["digits-1-1", "digits-0-2"]
+    assert budgets_used(plan) == (0, 0)
+    assert plan.status.last_failure == job.status.last_failure
+
+
+def test_a_second_failure_of_the_attempt_before_is_not_counted_again():
+    ended = failed(agent_report(attempt=0, cause="Failure"))
+    plan = plan_for(a_job_in_place(), *pods_in_place(ended, running(), running()))
+    assert plan.status.attempts[0]["cause"] == "NotResumed"
+    assert budgets_used(plan) == (0, 0)
+
+
+def test_a_new_pod_that_fails_before_its_first_assignment_has_failed():
+    ended = failed(agent_report(attempt=-1, exception="no assignment in /ddpjob/pod/assignment"))
+    plan = plan_for(a_job_in_place(), *pods_in_place(starting(), ended, starting()))
+    assert plan.status.attempts[0]["cause"] == "Failure"
+
+
+# Pods that run and are not ready
+
+
+def test_pods_that_stayed_and_do_not_become_ready_are_made_anew_without_a_cost():
+    job = a_job_in_place(silent_since=NOW)
+    pods = pods_in_place(starting(), running(), running())
+    early = plan_for(job, *pods, now=at(119))
+    assert early.status.attempt == 1
+    plan = plan_for(job, *pods, now=NOW + SILENT_TIME)
+    assert plan.status.attempts[0]["cause"] == Cause.NOT_RESUMED
+    assert plan.status.pod_attempts == ()
+    assert budgets_used(plan) == (0, 0)
+
+
+def test_a_gang_that_ran_and_is_not_ready_for_too_long_hangs():
+    job = a_running_job(nodes=3, silent_since=NOW)
+    pods = gang(running(), starting(), running())
+    plan = plan_for(job, *pods, now=NOW + SILENT_TIME)
+    assert plan.status.last_failure["cause"] == Cause.HANG
+    assert plan.status.last_failure["node"] == "node-1"
+    assert plan.status.last_failure["message"] == (
+        "pod digits-0-1 on node node-1 is not ready although it runs: its processes hang or cannot "
+        "be reached"
+    )
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-1", "digits-0-2"]
+    assert budgets_used(plan) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [waiting(), FAILED, not_ready(running()), running()],
+    ids=["starts", "failed", "on a lost node", "none"],
+)
+def test_the_time_of_a_silent_gang_runs_only_if_nothing_else_explains_it(other):
+    job = a_running_job(silent_since=at(-5))
+    last = starting() if other != running() else running()
+    status = plan_for(job, *gang(other, last)).status
+    assert status.silent_since is None
+
+
+def test_the_time_of_a_silent_gang_begins_when_it_is_seen():
+    status = plan_for(a_running_job(), *gang(running(), starting())).status
+    assert status.silent_since == NOW
+    # The gang has met, and has not ended.
+    assert (status.phase, status.message) == (
+        Phase.RUNNING,
+        "attempt 0 runs on 2 nodes; pod digits-0-1 on node node-1 is not ready",
+    )
+
+
+def test_a_gang_that_has_never_run_has_its_own_time_to_start():
+    status = plan_for(a_running_job(ran=False, latched=False), *gang(starting(), starting())).status
+    assert status.silent_since is None
+    assert status.message == (
+        "0 of 2 nodes are ready; the workers of pod digits-0-0 on node node-0 and 1 more have not "
+        "met the others yet"
+    )
+
+
+# Hangs that an agent has found
+
+
+def test_a_hang_is_a_certain_cause_and_all_pods_are_made_anew():
+    hang = failed(agent_report(cause="Hang", exception="no heartbeat for 60 s"))
+    plan = plan_for(a_running_job(nodes=3), *gang(running(), hang, running()))
+    assert plan.status.last_failure["cause"] == "Hang"
+    assert plan.status.last_failure["message"] == (
+        "pod digits-0-1 hangs: no heartbeat for 60 s; the last line"
+    )
+    assert (plan.status.reason, budgets_used(plan)) == (Reason.HANG, (1, 0))
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-2"]
+
+
+def test_hangs_use_up_max_restarts():
+    hang = failed(agent_report(cause="Hang", exception="no heartbeat for 60 s"))
+    plan = plan_for(a_running_job(failures=3), *gang(running(), hang))
+    assert plan.status.reason == Reason.MAX_RESTARTS
+
+
+def test_a_pod_that_was_killed_has_no_report_and_is_judged_by_its_end():
+    plan = plan_for(a_running_job(), *gang(running(), oom_killed()))
+    assert plan.status.last_failure["reason"] == "OOMKilled"
+    assert assigned(plan) == ["digits-0-0"]
+
+
+# The status
+
+
+def test_a_status_keeps_the_attempts_of_its_pods():
+    status = a_status(attempt=4, nodes=3, pod_attempts=(4, 1))
+    assert [status.born(index) for index in range(3)] == [4, 1, 4]
+
+
+def test_a_label_that_is_older_than_the_pod_makes_it_a_stray():
+    pod = an_agents_pod(0, running(), attempt=0, born=3)
+    plan = plan_for(a_running_job(attempt=3), pod, an_agents_pod(1, running(), attempt=3))
+    assert plan.status.stray_pods == ("digits-3-0",)
+
+
+def test_the_config_map_of_the_agent_has_a_name_of_its_content():
+    assert config_map_name().startswith("ddpjob-agent-")

@@ -1,0 +1,112 @@
+"""Recovery in place through the operator: pods that stay get another assignment."""
+
+import pytest
+from fake_api import refusal, unanswered
+from gang import a_job, assignment, fails, is_running, pods, runs, status, until
+
+from ddpjob.core.agent_files import agent_files, config_map_name
+
+AGENT = config_map_name()
+
+
+def patches(fake, path="/api/v1/namespaces/ml/pods/.*"):
+    return [asked.path.rpartition("/")[2] for asked in fake.writes(path) if asked.method == "PATCH"]
+
+
+async def has_attempt(fake, name, attempt):
+    await until(lambda: assignment(fake, name)["attempt"] == attempt)
+
+
+async def test_after_a_failure_only_the_pod_at_fault_is_made_anew(fake, operator):
+    fake.create("ddpjobs", a_job(nodes=3, recovery="InPlace"))
+    await is_running(fake, nodes=3)
+    stayed = {name: fake.get("pods", name)["metadata"]["uid"] for name in pods(fake)}
+    fails(fake, "digits-0-1")
+    await until(lambda: "digits-1-1" in pods(fake))
+    assert sorted(patches(fake)) == ["digits-0-0", "digits-0-2"]
+    for name in ("digits-0-0", "digits-0-2"):
+        pod = fake.get("pods", name)["metadata"]
+        assert pod["uid"] == stayed[name]
+        assert (pod["labels"]["ddpjob.dev/attempt"], assignment(fake, name)["attempt"]) == ("1", 1)
+    flags = {
+        name: assignment(fake, name)["flags"] for name in ("digits-0-0", "digits-1-1", "digits-0-2")
+    }
+    common = {tuple(told[:6]) for told in flags.values()}
+    assert len(common) == 1, "the members of an attempt must agree"
+    assert "--rdzv-endpoint=10.244.0.7:29400" in flags["digits-1-1"]
+
+
+async def test_the_attempt_runs_once_every_pod_was_ready_again(fake, operator):
+    fake.create("ddpjobs", a_job(recovery="InPlace"))
+    await is_running(fake)
+    fails(fake, "digits-0-1")
+    await until(lambda: "digits-1-1" in pods(fake))
+    runs(fake, "digits-1-1")
+    await until(lambda: status(fake)["nodes"]["ready"] == 1)
+    assert status(fake)["phase"] == "Starting"
+    runs(fake, "digits-0-0")
+    await until(lambda: status(fake)["phase"] == "Running")
+    assert (status(fake)["attempt"], status(fake)["restarts"]) == (1, 1)
+
+
+async def test_after_the_loss_of_node_0_a_pod_that_stays_hosts_the_rendezvous(fake, operator):
+    fake.create("ddpjobs", a_job(nodes=3, recovery="InPlace"))
+    await is_running(fake, nodes=3)
+    fake.remove("pods", "digits-0-0")
+    await until(lambda: "digits-1-0" in pods(fake))
+    hosts = {
+        name: "is_host=true" in " ".join(assignment(fake, name)["flags"]) for name in pods(fake)
+    }
+    assert hosts == {"digits-0-1": True, "digits-0-2": False, "digits-1-0": False}
+    assert status(fake)["disruptions"] == 1
+
+
+@pytest.mark.parametrize("fault", [refusal(500), refusal(409, "Conflict"), unanswered])
+async def test_an_assignment_that_failed_is_repeated(fake, operator, fault):
+    fake.create("ddpjobs", a_job(nodes=3, recovery="InPlace"))
+    await is_running(fake, nodes=3)
+    fake.fault("PATCH", ".*/pods/digits-0-0", fault)
+    fails(fake, "digits-0-1")
+    await has_attempt(fake, "digits-0-0", 1)
+    await has_attempt(fake, "digits-0-2", 1)
+    await until(lambda: "digits-1-1" in pods(fake))
+    assert status(fake)["restarts"] == 1
+
+
+async def test_a_pod_that_vanishes_before_its_assignment_is_a_lost_pod(fake, operator):
+    fake.create("ddpjobs", a_job(nodes=3, recovery="InPlace"))
+    await is_running(fake, nodes=3)
+
+    async def vanish(request, proceed):
+        fake.remove("pods", "digits-0-0")
+        return await proceed()
+
+    fake.fault("PATCH", ".*/pods/digits-0-0", vanish)
+    fails(fake, "digits-0-1")
+    await until(lambda: "digits-2-0" in pods(fake))
+    await has_attempt(fake, "digits-0-2", 2)
+    assert (status(fake)["failures"], status(fake)["disruptions"]) == (1, 1)
+
+
+# The ConfigMap with the agent
+
+
+async def test_jobs_share_the_config_map_of_the_agent_and_all_own_it(fake, operator):
+    uids = [fake.create("ddpjobs", a_job(name))["metadata"]["uid"] for name in ("one", "two")]
+    await until(lambda: {"one-0-0", "two-0-0"} <= set(pods(fake)))
+    (config_map,) = fake.all("configmaps")
+    assert config_map["metadata"]["name"] == AGENT
+    assert config_map["data"] == dict(agent_files())
+    owners = config_map["metadata"]["ownerReferences"]
+    assert sorted(owner["uid"] for owner in owners) == sorted(uids)
+
+
+async def test_a_config_map_with_other_content_is_not_used(fake, operator):
+    other = {"metadata": {"name": AGENT}, "immutable": True, "data": {"agent.py": "evil"}}
+    fake.create("configmaps", other)
+    fake.create("ddpjobs", a_job())
+    await until(lambda: status(fake).get("reason") == "NameInUse")
+    assert status(fake)["message"] == f"ConfigMap {AGENT} exists with other content; delete it"
+    assert pods(fake) == []
+    fake.remove("configmaps", AGENT)
+    await until(lambda: "digits-0-0" in pods(fake))
