@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ class Gate:
             def do_POST(self) -> None:
                 gate._write(self)
 
-            do_PUT = do_DELETE = do_POST
+            do_PUT = do_PATCH = do_DELETE = do_POST
 
         return Handler
 
@@ -195,9 +196,13 @@ class Cluster:
         self.apiserver, self.namespace = apiserver, namespace
         self.nodes = ["node"]
         self.silent: set[str] = set()
+        # Pods whose workers have met, with the attempt.
+        self.met: set[tuple[str, str]] = set()
 
     def create_job(self, name: str, nodes: int = 2, **more: Any) -> None:
-        spec = {"nodes": nodes, "image": "trainer:1", "args": ["train.py"], **more}
+        """Create a job. Each attempt has new pods, unless `recovery` is InPlace."""
+        fields = {"nodes": nodes, "image": "trainer:1", "args": ["train.py"]}
+        spec = {**fields, "recovery": "Recreate", **more}
         manifest = {
             "apiVersion": "ddpjob.dev/v1alpha1",
             "kind": "DDPJob",
@@ -297,7 +302,17 @@ class Cluster:
                 chosen = {"kind": "Node", "name": answering[number % len(answering)]}
                 binding = {"metadata": {"name": name}, "target": chosen}
                 self.apiserver.request("POST", f"{self._path('pods', name)}/binding", binding)
-                self._report(name, "Running", {"running": {"startedAt": "2026-11-21T12:00:00Z"}})
+            elif pod["status"]["phase"] in ("Pending", "Running"):
+                self._meet(name, pod["metadata"]["labels"]["ddpjob.dev/attempt"])
+
+    def _meet(self, name: str, attempt: str) -> None:
+        """Let the workers of a pod meet the others, once in each attempt."""
+        if (name, attempt) not in self.met:
+            # Each pod is ready since another second than before.
+            since = datetime.fromtimestamp(len(self.met), UTC).isoformat()
+            self.met.add((name, attempt))
+            state = {"running": {"startedAt": "2026-11-21T12:00:00Z"}}
+            self._report(name, "Running", state, ready_since=since)
 
     def until(self, job: str, condition: Callable[[], object], seconds: float = 60) -> None:
         """Simulate until the condition is true."""
@@ -321,7 +336,9 @@ class Cluster:
             lambda: (s := self.status(job)).get("phase") == "Running" and s["attempt"] == attempt,
         )
 
-    def _report(self, pod: str, phase: str, state: dict[str, Any]) -> None:
+    def _report(
+        self, pod: str, phase: str, state: dict[str, Any], ready_since: str | None = None
+    ) -> None:
         container = {
             "name": "trainer",
             "image": "i",
@@ -330,7 +347,12 @@ class Cluster:
             "restartCount": 0,
             "state": state,
         }
-        status = {"status": {"phase": phase, "containerStatuses": [container]}}
+        status: dict[str, Any] = {"phase": phase, "containerStatuses": [container]}
+        if ready_since:
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": ready_since}
+            status |= {"podIP": "10.244.0.7", "podIPs": [{"ip": "10.244.0.7"}]}
+            status["conditions"] = [ready]
+        status = {"status": status}
         self.apiserver.request("PATCH", f"{self._path('pods', pod)}/status", status, MERGE)
 
     def _path(self, plural: str, name: str = "") -> str:

@@ -17,6 +17,7 @@ RESERVED = "remove them from env"
 RESERVED_VOLUME = (
     'names that begin with "ddpjob-" are reserved for the operator; choose another name'
 )
+RESERVED_PATH = "paths below /ddpjob are reserved for the operator; choose another path"
 SUSPEND_FIRST = "can be changed only while spec.suspend is true"
 MUTABLE = {
     "nodes",
@@ -26,6 +27,7 @@ MUTABLE = {
     "startupDeadlineSeconds",
     "ttlSecondsAfterFinished",
     "cleanPodPolicy",
+    "recovery",
 }
 # Fields for scheduling, which queues change while a job is suspended.
 SCHEDULING = {"nodeSelector", "tolerations", "affinity", "priorityClassName"}
@@ -188,7 +190,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "is_host": (
         {"torchrun": {"rdzvConf": {"is_host": "1"}}},
-        "is_host is set by the operator; remove it",
+        "is_host is set by the operator, which chooses the host; remove it",
     ),
     "the operator's volume": (
         {"volumes": [{"name": "ddpjob-shm", "emptyDir": {}}]},
@@ -197,6 +199,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "the operator's volume in the overlay": (
         {"podTemplate": {"spec": {"volumes": [{"name": "ddpjob-home", "emptyDir": {}}]}}},
         RESERVED_VOLUME,
+    ),
+    "a mount in the operator's folder": (
+        {"volumeMounts": [{"name": "v", "mountPath": "/ddpjob/run"}]},
+        RESERVED_PATH,
+    ),
+    "a mount in the operator's folder in the overlay": (
+        {
+            "podTemplate": {
+                "spec": {
+                    "initContainers": [
+                        {"name": "i", "volumeMounts": [{"name": "v", "mountPath": "/ddpjob"}]}
+                    ]
+                }
+            }
+        },
+        RESERVED_PATH,
+    ),
+    "a recovery that does not exist": (
+        {"recovery": "inplace"},
+        'Unsupported value: "inplace": supported values: "InPlace", "Recreate"',
     ),
     "a second mount at the checkpoints": (
         {
@@ -252,6 +274,7 @@ for field, value in {
     "args": ["-c"],
     "resources": {"limits": {"cpu": "1"}},
     "restartPolicy": "Never",
+    "readinessProbe": {"httpGet": {"path": "/", "port": 80}},
     "terminationMessagePath": "/x",
     "terminationMessagePolicy": "File",
 }.items():
@@ -453,6 +476,8 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "args": (["a.py"], ["a.py", "--x"]),
     "torchrun": ({"command": ["a"]}, {"command": ["b"]}),
     "checkpoint": ({"claimName": "a"}, {"claimName": "b"}),
+    "hangTimeoutSeconds": (60, 600),
+    "heartbeat": ("File", "Log"),
     "imagePullPolicy": ("Always", "Never"),
     "imagePullSecrets": ([{"name": "a"}], [{"name": "b"}]),
     "env": ([{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),
@@ -662,6 +687,8 @@ def test_defaults_are_filled_in(jobs: Jobs) -> None:
         },
         "suspend": False,
         "cleanPodPolicy": "Running",
+        "recovery": "InPlace",
+        "heartbeat": "File",
         "managedBy": "ddpjob.dev/operator",
     }
 
@@ -851,6 +878,9 @@ WHOLE_STATUS = {
         }
     ],
     "undecidedSince": AT,
+    "silentSince": AT,
+    "podAttempts": [0, 1],
+    "host": {"index": 1, "address": "10.0.0.7"},
     "startingSince": AT,
     "startingSeconds": 7,
     "activeSince": AT,

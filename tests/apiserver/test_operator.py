@@ -116,9 +116,14 @@ def test_an_api_server_that_is_killed_and_started_again_costs_nothing(
     assert cluster.status("digits")["restarts"] == 1
 
 
+# The members of attempt 1 by their index, after the failure of node 1.
+MEMBERS = {"Recreate": ("1-0", "1-1"), "InPlace": ("0-0", "1-1")}
+
+
+@pytest.mark.parametrize("recovery", MEMBERS)
 @pytest.mark.parametrize("passed_on", [False, True], ids=["before-the-write", "after-the-write"])
 def test_an_operator_killed_at_any_write_of_a_restart_loses_and_repeats_nothing(
-    cluster, an_operator, a_gate, passed_on
+    cluster, an_operator, a_gate, passed_on, recovery
 ):
     gate = a_gate()
 
@@ -130,7 +135,7 @@ def test_an_operator_killed_at_any_write_of_a_restart_loses_and_repeats_nothing(
     operator = fresh()
     for k in itertools.count(1):
         job = f"job-{k}"
-        cluster.create_job(job)
+        cluster.create_job(job, recovery=recovery)
         cluster.is_running(job)
         gate.on_shut = operator.kill
         gate.shut_at(k, passed_on)
@@ -142,11 +147,12 @@ def test_an_operator_killed_at_any_write_of_a_restart_loses_and_repeats_nothing(
             assert is_over(operator.process)
             operator = fresh()
         cluster.is_running(job, attempt=1)
-        _is_one_whole_restart(cluster, job)
+        members = [f"{job}-{member}" for member in MEMBERS[recovery]]
+        _is_one_whole_restart(cluster, job, members)
         if not was_killed:
             break
-        cluster.ends(f"{job}-1-0")
-        cluster.ends(f"{job}-1-1")
+        for member in members:
+            cluster.ends(member)
     assert k > 8, "not every write of a restart was tried: status, deletions, pods and event"
 
 
@@ -158,16 +164,13 @@ def _is_settled(cluster, job):
     return cluster.status(job)["phase"] == "Running" and "attempt 1 runs on 2 nodes" in told
 
 
-def _is_one_whole_restart(cluster, job):
+def _is_one_whole_restart(cluster, job, members):
     status, pods = cluster.status(job), cluster.pods(job)
     assert (status["attempt"], status["restarts"], status.get("disruptions", 0)) == (1, 1, 0)
     of_attempt = {
         name: pod["metadata"]["labels"]["ddpjob.dev/attempt"] for name, pod in pods.items()
     }
-    assert sorted(name for name, attempt in of_attempt.items() if attempt == "1") == [
-        f"{job}-1-0",
-        f"{job}-1-1",
-    ]
+    assert sorted(name for name, attempt in of_attempt.items() if attempt == "1") == members
     phases = [
         pods[name]["status"]["phase"] for name, attempt in of_attempt.items() if attempt == "0"
     ]
