@@ -69,6 +69,10 @@ class Namespace:
     def apply(self, *objects: Object) -> None:
         self.cluster.apply(*objects, namespace=self.name)
 
+    def uids(self, job: str) -> dict[str, str]:
+        """Return the UIDs of a job's pods by name."""
+        return {name: pod["metadata"]["uid"] for name, pod in self.pods(job).items()}
+
     def python(self, pod: str, program: str) -> None:
         """Run a Python program inside a pod's trainer."""
         self.kubectl("exec", pod, "--container", "trainer", "--", "python", "-c", program)
@@ -115,6 +119,24 @@ class Namespace:
             # The pod does not exist yet, or its container has not started.
             return []
         return [record for record in records if record.get("event") == event]
+
+    def progress_of(self, job: str, attempt: int, event: str) -> list[Object]:
+        """Return the progress events of one kind that rank 0 has written in an attempt.
+
+        The log of a pod that stays has a line where each of its attempts begins.
+        """
+        for pod in self.pods(job):
+            if pod.endswith("-0"):
+                try:
+                    text = self.cluster.read.log(pod, self.name, "trainer")
+                except CommandFailed:
+                    continue
+                _, begun, rest = text.partition(f"ddpjob agent: attempt {attempt} begins")
+                if begun:
+                    lines = rest.partition("ddpjob agent: attempt ")[0].splitlines()
+                    records = [json.loads(line) for line in lines if line.startswith("{")]
+                    return [record for record in records if record.get("event") == event]
+        return []
 
     @contextmanager
     def watching_pods(self) -> Iterator[list[str]]:
@@ -193,8 +215,10 @@ class Namespace:
 
     def wait_for_checkpoint(self, job: str, attempt: int = 0) -> None:
         """Wait until rank 0 of this attempt has written a checkpoint: the middle of the job."""
-        pod = f"{job}-{attempt}-0"
-        self.wait(f"{pod} has written a checkpoint", lambda: self.progress(pod, "checkpoint"))
+        self.wait(
+            f"attempt {attempt} of {job} has written a checkpoint",
+            lambda: self.progress_of(job, attempt, "checkpoint"),
+        )
 
     def explain(self) -> str:
         """Return what a person would look at: jobs, pods, events, and the end of every log."""

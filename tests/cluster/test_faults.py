@@ -3,6 +3,8 @@
 import signal
 from collections import Counter
 
+import pytest
+
 from .builders import script_job
 from .cluster import WORKERS, Cluster
 from .namespace import Namespace
@@ -26,17 +28,21 @@ if os.environ["DDP_ATTEMPT"] == "0":
 """
 
 
-def assert_no_index_was_refilled(seen: list[str]) -> None:
-    """Assert that there were two attempts of two pods, and no name was given to two pods."""
+# The pods of a job of which pod 1 was lost once. With InPlace, pod 0 stays.
+PODS = {"InPlace": ("0-0", "0-1", "1-1"), "Recreate": ("0-0", "0-1", "1-0", "1-1")}
+
+
+def assert_no_index_was_refilled(seen: list[str], recovery: str = "InPlace") -> None:
+    """Assert that there were two attempts, and no name was given to two pods."""
     pods_by_name = Counter(line.split()[0] for line in seen)
-    expected = {f"{JOB}-{attempt}-{index}": 1 for attempt in (0, 1) for index in (0, 1)}
-    assert pods_by_name == expected
+    assert pods_by_name == {f"{JOB}-{pod}": 1 for pod in PODS[recovery]}
 
 
+@pytest.mark.parametrize("recovery", PODS)
 def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
-    namespace: Namespace,
+    namespace: Namespace, recovery: str
 ):
-    start_training(namespace, 35)
+    start_training(namespace, 35, recovery=recovery)
     signal_workers(namespace, f"{JOB}-0-1", signal.SIGKILL)
 
     assert namespace.wait_for_status(JOB, attempt=1)["restarts"] == 1
@@ -50,10 +56,11 @@ def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
     assert_as_good_as_undisturbed(status)
 
 
+@pytest.mark.parametrize("recovery", PODS)
 def test_a_deleted_pod_costs_one_disruption_and_its_index_is_not_refilled(
-    namespace: Namespace,
+    namespace: Namespace, recovery: str
 ):
-    start_training(namespace, 35)
+    start_training(namespace, 35, recovery=recovery)
     with namespace.watching_pods() as seen:
         namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--wait=false")
         assert_resumed(namespace, attempt=1)
@@ -61,7 +68,7 @@ def test_a_deleted_pod_costs_one_disruption_and_its_index_is_not_refilled(
 
     assert status["lastFailure"]["cause"] == "Disruption"
     assert status["lastFailure"]["pod"] == f"{JOB}-0-1"
-    assert_no_index_was_refilled(seen)
+    assert_no_index_was_refilled(seen, recovery)
 
 
 def test_a_pod_force_deleted_while_the_operator_is_down_costs_one_disruption(

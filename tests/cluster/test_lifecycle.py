@@ -28,10 +28,6 @@ while not pathlib.Path("/tmp/finish").exists():
 FINISH = "open('/tmp/finish', 'w').close()"
 
 
-def uids(namespace: Namespace, job: str) -> dict[str, str]:
-    return {name: pod["metadata"]["uid"] for name, pod in namespace.pods(job).items()}
-
-
 def start(namespace: Namespace, job: str, script: str) -> None:
     """Run a job of two pods until both scripts have started."""
     namespace.apply(*script_job(job, script))
@@ -123,12 +119,12 @@ def test_uninstalling_and_installing_again_leaves_a_running_job_alone(
     cluster: Cluster, namespace: Namespace
 ):
     start(namespace, "worker", WAIT_FOR_FILE)
-    before = uids(namespace, "worker")
+    before = namespace.uids("worker")
 
     cluster.uninstall()
-    assert uids(namespace, "worker") == before
+    assert namespace.uids("worker") == before
     cluster.install()
     finish(namespace, "worker")
     namespace.wait_for_complete("worker")
 
-    assert uids(namespace, "worker") == before
+    assert namespace.uids("worker") == before

@@ -9,6 +9,7 @@ from .cluster import Cluster
 from .commands import CommandFailed, Object
 from .namespace import Namespace
 from .training import (
+    FIND_RANKS,
     JOB,
     LONG,
     assert_as_good_as_undisturbed,
@@ -21,21 +22,20 @@ from .training import (
 
 pytestmark = pytest.mark.faults
 
-# Run in a pod, whose process 1 is torchrun: fill the memory until the kernel kills a rank. The
-# kernel is told to prefer the ranks. Small processes fill it, because a large one would come first.
-FILL_MEMORY = """
-import os, signal
-
-def fields(pid):
+# Run in a pod: fill the memory until the kernel kills a rank. The kernel is told to prefer the
+# ranks. Small processes fill it, because a large one would come first.
+FILL_MEMORY = (
+    FIND_RANKS
+    + """
+def state(pid):
     with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()
+        return stat.read().rpartition(")")[2].split()[0]
 
-ranks = [pid for pid in os.listdir("/proc") if pid.isdigit() and fields(pid)[1] == "1"]
 for rank in ranks:
     with open(f"/proc/{rank}/oom_score_adj", "w") as adjustment:
         adjustment.write("1000")
 
-while all(os.path.exists(f"/proc/{rank}") and fields(rank)[0] != "Z" for rank in ranks):
+while all(os.path.exists(f"/proc/{rank}") and state(rank) != "Z" for rank in ranks):
     reader, writer = os.pipe()
     if os.fork() == 0:
         held = bytearray(b"x" * (16 << 20))
@@ -44,6 +44,7 @@ while all(os.path.exists(f"/proc/{rank}") and fields(rank)[0] != "Z" for rank in
     os.close(writer)
     os.read(reader, 1)
 """
+)
 
 
 def test_a_rank_that_runs_out_of_memory_is_a_failure(namespace: Namespace, undisturbed: Object):
@@ -93,7 +94,8 @@ def test_an_operator_killed_during_restarts_counts_each_of_them_once(
     namespace.wait_for_status(JOB, attempt=1)
     cluster.kill_operator()
     assert_resumed(namespace, attempt=1)
-    namespace.kubectl("delete", "pod", f"{JOB}-1-0", "--wait=false")
+    # It has stayed since the first attempt.
+    namespace.kubectl("delete", "pod", f"{JOB}-0-0", "--wait=false")
     cluster.kill_operator()
     namespace.wait_for_status(JOB, attempt=2)
     cluster.kill_operator()
@@ -102,7 +104,7 @@ def test_an_operator_killed_during_restarts_counts_each_of_them_once(
 
     causes = [attempt["cause"] for attempt in status["attempts"]]
     assert causes == ["Succeeded", "Disruption", "Failure"]
-    assert status["lastFailure"]["pod"] == f"{JOB}-1-0"
+    assert status["lastFailure"]["pod"] == f"{JOB}-0-0"
     namespace.wait_until_nothing_runs(JOB)
     assert_same_weights(weights(namespace), undisturbed)
 

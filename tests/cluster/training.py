@@ -17,15 +17,34 @@ LONG = 80
 # Steps between two checkpoints of `digits_with_checkpoints`.
 CHECKPOINT_EVERY = 25
 
-# Run in a pod, whose process 1 is torchrun: send a signal to its children, the ranks.
-SIGNAL_WORKERS = """
-import os
-for name in filter(str.isdigit, os.listdir("/proc")):
-    with open(f"/proc/{name}/stat") as stat:
-        parent = stat.read().rpartition(")")[2].split()[1]
-    if parent == "1":
-        os.kill(int(name), %d)
+# Run in a pod: find the ranks. The agent is process 1, its child is torchrun, and the children of
+# that are the ranks.
+FIND_RANKS = """
+import os, signal
+
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[1]
+
+def is_rank(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline") as words:
+            is_program = bool(words.read())
+        return is_program and parent(pid) != "1" and parent(parent(pid)) == "1"
+    except OSError:
+        return False
+
+ranks = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid != "1" and is_rank(pid)]
 """
+
+SIGNAL_WORKERS = (
+    FIND_RANKS
+    + """
+for rank in ranks:
+    os.kill(int(rank), %d)
+assert ranks
+"""
+)
 
 
 def start_training(
@@ -49,8 +68,10 @@ def signal_workers(namespace: Namespace, pod: str, number: int) -> None:
 
 def resumed_step(namespace: Namespace, attempt: int) -> int:
     """Return the step that an attempt resumed from."""
-    pod = f"{JOB}-{attempt}-0"
-    start = namespace.wait(f"{pod} has started to train", lambda: namespace.progress(pod, "start"))
+    start = namespace.wait(
+        f"attempt {attempt} of {JOB} has started to train",
+        lambda: namespace.progress_of(JOB, attempt, "start"),
+    )
     return int(start[0]["resumed_step"])
 
 

@@ -1,0 +1,98 @@
+"""Recovery in place, and hangs: pods stay, and a stopped process is found."""
+
+import json
+import signal
+
+from .builders import MANAGED, script, script_job
+from .namespace import Namespace
+from .training import (
+    JOB,
+    assert_as_good_as_undisturbed,
+    assert_resumed,
+    signal_workers,
+    start_training,
+)
+
+# A script that knows nothing of this project. Its output is its heartbeat.
+COUNTS = """
+import time, torch.distributed as dist
+dist.init_process_group("gloo")
+def count():
+    for step in range(3000):
+        dist.barrier()
+        print("step", step, flush=True)
+        time.sleep(0.1)
+count()
+"""
+
+
+def kept(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    """Return the pods that exist in both, as the same objects."""
+    return {name for name, uid in before.items() if after.get(name) == uid}
+
+
+def test_pods_stay_when_a_rank_a_pod_and_node_0_are_lost(namespace: Namespace):
+    start_training(namespace, 60)
+    first = namespace.uids(JOB)
+
+    signal_workers(namespace, f"{JOB}-0-1", signal.SIGKILL)
+    assert_resumed(namespace, attempt=1)
+    second = namespace.uids(JOB)
+    assert f"{JOB}-0-0" in kept(first, second)
+    assert f"{JOB}-1-1" in second
+
+    namespace.wait_for_status(JOB, attempt=1, phase="Running")
+    namespace.kubectl("delete", "pod", f"{JOB}-1-1", "--wait=false")
+    assert_resumed(namespace, attempt=2)
+    third = namespace.uids(JOB)
+    assert f"{JOB}-0-0" in kept(first, third)
+    assert f"{JOB}-2-1" in third
+
+    # A pod that stays hosts the rendezvous.
+    namespace.wait_for_status(JOB, attempt=2, phase="Running")
+    namespace.kubectl("delete", "pod", f"{JOB}-0-0", "--wait=false")
+    assert_resumed(namespace, attempt=3)
+    assert f"{JOB}-2-1" in kept(third, namespace.uids(JOB))
+
+    status = namespace.wait_for_complete(JOB, 300, failures=1, disruptions=2)
+    assert status["host"]["index"] == 1
+    assert status["podAttempts"] == [3, 2]
+    assert_as_good_as_undisturbed(status)
+
+
+def test_a_stopped_rank_of_a_script_of_ones_own_is_a_hang_with_stacks(namespace: Namespace):
+    options = {"hangTimeoutSeconds": 5, "heartbeat": "Log", "failurePolicy": {"maxRestarts": 0}}
+    namespace.apply(*script_job("counts", COUNTS, **options))
+    namespace.wait_for_status("counts", phase="Running", nodesReady="2/2")
+
+    signal_workers(namespace, "counts-0-1", signal.SIGSTOP)
+    status = namespace.wait_for_status("counts", phase="Failed")
+
+    failure = status["lastFailure"]
+    assert failure["cause"] == "Hang"
+    assert "hangs: no heartbeat for" in failure["message"]
+    assert "in count" in failure["message"]
+    assert status["restarts"] == 0
+
+
+def test_a_job_that_a_network_policy_isolates_completes(namespace: Namespace):
+    peers = {"podSelector": MANAGED}
+    dns = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "isolated"},
+        "spec": {
+            "podSelector": MANAGED,
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [peers]}],
+            "egress": [{"to": [peers]}, dns],
+        },
+    }
+    namespace.apply(policy)
+    python = {"command": ["python", "-m", "torch.distributed.run"], "python": "python"}
+    namespace.apply(*script_job("fit", script("linear_fit.py"), torchrun=python))
+
+    status = namespace.wait_for_complete("fit")
+
+    assert json.loads(status["result"]["slope"]) == 3.0
