@@ -757,7 +757,7 @@ def test_the_columns_show_the_state(apiserver: ApiServer, jobs: Jobs) -> None:
     header, row = (
         line.split() for line in apiserver.kubectl(*get, "-o", "wide").stdout.splitlines()
     )
-    assert header[-3:] == ["ACCELERATOR", "ATTEMPT", "IMAGE"]
+    assert header[-4:] == ["ACCELERATOR", "ATTEMPT", "GOODPUT", "IMAGE"]
     assert row[-3:] == ["cpu", "5", "trainer:1"]
 
 
@@ -885,6 +885,10 @@ WHOLE_STATUS = {
     "startingSeconds": 7,
     "activeSince": AT,
     "activeSeconds": 7,
+    "activity": "training",
+    "activitySince": AT,
+    "seconds": {"queued": 3, "starting": 4},
+    "goodput": "87%",
     "failedNodes": [{"name": "n", "failures": 2, "time": AT}],
     "unreachableNodes": [{"name": "n", "since": AT}],
     "yielding": {"to": "ml/older", "until": AT},

@@ -70,7 +70,7 @@ class SoakJob:
         attempt = status.get("attempt", 0)
         if status.get("phase") != "Running" or attempt < self.attempt:
             return False
-        return bool(self.namespace.progress(f"{JOB}-{attempt}-0", "checkpoint"))
+        return bool(self.namespace.progress_of(JOB, attempt, "checkpoint"))
 
     def pods_on(self, node: str) -> list[str]:
         unfinished = self.namespace.unfinished(JOB)

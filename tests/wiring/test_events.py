@@ -383,7 +383,9 @@ async def test_a_restart_that_could_not_be_written_is_counted_once(fake, operato
     fails(fake, "digits-0-1")
     await until(lambda: status(fake)["restarts"] == 1)
     await settled(fake)
-    assert 'ddpjob_restarts_total{cause="Failure"} 1.0' in await metrics(options)
+    said = await metrics(options)
+    assert 'ddpjob_restarts_total{cause="Failure"} 1.0' in said
+    assert 'ddpjob_activity_seconds_total{activity="training"}' in said
 
 
 async def test_an_attempt_that_costs_no_budget_is_counted_too(fake, operator, options):

@@ -196,6 +196,7 @@ class Actor:
         self.cache.jobs.see(written)
         memory.last_write = self.clock()
         self.metrics.count_restarts(job.status, status)
+        self.metrics.count_seconds(job.status, status)
         return written
 
     async def read_if_current(self, seen: SeenJob) -> Dict | None:

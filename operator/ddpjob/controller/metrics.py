@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache
+from ddpjob.core.accounting import Activity
 from ddpjob.core.names import Cause, Phase, Reason
 from ddpjob.core.status import Status
 
@@ -53,6 +54,14 @@ class Metrics:
         # A counter that begins at 0 lets `increase()` see the first restart.
         for cause in Cause:
             self.restarts.labels(str(cause))
+        self.seconds = Counter(
+            "ddpjob_activity_seconds",
+            "Time of all jobs in seconds, by what they did with it",
+            ["activity"],
+            registry=registry,
+        )
+        for activity in Activity:
+            self.seconds.labels(str(activity))
         self.leading = Gauge(
             "ddpjob_leader", "1 while this process holds the Lease", registry=registry
         )
@@ -68,6 +77,13 @@ class Metrics:
             return
         cause = new.attempts[0].get("cause") if new.attempts else Cause.RESIZED
         self.restarts.labels(str(cause)).inc()
+
+    def count_seconds(self, old: Status, new: Status) -> None:
+        """Count the time of the activities that ended with a status."""
+        for activity in Activity:
+            passed = new.seconds.get(activity, 0) - old.seconds.get(activity, 0)
+            # Somebody may have changed the status.
+            self.seconds.labels(str(activity)).inc(max(passed, 0))
 
     def text(self) -> bytes:
         """Return the metrics in the exposition format."""

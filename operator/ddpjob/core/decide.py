@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddpjob.core import names, timers
+from ddpjob.core.accounting import run_account
 from ddpjob.core.budget import backoff_end
 from ddpjob.core.causes import Undecided, judge, judge_silence
 from ddpjob.core.conditions import stamp_conditions
@@ -91,6 +92,7 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     plan = report_strays(obs, plan)
     after = with_status(obs, plan.status)
     after = with_status(after, run_clocks(after, now))
+    after = with_status(after, run_account(after, now))
     assign = assignments(after)
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
     # A deadline that was over before this look is no reason for another one at once.

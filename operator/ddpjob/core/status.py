@@ -108,6 +108,9 @@ class Status:
     pods. `active_seconds` is the active time before that, and
     `starting_seconds` the time that the gang had waited for its nodes before.
 
+    `activity` is what the job does since `activity_since`, and `seconds` are those of the
+    activities before (accounting.py).
+
     `failed_nodes` and `unreachable_nodes` are Kubernetes nodes. `yielding` is set while the job
     gives way to an older one. `stray_pods` are pods with the job's labels that it did not create.
 
@@ -137,6 +140,9 @@ class Status:
     starting_seconds: int = 0
     active_since: datetime | None = None
     active_seconds: int = 0
+    activity: str = ""
+    activity_since: datetime | None = None
+    seconds: Mapping[str, int] = field(default_factory=dict)
     failed_nodes: tuple[FailedNode, ...] = ()
     unreachable_nodes: tuple[UnreachableNode, ...] = ()
     yielding: Yielding | None = None
@@ -203,6 +209,9 @@ class Status:
             starting_seconds=integer_or_zero(entries.get("startingSeconds")),
             active_since=parse_time(entries.get("activeSince")),
             active_seconds=integer_or_zero(entries.get("activeSeconds")),
+            activity=str(entries.get("activity", "")),
+            activity_since=parse_time(entries.get("activitySince")),
+            seconds=_read_seconds(entries.get("seconds")),
             failed_nodes=read_failed_nodes(entries.get("failedNodes")),
             unreachable_nodes=read_unreachable_nodes(entries.get("unreachableNodes")),
             yielding=Yielding.from_dict(mapping_or_empty(entries.get("yielding"))),
@@ -247,6 +256,10 @@ class Status:
             "startingSeconds": self.starting_seconds or None,
             "activeSince": format_time_or_none(self.active_since),
             "activeSeconds": self.active_seconds or None,
+            "activity": self.activity,
+            "activitySince": format_time_or_none(self.activity_since),
+            "seconds": dict(self.seconds),
+            "goodput": goodput(self.seconds),
             "failedNodes": [node.to_dict() for node in self.failed_nodes],
             "unreachableNodes": [node.to_dict() for node in self.unreachable_nodes],
             "yielding": self.yielding.to_dict() if self.yielding else None,
@@ -271,6 +284,22 @@ def _read_times(value: Any) -> tuple[datetime, ...]:
     return tuple(time for time in times if time)
 
 
+def goodput(seconds: Mapping[str, int]) -> str:
+    """Return the part of a job's time that was spent on training, such as `87%`.
+
+    The string is empty before the end of the first attempt that trained.
+    """
+    training = seconds.get("training")
+    if training is None:
+        return ""
+    return f"{100 * training // max(1, sum(seconds.values()))}%"
+
+
+def _read_seconds(value: Any) -> Mapping[str, int]:
+    found = mapping_or_empty(value).items()
+    return {str(key): max(integer_or_zero(seconds), 0) for key, seconds in found}
+
+
 def _without_absent(entries: Dict) -> dict[str, Any]:
     absent: tuple[Any, ...] = (None, {}, [], "")
     return {key: value for key, value in entries.items() if value not in absent}
@@ -286,7 +315,7 @@ def is_transition(old: Status, new: Status) -> bool:
     """Return True if a change is more than progress and has to be written at once.
 
     Progress is a change of counts, of messages, of succeeded nodes or of the result. The start of
-    the active time and of a silence may wait too.
+    the active time and of a silence, and the account of the time, may wait too.
     """
     return _without_progress(old) != _without_progress(new)
 
@@ -301,5 +330,8 @@ def _without_progress(status: Status) -> Status:
         succeeded_nodes=(),
         active_since=None,
         silent_since=None,
+        activity="",
+        activity_since=None,
+        seconds={},
         result={},
     )

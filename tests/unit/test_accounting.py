@@ -1,0 +1,86 @@
+"""The account of a job's time."""
+
+import pytest
+from builders import (
+    NOW,
+    a_job,
+    a_pod,
+    a_running_job,
+    a_starting_job,
+    at,
+    failed,
+    plan_for,
+    running,
+    starting,
+    torchrun_summary,
+    unschedulable,
+    written,
+)
+
+from ddpjob.core.accounting import Activity
+from ddpjob.core.status import goodput
+
+RUN = (a_pod(0, running()), a_pod(1, running()))
+
+
+def account(job, *pods, now=NOW, **surroundings):
+    """Return (activity, its start, the seconds before) after a look."""
+    status = plan_for(job, *pods, now=now, **surroundings).status
+    return status.activity, status.activity_since, dict(status.seconds)
+
+
+def test_a_job_without_all_its_pods_on_nodes_is_queued():
+    assert account(a_job()) == ("queued", NOW, {})
+    pods = a_pod(0, running()), a_pod(1, unschedulable())
+    assert account(a_starting_job(), *pods) == ("queued", NOW, {})
+
+
+def test_time_goes_to_the_activity_before_when_another_one_begins():
+    job = written(a_job(), plan_for(a_job()))
+    job = written(job, plan_for(job, a_pod(0, starting()), a_pod(1, starting()), now=at(7)))
+    assert (job.status.activity, job.status.seconds) == ("starting", {"queued": 7})
+    assert account(job, *RUN, now=at(12)) == ("training", at(12), {"queued": 7, "starting": 5})
+
+
+def test_after_an_attempt_that_trained_the_job_recovers_until_it_trains_again():
+    job = a_running_job(activity="training", activity_since=NOW, seconds={"starting": 5})
+    job = written(job, plan_for(job, RUN[0], a_pod(1, failed(torchrun_summary())), now=at(60)))
+    expected = {"starting": 5, "training": 60}
+    assert (job.status.activity, job.status.seconds) == ("recovering", expected)
+    # The new pods wait for nodes, which belongs to the recovery.
+    pods = [a_pod(index, attempt=1) for index in (0, 1)]
+    assert account(job, *pods, now=at(70)) == ("recovering", at(60), expected)
+    pods = [a_pod(index, running(), attempt=1) for index in (0, 1)]
+    assert account(job, *pods, now=at(80)) == ("training", at(80), {**expected, "recovering": 20})
+
+
+def test_a_job_that_ends_or_is_suspended_has_its_time_added():
+    job = a_running_job(activity="training", activity_since=NOW, spec={"suspend": True})
+    assert account(job, *RUN, now=at(60)) == ("", None, {"training": 60})
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_time():
+    job = a_running_job(activity="training", activity_since=at(500), spec={"suspend": True})
+    assert account(job, *RUN) == ("", None, {"training": 0})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({}, ""),
+        ({"queued": 5}, ""),
+        ({"training": 70, "recovering": 20, "starting": 10}, "70%"),
+        ({"training": 0}, "0%"),
+    ],
+)
+def test_goodput_is_the_part_of_the_time_that_was_spent_on_training(seconds, expected):
+    assert goodput(seconds) == expected
+
+
+def test_the_activities_have_the_names_of_the_status():
+    assert [str(activity) for activity in Activity] == [
+        "queued",
+        "starting",
+        "training",
+        "recovering",
+    ]
