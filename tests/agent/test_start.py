@@ -70,7 +70,10 @@ def test_a_command_that_is_python_runs_the_agent_itself(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["python3", "python"])
-@pytest.mark.parametrize("first_line", [None, "\x7fELF", "#!/missing/python3", "#!/bin/bash", ""])
+@pytest.mark.parametrize(
+    "first_line",
+    [None, "\x7fELF", "#!/missing/python3", "#!/bin/bash", "", "#!/bin/sh\nexec sleep torchrun\n"],
+)
 def test_without_an_interpreter_that_exists_any_python_is_used(tmp_path, name, first_line):
     python = a_python(tmp_path / "bin" / name)
     if first_line is not None:

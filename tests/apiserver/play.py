@@ -343,7 +343,7 @@ class Cluster:
             "name": "trainer",
             "image": "i",
             "imageID": "",
-            "ready": False,
+            "ready": bool(ready_since),
             "restartCount": 0,
             "state": state,
         }

@@ -4,6 +4,7 @@ import json
 import signal
 
 from .builders import MANAGED, script, script_job
+from .commands import CommandFailed
 from .namespace import Namespace
 from .training import (
     JOB,
@@ -24,6 +25,14 @@ def count():
         time.sleep(0.1)
 count()
 """
+
+
+def log_of(namespace: Namespace, pod: str) -> str:
+    try:
+        return namespace.cluster.read.log(pod, namespace.name, "trainer")
+    except CommandFailed:
+        # The container has not started.
+        return ""
 
 
 def kept(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -63,7 +72,8 @@ def test_pods_stay_when_a_rank_a_pod_and_node_0_are_lost(namespace: Namespace):
 def test_a_stopped_rank_of_a_script_of_ones_own_is_a_hang_with_stacks(namespace: Namespace):
     options = {"hangTimeoutSeconds": 5, "heartbeat": "Log", "failurePolicy": {"maxRestarts": 0}}
     namespace.apply(*script_job("counts", COUNTS, **options))
-    namespace.wait_for_status("counts", phase="Running", nodesReady="2/2")
+    # Before its first heartbeat a script has all the time that it needs.
+    namespace.wait("counts-0-1 counts", lambda: "step 5" in log_of(namespace, "counts-0-1"))
 
     signal_workers(namespace, "counts-0-1", signal.SIGSTOP)
     status = namespace.wait_for_status("counts", phase="Failed")

@@ -10,11 +10,11 @@ import pytest
 
 from ddpjob.core import render
 from ddpjob.core.job import Job
-from ddpjob.core.pod_context import Settings
 from ddpjob.core.readers import SpecError
 from ddpjob.core.status import PodCounts, Status
 from ddpjob.local.addresses import LocalAddresses
 from ddpjob.local.env import LOOPBACK
+from ddpjob.local.run import run_settings
 from ddpjob.local.run_files import RunFiles
 from ddpjob.local.translate import Command, translate
 
@@ -36,7 +36,7 @@ def make_job(**spec) -> Job:
 
 def command(tmp_path: Path, config_maps=None, claims: Mapping[str, Path] = {}, **spec) -> Command:
     """Return the command of node 0 of a job with the fields `spec`."""
-    settings = Settings(addresses=LocalAddresses(lambda: 5555))
+    settings = run_settings(lambda: 5555)
     (pod,) = render.pods(make_job(**spec), [0], settings)
     pod["spec"]["nodeName"] = "laptop"
     return translate(pod, RunFiles(tmp_path, claims, config_maps or {}))
@@ -103,6 +103,8 @@ def test_the_files_of_the_agent_are_in_the_folder_of_the_pod(tmp_path):
     options = json.loads(found.argv[4])
     assert options["message"] == str(found.message)
     assert options["assignment"] == str(found.assignment)
+    # It is that of the machine.
+    assert options["clear"] is None
 
 
 def test_the_fields_of_a_pod_can_be_files(tmp_path):

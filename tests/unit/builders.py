@@ -303,7 +303,9 @@ def starting():
 def running(*, since=NOW):
     """Return the status of a pod whose workers have met the others."""
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": format_time(since)}
-    return {**starting(), "conditions": [ready]}
+    status = {**starting(), "conditions": [ready]}
+    status["containerStatuses"][0]["ready"] = True
+    return status
 
 
 def ended(code, message="", *, reason=None, when=NOW, **status):

@@ -21,6 +21,7 @@ from builders import (
     plan_for,
     running,
     starting,
+    succeeded,
     waiting,
     written,
 )
@@ -105,7 +106,7 @@ def test_after_the_loss_of_node_0_another_pod_hosts_the_rendezvous():
     _, second, third = gang(running(), running(), running())
     status = plan_for(a_running_job(nodes=3), second, third).status
     assert status.host == Host(1, "10.244.0.7")
-    assert status.resolved["rendezvous"] == "10.244.0.7:29400"
+    assert status.resolved["rendezvous"] == "10.244.0.7:29402"
 
 
 def test_a_gang_of_new_pods_meets_at_node_0():
@@ -291,15 +292,53 @@ def test_a_pod_that_stayed_counts_once_it_is_ready_again(pod, counts):
     assert status.pods.ready == 2 + counts
 
 
-def test_a_pod_that_stayed_and_is_gone_is_a_lost_pod_also_before_the_latch():
-    pods = pods_in_place(None, waiting(), starting())[1:]
-    plan = plan_for(a_job_in_place(), *pods)
-    assert plan.status.attempt == 2
-    assert plan.confirm == ("digits-0-0",)
-    assert plan.status.last_failure["pod"] == "digits-0-0"
-    assert budgets_used(plan) == (0, 1)
-    # The new pod was not running yet.
-    assert plan.status.pod_attempts == (2, 2, 0)
+LOST = {
+    "gone": [],
+    "deleted": [an_agents_pod(0, running(), attempt=1, born=0, deleted_at=NOW)],
+    "evicted": [
+        an_agents_pod(0, {**starting(), "conditions": [disruption_target()]}, attempt=1, born=0)
+    ],
+    "killed without a report": [an_agents_pod(0, oom_killed(), attempt=1, born=0)],
+}
+
+
+@pytest.mark.parametrize("first", LOST.values(), ids=LOST)
+def test_a_pod_that_stayed_and_is_lost_before_the_attempt_ran_costs_nothing_more(first):
+    """It was probably lost together with the one that was counted, as in a drain."""
+    others = pods_in_place(None, waiting(), starting())[1:]
+    plan = plan_for(a_job_in_place(), *first, *others)
+    assert (plan.status.attempt, plan.status.reason) == (2, Reason.NOT_RESUMED)
+    assert plan.status.pod_attempts == ()
+    assert plan.confirm == (() if first else ("digits-0-0",))
+    assert budgets_used(plan) == (0, 0)
+
+
+@pytest.mark.parametrize("first", LOST.values(), ids=LOST)
+def test_a_pod_that_stayed_and_is_lost_after_the_attempt_ran_is_counted(first):
+    others = pods_in_place(None, running(), running())[1:]
+    plan = plan_for(a_job_in_place(latched=True, ran=True), *first, *others)
+    assert sum(budgets_used(plan)) == 1
+
+
+def test_a_success_in_the_attempt_before_is_none_in_this_one():
+    old = succeeded(agent_report(attempt=0, cause="Succeeded"))
+    plan = plan_for(a_job_in_place(), *pods_in_place(old, running(), running()))
+    assert plan.status.succeeded_nodes == ()
+    assert plan.status.reason == Reason.NOT_RESUMED
+
+
+def test_pods_that_may_still_write_a_checkpoint_keep_their_time():
+    job = a_job_in_place(previous_attempt_ran=True, spec={"suspend": True})
+    plan = plan_for(job, *pods_in_place(starting(), starting(), starting()))
+    assert {delete.grace for delete in plan.delete} == {None}
+    assert plan.assign == ()
+
+
+def test_a_sidecar_that_has_ended_does_not_make_its_trainer_unready():
+    status = running()
+    status["conditions"][0]["status"] = "False"
+    plan = plan_for(a_running_job(), *gang(running(), status))
+    assert (plan.status.pods.ready, plan.status.silent_since) == (2, None)
 
 
 def test_a_pod_that_stayed_and_fails_in_the_attempt_is_a_failure():

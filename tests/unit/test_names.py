@@ -1,5 +1,7 @@
 """Names stay within what Kubernetes, c10d and Neuron accept."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,13 +35,19 @@ def test_a_hostname_begins_with_the_index_in_four_digits():
 @pytest.mark.parametrize(
     ("address", "endpoint"),
     [
-        ("", "n0000-a2.digits:29400"),
-        ("10.244.1.5", "10.244.1.5:29400"),
-        ("fd00::5", "[fd00::5]:29400"),
+        ("", "n0000-a2.digits:29404"),
+        ("10.244.1.5", "10.244.1.5:29404"),
+        ("fd00::5", "[fd00::5]:29404"),
     ],
 )
 def test_a_rendezvous_is_at_an_address_or_else_at_node_0_by_name(address, endpoint):
     assert names.rendezvous_endpoint("digits", 2, address) == endpoint
+
+
+def test_the_port_of_an_attempt_is_neither_that_of_the_last_one_nor_the_agents():
+    ports = [names.rendezvous_port(attempt) for attempt in range(100)]
+    assert all(one != next_one for one, next_one in itertools.pairwise(ports))
+    assert names.AGENT_PORT not in ports
 
 
 def test_every_attempt_has_its_own_rendezvous_id():

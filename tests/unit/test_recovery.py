@@ -143,7 +143,7 @@ def test_a_job_whose_status_was_wiped_goes_on_with_its_newest_attempt():
     assert (plan.create, plan.delete, plan.wake_after) == ((), (), 0)
     assert plan.status.reason == Reason.STATUS_RECOVERED
     assert plan.status.start_time == NOW
-    assert plan.status.resolved["rendezvous"] == "n0000-a3.digits:29400"
+    assert plan.status.resolved["rendezvous"] == "n0000-a3.digits:29406"
 
 
 def test_a_recovery_is_reported_by_one_event_and_happens_once():

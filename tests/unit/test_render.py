@@ -131,7 +131,7 @@ def test_only_node_0_hosts_the_rendezvous():
 
 def test_the_rendezvous_endpoint_is_node_0_of_the_attempt():
     flags = flags_of(render(7, nodes=12, attempt=3))
-    assert flags["rdzv-endpoint"] == "n0000-a3.digits:29400"
+    assert flags["rdzv-endpoint"] == "n0000-a3.digits:29406"
     assert flags["local-addr"] == "n0007-a3.digits"
     assert flags["rdzv-id"].endswith("-3")
     assert flags["nnodes"] == "12"
@@ -242,7 +242,7 @@ def test_pods_that_stay_are_told_where_the_rendezvous_is():
     (new,) = pods(job, [0], DEFAULTS)
     assert json.loads(assignment(job, 0, DEFAULTS.addresses)) == assignment_of(new)
     assert [flag for entry in told for flag in entry["flags"] if "endpoint" in flag] == (
-        ["--rdzv-endpoint=10.0.0.7:29400"] * 3
+        ["--rdzv-endpoint=10.0.0.7:29408"] * 3
     )
     assert ["is_host=true" in " ".join(entry["flags"]) for entry in told] == [False, True, False]
     assert [entry["flags"][-1] for entry in told] == [

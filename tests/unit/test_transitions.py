@@ -165,7 +165,7 @@ def test_a_restart_replaces_the_whole_gang():
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-2"]
     assert plan.create == ()
     assert (plan.status.phase, plan.status.reason) == (Phase.RESTARTING, Reason.FAILURE)
-    assert plan.status.resolved["rendezvous"] == "n0000-a1.digits:29400"
+    assert plan.status.resolved["rendezvous"] == "n0000-a1.digits:29402"
 
 
 def test_a_restart_is_reported_by_one_event_and_by_last_failure():

@@ -92,7 +92,7 @@ def _report(
         "phase": phase,
         "podIP": "10.244.0.7",
         "conditions": [condition],
-        "containerStatuses": [{"name": "trainer", "state": state}],
+        "containerStatuses": [{"name": "trainer", "state": state, "ready": ready}],
     }
     fake.change("pods", name, status=status, **fields)
 

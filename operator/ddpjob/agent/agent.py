@@ -81,7 +81,12 @@ INTERRUPTED, AMBIGUOUS = (-15, 143), (1, -6)
 # Causes, the likeliest first. A follower lost a peer. Unclear: perhaps it is a follower.
 CAUSES = ("Failure", "Unclear", "Follower")
 
-STACK = re.compile(r"Current thread [^\n]*\n((?:  File [^\n]*\n?)+)")
+# How many requests are answered at a time.
+CLIENTS = threading.BoundedSemaphore(32)
+
+# A stack of faulthandler. No thread is the current one if all wait, as in a stopped process; then
+# the last one is the main thread.
+STACK = re.compile(r"(Current thread|Thread) [^\n]*\n((?:  File [^\n]*\n?)+)")
 
 
 def read_json(text: bytes) -> dict[str, Any]:
@@ -104,6 +109,14 @@ def signal_name(exit_code: int) -> str:
     with suppress(ValueError):
         return signal.Signals(-exit_code).name
     return ""
+
+
+def stack_in(text: str) -> list[str]:
+    """Return the frames of the thread that was interrupted, the innermost first."""
+    stacks = STACK.findall(text)
+    current = [frames for kind, frames in stacks if kind != "Thread"]
+    chosen = current or [frames for _, frames in stacks]
+    return chosen[-1].splitlines() if chosen else []
 
 
 def descendants() -> list[int]:
@@ -466,8 +479,7 @@ class Agent:
         lines = []
         each = max(1, LINES // max(1, len(self.ranks())))
         for stream in self.ranks():
-            found = STACK.findall(stream.text())
-            frames = found[-1].splitlines() if found else ["no stack"]
+            frames = stack_in(stream.text()) or ["no stack"]
             rank = stream.worker.get("rank")
             lines += [f"rank {rank}: {frame.strip()}"[:LINE_LENGTH] for frame in frames[:each]]
         self.report = {"cause": "Hang", "exception": f"no heartbeat for {age:.0f} s"}
@@ -555,21 +567,32 @@ class Agent:
 
     def answer_all(self, server: socket.socket) -> None:
         while True:
-            with suppress(OSError), server.accept()[0] as connection:
-                # A client that sends nothing must not keep the kubelet waiting.
-                connection.settimeout(0.2)
-                path = connection.recv(4096).split(b" ")[1:2]
-                status, body = "404 Not Found", ""
-                if path == [b"/ready"]:
-                    ready = self.is_ready()
-                    # The operator must see each attempt become ready.
-                    status = "200 OK" if ready and self.has_refused else "503 Service Unavailable"
-                    self.has_refused |= status != "200 OK"
-                if path == [b"/metrics"]:
-                    status, body = "200 OK", self.metrics()
-                head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
-                head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-                connection.sendall((head + body).encode())
+            CLIENTS.acquire()
+            try:
+                connection = server.accept()[0]
+                threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+            except (OSError, RuntimeError):
+                # For example, no descriptor is left.
+                CLIENTS.release()
+                time.sleep(POLL)
+
+    def answer(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            # A client that sends nothing must not keep the kubelet waiting.
+            connection.settimeout(0.2)
+            path = connection.recv(4096).split(b" ")[1:2]
+            status, body = "404 Not Found", ""
+            if path == [b"/ready"]:
+                ready = self.is_ready()
+                # The operator must see each attempt become ready.
+                status = "200 OK" if ready and self.has_refused else "503 Service Unavailable"
+                self.has_refused |= status != "200 OK"
+            if path == [b"/metrics"]:
+                status, body = "200 OK", self.metrics()
+            head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
+            head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            connection.sendall((head + body).encode())
+        CLIENTS.release()
 
     def is_ready(self) -> bool:
         """Return True if this attempt's workers have met, and none hangs.

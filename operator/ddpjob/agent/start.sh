@@ -15,8 +15,9 @@ python_of() {
     *python*) echo "${first%% *}" ;;
     # pip writes a long path, or one with spaces, into the second line: '''exec' PATH "$0" "$@"
     */sh)
-      path=${second#* }
+      path=${second#"'''exec' "}
       case "$path" in
+        "$second") ;;
         \"*) path=${path#\"}; echo "${path%%\"*}" ;;
         *) echo "${path%% *}" ;;
       esac ;;

@@ -148,8 +148,7 @@ class Actor:
             await self.deleter.delete_job(body)
             return None
         if body and plan.assign:
-            # Survivors begin to end the last attempt before anything else is done.
-            await self.creator.assign(Job.from_dict(body), plan.assign)
+            await self._assign(Job.from_dict(body), plan)
         if not body or not plan.create:
             await self.deleter.delete_pods(job, plan.delete)
             return plan.wake_after
@@ -162,6 +161,19 @@ class Actor:
             what = error or "no answer"
             log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, what)
         return AGAIN
+
+    async def _assign(self, job: Job, plan: Plan) -> None:
+        """Assign the pods that stay: they begin to end the last attempt before all else.
+
+        If that is refused, the rest of the plan is carried out all the same. The pods get the
+        assignment at a later look, or are replaced if they are silent for too long.
+        """
+        try:
+            await self.creator.assign(job, plan.assign)
+        except ApiError as error:
+            message = f"a pod that stays cannot be assigned; it is tried again: {error}"
+            await self.reporter.post_once(job, "AssignRefused", message)
+            log.warning("%s/%s: %s", job.namespace, job.name, message)
 
     # The job
 
@@ -237,7 +249,7 @@ class Actor:
         own = {
             pod.name
             for pod in self.cache.pods_of(job.uid)
-            if pod.name == names.pod_name(job.name, pod.attempt, pod.index)
+            if pod.name == names.pod_name(job.name, pod.born, pod.index)
         }
         changed = [name for name in existing if name not in own]
         if not changed:

@@ -7,8 +7,8 @@ from typing import Any
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import ApiError, GaveWay, Refused, Unreachable
 from ddpjob.controller.kinds import CONFIG_MAPS, PODS, SERVICES, Kind
-from ddpjob.controller.refusals import refused_or_error
-from ddpjob.controller.writer import Writer, is_gone, run_all
+from ddpjob.controller.refusals import is_admission, refused_or_error
+from ddpjob.controller.writer import Writer, run_all
 from ddpjob.core import names, render
 from ddpjob.core.assignment import assignment
 from ddpjob.core.job import Job
@@ -91,7 +91,7 @@ class Creator:
             path = PODS.path(job.namespace, assign.name)
             self.cache.pods.see(await self.writer.write("PATCH", path, body))
         except ApiError as error:
-            if not is_gone(error):
+            if error.status != 404 or is_admission(error.message):
                 raise
             self.cache.pods.drop(assign.uid)
 

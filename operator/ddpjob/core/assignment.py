@@ -53,7 +53,7 @@ class ServiceAddresses:
 
     def endpoint(self, job: Job) -> str:
         status = job.status
-        return names.rendezvous_endpoint(job.name, status.born(0), status.host.address)
+        return names.rendezvous_endpoint(job.name, status.attempt or 0, status.host.address)
 
     def local(self, job: Job, index: int) -> str:
         return f"{names.hostname(job.status.born(index), index)}.{job.name}"

@@ -26,8 +26,8 @@ def begin_attempt(
     first = min(kept, key=lambda pod: pod.index, default=None)
     host = Host(first.index, first.address) if first else Host()
     ran: bool | None = status.running_time is not None
-    if not ran and any(not pod.released for pod in obs.older):
-        # Pods of an older attempt still run. They keep their time for a checkpoint.
+    if not ran and (status.pod_attempts or any(not pod.released for pod in obs.older)):
+        # Pods may still run an older attempt. They keep their time for a checkpoint.
         ran = status.previous_attempt_ran
     return replace(
         status,

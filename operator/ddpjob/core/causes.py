@@ -104,12 +104,12 @@ def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
 
     The verdict does not depend on the order of the pods.
     """
+    not_resumed = _not_resumed(obs, now)
+    if not_resumed:
+        return not_resumed
     certain = [*_disruptions(obs, now), *_certain_failures(obs)]
     if certain:
         return min(certain, key=lambda ranked: ranked[0])[1]
-    missed = [pod for pod in obs.current if _has_missed_attempt(pod, obs)]
-    if missed:
-        return _not_resumed(missed[0])
     failed = [pod for pod in obs.current if pod.state is TrainerState.FAILED]
     if not failed:
         return None
@@ -133,18 +133,27 @@ def settles_at(status: Status, now: datetime) -> datetime:
     return later(first_seen, SETTLE_TIME)
 
 
-def _has_missed_attempt(pod: Pod, obs: Observation) -> bool:
-    """Return True if a pod stayed for this attempt, and ended before it took part.
+def _not_resumed(obs: Observation, now: datetime) -> Verdict | None:
+    """Return the verdict if a pod that stayed did not take part in the attempt.
 
-    Its report is about an attempt before, which has been judged.
+    Most often it was lost or failed together with the one that ended the attempt before. That has
+    been counted.
     """
-    stayed = pod.born < obs.attempt
-    return stayed and pod.ended and pod.reported is not None and pod.reported < obs.attempt
+    if obs.status.running_time:
+        return None
+    for index in obs.lost:
+        if obs.status.born(index) < obs.attempt:
+            return _stayed_in_vain(obs.pod_name(index), index, None)
+    for pod in obs.current:
+        is_lost = pod.disruption or find_end_of_node(obs, pod, now)
+        if obs.has_missed_attempt(pod) or (pod.born < obs.attempt and is_lost):
+            return _stayed_in_vain(pod.name, pod.index, pod)
+    return None
 
 
-def _not_resumed(pod: Pod) -> Verdict:
-    message = f"pod {pod.name} had stayed for the attempt, and ended before it took part"
-    return Verdict(Cause.NOT_RESUMED, Reason.NOT_RESUMED, message, pod.index, pod)
+def _stayed_in_vain(name: str, index: int, pod: Pod | None) -> Verdict:
+    message = f"pod {name} had stayed for the attempt, and ended before it took part"
+    return Verdict(Cause.NOT_RESUMED, Reason.NOT_RESUMED, message, index, pod)
 
 
 def judge_silence(obs: Observation) -> Verdict:
@@ -185,7 +194,7 @@ def _certain_failures(obs: Observation) -> list[Ranked]:
     """Return failures that began on their node, whatever the other nodes report."""
     found = []
     for pod in obs.current:
-        if pod.state is not TrainerState.FAILED or _has_missed_attempt(pod, obs):
+        if pod.state is not TrainerState.FAILED:
             continue
         summary = pod.summary
         is_certain = pod.hang or (summary is not None and summary.certain)

@@ -91,8 +91,14 @@ def delete_outdated(obs: Observation) -> tuple[Delete, ...]:
 
 
 def current_grace(status: Status, attempt: int) -> int | None:
-    """Return the grace period of the current attempt's pods in seconds; None is their own."""
-    return _grace(status, attempt, status.running_time is not None)
+    """Return the grace period of the current attempt's pods in seconds; None is their own.
+
+    Pods that have stayed may still write a checkpoint of the attempt before.
+    """
+    ran: bool | None = status.running_time is not None
+    if not ran and status.pod_attempts:
+        ran = status.previous_attempt_ran
+    return _grace(status, attempt, ran)
 
 
 def previous_grace(status: Status, attempt: int) -> int | None:

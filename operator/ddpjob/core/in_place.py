@@ -11,7 +11,7 @@ from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.assignment import GRACE_SECONDS
 from ddpjob.core.dead_nodes import find_end_of_node, is_not_ready
 from ddpjob.core.deletions import LOST_PEERS
-from ddpjob.core.names import Cause
+from ddpjob.core.names import Cause, Condition
 from ddpjob.core.observe import Observation, Pod, TrainerState
 from ddpjob.core.plan import Assign
 from ddpjob.core.spec import Spec
@@ -54,14 +54,15 @@ def _can_stay(obs: Observation, pod: Pod, now: datetime) -> bool:
 
 def assignments(obs: Observation) -> tuple[Assign, ...]:
     """Return what the pods that stay are still to be told."""
-    if obs.status.finished or not obs.status.pod_attempts:
+    status = obs.status
+    if status.finished or status.has(Condition.SUSPENDED) or not status.pod_attempts:
         return ()
     grace = assignment_grace(obs)
     start = _may_start(obs)
     return tuple(
         Assign(pod.name, pod.uid, pod.index, grace, start, pod.ready_since)
         for pod in obs.unassigned
-        if start or not pod.held
+        if not pod.deleting and (start or not pod.held)
     )
 
 

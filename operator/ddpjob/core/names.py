@@ -29,7 +29,9 @@ ANNOTATION_READY_BEFORE = f"{GROUP}/ready-before"
 # The container that trains. Its end is the end of the pod, whatever the sidecars do.
 TRAINER = "trainer"
 
+# The first of the ports of rendezvous, and their number. They are even, so none is the agent's.
 RENDEZVOUS_PORT = 29400
+RENDEZVOUS_PORTS = 8
 AGENT_PORT = 29401
 HOME = "/home/ddpjob"
 SHARED_MEMORY = "/dev/shm"
@@ -164,7 +166,15 @@ def rendezvous_endpoint(job: str, attempt: int, address: str = "") -> str:
     host = address or f"{hostname(attempt, 0)}.{job}"
     if ":" in host:
         host = f"[{host}]"
-    return f"{host}:{RENDEZVOUS_PORT}"
+    return f"{host}:{rendezvous_port(attempt)}"
+
+
+def rendezvous_port(attempt: int) -> int:
+    """Return the port of an attempt. A member must not find the store of the attempt before.
+
+    A pod that stays may still run that, while it writes a checkpoint.
+    """
+    return RENDEZVOUS_PORT + 2 * (attempt % RENDEZVOUS_PORTS)
 
 
 def rendezvous_id(uid: str, attempt: int) -> str:

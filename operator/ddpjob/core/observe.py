@@ -247,7 +247,11 @@ class Observation:
     @cached_property
     def succeeded(self) -> frozenset[int]:
         """Indices of the current attempt whose trainer succeeded, even if the pod is gone."""
-        seen = {pod.index for pod in self.current if pod.state is TrainerState.SUCCEEDED}
+        seen = {
+            pod.index
+            for pod in self.current
+            if pod.state is TrainerState.SUCCEEDED and not self.has_missed_attempt(pod)
+        }
         kept = {index for index in self.status.succeeded_nodes if index < self.status.pods.desired}
         return frozenset(seen | kept)
 
@@ -256,6 +260,18 @@ class Observation:
         """Indices of the current attempt that need a pod and have none."""
         present = {pod.index for pod in self.current} | self.succeeded
         return tuple(index for index in range(self.status.pods.desired) if index not in present)
+
+    def has_missed_attempt(self, pod: Pod) -> bool:
+        """Return True if a pod stayed for this attempt, and ended before it took part.
+
+        Its end belongs to an attempt before, which has been judged. A pod that was killed has left
+        no report: it took part if the gang has run.
+        """
+        if pod.born == self.attempt or not pod.ended:
+            return False
+        if pod.reported is None:
+            return self.status.running_time is None
+        return pod.reported < self.attempt
 
     def pod_name(self, index: int) -> str:
         """Return the name of a node's pod in the current attempt, also if it does not exist."""

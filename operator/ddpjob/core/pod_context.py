@@ -58,6 +58,8 @@ class Settings:
     """The administrator's choices for every generated pod."""
 
     restricted: bool = False
+    # False if /dev/shm is not the pod's own, as on one machine.
+    clears_memory: bool = True
     addresses: Addresses = field(default_factory=ServiceAddresses)
 
 
@@ -101,7 +103,7 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
         "trainer": names.TRAINER,
         "spec": spec,
         "annotations": {names.ANNOTATION_ASSIGNMENT: ASSIGNMENT},
-        "command": _command(spec, _has_own_memory(volumes)),
+        "command": _command(spec, settings.clears_memory and _has_own_memory(volumes)),
         "env": _env(job, spec, profile, settings),
         "resources": _resources(spec),
         "port": names.RENDEZVOUS_PORT,

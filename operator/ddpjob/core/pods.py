@@ -123,21 +123,27 @@ def _ready_since(status: Dict) -> str:
 
 
 def _is_ready(metadata: Dict, status: Dict) -> bool:
-    """Return True if the pod became ready in the attempt that it is assigned to.
+    """Return True if the trainer became ready in the attempt that its pod is assigned to.
 
-    When a pod gets another assignment, it keeps the condition of the last one for a moment.
+    When a pod gets another assignment, it keeps the condition of the last one for a moment. The
+    condition of the pod depends on its sidecars too, so it decides nothing else.
     """
     before = child(metadata, "annotations").get(names.ANNOTATION_READY_BEFORE)
-    is_true = _condition(status, "Ready").get("status") == "True"
-    return is_true and (not before or before != _ready_since(status))
+    is_old = bool(before) and before == _ready_since(status)
+    return bool(_trainer_status(status).get("ready")) and not is_old
+
+
+def _trainer_status(status: Dict) -> Dict:
+    """Return the status of the container `trainer`."""
+    for container in children(status, "containerStatuses"):
+        if container.get("name") == names.TRAINER:
+            return container
+    return {}
 
 
 def _trainer_container(status: Dict) -> Dict:
     """Return the `state` of the container `trainer`."""
-    for container in children(status, "containerStatuses"):
-        if container.get("name") == names.TRAINER:
-            return child(container, "state")
-    return {}
+    return child(_trainer_status(status), "state")
 
 
 def _trainer_state(phase: Any, container: Dict) -> TrainerState:

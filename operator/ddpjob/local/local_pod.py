@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,7 @@ class LocalPod:
                     "lastTransitionTime": moment,
                 }
                 self.body["status"]["conditions"] = [condition]
+                self.body["status"]["containerStatuses"][0]["ready"] = is_ready
                 self._changed()
             await asyncio.sleep(PROBE_INTERVAL)
 
@@ -197,7 +198,12 @@ class LocalPod:
 
         As in a cluster, only the agent gets the SIGTERM.
         """
-        self.body["metadata"] |= {"deletionTimestamp": _now(), "deletionGracePeriodSeconds": 0}
+        # As in a cluster, the timestamp is the end of the grace period.
+        deadline = datetime.now(UTC) + timedelta(seconds=grace)
+        self.body["metadata"] |= {
+            "deletionTimestamp": format_time(deadline),
+            "deletionGracePeriodSeconds": max(1, round(grace)),
+        }
         self._send_sigterm()
         asyncio.get_running_loop().call_later(grace, self._kill_unless_finished)
 
@@ -238,7 +244,7 @@ class LocalPod:
         self._set_state(state, "Failed" if code else "Succeeded")
 
     def _set_state(self, state: Mapping[str, Any], phase: str) -> None:
-        containers = [{"name": names.TRAINER, "state": state}]
+        containers = [{"name": names.TRAINER, "state": state, "ready": False}]
         self.body["status"] = {
             "phase": phase,
             "podIP": "127.0.0.1",

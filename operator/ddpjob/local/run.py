@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -59,7 +59,7 @@ class Stopped(Exception):
 def check(job: Job, files: RunFiles) -> None:
     """Raise SpecError for a job that cannot run on this machine. Nothing is created or started."""
     status = decide(observe(job, ()), datetime.now(UTC)).status
-    settings = Settings(addresses=LocalAddresses(lambda: names.RENDEZVOUS_PORT))
+    settings = run_settings(lambda: names.RENDEZVOUS_PORT)
     first_attempt = replace(job, status=status)
     for body in render.pods(first_attempt, range(status.pods.desired), settings):
         _assign_node(body)
@@ -78,7 +78,7 @@ class LocalRun:
         self._job = replace(job, uid=str(uuid.uuid4()))
         self._files = files
         self._watcher = watcher
-        self._settings = Settings(addresses=LocalAddresses(free_port))
+        self._settings = run_settings(free_port)
         self._pods: dict[str, LocalPod] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # Set when a pod has changed since the last look.
@@ -232,6 +232,11 @@ class LocalRun:
             self._files.status.write_text(text)
         except OSError as error:
             self._note_once(f"cannot write {error.filename}: {error.strerror}")
+
+
+def run_settings(find_port: Callable[[], int]) -> Settings:
+    # The processes of this machine share its /dev/shm.
+    return Settings(clears_memory=False, addresses=LocalAddresses(find_port))
 
 
 def _assign_node(body: dict[str, Any]) -> None:
