@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import time
 
@@ -81,6 +82,18 @@ def test_an_assignment_that_must_not_start_only_ends_the_last_attempt(pod):
     found.assign(1)
     found.wait_for("works in attempt 1")
     assert "OVERLAP" not in found.log
+
+
+def test_a_follower_waits_longer_for_an_attempt_that_must_not_start_yet(pod, port):
+    found = pod(LOSES_ITS_PEER, port=port)
+    found.assign(0, wait=2)
+    found.start()
+    found.wait_for("waiting for the next attempt")
+    found.assign(1, start=False)
+    waiting = re.compile(r'activity="waiting"} ([0-9.]+)')
+    wait_until(lambda: float(waiting.search(found.get("/metrics")[1])[1]) > 3)
+    found.assign(1)
+    assert found.end() == 0
 
 
 def test_a_pod_that_is_never_told_to_start_ends(pod):

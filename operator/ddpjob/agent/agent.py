@@ -189,6 +189,8 @@ class Agent:
         }
         self.selector = selectors.DefaultSelector()
         self.attempt = -1
+        # The attempt that must not start yet.
+        self.held = -1
         self.torchrun: subprocess.Popen[bytes] | None = None
         self.streams: list[Stream] = []
         self.started = 0.0
@@ -237,14 +239,16 @@ class Agent:
         newer = self.newer_assignment()
         if self.torchrun and self.torchrun.returncode is not None:
             self.conclude()
-        elif newer and (self.torchrun or newer["start"]):
+        elif newer and newer["start"]:
             self.end_attempt(newer["grace"])
             # Another one, or a signal, may have come meanwhile.
             newer = self.newer_assignment()
             if newer and newer["start"]:
                 self.start(newer)
-            elif newer:
-                self.wait_ends = time.monotonic() + newer["wait"]
+        elif newer and newer["attempt"] != self.held:
+            self.held = newer["attempt"]
+            self.end_attempt(newer["grace"])
+            self.wait_ends = time.monotonic() + newer["wait"]
         elif self.torchrun and self.hangs():
             self.end_hang()
 
