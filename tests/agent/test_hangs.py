@@ -111,23 +111,3 @@ time.sleep(600)
     assert found.end() == 1
     assert found.report["lines"] == [f"rank {rank}: no stack" for rank in range(ranks)]
     wait_until(lambda: not found.processes())
-
-
-def test_a_process_that_was_stopped_outside_of_python_shows_its_stack_too(pod):
-    """Stop it while it sleeps: faulthandler then calls no thread the current one."""
-    script = """
-import os, threading, time
-def other():
-    time.sleep(600)
-threading.Thread(target=other, daemon=True).start()
-def sleep():
-    print("sleeps", flush=True)
-    time.sleep(600)
-sleep()
-"""
-    found = pod(script, hang_seconds=0.5, heartbeat="Log")
-    found.assign(0)
-    found.start()
-    found.wait_for("sleeps")
-    assert found.end() == 1
-    assert 'script.py", line 8 in sleep' in "\n".join(found.report["lines"])

@@ -1,11 +1,16 @@
 """What the agent's file needs: the Python of most images, and nothing else."""
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ddpjob.agent
+from ddpjob.agent import agent
 
 PROGRAM = Path(ddpjob.agent.__file__).with_name("agent.py")
 
@@ -26,3 +31,38 @@ def test_the_agent_imports_only_the_standard_library():
             imported.add(str(node.module).partition(".")[0])
     # The command `launch` runs torchrun.
     assert imported - set(sys.stdlib_module_names) == {"torch"}
+
+
+@pytest.mark.skipif(not shutil.which("ps"), reason="ps is not installed: apt install procps")
+def test_processes_are_found_with_and_without_proc():
+    with subprocess.Popen(["sleep", "60"]) as child:
+        found = (agent.parents(), agent.parents_by_ps())
+        child.kill()
+    assert [parents[child.pid] for parents in found] == [os.getpid(), os.getpid()]
+    # ps itself is no process of the pod.
+    assert set(found[1].values()) <= {0, *found[1]}
+
+
+@pytest.mark.parametrize(
+    ("text", "frame"),
+    [
+        ('Current thread 0x1 (most recent call first):\n  File "a.py", line 1 in main\n', "main"),
+        (
+            'Thread 0x2 (most recent call first):\n  File "a.py", line 2 in other\n\n'
+            'Current thread 0x1 (most recent call first):\n  File "a.py", line 1 in main\n',
+            "main",
+        ),
+        # A process that was stopped outside of Python.
+        (
+            'Thread 0x2 (most recent call first):\n  File "a.py", line 2 in other\n\n'
+            'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in main\n',
+            "main",
+        ),
+    ],
+)
+def test_the_stack_is_that_of_the_main_thread(text, frame):
+    assert agent.stack_in(text)[0].endswith(f"in {frame}")
+
+
+def test_without_a_stack_there_are_no_frames():
+    assert agent.stack_in("Aborted\n") == []

@@ -119,6 +119,24 @@ def stack_in(text: str) -> list[str]:
     return chosen[-1].splitlines() if chosen else []
 
 
+def parents() -> dict[int, int]:
+    """Return the parent of each process."""
+    found = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        # The parent follows the program's name, which may contain anything, and the state.
+        fields = read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()
+        if fields:
+            found[int(name)] = int(fields[1])
+    return found
+
+
+def parents_by_ps() -> dict[int, int]:
+    """Return the same on a machine without /proc, such as a laptop with macOS."""
+    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE) as ps:
+        pairs = [line.split() for line in ps.communicate()[0].splitlines()]
+    return {int(process): int(parent) for process, parent in pairs if int(process) != ps.pid}
+
+
 def descendants() -> list[int]:
     """Return the numbers of all processes below this one.
 
@@ -126,11 +144,8 @@ def descendants() -> list[int]:
     device.
     """
     children: dict[int, list[int]] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        # The parent follows the program's name, which may contain anything, and the state.
-        fields = read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()
-        if fields:
-            children.setdefault(int(fields[1]), []).append(int(name))
+    for process, parent in (parents() if os.path.isdir("/proc/self") else parents_by_ps()).items():
+        children.setdefault(parent, []).append(process)
     found = [os.getpid()]
     for process in found:
         found += children.get(process, [])
@@ -471,7 +486,7 @@ class Agent:
         workers = [stream.worker.get("pid") for stream in self.ranks() if not stream.ended]
         for process in set(descendants()).intersection(workers):
             # With a limit of 1, the kernel writes no core, not even into a pipe.
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, AttributeError):
                 resource.prlimit(process, resource.RLIMIT_CORE, (1, 1))
             for number in (signal.SIGABRT, signal.SIGCONT):
                 with suppress(OSError):
@@ -640,7 +655,7 @@ def run(arguments: list[str]) -> int:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
     os.close(descriptor)
-    if os.getpid() != 1:
+    if os.getpid() != 1 and sys.platform == "linux":
         # Outside a container, processes that lose their parent come to this one only if it asks.
         import ctypes
 
