@@ -31,6 +31,10 @@ if os.environ["DDP_ATTEMPT"] == "0":
 # The pods of a job of which pod 1 was lost once. With InPlace, pod 0 stays.
 PODS = {"InPlace": ("0-0", "0-1", "1-1"), "Recreate": ("0-0", "0-1", "1-0", "1-1")}
 
+IN_BOTH_WAYS = pytest.mark.parametrize(
+    "recovery", ["InPlace", pytest.param("Recreate", marks=pytest.mark.faults)]
+)
+
 
 def assert_no_index_was_refilled(seen: list[str], recovery: str = "InPlace") -> None:
     """Assert that there were two attempts, and no name was given to two pods."""
@@ -38,7 +42,7 @@ def assert_no_index_was_refilled(seen: list[str], recovery: str = "InPlace") -> 
     assert pods_by_name == {f"{JOB}-{pod}": 1 for pod in PODS[recovery]}
 
 
-@pytest.mark.parametrize("recovery", PODS)
+@IN_BOTH_WAYS
 def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
     namespace: Namespace, recovery: str
 ):
@@ -56,7 +60,7 @@ def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
     assert_as_good_as_undisturbed(status)
 
 
-@pytest.mark.parametrize("recovery", PODS)
+@IN_BOTH_WAYS
 def test_a_deleted_pod_costs_one_disruption_and_its_index_is_not_refilled(
     namespace: Namespace, recovery: str
 ):
