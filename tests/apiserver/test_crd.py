@@ -477,7 +477,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "torchrun": ({"command": ["a"]}, {"command": ["b"]}),
     "checkpoint": ({"claimName": "a"}, {"claimName": "b"}),
     "hangTimeoutSeconds": (60, 600),
-    "heartbeat": ("File", "Log"),
+    "heartbeat": ("Log", "File"),
     "imagePullPolicy": ("Always", "Never"),
     "imagePullSecrets": ([{"name": "a"}], [{"name": "b"}]),
     "env": ([{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),

@@ -31,10 +31,6 @@ if os.environ["DDP_ATTEMPT"] == "0":
 # The pods of a job of which pod 1 was lost once. With InPlace, pod 0 stays.
 PODS = {"InPlace": ("0-0", "0-1", "1-1"), "Recreate": ("0-0", "0-1", "1-0", "1-1")}
 
-IN_BOTH_WAYS = pytest.mark.parametrize(
-    "recovery", ["InPlace", pytest.param("Recreate", marks=pytest.mark.faults)]
-)
-
 
 def assert_no_index_was_refilled(seen: list[str], recovery: str = "InPlace") -> None:
     """Assert that there were two attempts, and no name was given to two pods."""
@@ -42,7 +38,8 @@ def assert_no_index_was_refilled(seen: list[str], recovery: str = "InPlace") -> 
     assert pods_by_name == {f"{JOB}-{pod}": 1 for pod in PODS[recovery]}
 
 
-@IN_BOTH_WAYS
+@pytest.mark.faults
+@pytest.mark.parametrize("recovery", PODS)
 def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
     namespace: Namespace, recovery: str
 ):
@@ -60,7 +57,8 @@ def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
     assert_as_good_as_undisturbed(status)
 
 
-@IN_BOTH_WAYS
+@pytest.mark.faults
+@pytest.mark.parametrize("recovery", PODS)
 def test_a_deleted_pod_costs_one_disruption_and_its_index_is_not_refilled(
     namespace: Namespace, recovery: str
 ):

@@ -2,9 +2,11 @@
 
 import json
 import signal
+from collections import Counter
 
 from .builders import MANAGED, script, script_job
-from .commands import CommandFailed
+from .cluster import WORKERS
+from .commands import CommandFailed, Object
 from .namespace import Namespace
 from .training import (
     JOB,
@@ -42,6 +44,19 @@ def kept(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 def test_pods_stay_when_a_rank_a_pod_and_node_0_are_lost(namespace: Namespace):
     start_training(namespace, 60)
+    with namespace.watching_pods() as seen:
+        status = lose_a_rank_a_pod_and_node_0(namespace)
+
+    assert status["host"]["index"] == 1
+    assert status["podAttempts"] == [3, 2]
+    assert_as_good_as_undisturbed(status)
+    # No name was given to two pods.
+    created = Counter(line.split()[0] for line in seen)
+    assert created == {f"{JOB}-{pod}": 1 for pod in ("0-0", "0-1", "1-1", "2-1", "3-0")}
+
+
+def lose_a_rank_a_pod_and_node_0(namespace: Namespace) -> Object:
+    """Cause three losses, one after the other, and return the status of the complete job."""
     first = namespace.uids(JOB)
 
     signal_workers(namespace, f"{JOB}-0-1", signal.SIGKILL)
@@ -50,7 +65,10 @@ def test_pods_stay_when_a_rank_a_pod_and_node_0_are_lost(namespace: Namespace):
     assert f"{JOB}-0-0" in kept(first, second)
     assert f"{JOB}-1-1" in second
 
-    namespace.wait_for_status(JOB, attempt=1, phase="Running")
+    failure = namespace.wait_for_status(JOB, attempt=1, phase="Running")["lastFailure"]
+    assert (failure["cause"], failure["pod"]) == ("Failure", f"{JOB}-0-1")
+    assert (failure["rank"], failure["exitCode"]) == (1, -9)
+    assert failure["node"] in WORKERS
     namespace.kubectl("delete", "pod", f"{JOB}-1-1", "--wait=false")
     assert_resumed(namespace, attempt=2)
     third = namespace.uids(JOB)
@@ -58,15 +76,15 @@ def test_pods_stay_when_a_rank_a_pod_and_node_0_are_lost(namespace: Namespace):
     assert f"{JOB}-2-1" in third
 
     # A pod that stays hosts the rendezvous.
-    namespace.wait_for_status(JOB, attempt=2, phase="Running")
+    failure = namespace.wait_for_status(JOB, attempt=2, phase="Running")["lastFailure"]
+    assert (failure["cause"], failure["pod"]) == ("Disruption", f"{JOB}-1-1")
     namespace.kubectl("delete", "pod", f"{JOB}-0-0", "--wait=false")
     assert_resumed(namespace, attempt=3)
     assert f"{JOB}-2-1" in kept(third, namespace.uids(JOB))
 
     status = namespace.wait_for_complete(JOB, 300, failures=1, disruptions=2)
-    assert status["host"]["index"] == 1
-    assert status["podAttempts"] == [3, 2]
-    assert_as_good_as_undisturbed(status)
+    assert status["lastFailure"]["pod"] == f"{JOB}-0-0"
+    return status
 
 
 def test_a_stopped_rank_of_a_script_of_ones_own_is_a_hang_with_stacks(namespace: Namespace):
