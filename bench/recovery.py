@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from tests.cluster.builders import script_job
 from tests.cluster.cluster import Cluster
-from tests.cluster.commands import Object
+from tests.cluster.commands import CommandFailed, Object
 from tests.cluster.namespace import Namespace
 from tests.cluster.training import signal_workers
 
@@ -55,7 +55,7 @@ def first_steps(namespace: Namespace, attempt: int) -> list[float]:
 def entries_of(namespace: Namespace, pod: str) -> list[Object]:
     try:
         return namespace.json_lines(pod)
-    except Exception:
+    except (CommandFailed, ValueError):
         # The pod has not started, or a line is not whole yet.
         return []
 

@@ -17,7 +17,7 @@ from builders import (
     written,
 )
 
-from ddpjob.core.accounting import Activity
+from ddpjob.core.names import Activity
 from ddpjob.core.status import goodput
 
 RUN = (a_pod(0, running()), a_pod(1, running()))

@@ -416,7 +416,7 @@ class Agent:
             os.close(stream.descriptor)
 
     def read_output(self, stream: Stream) -> bool:
-        """Copy some output to the container's log. Return False if there is none."""
+        """Copy some output to the container's log. Return False if nothing was read."""
         try:
             data = os.read(stream.descriptor, 1 << 16)
         except BlockingIOError:

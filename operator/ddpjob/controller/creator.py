@@ -1,7 +1,8 @@
 """Creates the objects of a gang, assigns its pods, and says why the API server refuses one."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddpjob.controller.cache import Cache
@@ -32,11 +33,15 @@ OWN_LABELS = (names.LABEL_JOB, names.LABEL_ATTEMPT, names.LABEL_INDEX)
 
 @dataclass
 class Creator:
-    """Creates the objects of jobs, with the administrator's settings."""
+    """Creates the objects of jobs, with the administrator's settings.
+
+    `with_agent` are namespaces that have had the agent's ConfigMap.
+    """
 
     writer: Writer
     cache: Cache
     settings: Settings
+    with_agent: set[str] = field(default_factory=set)
 
     async def create_gang(self, job: Job, indices: tuple[int, ...]) -> None:
         """Create the Service and the agent's ConfigMap, then the pods side by side.
@@ -49,26 +54,33 @@ class Creator:
         await run_all(self._create_object(job, PODS, pod) for pod in pods)
 
     async def _provide_agent(self, job: Job) -> None:
-        """Create the ConfigMap with the agent, or become one more owner of it."""
+        """Create the ConfigMap with the agent, or become one more owner of it. Raises Refused.
+
+        Either takes one write: the first job of a namespace creates it, and the others own it too.
+        """
         body = render.agent_config_map(job)
         name = body["metadata"]["name"]
-        try:
-            try:
-                await self.writer.write("POST", CONFIG_MAPS.collection(job.namespace), body)
-            except ApiError as error:
-                if error.status != 409 or error.reason != "AlreadyExists":
-                    raise
-                # The API server compares the content: it is immutable.
-                await self.writer.write("PATCH", CONFIG_MAPS.path(job.namespace, name), body)
-        except ApiError as error:
-            if error.status == 422:
-                message = f"ConfigMap {name} exists with other content; delete it"
-                raise Refused(Reason.NAME_IN_USE, message) from error
-            raise refused_or_error(error) from error
-        except GaveWay:
-            raise
-        except Unreachable as error:
-            raise Refused(Reason.NO_ANSWER, NO_ANSWER.format(error=error)) from error
+        is_known = job.namespace in self.with_agent
+        with self._refusals():
+            for creates in (not is_known, is_known):
+                try:
+                    if creates:
+                        path = CONFIG_MAPS.collection(job.namespace)
+                        await self.writer.write("POST", path, body)
+                    else:
+                        # The API server compares the content: it is immutable.
+                        path = CONFIG_MAPS.path(job.namespace, name)
+                        await self.writer.write("PATCH", path, body)
+                except ApiError as error:
+                    if error.status == 422:
+                        message = f"ConfigMap {name} exists with other content; delete it"
+                        raise Refused(Reason.NAME_IN_USE, message) from error
+                    if not (_exists(error) if creates else error.status == 404):
+                        raise
+                else:
+                    self.with_agent.add(job.namespace)
+                    return
+        raise Refused(Reason.NAME_IN_USE, f"ConfigMap {name} is being deleted")
 
     async def assign(self, job: Job, assigns: Iterable[Assign]) -> None:
         """Give pods that stay the assignment of the current attempt, side by side."""
@@ -96,20 +108,31 @@ class Creator:
             self.cache.pods.drop(assign.uid)
 
     async def _create_object(self, job: Job, kind: Kind, body: Mapping[str, Any]) -> None:
-        path = kind.collection(job.namespace)
-        try:
-            created = await self.writer.write("POST", path, body, STRICT)
-        except ApiError as error:
-            if error.status != 409 or error.reason != "AlreadyExists":
-                raise refused_or_error(error, restricted=self.settings.restricted) from error
+        created = None
+        with self._refusals():
+            try:
+                path = kind.collection(job.namespace)
+                created = await self.writer.write("POST", path, body, STRICT)
+            except ApiError as error:
+                if not _exists(error):
+                    raise
+        if created is None:
             created = await self._require_own(job, kind, str(body["metadata"]["name"]))
+        if kind == PODS:
+            _require_labels(body, created)
+            self.cache.pods.see(created)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Turn an answer that concerns the job into Refused."""
+        try:
+            yield
+        except ApiError as error:
+            raise refused_or_error(error, restricted=self.settings.restricted) from error
         except GaveWay:
             raise
         except Unreachable as error:
             raise Refused(Reason.NO_ANSWER, NO_ANSWER.format(error=error)) from error
-        if kind == PODS:
-            _require_labels(body, created)
-            self.cache.pods.see(created)
 
     async def _require_own(self, job: Job, kind: Kind, name: str) -> dict[str, Any]:
         """Return the object that has the name already. Raises Refused if it is not the job's.
@@ -134,6 +157,10 @@ class Creator:
             f"{what} exists and does not belong to this job; delete it or give the job another name"
         )
         raise Refused(Reason.NAME_IN_USE, message)
+
+
+def _exists(error: ApiError) -> bool:
+    return error.status == 409 and error.reason == "AlreadyExists"
 
 
 def _require_labels(sent: Mapping[str, Any], created: Mapping[str, Any]) -> None:

@@ -8,8 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache
-from ddpjob.core.accounting import Activity
-from ddpjob.core.names import Cause, Phase, Reason
+from ddpjob.core.names import Activity, Cause, Phase, Reason
 from ddpjob.core.status import Status
 
 

@@ -3,29 +3,13 @@
 The time of an activity is added to `status.seconds` when another one begins.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from enum import StrEnum
 
-from ddpjob.core.names import Condition
+from ddpjob.core.names import Activity, Condition
 from ddpjob.core.observe import Observation
 from ddpjob.core.status import Status
 from ddpjob.core.times import since
-
-
-class Activity(StrEnum):
-    """What a job does with its time.
-
-    - QUEUED: a pod has no node yet, or must not be created. STARTING: the workers have not met.
-    - TRAINING: they have met. RECOVERING: from the end of an attempt that trained to the next one
-      that does, whatever that waits for.
-    """
-
-    QUEUED = "queued"
-    STARTING = "starting"
-    TRAINING = "training"
-    RECOVERING = "recovering"
 
 
 def run_account(obs: Observation, now: datetime) -> Status:
@@ -36,16 +20,13 @@ def run_account(obs: Observation, now: datetime) -> Status:
     started = min(status.activity_since or now, now)
     if activity == status.activity:
         return replace(status, activity_since=started if activity else None)
-    seconds = add_seconds(status.seconds, status.activity, since(started, now).total_seconds())
+    seconds = dict(status.seconds)
+    if status.activity:
+        passed = round(since(started, now).total_seconds())
+        seconds[status.activity] = seconds.get(status.activity, 0) + passed
     return replace(
         status, activity=activity, activity_since=now if activity else None, seconds=seconds
     )
-
-
-def add_seconds(seconds: Mapping[str, int], activity: str, passed: float) -> Mapping[str, int]:
-    if not activity:
-        return seconds
-    return {**seconds, activity: seconds.get(activity, 0) + round(passed)}
 
 
 def _activity(obs: Observation) -> str:

@@ -96,6 +96,20 @@ class Cause(StrEnum):
     SUCCEEDED = "Succeeded"
 
 
+class Activity(StrEnum):
+    """What a job does with its time.
+
+    - QUEUED: a pod has no node yet, or must not be created. STARTING: the workers have not met.
+    - TRAINING: they have met. RECOVERING: from the end of an attempt that trained to the next one
+      that does, whatever that waits for.
+    """
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    TRAINING = "training"
+    RECOVERING = "recovering"
+
+
 class Reason(StrEnum):
     """The reasons why a job is in its phase, in one word: the column REASON."""
 

@@ -13,7 +13,7 @@ from ddpjob.core.history import (
     read_failed_nodes,
     read_unreachable_nodes,
 )
-from ddpjob.core.names import MAX_NODES, Condition
+from ddpjob.core.names import MAX_NODES, Activity, Condition
 from ddpjob.core.readers import (
     Dict,
     boolean_or_none,
@@ -289,7 +289,7 @@ def goodput(seconds: Mapping[str, int]) -> str:
 
     The string is empty before the end of the first attempt that trained.
     """
-    training = seconds.get("training")
+    training = seconds.get(Activity.TRAINING)
     if training is None:
         return ""
     return f"{100 * training // max(1, sum(seconds.values()))}%"
