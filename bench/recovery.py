@@ -3,53 +3,155 @@
     python -m bench.recovery --trials 10
 
 The job has two pods on two nodes, and trains with gloo. Its script prints the time of every step. A
-recovery is the time from the kill to the first step that every rank makes in the next attempt. Both
-values of `recovery` run in turns, so that they are compared in one run. It needs Docker and kind;
-the cluster is that of the tests, and is deleted at the end unless KEEP_CLUSTER=1 is set.
+recovery is the time from the kill to the first step that every rank makes after its new start. All
+variants run in turns, so that they are compared in one run. One of them is torchrun by hand, in a
+StatefulSet. It needs Docker and kind; the cluster is that of the tests, and is deleted at the end
+unless KEEP_CLUSTER=1 is set.
 """
 
 import argparse
+import math
 import os
 import signal
 import statistics
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 from tests.cluster.builders import script_job
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import PLAIN, Cluster
 from tests.cluster.commands import CommandFailed, Object
 from tests.cluster.namespace import Namespace
-from tests.cluster.training import signal_workers
+from tests.cluster.training import SIGNAL_WORKERS
 
-JOB = "steps"
-MODES = ("InPlace", "Recreate")
+NAME = "steps"
+
+# The longest wait for a recovery, in seconds. What takes longer counts as infinite.
+LIMIT = 90
 
 SCRIPT = """
 import json, os, time
+begun = time.time()
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-attempt = int(os.environ["DDP_ATTEMPT"])
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(8, 8))
 for step in range(20000):
     model(torch.ones(4, 8)).sum().backward()
-    entry = {"rank": dist.get_rank(), "attempt": attempt, "time": time.time()}
+    entry = {"rank": dist.get_rank(), "begun": begun, "time": time.time()}
     print(json.dumps(entry), flush=True)
     time.sleep(0.1)
 """
 
 
-def first_steps(namespace: Namespace, attempt: int) -> list[float]:
-    """Return the time of the first step of each rank in an attempt, as far as there are any."""
+def ddpjob(**spec: Any) -> list[Object]:
+    # A back-off would hide what is measured.
+    policy = {"maxRestarts": 100, "windowSeconds": 1}
+    return list(script_job(NAME, SCRIPT, failurePolicy=policy, **spec))
+
+
+def stateful_set() -> list[Object]:
+    """Return a gang that torchrun alone keeps running: every pod and every worker is restarted."""
+    scripts, job = script_job(NAME, SCRIPT)
+    labels = {"app": NAME}
+    flags = [
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--max-restarts=100",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=steps",
+        f"--rdzv-endpoint={NAME}-0.{NAME}:29400",
+    ]
+    container = {
+        "name": "trainer",
+        "image": PLAIN,
+        "command": ["torchrun", *flags, *job["spec"]["args"]],
+        "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+        "volumeMounts": job["spec"]["volumeMounts"],
+    }
+    spread = {
+        **job["spec"]["topologySpreadConstraints"][0],
+        "labelSelector": {"matchLabels": labels},
+    }
+    spread.pop("matchLabelKeys")
+    pod = {
+        "containers": [container],
+        "volumes": job["spec"]["volumes"],
+        "topologySpreadConstraints": [spread],
+        "terminationGracePeriodSeconds": 45,
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": NAME},
+        "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
+    }
+    stateful_set = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": NAME},
+        "spec": {
+            "replicas": 2,
+            "serviceName": NAME,
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+    return [scripts, service, stateful_set]
+
+
+VARIANTS: dict[str, Callable[[], list[Object]]] = {
+    "in place, fast start": ddpjob,
+    "in place": lambda: ddpjob(fastStart=False),
+    "Recreate": lambda: ddpjob(recovery="Recreate", fastStart=False),
+    "torchrun in a StatefulSet": stateful_set,
+}
+
+
+def kill_rank(namespace: Namespace) -> None:
+    namespace.python(pod_of(namespace, 1), SIGNAL_WORKERS % signal.SIGKILL)
+
+
+def delete(namespace: Namespace, index: int) -> None:
+    namespace.kubectl("delete", "pod", pod_of(namespace, index), "--wait=false")
+
+
+# What is lost, and how.
+LOSSES: dict[str, Callable[[Namespace], None]] = {
+    "a rank": kill_rank,
+    "a pod": lambda namespace: delete(namespace, 1),
+    "the pod of node 0": lambda namespace: delete(namespace, 0),
+}
+
+
+def pods(namespace: Namespace) -> list[str]:
+    """Return the pods that have not ended and are not being deleted."""
+    found = namespace.cluster.read.pods(namespace.name, "")
+    ended = ("Succeeded", "Failed")
+    return [
+        pod["metadata"]["name"]
+        for pod in found
+        if pod["status"]["phase"] not in ended and "deletionTimestamp" not in pod["metadata"]
+    ]
+
+
+def pod_of(namespace: Namespace, index: int) -> str:
+    (pod,) = (name for name in pods(namespace) if name.endswith(f"-{index}"))
+    return pod
+
+
+def first_steps(namespace: Namespace, since: float) -> dict[int, float]:
+    """Return the time of the first step of each rank whose process has begun since then."""
     firsts: dict[int, float] = {}
-    for pod in namespace.pods(JOB):
+    for pod in pods(namespace):
         for entry in entries_of(namespace, pod):
-            if entry["attempt"] == attempt:
+            if entry["begun"] > since:
                 firsts.setdefault(entry["rank"], entry["time"])
-    return list(firsts.values())
+    return firsts
 
 
 def entries_of(namespace: Namespace, pod: str) -> list[Object]:
@@ -60,74 +162,76 @@ def entries_of(namespace: Namespace, pod: str) -> list[Object]:
         return []
 
 
-def wait_for_steps(namespace: Namespace, attempt: int) -> float:
-    """Return the time at which the last rank of an attempt has made its first step."""
+def wait_for_steps(namespace: Namespace, since: float) -> float:
+    """Return how many seconds later the last rank of a new attempt has made its first step."""
 
     def look() -> float | None:
-        steps = first_steps(namespace, attempt)
-        return max(steps) if len(steps) == 2 else None
+        steps = first_steps(namespace, since)
+        return max(steps.values()) if len(steps) == 2 else None
 
-    return namespace.wait(f"both ranks train in attempt {attempt}", look)
-
-
-def pod_of(namespace: Namespace, index: int) -> str:
-    """Return the pod of a node that runs."""
-    running = namespace.unfinished(JOB)
-    (pod,) = (name for name in running if name.endswith(f"-{index}"))
-    return pod
+    return namespace.wait("both ranks train", look, LIMIT) - since
 
 
-def delete(namespace: Namespace, index: int) -> None:
-    namespace.kubectl("delete", "pod", pod_of(namespace, index), "--wait=false")
-
-
-# What is lost, and how.
-LOSSES: dict[str, Callable[[Namespace], None]] = {
-    "a rank": lambda namespace: signal_workers(namespace, pod_of(namespace, 1), signal.SIGKILL),
-    "a pod": lambda namespace: delete(namespace, 1),
-    "the pod of node 0": lambda namespace: delete(namespace, 0),
-}
-
-
-def measure(cluster: Cluster, recovery: str) -> dict[str, float]:
+def measure(cluster: Cluster, variant: str) -> dict[str, float]:
     """Run one job through all losses. Return seconds by what was lost, and of the start."""
     namespace = Namespace(cluster, f"recovery-{uuid.uuid4().hex[:6]}")
-    # A back-off would hide what is measured.
-    policy = {"maxRestarts": 100, "windowSeconds": 1}
+    found: dict[str, float] = {}
     try:
         started = time.time()
-        namespace.apply(*script_job(JOB, SCRIPT, recovery=recovery, failurePolicy=policy))
-        found = {"apply": wait_for_steps(namespace, 0) - started}
-        for attempt, (what, lose) in enumerate(LOSSES.items(), start=1):
-            namespace.wait_for_status(JOB, attempt=attempt - 1, phase="Running")
+        namespace.apply(*VARIANTS[variant]())
+        found["apply"] = wait_for_steps(namespace, started)
+        for what, lose in LOSSES.items():
+            wait_until_settled(namespace)
             killed = time.time()
             lose(namespace)
-            found[what] = wait_for_steps(namespace, attempt) - killed
+            found[what] = wait_for_steps(namespace, killed)
         return found
+    except AssertionError:
+        # torchrun alone may need minutes, or never continue.
+        return dict.fromkeys(("apply", *LOSSES), math.inf) | found
     finally:
         namespace.delete()
+
+
+def wait_until_settled(namespace: Namespace) -> None:
+    """Wait until every pod is ready, and the operator has seen it."""
+
+    def look() -> bool:
+        found = namespace.cluster.read.pods(namespace.name, "")
+        conditions = [c for pod in found for c in pod["status"].get("conditions", [])]
+        ready = sum(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+        return ready == 2 and namespace.status(NAME).get("phase", "Running") == "Running"
+
+    namespace.wait("both pods are ready", lambda: look() or None)
+
+
+def as_text(seconds: float) -> str:
+    return f"{seconds:.1f}" if math.isfinite(seconds) else f"> {LIMIT}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=10)
-    trials = parser.parse_args().trials
+    parser.add_argument("--variant", action="append", choices=VARIANTS)
+    options = parser.parse_args()
     cluster = Cluster()
     cluster.up()
-    results: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    variants = options.variant or list(VARIANTS)
+    results: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
     try:
-        for trial in range(trials):
-            for mode in MODES:
-                results[mode].append(measure(cluster, mode))
-                print(f"{trial + 1}/{trials} {mode}", results[mode][-1], flush=True)
+        for trial in range(options.trials):
+            for variant in variants:
+                results[variant].append(measure(cluster, variant))
+                numbers = {what: round(value, 1) for what, value in results[variant][-1].items()}
+                print(f"{trial + 1}/{options.trials} {variant}: {numbers}", flush=True)
     finally:
         if os.environ.get("KEEP_CLUSTER") != "1":
             cluster.delete()
     print("\n| seconds, median | " + " | ".join(["apply", *LOSSES]) + " |")
     print("|---|" + "---|" * (len(LOSSES) + 1))
-    for mode, found in results.items():
+    for variant, found in results.items():
         medians = [statistics.median(each[what] for each in found) for what in ("apply", *LOSSES)]
-        print(f"| {mode} | " + " | ".join(f"{seconds:.1f}" for seconds in medians) + " |")
+        print(f"| {variant} | " + " | ".join(map(as_text, medians)) + " |")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddpjob.core.agent_files import PROGRAM, WORDS, agent_files
+from ddpjob.core.agent_files import WORDS, agent_files
 
 # Longest wait for anything in these tests, in seconds. Other tests may use the processors.
 DEADLINE = 120.0
@@ -40,13 +40,15 @@ class Pod:
         self.folder = folder
         self.run_folder = folder / "run"
         self.run_folder.mkdir(parents=True, exist_ok=True)
+        self.programs = folder / "agent"
+        self.programs.mkdir(exist_ok=True)
         for name, text in agent_files().items():
-            (folder / name).write_text(text)
+            (self.programs / name).write_text(text)
         (folder / "script.py").write_text(script)
         self.options = {
             "folder": str(self.run_folder),
             "assignment": str(folder / "assignment"),
-            "words": str(folder / WORDS),
+            "words": str(self.programs / WORDS),
             "message": str(folder / "message"),
             "clear": None,
             "port": None,
@@ -54,6 +56,7 @@ class Pod:
             "flags": [],
             "hang_seconds": None,
             "heartbeat": "File",
+            "fast_start": False,
             **options,
         }
         self.env = {"PATH": os.environ["PATH"], "TEST_POD": str(folder), **(env or {})}
@@ -80,7 +83,7 @@ class Pod:
         arguments = [json.dumps(self.options), str(self.folder / "script.py")]
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-IS", str(self.folder / PROGRAM), "run", *arguments],
+                [*prefix, sys.executable, "-IS", str(self.programs), "agent", *arguments],
                 env=self.env,
                 stdout=log,
                 stderr=subprocess.STDOUT,

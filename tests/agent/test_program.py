@@ -1,4 +1,4 @@
-"""What the agent's file needs: the Python of most images, and nothing else."""
+"""What the agent's files need: the Python of most images, and nothing else."""
 
 import ast
 import os
@@ -10,33 +10,45 @@ from pathlib import Path
 import pytest
 
 import ddpjob.agent
-from ddpjob.agent import agent
+from ddpjob.agent import processes, report
 
-PROGRAM = Path(ddpjob.agent.__file__).with_name("agent.py")
+PROGRAMS = sorted(Path(ddpjob.agent.__file__).parent.glob("*.py"))
+
+# The files that run without -IS beside torch.
+WITH_TORCH = ("torchrun.py", "worker.py", "zygote.py")
 
 
 def test_the_agent_needs_python_3_9():
     vermin = Path(sys.executable).with_name("vermin")
-    command = [vermin, "--target=3.9-", "--no-tips", str(PROGRAM)]
+    command = [vermin, "--target=3.9-", "--no-tips", *map(str, PROGRAMS)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
-def test_the_agent_imports_only_the_standard_library():
-    imported = set()
-    for node in ast.walk(ast.parse(PROGRAM.read_text())):
+def imports(program: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(program.read_text())):
         if isinstance(node, ast.Import):
-            imported |= {name.name.partition(".")[0] for name in node.names}
-        if isinstance(node, ast.ImportFrom):
-            imported.add(str(node.module).partition(".")[0])
-    # The command `launch` runs torchrun.
-    assert imported - set(sys.stdlib_module_names) == {"torch"}
+            found |= {name.name.partition(".")[0] for name in node.names}
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module).partition(".")[0])
+    return found - set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
+def test_the_agent_imports_only_the_standard_library(program):
+    assert imports(program) <= ({"torch"} if program.name in WITH_TORCH else set())
+
+
+def test_the_program_of_process_1_can_be_read_in_one_sitting():
+    (agent,) = (program for program in PROGRAMS if program.name == "agent.py")
+    assert len(agent.read_text().splitlines()) <= 400
 
 
 @pytest.mark.skipif(not shutil.which("ps"), reason="ps is not installed: apt install procps")
 def test_processes_are_found_with_and_without_proc():
     with subprocess.Popen(["sleep", "60"]) as child:
-        found = (agent.parents(), agent.parents_by_ps())
+        found = (processes.parents(), processes.parents_by_ps())
         child.kill()
     assert [parents[child.pid] for parents in found] == [os.getpid(), os.getpid()]
     # ps itself is no process of the pod.
@@ -61,8 +73,8 @@ def test_processes_are_found_with_and_without_proc():
     ],
 )
 def test_the_stack_is_that_of_the_main_thread(text, frame):
-    assert agent.stack_in(text)[0].endswith(f"in {frame}")
+    assert report.stack_in(text)[0].endswith(f"in {frame}")
 
 
 def test_without_a_stack_there_are_no_frames():
-    assert agent.stack_in("Aborted\n") == []
+    assert report.stack_in("Aborted\n") == []

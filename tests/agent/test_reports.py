@@ -189,7 +189,7 @@ if os.environ["DDP_ATTEMPT"] == "0":
 
 def test_a_pod_without_an_assignment_says_so(pod):
     found = pod()
-    program = found.folder / "agent.py"
+    program = found.programs / "agent.py"
     text = program.read_text()
     assert "ASSIGNMENT_SECONDS, KILL_SECONDS, STACK_SECONDS = 60.0," in text
     program.write_text(text.replace("STACK_SECONDS = 60.0,", "STACK_SECONDS = 0.5,"))

@@ -26,7 +26,7 @@ def a_python(path: Path) -> Path:
 
 def start(folder: Path, word: str) -> subprocess.CompletedProcess[str]:
     """Start the agent in an image whose only programs are in `folder/bin`."""
-    command = [SHELL, str(START), word, "/agent.py", '{"port": 1}', "train.py", "a b"]
+    command = [SHELL, str(START), word, "/agent", '{"port": 1}', "train.py", "a b"]
     env = {"PATH": str(folder / "bin")}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=10)
 
@@ -46,7 +46,7 @@ def test_the_interpreter_of_torchrun_is_used(tmp_path, shebang):
     a_python(tmp_path / "bin/python3")
     a_program(tmp_path / "bin/torchrun", shebang.format(python=python) + "import torch\n")
     done = start(tmp_path, "torchrun")
-    assert done.stdout == f'{python} -IS /agent.py run {{"port": 1}} train.py a b\n'
+    assert done.stdout == f'{python} -IS /agent agent {{"port": 1}} train.py a b\n'
 
 
 def test_an_interpreter_in_a_folder_with_a_space_is_used(tmp_path):
@@ -93,7 +93,7 @@ def test_an_image_without_python_gets_a_sentence(tmp_path):
 def test_the_agent_takes_the_place_of_the_shell(tmp_path):
     a_program(tmp_path / "bin/python3", f"#!{SHELL}\necho $$\n")
     process = subprocess.Popen(
-        [SHELL, str(START), "torchrun", "/agent.py"],
+        [SHELL, str(START), "torchrun", "/agent"],
         env={"PATH": str(tmp_path / "bin")},
         stdout=subprocess.PIPE,
         text=True,

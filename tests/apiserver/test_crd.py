@@ -478,6 +478,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "checkpoint": ({"claimName": "a"}, {"claimName": "b"}),
     "hangTimeoutSeconds": (60, 600),
     "heartbeat": ("Log", "File"),
+    "fastStart": (True, False),
     "imagePullPolicy": ("Always", "Never"),
     "imagePullSecrets": ([{"name": "a"}], [{"name": "b"}]),
     "env": ([{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),

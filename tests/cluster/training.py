@@ -17,24 +17,26 @@ LONG = 80
 # Steps between two checkpoints of `digits_with_checkpoints`.
 CHECKPOINT_EVERY = 25
 
-# Run in a pod: find the ranks. The agent is process 1, its child is torchrun, and the children of
-# that are the ranks.
+# Run in a pod: find the ranks. torchrun starts a process with the variable RANK for each one; its
+# own children have the variable too.
 FIND_RANKS = """
 import os, signal
 
-def parent(pid):
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[1]
-
-def is_rank(pid):
+def read(pid, name):
     try:
-        with open(f"/proc/{pid}/cmdline") as words:
-            is_program = bool(words.read())
-        return is_program and parent(pid) != "1" and parent(parent(pid)) == "1"
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
     except OSError:
-        return False
+        return b""
 
-ranks = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid != "1" and is_rank(pid)]
+def has_rank(pid):
+    return any(word.startswith(b"RANK=") for word in read(pid, "environ").split(b"\\0"))
+
+def parent(pid):
+    return (read(pid, "stat").rpartition(b")")[2].split() + [b"0", b"0"])[1].decode()
+
+processes = [pid for pid in os.listdir("/proc") if pid.isdigit()]
+ranks = [pid for pid in processes if has_rank(pid) and not has_rank(parent(pid))]
 """
 
 SIGNAL_WORKERS = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpjob.core import render
+from ddpjob.core.agent_files import agent_files
 from ddpjob.core.job import Job
 from ddpjob.core.readers import SpecError
 from ddpjob.core.status import PodCounts, Status
@@ -99,7 +100,7 @@ def test_the_files_of_the_agent_are_in_the_folder_of_the_pod(tmp_path):
     assert found.message == folder / "report.json"
     assert found.assignment == folder / "volumes/ddpjob-pod/assignment"
     assert json.loads(found.files[found.assignment])["attempt"] == 0
-    assert {"agent.py", "start.sh", "words.json", "assignment"} == {f.name for f in found.files}
+    assert {*agent_files(), "assignment"} == {file.name for file in found.files}
     options = json.loads(found.argv[4])
     assert options["message"] == str(found.message)
     assert options["assignment"] == str(found.assignment)

@@ -189,7 +189,7 @@ def test_the_agent_gets_the_arguments_of_the_user():
         "/bin/sh",
         "/ddpjob/agent/start.sh",
         "torchrun",
-        "/ddpjob/agent/agent.py",
+        "/ddpjob/agent",
     ]
     assert container["args"] == args
 
@@ -212,7 +212,7 @@ def test_the_agent_starts_torchrun_itself_unless_another_program_does(command, s
 
 def test_with_an_interpreter_of_its_own_the_agent_needs_no_shell():
     command = trainer_of(render(torchrun={"python": "/opt/python"}))["command"]
-    assert command[:4] == ["/opt/python", "-IS", "/ddpjob/agent/agent.py", "run"]
+    assert command[:4] == ["/opt/python", "-IS", "/ddpjob/agent", "agent"]
 
 
 def test_the_agent_is_told_when_an_attempt_hangs():
@@ -221,10 +221,26 @@ def test_the_agent_is_told_when_an_attempt_hangs():
     assert (options["hang_seconds"], options["heartbeat"]) == (600, "Log")
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, True),
+        ({"fastStart": False}, False),
+        ({"accelerator": "gpu"}, False),
+        ({"accelerator": "gpu", "fastStart": True}, True),
+        ({"accelerator": "trn1.32xlarge"}, False),
+        # Its workers may be anything.
+        ({"torchrun": {"command": ["accelerate", "launch"]}}, False),
+    ],
+)
+def test_a_fast_start_is_the_default_without_devices(fields, expected):
+    assert options_of(render(**fields))["fast_start"] is expected
+
+
 def test_the_files_of_the_agent_fit_into_a_config_map_that_its_jobs_own():
     config_map = agent_config_map(a_job())
     assert config_map["immutable"] is True
-    assert set(config_map["data"]) == {"agent.py", "start.sh", "words.json"}
+    assert {"agent.py", "zygote.py", "start.sh", "words.json"} <= set(config_map["data"])
     assert sum(map(len, config_map["data"].values())) < 100_000
     (owner,) = config_map["metadata"]["ownerReferences"]
     assert owner["name"] == "digits"

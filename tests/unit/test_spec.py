@@ -463,6 +463,7 @@ def test_the_smallest_spec_has_the_documented_defaults():
         args=("a",),
         nodes=1,
         nproc_per_node=1,
+        fast_start=True,
         accelerator="cpu",
         devices={},
         command=("torchrun",),

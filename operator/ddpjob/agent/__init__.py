@@ -1,4 +1,22 @@
-"""The agent that runs in every pod of a job.
+"""The agent that runs in every pod of a job, and what starts torchrun and its workers there.
 
-`agent.py` travels into the pod as a file, and uses nothing of this package. No module imports it.
+The files travel into the pod as they are, in one folder. They need Python 3.9, and torch in
+`torchrun`, `zygote` and `worker`; they use nothing else of ddpjob.
+
+    agent ──▶ torchrun ──▶ workers      each `──▶` is a process, started by `launch`
+      └─────▶ zygote                    imports torch once; torchrun and workers are forks of it
+
+This file has the names that these processes share.
 """
+
+# Variables of torchrun and of workers: the agent's folder, and the Python of workers.
+FOLDER, PYTHON = "DDP_AGENT_FOLDER", "DDP_AGENT_PYTHON"
+
+# In the agent's folder: the pipe of each rank, the socket of the zygote, and torchrun's record.
+PIPE, SOCKET, RECORD = "rank-{local_rank}", "zygote", "failures.json"
+
+# What begins the first line in the pipe of a rank.
+HEADER = b"DDP_AGENT_WORKER "
+
+# Characters of an exception in a report.
+EXCEPTION = 500

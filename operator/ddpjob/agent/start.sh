@@ -1,8 +1,8 @@
 # Start the agent with the Python that the image's torchrun has: it is the one with PyTorch.
 #
-#   sh start.sh TORCHRUN AGENT OPTIONS ARGS...
+#   sh start.sh TORCHRUN FOLDER OPTIONS ARGS...
 #
-# TORCHRUN is a program or Python itself, AGENT is agent.py. The rest is for the agent.
+# TORCHRUN is a program or Python itself, FOLDER has the agent's files. The rest is for the agent.
 
 python_of() {
   case "${1##*/}" in python*) echo "$1"; return ;; esac
@@ -36,6 +36,6 @@ if [ -z "$python" ]; then
     "PyTorch, or set spec.torchrun.python to the path of its Python." >&2
   exit 127
 fi
-agent=$2
+folder=$2
 shift 2
-exec "$python" -IS "$agent" run "$@"
+exec "$python" -IS "$folder" agent "$@"

@@ -15,7 +15,6 @@ from importlib.resources import files
 from ddpjob.core.peer_loss import LOST, UNCLEAR, WAITED
 from ddpjob.core.torchrun_log import EXCEPTION, INTERPRETER, WHAT
 
-PROGRAM = "agent.py"
 STARTER = "start.sh"
 WORDS = "words.json"
 
@@ -23,8 +22,11 @@ WORDS = "words.json"
 @cache
 def agent_files() -> Mapping[str, str]:
     """Return the text of each file by its name."""
-    folder = files("ddpjob.agent")
-    programs = {name: (folder / name).read_text(encoding="utf-8") for name in (PROGRAM, STARTER)}
+    programs = {
+        file.name: file.read_text(encoding="utf-8")
+        for file in files("ddpjob.agent").iterdir()
+        if file.name.endswith((".py", ".sh"))
+    }
     words = {
         "follower": [words.pattern for words in (*LOST, *WAITED)],
         "unclear": [words.pattern for words in UNCLEAR],

@@ -120,6 +120,8 @@ def agent_options(spec: Spec, port: str, clear: str | None) -> str:
         "flags": list(_own_flags(spec)),
         "hang_seconds": hang.total_seconds() if hang else None,
         "heartbeat": str(spec.lifecycle.heartbeat),
+        # Another program may start anything.
+        "fast_start": spec.fast_start and _is_torchrun(spec),
     }
     # The port may be a placeholder, which must stay as it is.
     return json.dumps(options, ensure_ascii=False)

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from ddpjob.core import names
-from ddpjob.core.agent_files import PROGRAM, STARTER, config_map_name
+from ddpjob.core.agent_files import STARTER, config_map_name
 from ddpjob.core.assignment import (
     GRACE_SECONDS,
     SHUTDOWN_SECONDS,
@@ -125,11 +125,11 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
 def _command(spec: Spec, clears_memory: bool) -> list[str]:
     """Return the command that starts the agent, without the user's arguments."""
     options = agent_options(spec, PORT, names.SHARED_MEMORY if clears_memory else None)
-    agent = f"{names.AGENT_FOLDER}/{PROGRAM}"
+    folder = names.AGENT_FOLDER
     if spec.python:
         # The image needs no shell then.
-        return [spec.python, "-IS", agent, "run", options]
-    return ["/bin/sh", f"{names.AGENT_FOLDER}/{STARTER}", spec.command[0], agent, options]
+        return [spec.python, "-IS", folder, "agent", options]
+    return ["/bin/sh", f"{folder}/{STARTER}", spec.command[0], folder, options]
 
 
 def _env(job: Job, spec: Spec, profile: Profile, settings: Settings) -> list[Dict]:

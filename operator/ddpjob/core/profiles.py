@@ -20,7 +20,8 @@ class Profile:
 
     The number of processes per node is fixed (`processes`), or it is the number of devices of the
     kind `process_per`. If a node supports only some numbers of processes, `process_counts` lists
-    them. With several nodes, each node then has `processes`.
+    them. With several nodes, each node then has `processes`. `fast_start` is the default of
+    `spec.fastStart`.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Profile:
     tolerations: tuple[Dict, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     node_cache_variable: str = ""
+    fast_start: bool = False
 
 
 @cache
@@ -61,6 +63,7 @@ def _read_profile(name: str, row: Dict) -> Profile:
         tolerations=tuple(row.get("tolerations", ())),
         env=row.get("env", {}),
         node_cache_variable=row.get("nodeCacheVariable", ""),
+        fast_start=row.get("fastStart", False),
     )
 
 

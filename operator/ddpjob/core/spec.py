@@ -20,6 +20,7 @@ from ddpjob.core.readers import (
     did_you_mean,
     quoted,
     refuse,
+    require_boolean,
     require_fields,
     require_integer,
     require_object,
@@ -70,6 +71,7 @@ KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
         "hangTimeoutSeconds",
         "heartbeat",
         "recovery",
+        "fastStart",
         *POD_FIELDS,
     ),
     "spec.torchrun": ("command", "python", "rdzvConf"),
@@ -112,7 +114,8 @@ class Spec:
     `nodes` is the size of the gang. `nproc_per_node` and `devices` (extended resources of a pod, by
     name) are resolved: `auto` has become what the accelerator's profile gives. `unknown_fields` are
     the paths of fields that this version ignores. `python` is the interpreter of the agent; an
-    empty one is that of torchrun.
+    empty one is that of torchrun. `fast_start`: torchrun and the workers are forks of a process
+    that has imported torch.
     """
 
     image: str
@@ -123,6 +126,7 @@ class Spec:
     devices: Mapping[str, int] = field(default_factory=dict)
     command: tuple[str, ...] = ("torchrun",)
     python: str = ""
+    fast_start: bool = False
     rdzv_conf: Mapping[str, str] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
@@ -154,6 +158,7 @@ class Spec:
             devices=profiles.resolve_devices(accelerator, requested, resources),
             command=require_strings(command, "spec.torchrun.command"),
             python=_read_python(torchrun.get("python")),
+            fast_start=_read_fast_start(fields.get("fastStart"), accelerator),
             rdzv_conf=_read_rdzv_conf(torchrun.get("rdzvConf")),
             checkpoint=checkpoint,
             failure_policy=FailurePolicy.from_dict(fields.get("failurePolicy")),
@@ -208,6 +213,11 @@ def _read_accelerator(value: Any) -> str:
 
 def _read_python(value: Any) -> str:
     return "" if value is None else require_string(value, "spec.torchrun.python")
+
+
+def _read_fast_start(value: Any, accelerator: str) -> bool:
+    default = profiles.catalog()[accelerator].fast_start
+    return default if value is None else require_boolean(value, "spec.fastStart")
 
 
 def _read_requested_processes(value: Any) -> int | None:

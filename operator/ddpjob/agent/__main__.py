@@ -1,0 +1,20 @@
+"""Run a program of the agent: python FOLDER PROGRAM ARGS..., with this folder, wherever it is."""
+
+import importlib.util
+import os
+import sys
+
+# A name that no module of a user has.
+PACKAGE = "ddpjob_agent"
+
+# Python searches the folder itself first, where a file could hide a module of torch or of a user.
+folder = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
+spec = importlib.util.spec_from_file_location(PACKAGE, os.path.join(folder, "__init__.py"))
+assert spec
+assert spec.loader
+package = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+
+program, *arguments = sys.argv[1:]
+sys.exit(importlib.import_module(f"{PACKAGE}.{program}").main(arguments))

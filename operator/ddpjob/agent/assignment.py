@@ -1,0 +1,28 @@
+"""Read the assignment of a pod: one attempt of its job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .files import read_file, read_json
+
+# The fields of an assignment. `grace` and `wait` are in seconds: for the processes of the last
+# attempt to end, and for the next assignment if there is nothing to do. Without `start`, the last
+# attempt is ended, and the next one has to wait for pods that are not part of it.
+NUMBER = (int, float)
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "attempt": int,
+    "start": bool,
+    "flags": list,
+    "env": dict,
+    "ranks": int,
+    "grace": NUMBER,
+    "wait": NUMBER,
+}
+
+
+def read_assignment(path: str, last_attempt: int) -> dict[str, Any] | None:
+    """Return the assignment if it is complete, and newer than the last attempt."""
+    found = read_json(read_file(path))
+    is_complete = all(isinstance(found.get(name), kind) for name, kind in FIELDS.items())
+    return found if is_complete and found["attempt"] > last_attempt else None

@@ -1,0 +1,35 @@
+"""Read files that may be absent, partly written, or of any content, and remove files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the first MiB of a file, or nothing if it cannot be read."""
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(1 << 20)
+    return b""
+
+
+def read_json(text: bytes) -> dict[str, Any]:
+    """Return the JSON object in a text, or an empty one if the text is something else."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def clear_files(folders: Iterable[str | Path], kept: Path | None) -> None:
+    """Remove all files in some folders but one. The folders inside them stay."""
+    for root in folders:
+        for folder, _, files in os.walk(root):
+            for path in (Path(folder, name) for name in files):
+                with suppress(OSError):
+                    if path != kept:
+                        path.unlink()

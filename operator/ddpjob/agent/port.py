@@ -1,0 +1,64 @@
+"""Answer GET /ready and /metrics. The answers are numbers only."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+# How many requests are answered at a time, and the longest wait for the rest of a request.
+CLIENTS, REQUEST_SECONDS = 32, 0.2
+
+# After an error, such as no descriptor left, the next try comes so many seconds later.
+PAUSE = 0.05
+
+
+class Port:
+    """A server in a thread of its own.
+
+    - `is_ready`: whether the attempt is ready.
+    - `metrics`: the body of /metrics.
+    """
+
+    def __init__(self, is_ready: Callable[[], bool], metrics: Callable[[], str]) -> None:
+        self.is_ready = is_ready
+        self.metrics = metrics
+        self.clients = threading.BoundedSemaphore(CLIENTS)
+        # True once a probe has failed in this attempt: the operator must see each become ready.
+        self.has_refused = False
+
+    def serve(self, number: int) -> None:
+        """Listen on a port of all addresses. Raises OSError if it is in use."""
+        has_ipv6 = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if has_ipv6 else socket.AF_INET
+        server = socket.create_server(("", number), family=family, dualstack_ipv6=has_ipv6)
+        threading.Thread(target=self.answer_all, args=(server,), daemon=True).start()
+
+    def answer_all(self, server: socket.socket) -> None:
+        while True:
+            self.clients.acquire()
+            try:
+                connection = server.accept()[0]
+                threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+            except (OSError, RuntimeError):
+                self.clients.release()
+                time.sleep(PAUSE)
+
+    def answer(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            # A client that sends nothing must not keep the kubelet waiting.
+            connection.settimeout(REQUEST_SECONDS)
+            path = connection.recv(4096).split(b" ")[1:2]
+            status, body = "404 Not Found", ""
+            if path == [b"/ready"]:
+                is_ready = self.is_ready() and self.has_refused
+                status = "200 OK" if is_ready else "503 Service Unavailable"
+                self.has_refused |= not is_ready
+            if path == [b"/metrics"]:
+                status, body = "200 OK", self.metrics()
+            head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
+            head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            connection.sendall((head + body).encode())
+        self.clients.release()

@@ -1,0 +1,127 @@
+"""Start the programs of this folder, and find the processes below this one."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from . import SOCKET
+from .files import read_file
+
+# Characters of the zygote's arguments, so that `ps` can show those of its forks.
+TITLE = 512
+
+
+def open_standard_streams() -> None:
+    """Open those that are closed, so that no pipe takes their place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass
+    os.close(descriptor)
+
+
+def become_reaper() -> None:
+    """Collect processes that lose their parent, also outside a container."""
+    if os.getpid() != 1 and sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def program(name: str, *arguments: str, flags: str = "-IS") -> list[str]:
+    """Return the command that runs another program of this folder."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    return [sys.executable, flags, folder, name, *arguments]
+
+
+def write_wrapper(folder: Path) -> Path:
+    """Write the program that torchrun starts in place of Python, and return its path."""
+    wrapper = folder / "worker"
+    words = " ".join(f'"{word}"' for word in program("launch", "worker"))
+    wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    wrapper.chmod(0o755)
+    return wrapper
+
+
+def start_zygote(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes] | None:
+    """Start a zygote whose socket is in `folder`. Only Linux has what it needs."""
+    if sys.platform != "linux":
+        return None
+    with socket.socket(socket.AF_UNIX) as server:
+        # The path of the folder may be too long for an address.
+        descriptor = os.open(folder, os.O_RDONLY)
+        server.bind(f"/proc/self/fd/{descriptor}/{SOCKET}")
+        os.close(descriptor)
+        # Listen before torchrun starts, so that it finds the socket.
+        server.listen()
+        return subprocess.Popen(
+            # Like torchrun, it starts Python without a buffer for the output.
+            program("zygote", str(server.fileno()), "-" * TITLE, flags="-u"),
+            env=environment,
+            pass_fds=[server.fileno()],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def descendants() -> list[int]:
+    """Return the numbers of all processes below this one.
+
+    Those that have ended and are not collected count too: their threads may still run, and hold a
+    device.
+    """
+    children: dict[int, list[int]] = {}
+    for process, parent in (parents() if os.path.isdir("/proc/self") else parents_by_ps()).items():
+        children.setdefault(parent, []).append(process)
+    found = [os.getpid()]
+    for process in found:
+        found += children.get(process, [])
+    return found[1:]
+
+
+def parents() -> dict[int, int]:
+    """Return the parent of each process."""
+    found = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        # The parent follows the program's name, which may contain anything, and the state.
+        fields = read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()
+        if fields:
+            found[int(name)] = int(fields[1])
+    return found
+
+
+def parents_by_ps() -> dict[int, int]:
+    """Return the same on a machine without /proc, such as a laptop with macOS."""
+    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE) as ps:
+        pairs = [line.split() for line in ps.communicate()[0].splitlines()]
+    return {int(process): int(parent) for process, parent in pairs if int(process) != ps.pid}
+
+
+def is_worker_of_torchrun(process: int) -> bool:
+    """Return True if a process has torchrun's variables, also one of another language."""
+    return b"TORCHELASTIC_RUN_ID=" in read_file(f"/proc/{process}/environ")
+
+
+def abort(workers: Iterable[int], others: Iterable[int]) -> None:
+    """Let workers write their stacks, and abort.
+
+    The other processes are stopped first: torchrun would end all workers when the first one aborts.
+    A stopped worker aborts only once it continues.
+    """
+    for process in others:
+        with suppress(OSError):
+            os.kill(process, signal.SIGSTOP)
+    for process in workers:
+        # With a limit of 1, the kernel writes no core, not even into a pipe.
+        with suppress(OSError, ValueError, AttributeError):
+            resource.prlimit(process, resource.RLIMIT_CORE, (1, 1))
+        for number in (signal.SIGABRT, signal.SIGCONT):
+            with suppress(OSError):
+                os.kill(process, number)

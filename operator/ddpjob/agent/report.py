@@ -1,0 +1,140 @@
+"""Say why an attempt has ended, from the exit codes and the last lines of its processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from contextlib import suppress
+from typing import Any
+
+from . import EXCEPTION
+from .files import read_json
+from .output import Stream, log
+
+Report = dict[str, Any]
+
+# Bytes of a termination message, which is the kubelet's limit, and of the job's result in it.
+MESSAGE = 4096
+RESULT = MESSAGE - 200
+
+# Limits of a report: lines of output, and characters of each line.
+LINES, LINE_LENGTH = 12, 160
+
+# Exit codes of a process that was told to stop, and those that say nothing about the cause without
+# an exception.
+INTERRUPTED, AMBIGUOUS = (-15, 143), (1, -6)
+
+# Causes, the likeliest first. A follower lost a peer. Unclear: perhaps it is a follower.
+CAUSES = ("Failure", "Unclear", "Follower")
+
+# A stack of faulthandler. No thread is the current one if all wait, as in a stopped process; then
+# the last one is the main thread.
+STACK = re.compile(r"(Current thread|Thread) [^\n]*\n((?:  File [^\n]*\n?)+)")
+
+
+class Judge:
+    """What the words of error messages say about the cause of an end.
+
+    - `words`: a file with patterns, by what they say.
+    - `patience`: seconds after the first failure until torchrun sends SIGKILL to the other workers.
+    """
+
+    def __init__(self, words: bytes, patience: float) -> None:
+        self.words = {
+            kind: [re.compile(pattern) for pattern in patterns]
+            for kind, patterns in read_json(words).items()
+        }
+        self.patience = patience - 1.0
+
+    def judge(self, code: int, streams: list[Stream], record: Report) -> Report:
+        """Return the report on a torchrun that has failed, from its exit code and its record.
+
+        Of several failures, the likeliest cause counts.
+        """
+        begun = [stream for stream in streams if stream.worker]
+        found = []
+        for failure in record.get("failures", []):
+            stream = streams[failure["localRank"]]
+            cause, exception = self.cause(stream.text(), failure["exitCode"])
+            if failure["exitCode"] == -9 and is_late(stream, begun, self.patience):
+                cause = "Follower"
+            exception = exception or failure["exception"] or signal_name(failure["exitCode"])
+            report = {"cause": cause, **failure, "exception": exception}
+            found.append((CAUSES.index(cause), stream.ended, failure["rank"], report, stream))
+        if not found:
+            # torchrun itself failed, or the program is another one and writes no record.
+            stream = min(begun, key=lambda rank: rank.ended or 0.0, default=streams[-1])
+            cause, exception = self.cause(record.get("error") or stream.text(), code)
+            report = {"cause": cause, "exitCode": code, "exception": exception or signal_name(code)}
+            found.append((0, stream.ended, 0, report, stream))
+        _, ended, _, report, stream = min(found, key=lambda entry: entry[:3])
+        lines = [line[:LINE_LENGTH] for line in stream.text().splitlines() if line.strip()]
+        return {**report, "time": ended, "lines": lines[-LINES:]}
+
+    def cause(self, text: str, exit_code: int) -> tuple[str, str]:
+        """Return (cause, exception) of a process, from the end of its output."""
+        found = [pattern.findall(text) for pattern in self.words.get("exception", [])]
+        exception = next((matches[-1].strip()[:EXCEPTION] for matches in found if matches), "")
+        if exit_code in INTERRUPTED or self.says("follower", text):
+            return "Follower", exception
+        if self.says("unclear", text) or (exit_code in AMBIGUOUS and not exception):
+            return "Unclear", exception
+        return "Failure", exception
+
+    def says(self, kind: str, text: str) -> bool:
+        return any(pattern.search(text) for pattern in self.words.get(kind, []))
+
+
+def is_late(stream: Stream, begun: list[Stream], patience: float) -> bool:
+    """Return True if a rank ended so long after the first one that torchrun must have killed it."""
+    return (stream.ended or 0.0) - min(other.ended or 0.0 for other in begun) > patience
+
+
+def signal_name(exit_code: int) -> str:
+    """Return the name of the signal that ended a process, or an empty string."""
+    with suppress(ValueError):
+        return signal.Signals(-exit_code).name
+    return ""
+
+
+def on_hang(age: float, ranks: list[Stream]) -> Report:
+    """Return the report on ranks that gave no heartbeat for `age` seconds, with their stacks."""
+    lines = []
+    each = max(1, LINES // max(1, len(ranks)))
+    for stream in ranks:
+        frames = stack_in(stream.text()) or ["no stack"]
+        rank = stream.worker.get("rank")
+        lines += [f"rank {rank}: {frame.strip()}"[:LINE_LENGTH] for frame in frames[:each]]
+    exception = f"no heartbeat for {age:.0f} s"
+    return {"cause": "Hang", "exception": exception, "lines": lines[:LINES]}
+
+
+def stack_in(text: str) -> list[str]:
+    """Return the frames of the thread that was interrupted, the innermost first."""
+    stacks = STACK.findall(text)
+    current = [frames for kind, frames in stacks if kind != "Thread"]
+    chosen = current or [frames for _, frames in stacks]
+    return chosen[-1].splitlines() if chosen else []
+
+
+def on_success(result: bytes) -> Report:
+    """Return the report on an attempt that succeeded, with the result that a rank has written."""
+    found = read_json(result)
+    size = len(json.dumps(found))
+    if size > RESULT:
+        log(f"DDP_RESULT_FILE has {size} bytes as JSON; {RESULT} are the limit")
+        found = {}
+    return {"cause": "Succeeded", "result": found}
+
+
+def as_message(report: Report) -> str:
+    """Return a report as a termination message. If it is too long, lines are left out first."""
+    report = {"agent": 1, **report}
+    while len(text := json.dumps(report)) > MESSAGE and report.get("lines"):
+        report["lines"] = report["lines"][1:]
+    if len(text) > MESSAGE:
+        known = ("agent", "attempt", "cause", "rank", "exitCode", "time")
+        short = {name: report[name] for name in known if name in report}
+        text = json.dumps({**short, "exception": report.get("exception", "")[:200]})
+    return text

@@ -1,0 +1,402 @@
+"""A worker that a zygote has forked runs its program as a new Python does."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import ddpjob.agent
+from ddpjob.agent import worker
+
+from .kubelet import DEADLINE, wait_until
+
+pytest.importorskip("torch")
+
+PROGRAMS = str(Path(ddpjob.agent.__file__).parent)
+
+# Prints whether this process is a fork of the zygote.
+MARK = "import sys; print('forked' if 'ddpjob_agent' in sys.modules else 'new')\n"
+
+Done = subprocess.CompletedProcess[str]
+
+
+class Zygote:
+    """A zygote, and scripts that run both as its forks and in a Python of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",
+            "DDP_AGENT_FOLDER": str(folder),
+            "DDP_AGENT_PYTHON": sys.executable,
+        }
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(folder / "zygote"))
+            server.listen()
+            words = [sys.executable, "-u", PROGRAMS, "zygote", str(server.fileno()), "-" * 512]
+            self.process = subprocess.Popen(
+                words, env=self.env, cwd=folder, pass_fds=[server.fileno()]
+            )
+
+    def start(self, *arguments: str, rank: int = 0, **env: str) -> subprocess.Popen[str]:
+        """Start a stand-in as torchrun does."""
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return self.popen(
+            [sys.executable, "-IS", PROGRAMS, "launch", "worker"], arguments, **ranks, **env
+        )
+
+    def fork(self, *arguments: str, **settings: str) -> Done:
+        return finish(self.start(*arguments, **settings))
+
+    def plain(self, *arguments: str, rank: int = 0, **env: str) -> Done:
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return finish(self.popen([sys.executable], arguments, **ranks, **env))
+
+    def popen(
+        self, words: list[str], arguments: tuple[str, ...], **env: str
+    ) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*words, "-u", *arguments],
+            env={**self.env, **env},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def finish(process: subprocess.Popen[str]) -> Done:
+    try:
+        out, err = process.communicate(timeout=DEADLINE)
+    finally:
+        # The zygote then ends the fork.
+        process.kill()
+    return Done(process.args, process.returncode, out, err)
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    if not hasattr(os, "pidfd_open"):
+        pytest.skip("a zygote needs Linux")
+    found = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield found
+    found.process.kill()
+    found.process.wait()
+
+
+@pytest.fixture
+def script(zygote: Zygote, request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Return a function that writes a script into the folder of the zygote."""
+
+    def write(text: str, name: str = "train.py") -> str:
+        folder = zygote.folder / request.node.name.replace("[", "-").strip("]")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text))
+        return str(path)
+
+    return write
+
+
+def assert_same(zygote: Zygote, *arguments: str) -> Done:
+    """Run a program in both ways. Return the fork's end, without its mark."""
+    forked, new = zygote.fork(*arguments), zygote.plain(*arguments)
+    assert forked.stdout.startswith("forked\n")
+    assert new.stdout.startswith("new\n")
+    forked.stdout = forked.stdout.removeprefix("forked\n")
+    assert (forked.stdout, forked.stderr) == (new.stdout.removeprefix("new\n"), new.stderr)
+    assert forked.returncode == new.returncode
+    return forked
+
+
+# What a program sees
+
+FACTS = """
+import gc, json, locale, os, signal, socket
+import torch
+from pathlib import Path
+
+main = sys.modules["__main__"]
+names = sorted(name for name in vars(main) if name.startswith("__"))
+print(json.dumps({
+    "arguments": [sys.argv, sys.orig_argv, sys.executable],
+    "search path": sys.path,
+    "main": [names, main.__file__, str(main.__spec__), main.__package__, str(main.__loader__)[:40]],
+    "command line": Path("/proc/self/cmdline").read_bytes().decode().strip(" \\0").split("\\0"),
+    "descriptors": sorted(os.listdir("/proc/self/fd")),
+    "threads": [torch.get_num_threads(), len(os.listdir("/proc/self/task"))],
+    "session": [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()],
+    "folder": os.getcwd(),
+    "flags": str(sys.flags),
+    "buffers": [sys.stdout.write_through, sys.stderr.write_through, sys.stdout.encoding],
+    "signals": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+    "variables": {name: value for name, value in os.environ.items() if name != "PWD"},
+    "variables of children": os.popen("echo $RANK").read(),
+    "garbage collection": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()],
+    "locale": locale.setlocale(locale.LC_CTYPE),
+    "limits": Path("/proc/self/limits").read_text(),
+}))
+"""
+
+
+def test_a_fork_sees_what_a_new_python_sees(zygote, script):
+    path = script(MARK + FACTS)
+    forked, new = (run(path, "--lr", "0.1") for run in (zygote.fork, zygote.plain))
+    facts, expected = (json.loads(done.stdout.splitlines()[1]) for done in (forked, new))
+    for variable in ("DDP_AGENT_FOLDER", "DDP_AGENT_PYTHON"):
+        del expected["variables"][variable]
+    for name in expected:
+        assert facts[name] == expected[name], name
+
+
+def test_each_rank_has_random_numbers_of_its_own(zygote, script):
+    text = """
+        import random, numpy, torch, secrets, multiprocessing
+        print(torch.initial_seed(), torch.rand(1).item())
+        print(numpy.random.rand())
+        print(random.random())
+        print(bytes(multiprocessing.current_process().authkey).hex())
+    """
+    path = script(MARK + dedent(text))
+    lines = [zygote.fork(path).stdout.splitlines() for _ in range(2)]
+    assert [line[0] for line in lines] == ["forked", "forked"]
+    assert len(set(lines[0]) | set(lines[1])) == 1 + 2 * 4
+
+
+def test_a_seed_gives_the_same_numbers_as_in_a_new_python(zygote, script):
+    text = """
+        import random, numpy, torch
+        torch.manual_seed(7); numpy.random.seed(7); random.seed(7)
+        print(torch.rand(3).tolist(), numpy.random.rand(3).tolist(), random.random())
+        print(torch.nn.Linear(4, 4)(torch.ones(4)).tolist())
+    """
+    assert_same(zygote, script(MARK + dedent(text)))
+
+
+def test_a_large_product_of_numpy_and_of_torch_is_right(zygote, script):
+    text = """
+        import numpy, torch
+        ones = numpy.ones((700, 700))
+        print((ones @ ones).sum(), (torch.ones(700, 700) @ torch.ones(700, 700)).sum().item())
+    """
+    assert_same(zygote, script(MARK + dedent(text)))
+
+
+# Modules
+
+
+def test_a_module_of_a_package_runs_as_main(zygote, script):
+    script("import torch\n", "parts/__init__.py")
+    text = (
+        "import sys, __main__\nprint(__main__.__spec__.name, __name__, __package__, sys.argv[1:])\n"
+    )
+    path = script(MARK + text, "parts/train.py")
+    folder = Path(path).parent.name
+    name = f"{Path(path).parents[1].name}.parts.train"
+    assert folder == "parts"
+    done = assert_same(zygote, "-m", name, "--epochs", "3")
+    assert f"{name} __main__" in done.stdout
+    script(MARK, "parts/__main__.py")
+    assert_same(zygote, "-m", name.removesuffix(".train"))
+
+
+def test_a_module_that_does_not_exist_is_reported_by_a_new_python(zygote):
+    forked, new = zygote.fork("-m", "no.such.module"), zygote.plain("-m", "no.such.module")
+    assert (forked.returncode, forked.stderr) == (new.returncode, new.stderr)
+    assert "No module named 'no'" in forked.stderr
+
+
+def test_imports_from_the_folder_of_the_script_work(zygote, script):
+    script("VALUE = 5\n", "helper.py")
+    assert (
+        assert_same(zygote, script(MARK + "import helper; print(helper.VALUE)\n")).stdout == "5\n"
+    )
+
+
+# Ends
+
+ENDS = {
+    "success": "pass",
+    "exit code": "sys.exit(17)",
+    "exit with a text": "sys.exit('no data')",
+    "exception": "def load():\n    raise ValueError('bad batch')\nload()",
+    "chain of exceptions": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('x')",
+    "group of exceptions": "raise ExceptionGroup('two', [ValueError('a'), TypeError('b')])",
+    "exit without cleaning up": "import os; os._exit(3)",
+    "SIGKILL": "import os; os.kill(os.getpid(), 9)",
+    "SIGTERM": "import os; os.kill(os.getpid(), 15)",
+    "handler at exit": "import atexit; atexit.register(print, 'bye'); raise OSError('disk')",
+    "hook": "sys.excepthook = lambda *error: print('hook', error[0].__name__)\nraise OSError",
+    "thread": "import threading\nthreading.Timer(0.1, print, ['late']).start()",
+}
+
+
+@pytest.mark.parametrize("text", ENDS.values(), ids=ENDS)
+def test_a_program_ends_in_the_same_way(zygote, script, text):
+    assert_same(zygote, script(MARK + text + "\n"))
+
+
+def test_a_crash_has_its_signal(zygote, script):
+    done = zygote.fork(script("import ctypes, torch; ctypes.string_at(0)\n"))
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+
+
+def test_a_syntax_error_is_reported(zygote, script):
+    path = script("import torch\nif True\n")
+    forked, new = zygote.fork(path), zygote.plain(path)
+    assert (forked.returncode, forked.stderr) == (new.returncode, new.stderr)
+
+
+# Processes
+
+POOL = """
+import multiprocessing, os, torch
+from torch.utils.data import DataLoader
+
+class Item:
+    def __init__(self, value): self.value = value
+
+def double(item):
+    return Item(2 * item.value)
+
+if __name__ == "__main__":
+    print("METHOD")
+    with multiprocessing.get_context("METHOD").Pool(2) as pool:
+        print([item.value for item in pool.map(double, [Item(1), Item(2)])])
+    data = DataLoader(torch.arange(4.0), num_workers=2, multiprocessing_context="METHOD")
+    print(sum(batch.item() for batch in data))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing_works(zygote, script, method):
+    text = f"if __name__ == '__main__':\n    {MARK}" + POOL.replace("METHOD", method)
+    done = assert_same(zygote, script(text))
+    assert done.stdout == f"{method}\n[2, 4]\n6.0\n"
+
+
+WAIT = (
+    MARK
+    + """
+import os, signal, time, torch
+signal.signal(signal.SIGUSR1, lambda *_: print("got SIGUSR1"))
+signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(7)))
+print(os.getpid())
+while True:
+    time.sleep(0.05)
+"""
+)
+
+
+def begin(process: subprocess.Popen[str]) -> int:
+    """Return the process of a worker that has begun."""
+    assert process.stdout
+    assert process.stdout.readline() == "forked\n"
+    return int(process.stdout.readline())
+
+
+def test_signals_reach_the_worker(zygote, script):
+    process = zygote.start(script(WAIT))
+    begin(process)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "got SIGUSR1\n"
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert (done.stdout, done.returncode) == ("saved\n", 7)
+
+
+def test_the_worker_ends_if_its_stand_in_is_killed(zygote, script):
+    process = zygote.start(script(WAIT))
+    forked = begin(process)
+    process.kill()
+    finish(process)
+    wait_until(lambda: not Path(f"/proc/{forked}").exists())
+
+
+def test_the_stand_in_ends_if_the_worker_is_killed(zygote, script):
+    process = zygote.start(script(WAIT))
+    os.kill(begin(process), signal.SIGKILL)
+    assert finish(process).returncode == -signal.SIGKILL
+
+
+def test_the_worker_stops_and_continues_as_its_stand_in(zygote, script):
+    process = zygote.start(script(WAIT))
+    forked = begin(process)
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: state_of(forked) == "T")
+    process.send_signal(signal.SIGCONT)
+    wait_until(lambda: state_of(forked) in "RS")
+    process.terminate()
+    assert finish(process).returncode == 7
+
+
+def state_of(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_without_a_zygote_a_new_python_starts(zygote, script, tmp_path):
+    assert zygote.fork(script(MARK), DDP_AGENT_FOLDER=str(tmp_path)).stdout == "new\n"
+
+
+# Programs that need a new Python
+
+
+def test_a_variable_that_torch_reads_at_its_import_needs_a_new_python(zygote, script):
+    path = script(MARK)
+    assert zygote.fork(path, OMP_NUM_THREADS="2").stdout == "new\n"
+    assert zygote.fork(path, PYTHONOPTIMIZE="1").stdout == "new\n"
+    assert zygote.fork(path, MASTER_PORT="1", TORCHELASTIC_RUN_ID="x").stdout == "forked\n"
+
+
+def test_another_python_runs_the_worker_that_is_to_have_it(zygote, script, tmp_path):
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    done = zygote.fork(script(MARK + "print(sys.executable)\n"), DDP_AGENT_PYTHON=str(other))
+    assert done.stdout == f"new\n{other}\n"
+
+
+def test_a_file_that_hides_an_imported_module_needs_a_new_python(zygote, script):
+    script("VALUE = 'mine'\n", "sympy.py")
+    path = script(MARK + "import sympy; print(sympy.VALUE)\n")
+    assert zygote.fork(path).stdout == "new\nmine\n"
+
+
+SETS_VARIABLES = {
+    "import os\nos.environ['A'] = '1'\nimport torch": True,
+    "import os\nos.environ.setdefault('A', '1')\nimport torch": True,
+    "from os import environ\nenviron.update(A='1')\nimport torch.nn": True,
+    "import os\nos.putenv('A', '1')\nfrom torch import nn": True,
+    "import os\ndef main():\n    os.environ['A'] = '1'\n    import torch\nmain()": True,
+    "import os\nif True:\n    del os.environ['A']\nimport torch": True,
+    "import os\nimport torch\nos.environ['A'] = '1'": False,
+    "import os\nrank = int(os.environ['RANK'])\nimport torch": False,
+    "import os\nsize = os.environ.get('WORLD_SIZE', '1')\nimport torch": False,
+    "from .torch import x\nimport os\nos.environ['A'] = '1'": True,
+    "print('no torch')": False,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), SETS_VARIABLES.items())
+def test_programs_that_set_variables_before_they_import_torch_are_found(tmp_path, text, expected):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    assert worker.sets_variables([str(path)]) is expected
+
+
+def test_a_package_that_sets_variables_is_found(zygote, script):
+    script("import os\nos.environ['A'] = '1'\n", "parts/__init__.py")
+    path = script(MARK + "import torch\n", "parts/train.py")
+    name = f"{Path(path).parents[1].name}.parts.train"
+    assert zygote.fork("-m", name).stdout == "new\n"
