@@ -23,7 +23,6 @@ from tests.cluster.builders import script_job
 from tests.cluster.cluster import PLAIN, Cluster
 from tests.cluster.commands import CommandFailed, Object
 from tests.cluster.namespace import Namespace
-from tests.cluster.training import SIGNAL_WORKERS
 
 NAME = "steps"
 
@@ -41,7 +40,7 @@ dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(8, 8))
 for step in range(20000):
     model(torch.ones(4, 8)).sum().backward()
-    entry = {"rank": dist.get_rank(), "begun": begun, "time": time.time()}
+    entry = {"rank": dist.get_rank(), "pid": os.getpid(), "begun": begun, "time": time.time()}
     print(json.dumps(entry), flush=True)
     time.sleep(0.1)
 """
@@ -113,7 +112,10 @@ VARIANTS: dict[str, Callable[[], list[Object]]] = {
 
 
 def kill_rank(namespace: Namespace) -> None:
-    namespace.python(pod_of(namespace, 1), SIGNAL_WORKERS % signal.SIGKILL)
+    """Kill the process that trains, whose number is in its output."""
+    pod = pod_of(namespace, 1)
+    process = entries_of(namespace, pod)[-1]["pid"]
+    namespace.python(pod, f"import os; os.kill({process}, {signal.SIGKILL:d})")
 
 
 def delete(namespace: Namespace, index: int) -> None:

@@ -24,6 +24,7 @@ from .client import Client
 from .cluster import Cluster
 from .measure import Bench, measure_all
 from .processes import PROGRAMS, CpuClock, OperatorProcess
+from .recovery import measure_recovery
 from .report import report, surroundings
 from .targets import targets
 
@@ -80,8 +81,12 @@ def measure_cluster(
         bench.measure_idle(chosen.idle)
         shapes = (chosen.large, chosen.many)
         samples = measure_all(bench, chosen.runs, shapes, say)
+        recoveries = []
+        for number in range(1, chosen.runs + 1):
+            recoveries.append(measure_recovery(bench, chosen.large))
+            say(f"run {number}/{chosen.runs}  recovery of {chosen.large}: {recoveries[-1]:.2f} s")
 
-    goals = targets(samples, chosen.large, chosen.many, operator.memory("VmHWM"))
+    goals = targets(samples, recoveries, chosen.large, chosen.many, operator.memory("VmHWM"))
     where = surroundings(client)
     text = report(samples, goals, shapes)
     text += "\n\n" + ", ".join(f"{key} {value}" for key, value in where.items())

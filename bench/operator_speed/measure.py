@@ -81,7 +81,7 @@ class Bench:
             ).result()
             following.result()
         if case == OURS:
-            self._wait_for_status(shape.jobs)
+            self.wait_for_status(shape.jobs)
 
         calls_after = wait_until_quiet(self.client)
         cpu_after = self.clock.seconds()
@@ -122,7 +122,7 @@ class Bench:
         path = f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.kind={kind}"
         return len(self.client.json("GET", path)["items"])
 
-    def _wait_for_status(self, jobs: int, seconds: float = 60) -> None:
+    def wait_for_status(self, jobs: int, seconds: float = 60) -> None:
         """Wait until the operator's metric counts every job as Running, which needs no LIST."""
         deadline = time.monotonic() + seconds
         while self.operator.jobs_running() < jobs:

@@ -46,7 +46,13 @@ def select(samples: Iterable[Sample], case: str, shape: Shape) -> list[Sample]:
     return [sample for sample in samples if sample.case == case and sample.shape == str(shape)]
 
 
-def targets(samples: Sequence[Sample], large: Shape, many: Shape, peak_rss: float) -> list[Target]:
+def targets(
+    samples: Sequence[Sample],
+    recoveries: Sequence[float],
+    large: Shape,
+    many: Shape,
+    peak_rss: float,
+) -> list[Target]:
     """Return the targets with what was measured. Ratios are taken within each run."""
 
     def ratio(shape: Shape, over: str, under: str) -> list[float]:
@@ -64,6 +70,8 @@ def targets(samples: Sequence[Sample], large: Shape, many: Shape, peak_rss: floa
         Target(f"{many}: rate of Running pods, over the Indexed Jobs'", rate_of_many, 1.25, True),
         Target(f"{many}: time until Running, over the bare client's", time_over_floor, 1.3),
     ]
+    of_recovery = f"{large}: from a lost pod to the last write for the next attempt, s"
+    found.append(Target(of_recovery, recoveries, 1.0))
     for shape in (large, many):
         reads = per_job(shape, Sample.reads)
         writes = per_job(shape, Sample.writes)

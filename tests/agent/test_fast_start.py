@@ -24,6 +24,8 @@ PROGRAMS = str(Path(ddpjob.agent.__file__).parent)
 # Prints whether this process is a fork of the zygote.
 MARK = "import sys; print('forked' if 'ddpjob_agent' in sys.modules else 'new')\n"
 
+NO_FAST_START = "ddpjob agent: no fast start of this rank"
+
 Done = subprocess.CompletedProcess[str]
 
 
@@ -211,10 +213,15 @@ def test_a_module_of_a_package_runs_as_main(zygote, script):
     assert_same(zygote, "-m", name.removesuffix(".train"))
 
 
+def assert_reported_by_a_new_python(zygote: Zygote, *arguments: str) -> None:
+    forked, new = zygote.fork(*arguments), zygote.plain(*arguments)
+    reason, _, rest = forked.stderr.partition("\n")
+    assert reason.startswith(f"{NO_FAST_START}: its program cannot be read")
+    assert (forked.returncode, rest) == (new.returncode, new.stderr)
+
+
 def test_a_module_that_does_not_exist_is_reported_by_a_new_python(zygote):
-    forked, new = zygote.fork("-m", "no.such.module"), zygote.plain("-m", "no.such.module")
-    assert (forked.returncode, forked.stderr) == (new.returncode, new.stderr)
-    assert "No module named 'no'" in forked.stderr
+    assert_reported_by_a_new_python(zygote, "-m", "no.such.module")
 
 
 def test_imports_from_the_folder_of_the_script_work(zygote, script):
@@ -254,9 +261,7 @@ def test_a_crash_has_its_signal(zygote, script):
 
 
 def test_a_syntax_error_is_reported(zygote, script):
-    path = script("import torch\nif True\n")
-    forked, new = zygote.fork(path), zygote.plain(path)
-    assert (forked.returncode, forked.stderr) == (new.returncode, new.stderr)
+    assert_reported_by_a_new_python(zygote, script("import torch\nif True\n"))
 
 
 # Processes
@@ -325,6 +330,65 @@ def test_the_worker_ends_if_its_stand_in_is_killed(zygote, script):
     wait_until(lambda: not Path(f"/proc/{forked}").exists())
 
 
+def test_a_signal_after_the_end_of_the_worker_starts_nothing_anew(zygote, script):
+    # The stand-in is stopped while the worker ends, so it finds the signal and the end together.
+    process = zygote.start(script(WAIT))
+    forked = begin(process)
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: state_of(forked) == "T")
+    os.kill(forked, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{forked}").exists())
+    process.terminate()
+    process.send_signal(signal.SIGCONT)
+    done = finish(process)
+    assert (done.stdout, done.returncode) == ("", -signal.SIGKILL)
+
+
+def test_a_request_of_a_stand_in_that_has_ended_runs_nothing(zygote, script):
+    path = script("import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n")
+    os.kill(zygote.process.pid, signal.SIGSTOP)
+    try:
+        process = zygote.start(path)
+        # It waits for the answer.
+        wait_until(lambda: state_of(process.pid) == "S")
+        process.kill()
+        process.wait(DEADLINE)
+    finally:
+        os.kill(zygote.process.pid, signal.SIGCONT)
+    # Requests are served in their order.
+    assert zygote.fork(script(MARK)).stdout == "forked\n"
+    assert not Path(path).with_name("ran").exists()
+
+
+def test_a_worker_on_other_cores_needs_a_new_python(zygote, script):
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("this needs two cores")
+    os.sched_setaffinity(0, cores[:1])
+    try:
+        process = zygote.start(script(MARK))
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert finish(process).stdout == "new\n"
+
+
+def test_signals_reach_the_processes_of_the_worker(zygote, script):
+    text = """
+        import os, signal, time, torch
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, lambda *_: (print("child"), os._exit(0)))
+            print(os.getpid())
+            time.sleep(600)
+        signal.signal(signal.SIGTERM, lambda *_: (os.wait(), os._exit(7)))
+        time.sleep(600)
+    """
+    process = zygote.start(script(MARK + dedent(text)))
+    begin(process)
+    process.terminate()
+    done = finish(process)
+    assert (done.stdout, done.returncode) == ("child\n", 7)
+
+
 def test_the_stand_in_ends_if_the_worker_is_killed(zygote, script):
     process = zygote.start(script(WAIT))
     os.kill(begin(process), signal.SIGKILL)
@@ -355,7 +419,11 @@ def test_without_a_zygote_a_new_python_starts(zygote, script, tmp_path):
 
 def test_a_variable_that_torch_reads_at_its_import_needs_a_new_python(zygote, script):
     path = script(MARK)
-    assert zygote.fork(path, OMP_NUM_THREADS="2").stdout == "new\n"
+    done = zygote.fork(path, OMP_NUM_THREADS="2")
+    assert (done.stdout, done.stderr) == (
+        "new\n",
+        f"{NO_FAST_START}: its environment is another one: OMP_NUM_THREADS\n",
+    )
     assert zygote.fork(path, PYTHONOPTIMIZE="1").stdout == "new\n"
     assert zygote.fork(path, MASTER_PORT="1", TORCHELASTIC_RUN_ID="x").stdout == "forked\n"
 
@@ -380,7 +448,12 @@ SETS_VARIABLES = {
     "import os\nos.putenv('A', '1')\nfrom torch import nn": True,
     "import os\ndef main():\n    os.environ['A'] = '1'\n    import torch\nmain()": True,
     "import os\nif True:\n    del os.environ['A']\nimport torch": True,
+    "import os\nos.unsetenv('A')\nimport torch": True,
+    "from dotenv import load_dotenv\nload_dotenv()\nimport torch": True,
+    "import os, torch\nos.environ['TORCH_COMPILE_DISABLE'] = '1'": True,
     "import os\nimport torch\nos.environ['A'] = '1'": False,
+    "import os\nhas_rank = 'RANK' in os.environ\nimport torch": False,
+    "import os\nbefore = os.environ.copy()\nimport torch": False,
     "import os\nrank = int(os.environ['RANK'])\nimport torch": False,
     "import os\nsize = os.environ.get('WORLD_SIZE', '1')\nimport torch": False,
     "from .torch import x\nimport os\nos.environ['A'] = '1'": True,
@@ -392,7 +465,7 @@ SETS_VARIABLES = {
 def test_programs_that_set_variables_before_they_import_torch_are_found(tmp_path, text, expected):
     path = tmp_path / "train.py"
     path.write_text(text)
-    assert worker.sets_variables([str(path)]) is expected
+    assert bool(worker.sets_variables([str(path)])) is expected
 
 
 def test_a_package_that_sets_variables_is_found(zygote, script):

@@ -37,6 +37,16 @@ def test_a_hang_is_reported_with_the_stack_of_each_rank(pod):
     assert not [name for name in os.listdir(found.folder) if name.startswith("core")]
 
 
+def test_the_rank_that_is_furthest_behind_is_named_if_a_rank_has_written_it(pod):
+    words = "rank 7 on node 3 (n0003-a0) is slow or stuck: it was last seen in step 4, 9 s ago"
+    found = pod(HANGS.replace('"beats"', f'"SlowRankError: {words}"'), hang_seconds=1.0)
+    found.assign(0)
+    found.start()
+    assert found.end() == 1
+    expected = "; rank 7 on node 3 (n0003-a0) is slow or stuck: it was last seen in step 4"
+    assert found.report["exception"].endswith(expected)
+
+
 def test_a_stopped_process_shows_its_stack_too(pod):
     script = HANGS + "\n"
     found = pod(script.replace('print("beats")', 'print("beats", os.getpid())'), hang_seconds=2.0)

@@ -40,6 +40,22 @@ def test_lines_of_json_keep_their_form(pod):
     ] * 2
 
 
+def test_a_progress_bar_is_shown_while_it_grows(pod):
+    # tqdm writes a carriage return before each state of its bar.
+    script = """
+import sys, time
+for percent in (10, 20, 30):
+    print(f"\\r{percent}%", end="")
+    sys.stdout.flush()
+time.sleep(600)
+"""
+    found = pod(script)
+    found.assign(0)
+    found.start()
+    found.wait_for("10%")
+    found.wait_for("20%")
+
+
 def test_lines_of_ranks_are_not_mixed(pod):
     # Pieces without a newline, from four ranks at once.
     script = """

@@ -191,8 +191,31 @@ def test_a_pod_without_an_assignment_says_so(pod):
     found = pod()
     program = found.programs / "agent.py"
     text = program.read_text()
-    assert "ASSIGNMENT_SECONDS, KILL_SECONDS, STACK_SECONDS = 60.0," in text
+    assert "SPARE_SECONDS, STACK_SECONDS = 60.0," in text
     program.write_text(text.replace("STACK_SECONDS = 60.0,", "STACK_SECONDS = 0.5,"))
     found.start()
     assert found.end() == 1
     assert found.report["exception"] == f"no assignment in {found.folder / 'assignment'}"
+
+
+STEPS = """
+import json, os, sys
+attempt = int(os.environ["DDP_ATTEMPT"])
+print(json.dumps({"event": "start", "resumed_step": 10 * attempt}))
+for step in range(10 * attempt + 1, 10 * attempt + 15):
+    print(json.dumps({"event": "progress", "step": step, "loss": 0.5}))
+print("Connection reset by peer")
+sys.exit(1 if attempt < 2 else 3)
+"""
+
+
+def test_the_report_has_the_steps_of_each_attempt(pod):
+    found = pod(STEPS)
+    for attempt in range(2):
+        found.assign(attempt)
+        if attempt == 0:
+            found.start()
+        found.wait_for(f"attempt {attempt} has lost a peer")
+    found.assign(2, wait=0)
+    assert found.end() == 1
+    assert found.report["steps"] == {"0": [0, 14], "1": [10, 24], "2": [20, 34]}

@@ -26,6 +26,9 @@ TRAINER = "ddpjob-trainer:cpu"
 # A user's own image: Python and torch, running as root, nothing of this project.
 PLAIN = "ddpjob-test-plain:cpu"
 
+# The same with one program on its path: neither torchrun nor python3.
+PYTHON_ONLY = "ddpjob-test-python:cpu"
+
 
 def build_operator_image() -> None:
     run("docker", "build", "--quiet", "--tag", OPERATOR, ".")
@@ -36,6 +39,9 @@ def build_trainer_images() -> None:
     trainer = ("docker", "build", "--quiet", "--file", "images/cpu/Dockerfile")
     run(*trainer, "--target", "torch", "--tag", PLAIN, ".")
     run(*trainer, "--tag", TRAINER, ".")
+    one_program = "mkdir /only && ln -s /opt/venv/bin/python /only/python"
+    dockerfile = f"FROM {PLAIN}\nRUN {one_program}\nENV PATH=/only\n"
+    run("docker", "build", "--quiet", "--tag", PYTHON_ONLY, "-", stdin=dockerfile)
 
 
 def shorten_node_grace_period() -> None:
@@ -71,7 +77,7 @@ class Cluster:
             ]
             for step in steps:
                 step.result()
-        images = (OPERATOR, TRAINER, PLAIN)
+        images = (OPERATOR, TRAINER, PLAIN, PYTHON_ONLY)
         nodes = ",".join(WORKERS)
         run("kind", "load", "docker-image", "--name", NAME, "--nodes", nodes, *images)
         self.install()

@@ -5,7 +5,7 @@ import signal
 from collections import Counter
 
 from .builders import MANAGED, script, script_job
-from .cluster import WORKERS
+from .cluster import PYTHON_ONLY, WORKERS
 from .commands import CommandFailed, Object
 from .namespace import Namespace
 from .training import (
@@ -103,7 +103,9 @@ def test_a_stopped_rank_of_a_script_of_ones_own_is_a_hang_with_stacks(namespace:
     assert status["restarts"] == 0
 
 
-def test_a_job_that_a_network_policy_isolates_completes(namespace: Namespace):
+def test_a_job_completes_behind_a_network_policy_and_with_python_alone_in_its_image(
+    namespace: Namespace,
+):
     peers = {"podSelector": MANAGED}
     dns = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
     policy = {
@@ -118,8 +120,9 @@ def test_a_job_that_a_network_policy_isolates_completes(namespace: Namespace):
         },
     }
     namespace.apply(policy)
-    python = {"command": ["python", "-m", "torch.distributed.run"], "python": "python"}
-    namespace.apply(*script_job("fit", script("linear_fit.py"), torchrun=python))
+    scripts, job = script_job("fit", script("linear_fit.py"))
+    job["spec"]["image"] = PYTHON_ONLY
+    namespace.apply(scripts, job)
 
     status = namespace.wait_for_complete("fit")
 

@@ -181,11 +181,11 @@ def test_a_gang_that_fits_only_in_part_fails_after_its_startup_deadline(namespac
         "topologySpreadConstraints": [],
     }
     namespace.apply(*script_job("half", WAIT, startupDeadlineSeconds=15, **placement))
-    namespace.wait_for_status("half", reason="Unschedulable", nodesReady="1/2")
+    namespace.wait_for_status("half", reason="Unschedulable", nodesReady="0/2")
 
     status = assert_stopped(namespace, "half", "Unschedulable")
 
-    assert "startupDeadlineSeconds=15" in status["message"]
+    assert "startupDeadlineSeconds=15: 1 of 2 pods cannot start" in status["message"]
 
 
 # After the end

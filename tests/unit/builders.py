@@ -237,8 +237,10 @@ def an_agents_pod(index=0, status=None, *, attempt=0, born=None, annotations=(),
     return pod
 
 
-def agent_report(attempt=0, cause="Failure", *, rank=1, exit_code=1, exception="ValueError: boom"):
-    """Return the termination message of an agent."""
+def agent_report(
+    attempt=0, cause="Failure", *, rank=1, exit_code=1, exception="ValueError: boom", **others
+):
+    """Return the termination message of an agent. `others` are further entries of it."""
     report = {
         "agent": 1,
         "attempt": attempt,
@@ -248,6 +250,7 @@ def agent_report(attempt=0, cause="Failure", *, rank=1, exit_code=1, exception="
         "exception": exception,
         "time": NOW.timestamp(),
         "lines": ["the last line"],
+        **others,
     }
     return json.dumps(report)
 

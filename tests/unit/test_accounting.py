@@ -7,11 +7,13 @@ from builders import (
     a_pod,
     a_running_job,
     a_starting_job,
+    agent_report,
     at,
     failed,
     plan_for,
     running,
     starting,
+    succeeded,
     torchrun_summary,
     unschedulable,
     written,
@@ -84,3 +86,46 @@ def test_the_activities_have_the_names_of_the_status():
         "training",
         "recovering",
     ]
+
+
+# Steps
+
+
+def steps_of(job):
+    """Return (attempt, first step, last step, steps lost) of the ended attempts."""
+    keys = ("attempt", "firstStep", "lastStep", "stepsLost")
+    return [tuple(entry.get(key) for key in keys) for entry in job.status.attempts]
+
+
+def test_an_attempt_has_lost_the_steps_that_the_next_one_made_again():
+    job = a_running_job()
+    report = agent_report(0, steps={"0": [0, 75]})
+    job = written(job, plan_for(job, RUN[0], a_pod(1, failed(report)), now=at(60)))
+    assert steps_of(job) == [(0, 0, 75, None)]
+    # The pod has gone, and its steps stay.
+    pods = [a_pod(index, running(), attempt=1) for index in (0, 1)]
+    job = written(job, plan_for(job, *pods, now=at(70)))
+    last = agent_report(1, "Succeeded", steps={"1": [50, 120]})
+    pods = [a_pod(0, succeeded(last), attempt=1), a_pod(1, succeeded(), attempt=1)]
+    job = written(job, plan_for(job, *pods, now=at(90)))
+    assert steps_of(job) == [(1, 50, 120, None), (0, 0, 75, 25)]
+
+
+def test_an_attempt_that_resumed_at_its_last_step_has_lost_nothing():
+    job = a_running_job()
+    report = agent_report(0, steps={"0": [0, 75]})
+    job = written(job, plan_for(job, RUN[0], a_pod(1, failed(report)), now=at(60)))
+    again = agent_report(1, steps={"1": [75, 80]})
+    pods = [a_pod(0, running(), attempt=1), a_pod(1, failed(again), attempt=1)]
+    job = written(job, plan_for(job, *pods, now=at(90)))
+    assert steps_of(job) == [(1, 75, 80, None), (0, 0, 75, 0)]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [None, 7, [1, 2], {"0": 5}, {"0": [1]}, {"0": [1, "x"]}, {"x": [1, 2]}, {"0": [1, 10**30]}],
+)
+def test_steps_that_are_none_are_ignored(steps):
+    job = a_running_job()
+    pods = [RUN[0], a_pod(1, failed(agent_report(0, steps=steps)))]
+    assert steps_of(written(job, plan_for(job, *pods, now=at(60)))) == [(0, None, None, None)]

@@ -38,6 +38,7 @@ from .processes import (
     become_reaper,
     descendants,
     is_worker_of_torchrun,
+    kill,
     open_standard_streams,
     program,
     start_zygote,
@@ -49,8 +50,9 @@ from .times import Times
 POLL = 0.05
 
 # Seconds until the first assignment must be there; until processes must be gone after SIGKILL,
-# which takes time if they free a device; and for the stacks of workers after SIGABRT.
-ASSIGNMENT_SECONDS, KILL_SECONDS, STACK_SECONDS = 60.0, 30.0, 2.0
+# which takes time if they free a device; until a zygote that has not collected its forks is killed
+# too; and for the stacks of workers after SIGABRT.
+ASSIGNMENT_SECONDS, KILL_SECONDS, SPARE_SECONDS, STACK_SECONDS = 60.0, 30.0, 5.0, 2.0
 
 
 def main(arguments: list[str]) -> int:
@@ -126,9 +128,8 @@ class Agent:
             self.report = {"cause": "Stopped"}
         if self.exit_code:
             log(f"ends: {self.report['cause']}: {self.report.get('exception', '')}")
-        with suppress(OSError):
-            message = report.as_message({"attempt": self.attempt, **self.report})
-            Path(self.options.message).write_text(message)
+        known = {"attempt": self.attempt, "steps": self.output.steps}
+        report.write(self.options.message, {**known, **self.report})
         return self.exit_code
 
     def look(self) -> None:
@@ -207,7 +208,7 @@ class Agent:
             self.torchrun.send_signal(signal.SIGTERM)
 
     def start_torchrun(self, assignment: dict[str, Any], environment: dict[str, str]) -> None:
-        self.output.begin()
+        self.output.begin(self.attempt)
         for local_rank in range(assignment["ranks"]):
             path = self.folder / PIPE.format(local_rank=local_rank)
             os.mkfifo(path)
@@ -242,19 +243,22 @@ class Agent:
     def kill_processes(self, spares_zygote: bool = False) -> None:
         """Send SIGKILL until no process is left, and read the rest of their output.
 
-        A zygote is spared only once all workers have begun: then it has no request left, and starts
-        nothing more. Raises TimeoutError if a process does not end: two attempts must never train
-        at once.
+        A zygote may be spared, since nothing that it forks runs without a stand-in. Raises
+        TimeoutError if a process does not end: two attempts must never train at once.
         """
-        deadline = time.monotonic() + KILL_SECONDS
-        spared = self.zygote if spares_zygote and self.output.have_all_begun() else None
-        while remaining := set(descendants()) - {spared.pid if spared else 0}:
-            for process in remaining:
-                with suppress(OSError):
-                    os.kill(process, signal.SIGKILL)
+        began = time.monotonic()
+        while True:
+            seconds = time.monotonic() - began
+            spared = self.zygote if spares_zygote and seconds < SPARE_SECONDS else None
+            remaining = [
+                process for process in descendants() if not spared or process != spared.pid
+            ]
+            if not remaining:
+                break
+            if seconds > KILL_SECONDS:
+                raise TimeoutError(f"processes {remaining} do not end after SIGKILL")
+            kill(remaining)
             self.watch(0.01)
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"processes {sorted(remaining)} do not end after SIGKILL")
         self.output.end()
         self.torchrun = None
 
@@ -269,6 +273,8 @@ class Agent:
                 if self.zygote and found[0] == self.zygote.pid:
                     self.zygote.returncode = code
                     self.zygote = None
+                    if self.torchrun and self.torchrun.returncode is None:
+                        log(f"the zygote has ended with exit code {code}, and the attempt with it")
         self.times.spend(self.activity())
 
     # Hangs
@@ -307,7 +313,7 @@ class Agent:
         while not self.output.have_all_ended() and time.monotonic() < deadline:
             self.watch(POLL)
         self.kill_processes()
-        self.report = report.on_hang(age, self.output.ranks())
+        self.report = self.judge.hang(age, self.output.ranks())
         self.exit_code, self.wait_ends = 1, 0.0
         log(f"attempt {self.attempt} hangs: no heartbeat for {age:.0f} s")
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from . import SOCKET
+
 
 def read_file(path: str | Path) -> bytes:
     """Return the first MiB of a file, or nothing if it cannot be read."""
@@ -23,6 +25,22 @@ def read_json(text: bytes) -> dict[str, Any]:
         found = json.loads(text)
         return found if isinstance(found, dict) else {}
     return {}
+
+
+def stat_fields(process: int | str) -> list[bytes]:
+    """Return what /proc says of a process, from its state on: field 3 of proc(5) is the first.
+
+    The program's name before it may contain anything.
+    """
+    return read_file(f"/proc/{process}/stat").rpartition(b")")[2].split()
+
+
+def socket_path(folder: int) -> str:
+    """Return a path of the zygote's socket that is short enough for an address.
+
+    `folder`: the descriptor of its folder.
+    """
+    return f"/proc/self/fd/{folder}/{SOCKET}"
 
 
 def clear_files(folders: Iterable[str | Path], kept: Path | None) -> None:

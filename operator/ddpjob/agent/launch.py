@@ -1,7 +1,7 @@
 """Start torchrun or a worker: as a fork of the zygote if the pod has one, else in this process.
 
-With a zygote, this process is a stand-in, where torchrun or a worker is expected: it passes signals
-on, and ends as the fork ends. If it ends first, the zygote kills the fork.
+With a zygote, this process is a stand-in for torchrun or for the worker: it passes signals on, and
+ends as the fork ends. If it ends first, the zygote kills the fork.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
-from . import FOLDER, HEADER, PIPE, PYTHON, SOCKET
+from . import FOLDER, HEADER, PIPE, PYTHON
+from .files import socket_path
 
 # The zygote looks after SIGKILL and SIGSTOP, which have no handlers.
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT")
@@ -24,7 +25,7 @@ PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SI
 def main(arguments: list[str]) -> NoReturn:
     """Start `torchrun ARGS...` or `worker ARGS...`."""
     kind, *rest = arguments
-    stand_in(kind, rest)
+    run_by_zygote(kind, rest)
     if kind == "torchrun":
         become_torchrun(rest)
     become_worker(rest)
@@ -36,12 +37,12 @@ def become_torchrun(arguments: list[str]) -> NoReturn:
 
 
 def become_worker(arguments: list[str]) -> NoReturn:
-    python = take_variables()
+    python = become_rank()
     os.execvp(python, [python, *arguments])
 
 
-def take_variables() -> str:
-    """Make this process the worker of its rank, and return the Python that is to run it."""
+def become_rank() -> str:
+    """Restore the variables of the worker, open the pipe of its rank, and return its Python."""
     python = os.environ.pop(PYTHON)
     os.environ["PYTHON_EXEC"] = python
     if python == sys.executable:
@@ -60,24 +61,54 @@ def take_variables() -> str:
     return python
 
 
-def stand_in(kind: str, arguments: list[str]) -> None:
-    """Let the zygote start a process, and end as it ends. Return if there is no zygote."""
-    with socket.socket(socket.AF_UNIX) as zygote, suppress(OSError, ValueError):
-        folder = os.open(os.environ[FOLDER], os.O_RDONLY)
-        # The path of the folder may be too long for an address.
-        zygote.connect(f"/proc/self/fd/{folder}/{SOCKET}")
-        os.close(folder)
-        request = {"kind": kind, "arguments": arguments, "process": os.getpid()}
-        socket.send_fds(zygote, [b"\0"], [0, 1, 2])
-        zygote.sendall(
-            json.dumps({**request, "env": dict(os.environ), "cwd": os.getcwd()}).encode() + b"\n"
-        )
-        answers = zygote.makefile("rb")
-        process = int(answers.readline())
+def run_by_zygote(kind: str, arguments: list[str]) -> None:
+    """Let the zygote start a process, and end as it ends. Return if there is no zygote.
+
+    The fork runs nothing until this process sends it a byte through a pipe. So nothing runs for a
+    stand-in that has ended, and no signal is lost.
+    """
+    waits, go = os.pipe()
+    with socket.socket(socket.AF_UNIX) as zygote:
+        try:
+            answers = request(zygote, kind, arguments, waits)
+            process = int(answers.readline())
+        except (OSError, ValueError):
+            return
+        # torchrun signals the group of a worker, which includes processes of the script.
+        send = os.killpg if kind == "worker" else os.kill
+
+        def pass_on(number: int, _: object) -> None:
+            with suppress(ProcessLookupError):
+                send(process, number)
+
         for name in PASSED_ON:
-            signal.signal(getattr(signal, name), lambda number, _: os.kill(process, number))
-        # Without an answer, the zygote has ended, and with it what it has started.
-        end_as(int(answers.readline() or -signal.SIGKILL))
+            signal.signal(getattr(signal, name), pass_on)
+        with suppress(BrokenPipeError):
+            os.write(go, b"!")
+        try:
+            end_as(int(answers.readline()))
+        except (OSError, ValueError):
+            # The zygote has ended. The agent ends what it has started.
+            end_as(-signal.SIGKILL)
+
+
+def request(zygote: socket.socket, kind: str, arguments: list[str], waits: int) -> BinaryIO:
+    """Send a request, with the standard streams and the pipe. Return the stream of answers."""
+    folder = os.open(os.environ[FOLDER], os.O_RDONLY)
+    zygote.connect(socket_path(folder))
+    os.close(folder)
+    fields = {
+        "kind": kind,
+        "arguments": arguments,
+        "process": os.getpid(),
+        "env": dict(os.environ),
+        "cwd": os.getcwd(),
+        "affinity": sorted(os.sched_getaffinity(0)),
+    }
+    socket.send_fds(zygote, [b"\0"], [0, 1, 2, waits])
+    os.close(waits)
+    zygote.sendall(json.dumps(fields).encode() + b"\n")
+    return zygote.makefile("rb")
 
 
 def end_as(exit_code: int) -> NoReturn:

@@ -6,6 +6,7 @@ import os
 import selectors
 import time
 from contextlib import suppress
+from typing import Any
 
 from . import HEADER
 from .files import read_json
@@ -13,6 +14,9 @@ from .files import read_json
 # Bytes of output that are kept for the report, of a line that is kept whole, and of a line that may
 # have figures.
 TAIL, LINE, FIGURES_LINE = 16384, 4 << 20, 4096
+
+# Attempts whose steps are kept.
+ATTEMPTS = 10
 
 # Figures that /metrics takes from lines of JSON, such as those of ddp_trainer.
 FIGURES = ("step", "steps", "epoch", "loss", "samples_per_second", "tokens_per_second")
@@ -57,14 +61,20 @@ class Stream:
 
 
 class Output:
-    """The streams of an attempt, and the figures in them."""
+    """The streams of an attempt, and the figures in them.
+
+    `steps` has the first and the last step of the last attempts, by their number, as far as lines
+    of JSON name them.
+    """
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self.begin()
+        self.steps: dict[int, tuple[float, float]] = {}
+        self.begin(-1)
 
-    def begin(self) -> None:
-        """Forget the last attempt."""
+    def begin(self, attempt: int) -> None:
+        """Forget the streams and the figures of the last attempt."""
+        self.attempt = attempt
         self.streams: list[Stream] = []
         self.figures: dict[str, float] = {}
         self.last_time = 0.0
@@ -119,14 +129,20 @@ class Output:
     def marked(self, stream: Stream, line: bytes) -> bytes:
         """Return a line with its rank. Lines of JSON keep their form, and so do marked ones."""
         if line.startswith(b"{") and line.rstrip().endswith(b"}"):
-            entries = read_json(line) if len(line) < FIGURES_LINE else {}
-            for name in FIGURES:
-                if type(entries.get(name)) in (int, float):
-                    self.figures[name] = entries[name]
+            self.take_figures(read_json(line) if len(line) < FIGURES_LINE else {})
             return line
         has_peers = stream.worker and len(self.ranks()) > 1
         mark = b"[rank%d]: " % stream.worker["rank"] if has_peers else b""
         return line if line.startswith(mark) else mark + line
+
+    def take_figures(self, entries: dict[str, Any]) -> None:
+        numbers = {name: value for name, value in entries.items() if type(value) in (int, float)}
+        self.figures.update((name, numbers[name]) for name in FIGURES if name in numbers)
+        step = numbers.get("resumed_step", numbers.get("step"))
+        if step is not None:
+            first, _ = self.steps.pop(self.attempt, (step, step))
+            self.steps[self.attempt] = (first, step)
+            self.steps = dict(list(self.steps.items())[-ATTEMPTS:])
 
 
 def log(text: str) -> None:

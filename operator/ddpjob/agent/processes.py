@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,8 +13,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from . import SOCKET
-from .files import read_file
+from .files import read_file, socket_path, stat_fields
+from .output import log
 
 # Characters of the zygote's arguments, so that `ps` can show those of its forks.
 TITLE = 512
@@ -43,20 +44,28 @@ def program(name: str, *arguments: str, flags: str = "-IS") -> list[str]:
 def write_wrapper(folder: Path) -> Path:
     """Write the program that torchrun starts in place of Python, and return its path."""
     wrapper = folder / "worker"
-    words = " ".join(f'"{word}"' for word in program("launch", "worker"))
+    words = shlex.join(program("launch", "worker"))
     wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     wrapper.chmod(0o755)
     return wrapper
 
 
 def start_zygote(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes] | None:
-    """Start a zygote whose socket is in `folder`. Only Linux has what it needs."""
+    """Start a zygote whose socket is in `folder`. Return None where that is not possible."""
     if sys.platform != "linux":
         return None
+    try:
+        return listening_zygote(folder, environment)
+    except OSError as error:
+        # For example, a file system without sockets.
+        log(f"no fast start: {error}")
+        return None
+
+
+def listening_zygote(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     with socket.socket(socket.AF_UNIX) as server:
-        # The path of the folder may be too long for an address.
         descriptor = os.open(folder, os.O_RDONLY)
-        server.bind(f"/proc/self/fd/{descriptor}/{SOCKET}")
+        server.bind(socket_path(descriptor))
         os.close(descriptor)
         # Listen before torchrun starts, so that it finds the socket.
         server.listen()
@@ -90,8 +99,7 @@ def parents() -> dict[int, int]:
     """Return the parent of each process."""
     found = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
-        # The parent follows the program's name, which may contain anything, and the state.
-        fields = read_file(f"/proc/{name}/stat").rpartition(b")")[2].split()
+        fields = stat_fields(name)
         if fields:
             found[int(name)] = int(fields[1])
     return found
@@ -107,6 +115,12 @@ def parents_by_ps() -> dict[int, int]:
 def is_worker_of_torchrun(process: int) -> bool:
     """Return True if a process has torchrun's variables, also one of another language."""
     return b"TORCHELASTIC_RUN_ID=" in read_file(f"/proc/{process}/environ")
+
+
+def kill(processes: Iterable[int]) -> None:
+    for process in processes:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
 
 
 def abort(workers: Iterable[int], others: Iterable[int]) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from . import EXCEPTION
@@ -16,7 +17,7 @@ Report = dict[str, Any]
 
 # Bytes of a termination message, which is the kubelet's limit, and of the job's result in it.
 MESSAGE = 4096
-RESULT = MESSAGE - 200
+RESULT = MESSAGE - 600
 
 # Limits of a report: lines of output, and characters of each line.
 LINES, LINE_LENGTH = 12, 160
@@ -82,6 +83,25 @@ class Judge:
             return "Unclear", exception
         return "Failure", exception
 
+    def hang(self, age: float, ranks: list[Stream]) -> Report:
+        """Return the report on ranks that gave no heartbeat for `age` seconds, with their stacks.
+
+        It names the rank that is furthest behind, if a rank has written which one that is.
+        """
+        lines = []
+        behind = []
+        each = max(1, LINES // max(1, len(ranks)))
+        for stream in ranks:
+            text = stream.text()
+            frames = stack_in(text) or ["no stack"]
+            rank = stream.worker.get("rank")
+            lines += [f"rank {rank}: {frame.strip()}"[:LINE_LENGTH] for frame in frames[:each]]
+            behind += [
+                found for words in self.words.get("behind", []) for found in words.findall(text)
+            ]
+        exception = "; ".join([f"no heartbeat for {age:.0f} s", *behind[-1:]])
+        return {"cause": "Hang", "exception": exception, "lines": lines[:LINES]}
+
     def says(self, kind: str, text: str) -> bool:
         return any(pattern.search(text) for pattern in self.words.get(kind, []))
 
@@ -96,18 +116,6 @@ def signal_name(exit_code: int) -> str:
     with suppress(ValueError):
         return signal.Signals(-exit_code).name
     return ""
-
-
-def on_hang(age: float, ranks: list[Stream]) -> Report:
-    """Return the report on ranks that gave no heartbeat for `age` seconds, with their stacks."""
-    lines = []
-    each = max(1, LINES // max(1, len(ranks)))
-    for stream in ranks:
-        frames = stack_in(stream.text()) or ["no stack"]
-        rank = stream.worker.get("rank")
-        lines += [f"rank {rank}: {frame.strip()}"[:LINE_LENGTH] for frame in frames[:each]]
-    exception = f"no heartbeat for {age:.0f} s"
-    return {"cause": "Hang", "exception": exception, "lines": lines[:LINES]}
 
 
 def stack_in(text: str) -> list[str]:
@@ -128,9 +136,17 @@ def on_success(result: bytes) -> Report:
     return {"cause": "Succeeded", "result": found}
 
 
+def write(path: str, report: Report) -> None:
+    """Write the termination message. A pod without it still has its exit code."""
+    with suppress(OSError):
+        Path(path).write_text(as_message(report))
+
+
 def as_message(report: Report) -> str:
     """Return a report as a termination message. If it is too long, lines are left out first."""
     report = {"agent": 1, **report}
+    if not report.get("steps"):
+        report.pop("steps", None)
     while len(text := json.dumps(report)) > MESSAGE and report.get("lines"):
         report["lines"] = report["lines"][1:]
     if len(text) > MESSAGE:

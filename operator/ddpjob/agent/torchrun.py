@@ -12,10 +12,11 @@ from . import EXCEPTION, FOLDER, RECORD
 
 def main(arguments: list[str]) -> None:
     code = run(arguments)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Without this, torch takes half a second to clean up, in which the next attempt waits.
-    os._exit(code)
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # torch takes half a second to clean up, for which the next attempt would wait.
+        os._exit(code)
 
 
 def run(arguments: list[str]) -> int:

@@ -1,6 +1,6 @@
 """Run the program of a worker in a fork of the zygote, as a new Python would run it.
 
-Where that is not certain, the fork becomes a new Python (`can_fork`). The differences that remain
+Where that is not certain, the fork becomes a new Python (`why_not`). The differences that remain
 are in docs/users/fast-start.md.
 """
 
@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import NamedTuple
 
-from .launch import take_variables
+from .launch import become_rank
 
 # Variables that differ between workers and the zygote, and that neither Python nor torch reads when
 # it starts: those of torchrun for each worker, of the agent, and of a shell.
@@ -26,6 +26,10 @@ OWN_VARIABLES = {
     *("_", "PWD", "OLDPWD", "SHLVL"),
 }
 OWN_PREFIXES = ("TORCHELASTIC_", "DDP_")
+
+# What only reads variables, and what has to come before the import of torch.
+READS = ("get", "copy", "items", "keys", "values")
+EARLY = {"putenv", "unsetenv", "load_dotenv", "sched_setaffinity", "patch_all"}
 
 
 class Surroundings(NamedTuple):
@@ -41,12 +45,14 @@ class Surroundings(NamedTuple):
 
 def main(arguments: list[str], zygote: Surroundings) -> None:
     """Become the worker: in this process, or by a new Python if the two could differ."""
-    python = take_variables()
-    is_same = python == sys.executable and Surroundings.of_this_process() == zygote
-    if not (is_same and can_fork(arguments)):
+    python = become_rank()
+    reason = why_not(python, arguments, zygote)
+    if reason:
+        print(f"ddpjob agent: no fast start of this rank: {reason}", file=sys.stderr)
         os.execvp(python, [python, *arguments])
     reseed()
-    sys.orig_argv = [python, *arguments]  # novm: Python 3.9 lacks it, and takes it
+    # Python 3.9 has no such name; to set it does no harm.
+    sys.orig_argv = [python, *arguments]  # novm
     try:
         run_program(arguments)
     except (SystemExit, KeyboardInterrupt):
@@ -56,24 +62,34 @@ def main(arguments: list[str], zygote: Surroundings) -> None:
         sys.exit(1)
 
 
+def why_not(python: str, arguments: list[str], zygote: Surroundings) -> str:
+    """Return why this process cannot run a program as a new Python would, or an empty string.
+
+    torchrun starts `-u SCRIPT` or `-u -m MODULE`.
+    """
+    own = Surroundings.of_this_process()
+    if python != sys.executable:
+        return f"its Python is {python}"
+    if own.env != zygote.env:
+        names = {name for name, _ in set(own.env.items()) ^ set(zygote.env.items())}
+        return f"its environment is another one: {', '.join(sorted(names))}"
+    if own.cwd != zygote.cwd:
+        return f"its working directory is {own.cwd}"
+    if arguments[:1] != ["-u"] or not (arguments[1] == "-m" or arguments[1].endswith(".py")):
+        return "it runs neither a module nor a file that ends with .py"
+    try:
+        hidden = hidden_modules(folder_of(arguments))
+        if hidden:
+            return (
+                f"{folder_of(arguments)} has {', '.join(hidden)}, which torch has imported already"
+            )
+        return sets_variables(sources(arguments))
+    except (OSError, ValueError, SyntaxError, RecursionError, IndexError) as error:
+        return f"its program cannot be read: {error}"
+
+
 def is_own(name: str) -> bool:
     return name in OWN_VARIABLES or name.startswith(OWN_PREFIXES)
-
-
-def can_fork(arguments: list[str]) -> bool:
-    """Return True if this process can run the program as a new Python would.
-
-    torchrun starts `-u SCRIPT` or `-u -m MODULE`. A program that sets variables before it imports
-    torch needs a new Python, and so does one whose folder has another module of a name that is
-    imported already.
-    """
-    if arguments[0] != "-u" or not (arguments[1] == "-m" or arguments[1].endswith(".py")):
-        return False
-    try:
-        return not sets_variables(sources(arguments)) and not hides_module(folder_of(arguments))
-    except (OSError, ValueError, SyntaxError, RecursionError, IndexError):
-        # A new Python reports what is wrong.
-        return False
 
 
 def folder_of(arguments: list[str]) -> str:
@@ -102,31 +118,38 @@ def sources(arguments: list[str]) -> list[str]:
     return files
 
 
-def sets_variables(files: list[str]) -> bool:
-    """Return True if a program may set environment variables before it imports torch.
+def sets_variables(files: list[str]) -> str:
+    """Return what a program may do before it imports torch that must be done before, if anything.
 
-    To read them is harmless: `os.environ["RANK"]` and `os.environ.get("RANK")`.
+    To read variables is harmless, as in `os.environ["RANK"]`. Those of the compiler are read when
+    torch._dynamo is imported, which a program may do late.
     """
+    has_torch = False
     for path in files:
         with open(path, "rb") as file:
             statements = ast.parse(file.read()).body
         for statement in statements:
-            if imports_torch(statement):
-                return False
             nodes = list(ast.walk(statement))
+            has_torch |= any(map(imports_torch, nodes[:1]))
+            if has_torch and not any(map(is_name_of_compiler, nodes)):
+                continue
             names = [name_of(node) for node in nodes]
-            if "putenv" in names or names.count("environ") > sum(map(is_read, nodes)):
-                return True
-    return False
+            if names.count("environ") > sum(map(is_read, nodes)) or EARLY.intersection(names):
+                return f"line {statement.lineno} of {path} may set what torch reads when it starts"
+    return ""
 
 
-def imports_torch(statement: ast.stmt) -> bool:
+def imports_torch(node: ast.AST) -> bool:
     modules = []
-    if isinstance(statement, ast.Import):
-        modules = [name.name for name in statement.names]
-    if isinstance(statement, ast.ImportFrom) and not statement.level:
-        modules = [statement.module or ""]
+    if isinstance(node, ast.Import):
+        modules = [name.name for name in node.names]
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        modules = [node.module or ""]
     return any(module.partition(".")[0] == "torch" for module in modules)
+
+
+def is_name_of_compiler(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and str(node.value).startswith("TORCH")
 
 
 def name_of(node: ast.AST) -> str:
@@ -135,24 +158,24 @@ def name_of(node: ast.AST) -> str:
 
 
 def is_read(node: ast.AST) -> bool:
-    """Return True for `environ[...]` that is not assigned to, and for `environ.get`."""
+    """Return True for `environ[...]` that is not assigned to, `environ.get` and `in environ`."""
     if isinstance(node, ast.Subscript):
         return isinstance(node.ctx, ast.Load) and name_of(node.value) == "environ"
+    if isinstance(node, ast.Compare):
+        return any(name_of(each) == "environ" for each in node.comparators)
     return (
-        isinstance(node, ast.Attribute) and node.attr == "get" and name_of(node.value) == "environ"
+        isinstance(node, ast.Attribute) and node.attr in READS and name_of(node.value) == "environ"
     )
 
 
-def hides_module(folder: str) -> bool:
-    """Return True if a folder has a module that Python would import in place of an imported one."""
+def hidden_modules(folder: str) -> list[str]:
+    """Return the modules in a folder that Python would import in place of imported ones."""
     imported = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
     files = {name.partition(".")[0] for name in os.listdir(folder)}
-    found = (
-        PathFinder.find_spec(name, [folder])
-        for name in files & imported - set(sys.builtin_module_names)
-    )
+    names = sorted(files & imported - set(sys.builtin_module_names))
+    found = {name: PathFinder.find_spec(name, [folder]) for name in names}
     # A folder without __init__.py hides nothing.
-    return any(spec and spec.origin for spec in found)
+    return [name for name, spec in found.items() if spec and spec.origin]
 
 
 def reseed() -> None:
@@ -180,11 +203,11 @@ def run_program(arguments: list[str]) -> None:
         runpy._run_module_as_main(arguments[2])  # type: ignore[attr-defined]
         return
     sys.argv = arguments[1:]
-    path = os.path.abspath(arguments[1])
+    path = os.path.join(os.getcwd(), arguments[1].removeprefix("./"))
     loader = SourceFileLoader("__main__", path)
-    main_module.__dict__.update(
-        __annotations__={}, __cached__=None, __file__=path, __loader__=loader
-    )
+    main_module.__dict__.update(__cached__=None, __file__=path, __loader__=loader)
+    if sys.version_info < (3, 14):
+        main_module.__annotations__ = {}
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, main_module.__dict__)

@@ -14,17 +14,18 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from . import torchrun, worker
-from .files import read_file
+from .files import stat_fields
 
-# A request that is not whole after so many seconds is dropped.
+# A request that is incomplete after so many seconds is dropped.
 REQUEST_SECONDS = 10.0
 
-# Seconds between two looks at the stand-ins, whether one was stopped.
+# Seconds between two looks at the stand-ins: one may have been stopped.
 LOOK_SECONDS = 1.0
 
 
@@ -40,10 +41,9 @@ def main(arguments: list[str]) -> None:
 
 
 class Child(NamedTuple):
-    """A forked process: its number, its descriptor, and its stand-in with its connection."""
+    """A forked process, and its stand-in with its connection."""
 
     process: int
-    descriptor: int
     stand_in: int
     connection: socket.socket
 
@@ -53,102 +53,136 @@ class Zygote:
 
     def __init__(self, server: socket.socket) -> None:
         self.server = server
+        self.parent = os.getppid()
         self.children: list[Child] = []
         self.selector = selectors.DefaultSelector()
         self.selector.register(server, selectors.EVENT_READ)
+        # The end of a child wakes the selector.
+        self.woken, self.wake = socket.socketpair()
+        for end in (self.woken, self.wake):
+            end.setblocking(False)
+        self.selector.register(self.woken, selectors.EVENT_READ)
 
     def serve(self) -> dict[str, Any]:
         """Fork a process for each request, and return the request in it."""
-        # Without this call, as on an old kernel, there is no zygote: stand-ins are refused.
-        os.close(os.pidfd_open(os.getpid()))
         # A third of the time of these imports would be spent on a search for garbage.
         gc.disable()
-        importlib.import_module("torch.distributed.run")
+        try:
+            importlib.import_module("torch.distributed.run")
+        except Exception as error:
+            # The stand-ins are refused. A new Python shows the traceback.
+            sys.exit(f"ddpjob agent: no fast start: {type(error).__name__}: {error}")
+        signal.set_wakeup_fd(self.wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         is_complete = False
-        while True:
+        while self.children or os.getppid() == self.parent:
             for key, _ in self.selector.select(LOOK_SECONDS):
                 if key.data:
-                    self.end(key.data, is_killed=key.fileobj is key.data.connection)
-                else:
+                    self.kill(key.data)
+                elif key.fileobj is self.server:
                     request = self.accept()
                     if request:
                         return request
+            self.collect()
             self.stop_as_stand_ins()
             if not is_complete and self.children:
                 # DDP and optimizers import this. While torchrun meets its peers, there is time.
-                importlib.import_module("torch._dynamo")
+                with suppress(Exception):
+                    importlib.import_module("torch._dynamo")
                 gc.enable()
                 is_complete = True
+        # The agent was killed.
+        os._exit(0)
 
     def accept(self) -> dict[str, Any] | None:
         """Fork a process. Return its request in it, and None in the zygote."""
-        connection = self.server.accept()[0]
+        try:
+            connection = self.server.accept()[0]
+        except OSError:
+            return None
         request, descriptors = receive(connection)
-        process = fork() if request else None
+        process = fork() if request and can_serve(request) else None
         if process == 0:
-            self.close(connection)
+            self.close_in_fork(connection)
             prepare(request, descriptors)
             return request
         for descriptor in descriptors:
             os.close(descriptor)
-        if process:
-            stand_in = request["process"]
-            child = Child(process, os.pidfd_open(process), stand_in, connection)
-            self.children.append(child)
-            self.selector.register(child.descriptor, selectors.EVENT_READ, child)
-            self.selector.register(connection, selectors.EVENT_READ, child)
-            answer(connection, process)
-        else:
+        if process is None:
+            # The stand-in starts a new Python.
             connection.close()
+            return None
+        child = Child(process, request["process"], connection)
+        self.children.append(child)
+        self.selector.register(connection, selectors.EVENT_READ, child)
+        answer(connection, process)
         return None
 
-    def end(self, child: Child, is_killed: bool) -> None:
-        """Collect a process that has ended, or end the one whose stand-in has ended."""
-        if child not in self.children:
-            return
-        if is_killed:
+    def kill(self, child: Child) -> None:
+        """Kill a process whose stand-in has ended: that never sends anything more."""
+        if child in self.children:
+            self.selector.unregister(child.connection)
             for kill in (os.kill, os.killpg):
                 # Its group exists once it has called setsid.
-                with suppress(ProcessLookupError):
+                with suppress(OSError):
                     kill(child.process, signal.SIGKILL)
-        status = os.waitpid(child.process, 0)[1]
-        answer(child.connection, os.waitstatus_to_exitcode(status))
-        self.children.remove(child)
-        self.selector.unregister(child.descriptor)
-        self.selector.unregister(child.connection)
-        os.close(child.descriptor)
-        child.connection.close()
+
+    def collect(self) -> None:
+        """Collect the processes that have ended, and tell their stand-ins."""
+        with suppress(BlockingIOError):
+            self.woken.recv(4096)
+        for child in list(self.children):
+            process, status = os.waitpid(child.process, os.WNOHANG)
+            if process:
+                answer(child.connection, os.waitstatus_to_exitcode(status))
+                self.children.remove(child)
+                with suppress(KeyError):
+                    self.selector.unregister(child.connection)
+                child.connection.close()
 
     def stop_as_stand_ins(self) -> None:
         """Stop each process whose stand-in was stopped. The stand-in itself lets it continue."""
         for child in self.children:
-            state = read_file(f"/proc/{child.stand_in}/stat").rpartition(b")")[2].split()[:1]
-            if state == [b"T"]:
+            if is_stopped(child.stand_in):
                 os.kill(child.process, signal.SIGSTOP)
+                # The stand-in may have continued meanwhile.
+                if not is_stopped(child.stand_in):
+                    os.kill(child.process, signal.SIGCONT)
 
-    def close(self, connection: socket.socket) -> None:
+    def close_in_fork(self, connection: socket.socket) -> None:
         """Close what a forked process must not keep."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
-        self.server.close()
-        connection.close()
-        for child in self.children:
-            os.close(child.descriptor)
-            child.connection.close()
+        others = [child.connection for child in self.children]
+        for each in (self.server, self.woken, self.wake, connection, *others):
+            each.close()
 
 
-def fork() -> int:
-    with warnings.catch_warnings():
+def can_serve(request: dict[str, Any]) -> bool:
+    """Return True if a fork has what a stand-in has inherited, such as the cores that it may use.
+
+    A fork would lack the threads that a plug-in has started.
+    """
+    has_same_cores = request["affinity"] == sorted(os.sched_getaffinity(0))
+    return has_same_cores and threading.active_count() == 1
+
+
+def fork() -> int | None:
+    """Fork this process. Return None if the kernel allows no more processes."""
+    with warnings.catch_warnings(), suppress(OSError):
         # Python 3.12 warns of threads. Those of OpenBLAS end before a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+    return None
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return a request, and its standard streams. The request is empty if it is not whole."""
+    """Return a request, and its descriptors. The request is empty if it is incomplete."""
     descriptors: list[int] = []
     with suppress(OSError, ValueError):
         connection.settimeout(REQUEST_SECONDS)
-        descriptors = socket.recv_fds(connection, 1, 3)[1]
+        descriptors = socket.recv_fds(connection, 1, 4)[1]
         with connection.makefile("rb") as file:
             request: dict[str, Any] = json.loads(file.readline())
         return request, descriptors
@@ -162,25 +196,34 @@ def answer(connection: socket.socket, number: int) -> None:
 
 def prepare(request: dict[str, Any], descriptors: list[int]) -> None:
     """Give a forked process its session, its streams, its folder and its variables."""
-    gc.enable()
     os.setsid()
-    for target, descriptor in enumerate(descriptors):
+    *streams, waits = descriptors
+    if not os.read(waits, 1):
+        # The stand-in has ended.
+        os._exit(1)
+    for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
+    for descriptor in descriptors:
         os.close(descriptor)
+    gc.enable()
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
 
 
+def is_stopped(process: int) -> bool:
+    return stat_fields(process)[:1] == [b"T"]
+
+
 def set_process_title(arguments: list[str]) -> None:
     """Make these arguments the ones that `ps` shows, as far as the zygote's own have room."""
-    with suppress(OSError, ValueError, ImportError):
+    with suppress(OSError, ValueError, IndexError, ImportError):
         import ctypes
 
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        # arg_start and arg_end: fields 48 and 49 of proc(5). The third one follows the name.
-        start, end = int(fields[45]), int(fields[46])
+        # arg_start and arg_end: fields 48 and 49 of proc(5).
+        start, end = map(int, stat_fields(os.getpid())[45:47])
         title = b"\0".join(os.fsencode(argument) for argument in arguments) + b"\0"
-        text = title[: end - start - 1].ljust(end - start - 1) + b"\0"
-        ctypes.memmove(start, text, len(text))
+        size = end - start - 1
+        # Not every kernel tells where they are.
+        if start and size > 0:
+            ctypes.memmove(start, title[:size].ljust(size) + b"\0", size + 1)

@@ -13,7 +13,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from ddpjob.core.peer_loss import LOST, UNCLEAR, WAITED
-from ddpjob.core.torchrun_log import EXCEPTION, INTERPRETER, WHAT
+from ddpjob.core.torchrun_log import BEHIND, EXCEPTION, INTERPRETER, WHAT
 
 STARTER = "start.sh"
 WORDS = "words.json"
@@ -30,6 +30,7 @@ def agent_files() -> Mapping[str, str]:
     words = {
         "follower": [words.pattern for words in (*LOST, *WAITED)],
         "unclear": [words.pattern for words in UNCLEAR],
+        "behind": [BEHIND.pattern],
         # The first pattern that matches gives the exception.
         "exception": [f"(?m){found.pattern}" for found in (EXCEPTION, WHAT, INTERPRETER)],
     }

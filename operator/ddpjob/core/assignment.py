@@ -1,7 +1,7 @@
 """What the agent of a pod is told: its options for the life of the pod, and one attempt at a time.
 
-agent/agent.py describes both. Options are in the pod's command; an assignment is in an annotation,
-which the kubelet writes into a file of the pod.
+agent/agent.py describes the options, and agent/assignment.py an assignment. Options are in the
+pod's command; an assignment is in an annotation, which the kubelet writes into a file of the pod.
 """
 
 import json
@@ -120,7 +120,7 @@ def agent_options(spec: Spec, port: str, clear: str | None) -> str:
         "flags": list(_own_flags(spec)),
         "hang_seconds": hang.total_seconds() if hang else None,
         "heartbeat": str(spec.lifecycle.heartbeat),
-        # Another program may start anything.
+        # Of other programs it is not known how they start their workers.
         "fast_start": spec.fast_start and _is_torchrun(spec),
     }
     # The port may be a placeholder, which must stay as it is.

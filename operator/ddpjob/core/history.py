@@ -3,7 +3,7 @@
 People read the attempts. The budgets and the windows have their own fields.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,6 +14,9 @@ from ddpjob.core.times import format_time, format_time_or_none, parse_time, sinc
 # Ended attempts that the status keeps, and the characters of each message.
 MAX_ATTEMPTS = 10
 MAX_ATTEMPT_MESSAGE = 256
+
+# The first and the last step of an attempt, as the training counts them.
+Steps = tuple[int, int]
 
 # From this many failures on, the next attempts avoid a node, until it had none for so long.
 SICK_AFTER = 2
@@ -105,6 +108,25 @@ def add_attempt(attempts: Sequence[Dict], ended: Dict) -> tuple[Dict, ...]:
     """
     others = (attempt for attempt in attempts if attempt.get("attempt") != ended["attempt"])
     return (ended, *others)[:MAX_ATTEMPTS]
+
+
+def with_steps(attempts: Sequence[Dict], steps: Mapping[int, Steps]) -> tuple[Dict, ...]:
+    """Return the history with the steps of attempts, as far as they are known.
+
+    An attempt has lost the steps that the next one made again.
+    """
+    entries = []
+    next_first: int | None = None
+    # The newest comes first.
+    for entry in attempts:
+        first, last = steps.get(entry.get("attempt", -1), (None, None))
+        found = {"firstStep": first, "lastStep": last}
+        entry = {**entry, **{key: value for key, value in found.items() if value is not None}}
+        if next_first is not None and "lastStep" in entry:
+            entry["stepsLost"] = max(0, entry["lastStep"] - next_first)
+        next_first = entry.get("firstStep")
+        entries.append(entry)
+    return tuple(entries)
 
 
 def ended_attempt(record: Dict, start: datetime | None, end: datetime) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ddpjob.core import names
+from ddpjob.core.history import Steps
 from ddpjob.core.job import Job
 from ddpjob.core.status import Status
 from ddpjob.core.torchrun_log import Summary
@@ -66,6 +67,7 @@ class Pod:
     - `message`: the last words of the trainer. `summary`: which rank of the node failed first.
     - `result`: what the trainer wrote to $DDP_RESULT_FILE.
     - `reported`: the attempt that the agent's report is about. `hang`: that attempt hung.
+    - `steps`: the first and the last step of each attempt in which the pod took part.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Pod:
     result: Mapping[str, str]
     reported: int | None
     hang: bool
+    steps: Mapping[int, Steps]
     finished: datetime | None
 
     @property

@@ -127,7 +127,7 @@ def _command(spec: Spec, clears_memory: bool) -> list[str]:
     options = agent_options(spec, PORT, names.SHARED_MEMORY if clears_memory else None)
     folder = names.AGENT_FOLDER
     if spec.python:
-        # The image needs no shell then.
+        # Nothing has to be found then.
         return [spec.python, "-IS", folder, "agent", options]
     return ["/bin/sh", f"{folder}/{STARTER}", spec.command[0], folder, options]
 

@@ -99,6 +99,7 @@ def read_pod(body: Dict) -> Pod | None:
         result=termination.result,
         reported=termination.attempt,
         hang=termination.hang,
+        steps=termination.steps,
         finished=_finished(end or {}),
     )
 

@@ -1,13 +1,23 @@
-"""Reports of what the operator ignores: stray pods, and spec fields that it does not know."""
+"""Reports of what pods have said, and of what the operator ignores."""
 
 from dataclasses import replace
 
+from ddpjob.core.history import with_steps
 from ddpjob.core.observe import Observation
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
 from ddpjob.core.spec import Spec
 
 # Stray pods that the status names.
 MAX_STRAYS = 10
+
+
+def report_steps(obs: Observation, plan: Plan) -> Plan:
+    """Keep the steps of ended attempts in the history, as the agents of ended pods name them."""
+    steps = {attempt: pair for pod in obs.pods for attempt, pair in pod.steps.items()}
+    if not steps:
+        return plan
+    attempts = with_steps(plan.status.attempts, steps)
+    return replace(plan, status=replace(plan.status, attempts=attempts))
 
 
 def report_strays(obs: Observation, plan: Plan) -> Plan:

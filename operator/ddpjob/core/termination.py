@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+from ddpjob.core.history import MAX_ATTEMPTS, Steps
 from ddpjob.core.readers import Dict, child
 from ddpjob.core.result import read_result, result_of
 from ddpjob.core.torchrun_log import (
@@ -35,6 +36,7 @@ class Termination:
     - `result`: what the script wrote to $DDP_RESULT_FILE.
     - `attempt`: the attempt that the agent's report is about; None without a report.
     - `hang`: the agent has ended the attempt because its heartbeat stopped.
+    - `steps`: the first and the last step of attempts that ran in the pod.
     """
 
     text: str = ""
@@ -42,6 +44,7 @@ class Termination:
     result: Mapping[str, str] = field(default_factory=dict)
     attempt: int | None = None
     hang: bool = False
+    steps: Mapping[int, Steps] = field(default_factory=dict)
 
 
 # Each message is read once, although every look at a job reads it again.
@@ -62,6 +65,7 @@ def read_termination(message: str) -> Termination:
         result_of(child(report, "result")),
         _number(report.get("attempt")),
         report.get("cause") == "Hang",
+        _steps(child(report, "steps")),
     )
 
 
@@ -93,6 +97,15 @@ def _summary(report: Dict, exception: str, text: str) -> Summary | None:
         ambiguous=cause == "Unclear",
         script_missing=has_missing_script(text),
     )
+
+
+def _steps(data: Dict) -> Mapping[int, Steps]:
+    found = {}
+    for attempt, steps in list(data.items())[:MAX_ATTEMPTS]:
+        numbers = [_number(step) for step in steps] if isinstance(steps, list) else []
+        if str(attempt).isdecimal() and len(numbers) == 2 and None not in numbers:
+            found[int(attempt)] = (numbers[0] or 0, numbers[1] or 0)
+    return found
 
 
 def _string(value: Any) -> str:

@@ -1,0 +1,150 @@
+"""Kill ranks and pods of trainings on kind, and see what is left.
+
+    python -m bench.kills --kills 60                            # at random moments, ten in each job
+    python -m bench.kills --goodput --every 30 --minutes 10     # a pod at fixed times, in one job
+
+The first command compares the weights of every job with those of an undisturbed one: they must have
+the same bits. The values of `recovery` take turns. The second prints what the time of the job went
+to. Both need Docker and kind; the cluster is that of the tests, and is deleted at the end unless
+KEEP_CLUSTER=1 is set.
+"""
+
+import argparse
+import os
+import random
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.commands import CommandFailed, Object
+from tests.cluster.namespace import Namespace
+from tests.cluster.training import (
+    JOB,
+    LONG,
+    assert_same_weights,
+    signal_workers,
+    start_training,
+    weights,
+)
+
+MODES = ("InPlace", "Recreate")
+
+# Kills in one job, and the longest pause between two, in seconds. It is short enough that some
+# kills hit a restart.
+KILLS, PAUSE = 10, 8.0
+
+# Epochs of a job that lasts longer than the run of `--goodput`.
+ENDLESS = 100_000
+
+# A back-off would hide what is measured.
+POLICY = {"maxRestarts": 1000, "maxDisruptions": 1000, "windowSeconds": 1}
+
+
+@contextmanager
+def namespace_on(cluster: Cluster) -> Iterator[Namespace]:
+    namespace = Namespace(cluster, f"kills-{uuid.uuid4().hex[:6]}")
+    try:
+        yield namespace
+    finally:
+        namespace.delete()
+
+
+def kill_rank(namespace: Namespace, pod: str) -> None:
+    signal_workers(namespace, pod, signal.SIGKILL)
+
+
+def delete_pod(namespace: Namespace, pod: str) -> None:
+    namespace.kubectl("delete", "pod", pod, "--wait=false")
+
+
+def delete_pod_by_force(namespace: Namespace, pod: str) -> None:
+    namespace.kubectl("delete", "pod", pod, "--wait=false", "--force", "--grace-period=0")
+
+
+WAYS: tuple[Callable[[Namespace, str], None], ...] = (kill_rank, delete_pod, delete_pod_by_force)
+
+
+def undisturbed_weights(cluster: Cluster) -> Object:
+    with namespace_on(cluster) as namespace:
+        start_training(namespace, LONG)
+        namespace.wait_for_complete(JOB, 300)
+        return weights(namespace)
+
+
+def kill_at_random(namespace: Namespace, dice: random.Random, kills: int) -> int:
+    """Kill something at random moments, until the job ends. Return the number of kills."""
+    done = 0
+    while done < kills:
+        time.sleep(dice.uniform(0, PAUSE))
+        pods = namespace.unfinished(JOB)
+        if namespace.status(JOB).get("phase") in ("Complete", "Failed"):
+            break
+        if not pods:
+            continue
+        way, pod = dice.choice(WAYS), dice.choice(pods)
+        try:
+            way(namespace, pod)
+        except CommandFailed:
+            # The pod has ended meanwhile, has no rank yet, or is being deleted.
+            continue
+        print(f"  {way.__name__} {pod}", flush=True)
+        done += 1
+    return done
+
+
+def survive(cluster: Cluster, kills: int, dice: random.Random) -> None:
+    expected = undisturbed_weights(cluster)
+    done = 0
+    while done < kills:
+        mode = MODES[(done // KILLS) % len(MODES)]
+        with namespace_on(cluster) as namespace:
+            start_training(namespace, LONG, recovery=mode, failurePolicy=POLICY)
+            done += kill_at_random(namespace, dice, min(KILLS, kills - done))
+            status = namespace.wait_for_status(JOB, 300, phase="Complete")
+            assert_same_weights(weights(namespace), expected)
+            causes = [entry["cause"] for entry in status["attempts"]]
+            print(f"{done} of {kills} survived with equal weights; {mode}: {causes}", flush=True)
+
+
+def measure_goodput(cluster: Cluster, every: float, minutes: float, dice: random.Random) -> None:
+    with namespace_on(cluster) as namespace:
+        start_training(namespace, ENDLESS, failurePolicy=POLICY)
+        end = time.monotonic() + minutes * 60
+        kills = 0
+        while time.monotonic() < end:
+            time.sleep(every)
+            delete_pod(namespace, dice.choice(namespace.unfinished(JOB)))
+            kills += 1
+        namespace.patch(JOB, suspend=True)
+        status = namespace.wait_for_status(JOB, phase="Suspended")
+        seconds = status["seconds"]
+        lost = seconds["recovering"] / kills
+        print(f"goodput {status['goodput']}, {kills} pods killed, {lost:.1f} s each: {seconds}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--goodput", action="store_true")
+    parser.add_argument("--every", type=float, default=30, help="seconds between two kills")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    dice = random.Random(options.seed)
+    cluster = Cluster()
+    cluster.up()
+    try:
+        if options.goodput:
+            measure_goodput(cluster, options.every, options.minutes, dice)
+        else:
+            survive(cluster, options.kills, dice)
+    finally:
+        if os.environ.get("KEEP_CLUSTER") != "1":
+            cluster.delete()
+
+
+if __name__ == "__main__":
+    main()
