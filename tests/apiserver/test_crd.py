@@ -360,6 +360,13 @@ for flag in (
     )
 
 
+for program in ("python", "python3.11", "/opt/venv/bin/python"):
+    REFUSED[f"args begin with {program}"] = (
+        {"args": [program, "train.py"]},
+        "begin with the script or -m, since torchrun starts Python itself",
+    )
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_bad_job_is_refused_with_its_message(shared_jobs: Jobs, case: str) -> None:
     spec, sentence = REFUSED[case]
@@ -379,6 +386,11 @@ def test_a_local_run_refuses_the_same_jobs(case: str) -> None:
 
 
 ACCEPTED: dict[str, dict[str, Any]] = {
+    "another program than Python": {
+        "args": ["python", "train.py"],
+        "torchrun": {"command": ["torchrun", "--no-python"]},
+    },
+    "a script whose name begins with python": {"args": ["python_job.py"]},
     "nothing but the least": {},
     "processes in number": {"nprocPerNode": 256},
     "torchrun's free flags": {"args": ["--tee", "3", "train.py"]},

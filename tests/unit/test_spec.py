@@ -48,6 +48,11 @@ REFUSED = {
     "no image": ({"image": None}, f"spec.image: is required; it must be {A_STRING}"),
     "empty image": ({"image": ""}, f'spec.image: must be {A_STRING}, got ""'),
     "no args": ({"args": []}, f"spec.args: must be {STRINGS}, got []"),
+    "args that begin with Python": (
+        {"args": ["python3", "train.py"]},
+        "spec.args: begin with the script or -m, since torchrun starts Python itself, got "
+        '"python3"; to run another program, add --no-python to spec.torchrun.command',
+    ),
     "args as a string": ({"args": "x.py"}, f'spec.args: must be {STRINGS}, got "x.py"'),
     "number in args": ({"args": ["x.py", 2]}, f'spec.args: must be {STRINGS}, got ["x.py", 2]'),
     "no nodes": ({"nodes": 0}, f"spec.nodes: must be {NODES}, got 0"),
@@ -367,6 +372,14 @@ def test_a_sidecar_may_set_what_the_trainer_must_not():
 )
 def test_a_flag_of_torchrun_is_refused_in_every_spelling(flag):
     assert refusal_of(a_spec(args=[flag, "train.py"])) == f"spec.args: {flag} {FLAG}"
+
+
+@pytest.mark.parametrize("flag", ["--no-python", "--no_python"])
+def test_python_may_be_the_program_if_torchrun_starts_any(flag):
+    args = ["python", "train.py"]
+    assert Spec.from_dict(a_spec(args=args, torchrun={"command": ["torchrun", flag]})).args == (
+        *args,
+    )
 
 
 @pytest.mark.parametrize(

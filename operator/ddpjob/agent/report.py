@@ -17,7 +17,7 @@ Report = dict[str, Any]
 
 # Bytes of a termination message, which is the kubelet's limit, and of the job's result in it.
 MESSAGE = 4096
-RESULT = MESSAGE - 600
+RESULT = MESSAGE - 200
 
 # Limits of a report: lines of output, and characters of each line.
 LINES, LINE_LENGTH = 12, 160
@@ -149,6 +149,8 @@ def as_message(report: Report) -> str:
         report.pop("steps", None)
     while len(text := json.dumps(report)) > MESSAGE and report.get("lines"):
         report["lines"] = report["lines"][1:]
+    if len(text) > MESSAGE and report.pop("steps", None):
+        text = json.dumps(report)
     if len(text) > MESSAGE:
         known = ("agent", "attempt", "cause", "rank", "exitCode", "time")
         short = {name: report[name] for name in known if name in report}

@@ -50,6 +50,10 @@ LAUNCHER_FLAGS = (
     "--local-addr",
 )
 
+# A program that torchrun starts itself, and the flags with which it starts another one.
+INTERPRETER = re.compile(r"(.*/)?python[0-9.]*")
+NO_PYTHON = ("--no-python", "--no_python")
+
 # The fields that this operator knows, by the path of their object.
 KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
     "spec": (
@@ -140,7 +144,8 @@ class Spec:
         """Read a spec. Raises SpecError for the first field that is wrong."""
         fields = require_fields(data, "spec")
         torchrun = require_fields(fields.get("torchrun"), "spec.torchrun")
-        command = torchrun.get("command", list(cls.command))
+        given = torchrun.get("command", list(cls.command))
+        command = require_strings(given, "spec.torchrun.command")
         pod_fields = read_pod_fields(fields)
         checkpoint = Checkpoint.from_dict(fields.get("checkpoint"))
         _refuse_mount_at_checkpoint(checkpoint, pod_fields)
@@ -151,12 +156,12 @@ class Spec:
         resources = pod_fields.get("resources", {})
         return cls(
             image=require_string(fields.get("image"), "spec.image"),
-            args=_read_args(fields.get("args")),
+            args=_read_args(fields.get("args"), command),
             nodes=nodes,
             nproc_per_node=profiles.resolve_processes(accelerator, requested, resources),
             accelerator=accelerator,
             devices=profiles.resolve_devices(accelerator, requested, resources),
-            command=require_strings(command, "spec.torchrun.command"),
+            command=command,
             python=_read_python(torchrun.get("python")),
             fast_start=_read_fast_start(fields.get("fastStart"), accelerator),
             rdzv_conf=_read_rdzv_conf(torchrun.get("rdzvConf")),
@@ -230,8 +235,13 @@ def _read_requested_processes(value: Any) -> int | None:
     return require_integer(value, "spec.nprocPerNode", 1, MAX_PROCESSES)
 
 
-def _read_args(value: Any) -> tuple[str, ...]:
+def _read_args(value: Any, command: Any) -> tuple[str, ...]:
     args = require_strings(value, "spec.args")
+    if INTERPRETER.fullmatch(args[0]) and not set(NO_PYTHON).intersection(command):
+        raise SpecError(
+            "spec.args: begin with the script or -m, since torchrun starts Python itself, got "
+            f"{quoted(args[0])}; to run another program, add --no-python to spec.torchrun.command"
+        )
     if _is_launcher_flag(args[0]):
         raise SpecError(
             f"spec.args: {args[0]} is a flag of torchrun that the operator sets; begin with the "
