@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ddpjob.core.agent_files import agent_files
 
-STEPS = 20_000
+STEPS = 5_000
 
 SCRIPT = f"""
 import time, torch, torch.distributed as dist
@@ -30,9 +30,11 @@ began = time.monotonic()
 for step in range({STEPS}):
     dist.all_reduce(tensor)
     if step % 100 == 0:
-        print("step", step, flush=True)
+        print("step %d" % step, flush=True)
 if dist.get_rank() == 0:
-    print("steps per second:", {STEPS} / (time.monotonic() - began))
+    print("steps per second: %.1f" % ({STEPS} / (time.monotonic() - began)), flush=True)
+dist.barrier()
+dist.destroy_process_group()
 """
 
 FLAGS = [
@@ -40,7 +42,8 @@ FLAGS = [
     "--nproc-per-node=2",
     "--max-restarts=0",
     "--rdzv-backend=c10d",
-    "--rdzv-endpoint=127.0.0.1:0",
+    "--rdzv-id=cost",
+    "--rdzv-endpoint=127.0.0.1:29555",
     "--local-addr=127.0.0.1",
 ]
 
@@ -53,7 +56,8 @@ def speed_in(log: str) -> float:
 
 def run_torchrun(folder: Path) -> float:
     command = [sys.executable, "-m", "torch.distributed.run", *FLAGS, str(folder / "train.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return speed_in(done.stdout)
 
 
@@ -87,7 +91,7 @@ def run_agent(folder: Path) -> tuple[float, float, float]:
     memory = 0.0
     for line in agent.stdout:
         log += line.decode()
-        if b"step 1900" in line:
+        if b"step 4900" in line:
             memory = memory_of(agent.pid)
     assert agent.wait() == 0, log
     return speed_in(log), memory, start

@@ -48,8 +48,10 @@ LONGEST_PAUSE = 60.0
 CALL_TIMEOUT = 10.0
 LIST_TIMEOUT = 30.0
 
-# The kind of patch that joins lists by Kubernetes' own keys, such as owners by their UID.
-PATCH = "application/strategic-merge-patch+json"
+# The kinds of patches. The second joins lists by Kubernetes' own keys, such as owners by their UID,
+# and costs the API server more.
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
 
 # Characters of a non-JSON answer that are quoted.
 MAX_QUOTED = 200
@@ -132,7 +134,7 @@ class ApiClient:
         if query:
             url += f"?{urlencode(query)}"
         try:
-            headers = await self._headers(method, has_body=body is not None)
+            headers = await self._headers(method, body)
             answer = await self._transport.request(  # type: ignore[no-untyped-call]
                 method, url, headers=headers, body=body, _request_timeout=timeout
             )
@@ -147,13 +149,13 @@ class ApiClient:
                 self._obey(answer.headers.get("Retry-After"))
             raise
 
-    async def _headers(self, method: str, *, has_body: bool) -> dict[str, str]:
+    async def _headers(self, method: str, body: Dict | None) -> dict[str, str]:
         headers = {"Accept": "application/json"}
         token = await self._settings.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:
             headers["Authorization"] = token
-        if has_body:
-            headers["Content-Type"] = PATCH if method == "PATCH" else "application/json"
+        if body is not None:
+            headers["Content-Type"] = _kind(method, body)
         return headers
 
     async def get(
@@ -219,6 +221,13 @@ def _next_page(objects: int, size: int) -> int:
     """
     fitting = PAGE_BYTES * max(1, objects) // max(1, size)
     return max(1, min(fitting, 4 * max(1, objects), LONGEST_PAGE))
+
+
+def _kind(method: str, body: Dict) -> str:
+    """Return the media type of a body."""
+    if method != "PATCH":
+        return "application/json"
+    return STRATEGIC if "ownerReferences" in body["metadata"] else MERGE
 
 
 def _read_answer(status: int, data: bytes) -> dict[str, Any]:
