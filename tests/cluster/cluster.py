@@ -39,8 +39,10 @@ def build_trainer_images() -> None:
     trainer = ("docker", "build", "--quiet", "--file", "images/cpu/Dockerfile")
     run(*trainer, "--target", "torch", "--tag", PLAIN, ".")
     run(*trainer, "--tag", TRAINER, ".")
-    one_program = "mkdir /only && ln -s /opt/venv/bin/python /only/python"
-    dockerfile = f"FROM {PLAIN}\nRUN {one_program}\nENV PATH=/only\n"
+    # A link would not be part of the virtual environment.
+    program = r'#!/bin/sh\nexec /opt/venv/bin/python "$@"\n'
+    write = f"mkdir /only && printf '{program}' > /only/python && chmod +x /only/python"
+    dockerfile = f"FROM {PLAIN}\nRUN {write}\nENV PATH=/only\n"
     run("docker", "build", "--quiet", "--tag", PYTHON_ONLY, "-", stdin=dockerfile)
 
 
