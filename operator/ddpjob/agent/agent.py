@@ -149,7 +149,7 @@ class Agent:
             self.end_attempt(newer["grace"])
             self.wait_ends = time.monotonic() + newer["wait"]
         elif self.torchrun and self.hangs():
-            self.end_hang(self.torchrun)
+            self.end_hang()
 
     def newer_assignment(self) -> dict[str, Any] | None:
         """Return an assignment that this pod has not followed yet."""
@@ -302,7 +302,7 @@ class Agent:
             max(0.0, time.time() - max(beat, self.times.thawed)) if beat >= self.started else None
         )
 
-    def end_hang(self, torchrun: subprocess.Popen[bytes]) -> None:
+    def end_hang(self) -> None:
         """Collect the stack of each worker, and end the attempt."""
         age = self.heartbeat_age() or 0.0
         running = [stream for stream in self.output.ranks() if not stream.ended]

@@ -71,9 +71,14 @@ def run_by_zygote(kind: str, arguments: list[str]) -> None:
     with socket.socket(socket.AF_UNIX) as zygote:
         try:
             answers = request(zygote, kind, arguments, waits)
-            process = int(answers.readline())
-        except (OSError, ValueError):
+            answer = answers.readline()
+        except OSError:
             return
+        if not answer:
+            reason = "the zygote has ended, has other cores, or has threads"
+            print(f"ddpjob agent: no fast start of this {kind}: {reason}", file=sys.stderr)
+            return
+        process = int(answer)
         # torchrun signals the group of a worker, which includes processes of the script.
         send = os.killpg if kind == "worker" else os.kill
 

@@ -155,7 +155,7 @@ class ApiClient:
         if token:
             headers["Authorization"] = token
         if body is not None:
-            headers["Content-Type"] = _kind(method, body)
+            headers["Content-Type"] = _media_type(method, body)
         return headers
 
     async def get(
@@ -223,7 +223,7 @@ def _next_page(objects: int, size: int) -> int:
     return max(1, min(fitting, 4 * max(1, objects), LONGEST_PAGE))
 
 
-def _kind(method: str, body: Dict) -> str:
+def _media_type(method: str, body: Dict) -> str:
     """Return the media type of a body."""
     if method != "PATCH":
         return "application/json"
