@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from ddpjob.core.plan import NEXT_STEP
+from ddpjob.core.run_metrics import RunMetrics
 from ddpjob.core.status import Status
 from ddpjob.local.display import Display
-from ddpjob.local.run_metrics import RunMetrics
 
 NUMBERS = (
     "parameters",

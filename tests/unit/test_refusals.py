@@ -2,9 +2,10 @@
 
 import pytest
 
-from ddpjob.controller.errors import ApiError, Refused
+from ddpjob.controller.errors import Refused
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.core.names import Reason
+from ddpjob.kube.errors import ApiError
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fake_api import FakeApi
 
-from ddpjob.controller.client import ApiClient, configuration
 from ddpjob.controller.main import Options, operate
+from ddpjob.kube.api import ApiClient, configuration
 
 
 @pytest.fixture

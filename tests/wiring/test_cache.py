@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.kinds import NODES
 from ddpjob.core import names
+from ddpjob.kube.kinds import NODES
 
 NAMES = ("one", "two")
 

@@ -8,12 +8,13 @@ from aiohttp import web
 from fake_api import refusal
 from gang import a_job
 
-from ddpjob.controller import client
-from ddpjob.controller.client import ApiClient, configuration
-from ddpjob.controller.errors import ApiError, Refused, Unreachable
-from ddpjob.controller.kinds import JOBS
+from ddpjob.controller.errors import Refused
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.core.names import Reason
+from ddpjob.kube import api as client
+from ddpjob.kube.api import ApiClient, configuration
+from ddpjob.kube.errors import ApiError, Unreachable
+from ddpjob.kube.kinds import JOBS
 
 
 async def test_an_error_has_the_message_of_the_api_server(fake, api):

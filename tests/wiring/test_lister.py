@@ -7,13 +7,14 @@ import pytest
 from fake_api import refusal
 from gang import a_job
 
-from ddpjob.controller import client, lister
+from ddpjob.controller import lister
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import CannotRun
-from ddpjob.controller.kinds import JOBS, NODES
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core import names
+from ddpjob.kube import api as client
+from ddpjob.kube.kinds import JOBS, NODES
 
 PODS_PATH = "/api/v1/pods"
 

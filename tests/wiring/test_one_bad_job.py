@@ -14,10 +14,11 @@ from fake_api import HANGING_WEBHOOK, hanging_webhook
 from gang import a_job, is_running, until
 
 from ddpjob.controller import act, reconcile, slots, workqueue, writer
-from ddpjob.controller.errors import NotSent, Unreachable
+from ddpjob.controller.errors import NotSent
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.kube.errors import Unreachable
 
 # Seconds in which a healthy job must run, on a busy machine. A create that hangs takes longer.
 SOON = 8

@@ -8,8 +8,9 @@ import pytest
 from gang import until
 
 from ddpjob.controller import slots
-from ddpjob.controller.errors import ApiError, NotSent, Unreachable
+from ddpjob.controller.errors import NotSent
 from ddpjob.controller.slots import Slot, Slots, Times
+from ddpjob.kube.errors import ApiError, Unreachable
 
 
 class Work:

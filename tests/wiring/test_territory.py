@@ -7,8 +7,8 @@ from fake_api import FakeApi, hanging_webhook, refusal, unanswered
 from gang import until
 
 from ddpjob.controller import territory
-from ddpjob.controller.client import ApiClient
 from ddpjob.controller.territory import CHECK_AFTER, DURATION, MARK, RENEW_AFTER, Territory
+from ddpjob.kube.api import ApiClient
 
 
 class Clock:

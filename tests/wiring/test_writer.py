@@ -8,10 +8,11 @@ from gang import a_job, until
 
 from ddpjob.controller import slots
 from ddpjob.controller import writer as module
-from ddpjob.controller.client import configuration
-from ddpjob.controller.errors import ApiError, LeaseLost, NotSent, Refused, Unreachable
+from ddpjob.controller.errors import LeaseLost, NotSent, Refused
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.writer import MAX_CALLS_PER_JOB, Writer, run_all
+from ddpjob.kube.api import configuration
+from ddpjob.kube.errors import ApiError, Unreachable
 
 FORBIDDEN = ApiError(403, "Forbidden", "a policy")
 REFUSED = Refused("QuotaExceeded", "no room")

@@ -10,9 +10,8 @@ from datetime import datetime, timedelta
 from ddpjob.controller.cache import Cache, SeenJob
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
-from ddpjob.controller.errors import ApiError, CallFailed, GaveWay, NotSent, Refused
+from ddpjob.controller.errors import GaveWay, NotSent, Refused
 from ddpjob.controller.events import Reporter
-from ddpjob.controller.kinds import JOBS, NODES, PODS
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core import names
@@ -24,6 +23,8 @@ from ddpjob.core.plan import Plan
 from ddpjob.core.pods import owner_uid
 from ddpjob.core.readers import Dict, SpecError
 from ddpjob.core.status import Status
+from ddpjob.kube.errors import ApiError, CallFailed
+from ddpjob.kube.kinds import JOBS, NODES, PODS
 
 log = logging.getLogger(__name__)
 

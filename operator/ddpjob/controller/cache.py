@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from ddpjob.controller.kinds import JOBS, NODES, PODS, Kind
 from ddpjob.controller.store import Seen, Store, namespace_of, uid_of, version_of
 from ddpjob.core import names
 from ddpjob.core.gangs import holds_room
@@ -23,6 +22,7 @@ from ddpjob.core.nodes import read_node
 from ddpjob.core.observe import Node, Pod
 from ddpjob.core.pods import owner_uid, read_pod
 from ddpjob.core.readers import Dict
+from ddpjob.kube.kinds import JOBS, NODES, PODS, Kind
 
 # (namespace, name) of a DDPJob.
 Key = tuple[str, str]

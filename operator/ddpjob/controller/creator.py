@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.errors import ApiError, GaveWay, Refused, Unreachable
-from ddpjob.controller.kinds import CONFIG_MAPS, PODS, SERVICES, Kind
-from ddpjob.controller.refusals import is_admission, refused_or_error
+from ddpjob.controller.errors import GaveWay, Refused
+from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.writer import Writer, run_all
 from ddpjob.core import names, render
 from ddpjob.core.assignment import assignment
@@ -17,6 +16,8 @@ from ddpjob.core.names import Reason
 from ddpjob.core.plan import Assign
 from ddpjob.core.pod_context import Settings
 from ddpjob.core.pods import owner_uid
+from ddpjob.kube.errors import ApiError, Unreachable, is_admission
+from ddpjob.kube.kinds import CONFIG_MAPS, PODS, SERVICES, Kind
 
 # The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
 STRICT = {"fieldValidation": "Strict"}

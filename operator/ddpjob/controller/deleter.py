@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.errors import ApiError, CallFailed
 from ddpjob.controller.events import Reporter
-from ddpjob.controller.kinds import JOBS, PODS
 from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core.job import Job
 from ddpjob.core.plan import Delete, Event
 from ddpjob.core.readers import Dict
+from ddpjob.kube.errors import ApiError, CallFailed
+from ddpjob.kube.kinds import JOBS, PODS
 
 log = logging.getLogger(__name__)
 

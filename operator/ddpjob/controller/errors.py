@@ -1,11 +1,9 @@
-"""All exceptions of the controller.
+"""The exceptions of the controller, beside those of a request.
 
 Exception
-├── CallFailed             a request failed and can be retried
-│   ├── ApiError           the API server answered with an error
-│   └── Unreachable        the API server did not answer
-│       └── GaveWay        other requests needed the place
-│           └── NotSent    the request was not sent
+├── Unreachable            of ddpjob.kube.errors
+│   └── GaveWay            other requests needed the place
+│       └── NotSent        the request was not sent
 ├── Refused                the API server does not accept an object now, or never will
 └── MustStop               this process must end; the next start continues
     ├── LeaseLost          another operator may lead
@@ -13,26 +11,7 @@ Exception
     └── CannotRun          something that the operator needs is missing
 """
 
-
-class CallFailed(Exception):
-    """A request failed and can be retried."""
-
-
-class ApiError(CallFailed):
-    """An error of the API server: its HTTP status, its reason and its message."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(f"{status} {reason}: {message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
-
-
-class Unreachable(CallFailed):
-    """No answer of the API server: connection refused, reset, or timed out.
-
-    The request may have been carried out or not.
-    """
+from ddpjob.kube.errors import Unreachable
 
 
 class GaveWay(Unreachable):

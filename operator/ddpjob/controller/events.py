@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ddpjob.controller.errors import CallFailed
-from ddpjob.controller.kinds import EVENTS
 from ddpjob.controller.writer import Writer
 from ddpjob.core import names
 from ddpjob.core.job import Job
 from ddpjob.core.plan import MAX_MESSAGE, Event
 from ddpjob.core.times import format_time
+from ddpjob.kube.errors import CallFailed
+from ddpjob.kube.kinds import EVENTS
 
 log = logging.getLogger(__name__)
 

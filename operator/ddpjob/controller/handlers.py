@@ -14,11 +14,11 @@ from kubernetes.aio.client.configuration import Configuration
 
 from ddpjob.controller.act import SOON, Actor
 from ddpjob.controller.cache import Cache, Key, SeenJob, key_of_pod
-from ddpjob.controller.kinds import JOBS, PODS, Kind
 from ddpjob.controller.store import namespace_of
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core.pods import owner_uid
 from ddpjob.core.readers import Dict
+from ddpjob.kube.kinds import JOBS, PODS, Kind
 
 # Seconds that a pod's event waits. The pods of a gang change together, and one look at the job
 # serves many of their events.

@@ -12,15 +12,16 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from ddpjob.controller import handlers
-from ddpjob.controller.client import ApiClient
-from ddpjob.controller.errors import ApiError, CannotRun, Unreachable
-from ddpjob.controller.kinds import JOBS, NODES, WATCHED
+from ddpjob.controller.errors import CannotRun
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.probes import Probes
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.workqueue import WORKERS
 from ddpjob.core import names
+from ddpjob.kube.api import ApiClient
+from ddpjob.kube.errors import ApiError, Unreachable
+from ddpjob.kube.kinds import JOBS, NODES, WATCHED
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from ddpjob.controller.client import ApiClient
-from ddpjob.controller.errors import ApiError, CallFailed, LeaseLost
+from ddpjob.controller.errors import LeaseLost
+from ddpjob.kube.api import ApiClient
+from ddpjob.kube.errors import ApiError, CallFailed
 
 log = logging.getLogger(__name__)
 

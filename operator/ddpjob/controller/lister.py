@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.controller.cache import Cache, Key
-from ddpjob.controller.client import PAGE_TRIES, ApiClient, may_succeed_later
-from ddpjob.controller.errors import ApiError, CallFailed, CannotRun, NamespaceAppeared
-from ddpjob.controller.kinds import NODES, PODS, WATCHED, Kind
+from ddpjob.controller.errors import CannotRun, NamespaceAppeared
 from ddpjob.controller.store import namespace_of, uid_of
 from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.kube.api import PAGE_TRIES, ApiClient, may_succeed_later
+from ddpjob.kube.errors import ApiError, CallFailed
+from ddpjob.kube.kinds import NODES, PODS, WATCHED, Kind
 
 log = logging.getLogger(__name__)
 

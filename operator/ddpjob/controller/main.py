@@ -19,7 +19,6 @@ from pythonjsonlogger.json import JsonFormatter
 
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key
-from ddpjob.controller.client import ApiClient, configuration
 from ddpjob.controller.clock import SteadyClock
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
@@ -37,6 +36,7 @@ from ddpjob.controller.writer import Writer
 from ddpjob.core import names
 from ddpjob.core.observe import ClusterPolicy
 from ddpjob.core.pod_context import Settings
+from ddpjob.kube.api import ApiClient, configuration
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key
-from ddpjob.controller.client import ApiClient
-from ddpjob.controller.errors import CallFailed, GaveWay, LeaseLost
+from ddpjob.controller.errors import GaveWay, LeaseLost
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.territory import CHECK_AFTER, Territory
@@ -16,6 +15,8 @@ from ddpjob.core.decide import decide
 from ddpjob.core.gangs import find_older_gang
 from ddpjob.core.job import Job
 from ddpjob.core.observe import ClusterPolicy, Observation, observe
+from ddpjob.kube.api import ApiClient
+from ddpjob.kube.errors import CallFailed
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,8 @@
 """The meaning of the API server's answer to a create request for the job."""
 
-from ddpjob.controller.errors import ApiError, Refused
+from ddpjob.controller.errors import Refused
 from ddpjob.core.names import Reason
-
-# Words in the message of an admission policy or webhook. The policy may change, or its server may
-# be down, so another try may succeed.
-ADMISSION_WORDS = ("admission webhook", "calling webhook", "ValidatingAdmissionPolicy")
+from ddpjob.kube.errors import ApiError, is_admission
 
 # Words of etcd and of its client for an object that is too large to be stored.
 TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
@@ -19,11 +16,6 @@ NO_REQUESTS = (
 )
 NOT_RESTRICTED = "install the operator with podSecurity=restricted"
 TOO_MUCH_FOR_RESTRICTED = "remove from spec.podTemplate and spec.volumes what this level forbids"
-
-
-def is_admission(message: str) -> bool:
-    """Return True if a policy or a webhook gave the answer, and not the API server itself."""
-    return any(words in message for words in ADMISSION_WORDS)
 
 
 def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:

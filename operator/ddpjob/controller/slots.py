@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import inf
 
-from ddpjob.controller.errors import ApiError, NotSent
+from ddpjob.controller.errors import NotSent
 from ddpjob.controller.fair import FairLine
+from ddpjob.kube.errors import ApiError
 
 # A piece of work counts as load for so many times the usual time of an answer, within these limits
 # in seconds. Most requests take a hundredth of a second. A job stands in several lines one after

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ddpjob.controller.errors import ApiError, CallFailed, Unreachable
-from ddpjob.controller.kinds import LEASES
 from ddpjob.controller.writer import Writer
+from ddpjob.kube.errors import ApiError, CallFailed, Unreachable
+from ddpjob.kube.kinds import LEASES
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ddpjob.controller.client import ApiClient
-from ddpjob.controller.errors import ApiError, GaveWay, LeaseLost, Refused, Unreachable
+from ddpjob.controller.errors import GaveWay, LeaseLost, Refused
 from ddpjob.controller.lease import Lease
-from ddpjob.controller.refusals import is_admission
 from ddpjob.controller.slots import Slots
+from ddpjob.kube.api import ApiClient
+from ddpjob.kube.errors import ApiError, Unreachable, is_admission
 
 # Requests of one kind that load the API server at the same time. With more, the throughput of one
 # API server no longer grows.

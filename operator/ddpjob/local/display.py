@@ -20,8 +20,8 @@ from rich.text import Text
 from ddpjob.core.names import Phase
 from ddpjob.core.plan import NEXT_STEP
 from ddpjob.core.readers import Dict
+from ddpjob.core.run_metrics import RunMetrics, finite_number, shares
 from ddpjob.core.status import Status
-from ddpjob.local.run_metrics import RunMetrics, finite_number, shares
 
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 PHASE_STYLES = {"Restarting": "yellow", "Failed": "bold red", "Complete": "bold green"}

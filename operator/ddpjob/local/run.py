@@ -21,12 +21,12 @@ from ddpjob.core.plan import Assign, Delete, Plan
 from ddpjob.core.pod_context import Settings
 from ddpjob.core.pods import read_pod
 from ddpjob.core.readers import Dict
+from ddpjob.core.run_metrics import parse_metric
 from ddpjob.core.status import Status
 from ddpjob.local.addresses import LocalAddresses, free_port
 from ddpjob.local.local_pod import LocalPod
 from ddpjob.local.output import Output
 from ddpjob.local.run_files import RunFiles
-from ddpjob.local.run_metrics import parse_metric
 from ddpjob.local.translate import translate
 
 # Signals that end a run. SIGHUP comes when the terminal is closed.

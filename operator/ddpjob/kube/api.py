@@ -6,7 +6,8 @@ It uses the Kubernetes client's configuration and transport, and none of its mod
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,11 +17,10 @@ from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
-from ddpjob.controller.errors import ApiError, CallFailed, Unreachable
-from ddpjob.controller.kinds import Kind
-from ddpjob.controller.refusals import is_admission
 from ddpjob.core.backoff import exponential_delay
 from ddpjob.core.readers import Dict
+from ddpjob.kube.errors import ApiError, CallFailed, Unreachable, is_admission
+from ddpjob.kube.kinds import Kind
 
 # Objects in the first page of a LIST, and in any. A whole page is in memory at once, and parsed it
 # takes several times the size of its text. So the next pages get as many objects as fit into
@@ -48,27 +48,39 @@ LONGEST_PAUSE = 60.0
 CALL_TIMEOUT = 10.0
 LIST_TIMEOUT = 30.0
 
+# Limits of an answer that may never end: only its beginning has to come in time.
+ENDLESS = aiohttp.ClientTimeout(total=None, sock_connect=CALL_TIMEOUT)
+
 # The kinds of patches. The second joins lists by Kubernetes' own keys, such as owners by their UID,
-# and costs the API server more.
+# and costs the API server more. The third is a server-side apply.
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
 
 # Characters of a non-JSON answer that are quoted.
 MAX_QUOTED = 200
 
 
-async def configuration(kubeconfig: Path | None = None) -> Configuration:
+def is_in_cluster(kubeconfig: Path | None) -> bool:
+    """Return True if the service account of this pod is to be used."""
+    return kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+async def configuration(
+    kubeconfig: Path | None = None, context: str | None = None
+) -> Configuration:
     """Return the configuration of the service account in a cluster, else of a kubeconfig.
 
-    Raises ConfigException if there is neither.
+    `context` is one of the kubeconfig; None is its current one. Raises ConfigException if there is
+    neither.
     """
     found = Configuration()
-    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+    if is_in_cluster(kubeconfig) and context is None:
         config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
     else:
         path = str(kubeconfig) if kubeconfig else None
         await config.load_kube_config(  # type: ignore[no-untyped-call]
-            config_file=path, client_configuration=found
+            config_file=path, context=context, client_configuration=found
         )
     # By default aiohttp looks for netrc and proxy variables at every request, in threads. That
     # costs more CPU than the request. A proxy can be set in the kubeconfig (proxy-url).
@@ -117,9 +129,35 @@ class ApiClient:
         query: Mapping[str, str] | None = None,
         timeout: float = CALL_TIMEOUT,
     ) -> dict[str, Any]:
-        """Send one request and return the answer. Raises ApiError or Unreachable."""
+        """Send one request and return the answer. Raises ApiError or Unreachable.
+
+        The method `APPLY` is a PATCH by server-side apply.
+        """
         answer, _ = await self._send(method, path, body, query, timeout)
         return answer
+
+    async def stream(
+        self, path: str, query: Mapping[str, str] | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield the lines of an answer that may never end: those of a watch or of a log.
+
+        Raises ApiError or Unreachable.
+        """
+        with _connection_errors("GET", path):
+            answer = await self._open("GET", path, None, query, ENDLESS)
+            try:
+                if answer.status >= 400:
+                    _read_answer(answer.status, await answer.read())
+                rest = b""
+                # A line may be longer than what aiohttp's own readers of lines accept.
+                async for data in answer.content.iter_any():
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        yield line
+                if rest:
+                    yield rest
+            finally:
+                answer.close()
 
     async def _send(
         self,
@@ -130,17 +168,9 @@ class ApiClient:
         timeout: float,
     ) -> tuple[dict[str, Any], int]:
         """Send one request. Return the answer and its size in bytes."""
-        url = f"{self._settings.host.rstrip('/')}/{path}"
-        if query:
-            url += f"?{urlencode(query)}"
-        try:
-            headers = await self._headers(method, body)
-            answer = await self._transport.request(  # type: ignore[no-untyped-call]
-                method, url, headers=headers, body=body, _request_timeout=timeout
-            )
+        with _connection_errors(method, path):
+            answer = await self._open(method, path, body, query, timeout)
             data = await answer.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{method} {path}: {error or type(error).__name__}") from error
         try:
             return _read_answer(answer.status, data), len(data)
         except ApiError as error:
@@ -148,6 +178,24 @@ class ApiClient:
             if not is_admission(error.message):
                 self._obey(answer.headers.get("Retry-After"))
             raise
+
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        body: Dict | None,
+        query: Mapping[str, str] | None,
+        timeout: float | aiohttp.ClientTimeout,
+    ) -> Any:
+        """Send one request, and return the answer before its content has come."""
+        url = f"{self._settings.host.rstrip('/')}/{path}"
+        if query:
+            url += f"?{urlencode(query)}"
+        headers = await self._headers(method, body)
+        verb = "PATCH" if method == "APPLY" else method
+        return await self._transport.request(  # type: ignore[no-untyped-call]
+            verb, url, headers=headers, body=body, _request_timeout=timeout
+        )
 
     async def _headers(self, method: str, body: Dict | None) -> dict[str, str]:
         headers = {"Accept": "application/json"}
@@ -225,9 +273,20 @@ def _next_page(objects: int, size: int) -> int:
 
 def _media_type(method: str, body: Dict) -> str:
     """Return the media type of a body."""
+    if method == "APPLY":
+        return APPLY
     if method != "PATCH":
         return "application/json"
     return STRATEGIC if "ownerReferences" in body["metadata"] else MERGE
+
+
+@contextmanager
+def _connection_errors(method: str, path: str) -> Iterator[None]:
+    """Raise Unreachable for an error of the connection."""
+    try:
+        yield
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise Unreachable(f"{method} {path}: {error or type(error).__name__}") from error
 
 
 def _read_answer(status: int, data: bytes) -> dict[str, Any]:
