@@ -8,7 +8,7 @@ from rich.console import Console
 from ddpjob.core.plan import NEXT_STEP
 from ddpjob.core.run_metrics import RunMetrics
 from ddpjob.core.status import Status
-from ddpjob.local.display import Display
+from ddpjob.show.display import Display
 
 NUMBERS = (
     "parameters",

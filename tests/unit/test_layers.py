@@ -1,4 +1,4 @@
-"""The layers: cli → controller, client, local; controller and client → kube; all → core.
+"""The layers: cli → controller, client, local, show; controller, client → kube; all → core.
 
 The trainer and the operator do not import each other. The lists below say what else a layer may
 import.
@@ -17,11 +17,14 @@ TRAINER = ROOT / "trainer" / "ddp_trainer"
 # The layers of the operator, each with those that it may import.
 MAY_IMPORT = {
     "core": set(),
+    # The names that programs import.
+    "__init__.py": {"client", "core", "local"},
     "kube": {"core"},
     "controller": {"kube", "core"},
     "client": {"kube", "core"},
     "local": {"core"},
-    "cli": {"controller", "client", "kube", "local", "core"},
+    "show": {"core"},
+    "cli": {"controller", "client", "kube", "local", "show", "core"},
 }
 
 # Packages of the operator alone, and those for requests to an API server, with the layers that know
@@ -41,6 +44,7 @@ CORE_MODULES = {
     "difflib",
     "enum",
     "functools",
+    "html",
     "importlib",
     "itertools",
     "json",

@@ -119,7 +119,7 @@ def long_functions(source: Source) -> Iterator[str]:
         lines = (function.end_lineno or function.lineno) - function.lineno + 1
         key = (source.path, function.name)
         limit = LONG_FUNCTIONS[key][0] if key in LONG_FUNCTIONS else MAX_FUNCTION_LINES
-        if lines > limit:
+        if lines > limit and not is_command(function):
             yield source.at(function, f"{function.name} has {lines} lines, at most {limit}")
 
 

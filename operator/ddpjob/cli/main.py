@@ -10,105 +10,84 @@ from typing import Annotated
 
 import typer
 
-from ddpjob import __version__
-from ddpjob.core import names
-from ddpjob.core.readers import did_you_mean, quoted
-
-app = typer.Typer(
-    name="ddpjob",
-    help="Run PyTorch DistributedDataParallel jobs on Kubernetes or on this machine.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+from ddpjob.cli import checks, cluster
+from ddpjob.cli.app import HERE, MANIFESTS, OPERATOR, app, require_choice
+from ddpjob.cli.options import (
+    Accelerator,
+    Checkpoints,
+    Code,
+    Gpus,
+    Image,
+    Name,
+    Nodes,
+    Nproc,
+    Script,
 )
+from ddpjob.core import names
+from ddpjob.core.readers import quoted
+
+__all__ = ["app", "checks", "cluster"]
 
 
-@app.callback(invoke_without_command=True)
-def main(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
-
-
-@app.command(short_help="Print the manifest of an example workload.")
+@app.command(short_help="Print a manifest.", rich_help_panel=MANIFESTS)
 def init(
     workload: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
-            metavar="WORKLOAD", help="Name of the workload. Without it, list all workloads."
+            metavar="[WORKLOAD]",
+            help="Name of an example workload. Without it, list all workloads. With --script, the "
+            "arguments of the script.",
         ),
     ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            show_default="2, or 1 if the accelerator has no network between nodes",
-            help="Number of nodes. Each node is one pod with one torchrun agent.",
-        ),
-    ] = None,
-    accelerator: Annotated[
-        str,
-        typer.Option(help="Accelerator of the nodes: cpu, gpu, trn1.32xlarge or trn1.2xlarge."),
-    ] = "cpu",
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            show_default="the GPUs of one process",
-            help="Number of GPUs of each node. Requires --accelerator gpu.",
-        ),
-    ] = None,
+    nodes: Nodes = None,
+    accelerator: Accelerator = "cpu",
+    gpus: Gpus = None,
+    script: Script = None,
+    code: Code = None,
+    image: Image = None,
+    name: Name = None,
+    nproc: Nproc = None,
+    checkpoints: Checkpoints = None,
 ) -> None:
-    """Print the manifest of an example workload, or list the workloads.
+    """Print the manifest of an example workload or of a script, or list the workloads.
 
-    Example: ddpjob init digits > job.yaml
+    Examples: ddpjob init digits > job.yaml;
+    ddpjob init --script train.py --image IMAGE --nodes 4 -- --epochs 3 > job.yaml
     """
     from ddpjob.cli.init import IMAGES, manifest, workloads
+    from ddpjob.cli.own_script import OwnScript, print_manifest
+    from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 
-    if workload is None:
-        for name, row in workloads().items():
-            typer.echo(f"{name:16}{row['title']}")
-        return
-    # The trainer spells some workloads with an underscore.
-    workload = workload.replace("_", "-")
-    _require_choice("WORKLOAD", workload, workloads())
-    _require_choice("--accelerator", accelerator, IMAGES)
-    nodes = _resolve_nodes(accelerator, nodes)
-    gpus = _resolve_gpus(accelerator, gpus, workloads()[workload]["gpusPerProcess"])
-    typer.echo(manifest(workload, nodes=nodes, accelerator=accelerator, gpus=gpus), nl=False)
-
-
-def _resolve_nodes(accelerator: str, nodes: int | None) -> int:
-    from ddpjob.core import profiles
-    from ddpjob.core.readers import SpecError
-
-    # A job of several nodes is the purpose of DDP, so two is the default.
-    if nodes is None:
-        return 2 if profiles.catalog()[accelerator].multi_node else 1
-    try:
-        profiles.check_size(accelerator, nodes, None)
-    except SpecError as error:
-        message = str(error).removeprefix("spec.nodes: ")
-        raise typer.BadParameter(message, param_hint="--nodes") from error
-    return nodes
-
-
-def _resolve_gpus(accelerator: str, gpus: int | None, gpus_per_process: int) -> int:
-    if gpus is None:
-        return gpus_per_process
-    if accelerator != "gpu":
-        raise typer.BadParameter("requires --accelerator gpu", param_hint="--gpus")
-    if gpus % gpus_per_process:
-        raise typer.BadParameter(
-            f"must be a multiple of {gpus_per_process}, the GPUs of one process, got {gpus}",
-            param_hint="--gpus",
+    words = workload or []
+    require_choice("--accelerator", accelerator, IMAGES)
+    size = resolve_nodes(accelerator, nodes)
+    if script:
+        gpus = resolve_gpus(accelerator, gpus, 1)
+        print_manifest(
+            OwnScript(script, image, code, words, name, size, nproc, accelerator, gpus, checkpoints)
         )
-    return gpus
+        return
+    _refuse_without_script(code=code, image=image, name=name, nproc=nproc, checkpoints=checkpoints)
+    if not words:
+        for known, row in workloads().items():
+            typer.echo(f"{known:16}{row['title']}")
+        return
+    if len(words) > 1:
+        raise typer.BadParameter(f"expected one name, got {' '.join(words)}", param_hint="WORKLOAD")
+    # The trainer spells some workloads with an underscore.
+    chosen = words[0].replace("_", "-")
+    require_choice("WORKLOAD", chosen, workloads())
+    gpus = resolve_gpus(accelerator, gpus, workloads()[chosen]["gpusPerProcess"])
+    typer.echo(manifest(chosen, nodes=size, accelerator=accelerator, gpus=gpus), nl=False)
 
 
-@app.command(short_help="Run a job on this machine.")
+def _refuse_without_script(**options: object) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise typer.BadParameter("requires --script", param_hint=f"--{option}")
+
+
+@app.command(short_help="Run a job on this machine.", rich_help_panel=HERE)
 def run(
     manifest: Annotated[
         Path, typer.Argument(metavar="FILE", help="Manifest with one DDPJob and its ConfigMaps.")
@@ -231,8 +210,8 @@ DisruptionTaints = Annotated[
 ]
 
 
-@app.command(short_help="Run the operator.")
-def operator(  # noqa: PLR0913
+@app.command(short_help="Run the operator.", rich_help_panel=OPERATOR)
+def operator(
     namespace: Annotated[
         list[str] | None,
         typer.Option(show_default="all namespaces", help="Namespace to watch. May be repeated."),
@@ -269,10 +248,10 @@ def operator(  # noqa: PLR0913
 
     Of several operators with the same Lease, one is active at a time.
     """
-    _require_choice("--pod-security", pod_security, ("none", "restricted"))
-    _require_choice("--log-format", log_format, ("json", "plain"))
+    require_choice("--pod-security", pod_security, ("none", "restricted"))
+    require_choice("--log-format", log_format, ("json", "plain"))
     log_level = log_level.lower()
-    _require_choice("--log-level", log_level, ("debug", "info", "warning", "error"))
+    require_choice("--log-level", log_level, ("debug", "info", "warning", "error"))
     # The dependencies of the controller are an extra, which other commands do not need.
     from ddpjob.controller.main import Options, run, set_up_logging
     from ddpjob.core.observe import ClusterPolicy
@@ -292,15 +271,6 @@ def operator(  # noqa: PLR0913
         kubeconfig=kubeconfig,
     )
     raise typer.Exit(run(options))
-
-
-def _require_choice(option: str, value: str, choices: Iterable[str]) -> None:
-    """Raise BadParameter if a value is not one of the choices."""
-    known = list(choices)
-    if value not in known:
-        hint = did_you_mean(value, known)
-        message = f"must be one of {', '.join(known)}, got {quoted(value)}{hint}"
-        raise typer.BadParameter(message, param_hint=option)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddpjob.core.readers import Dict
 from ddpjob.core.run_metrics import RunMetrics, parse_metric
-from ddpjob.local.curves import save_figure, terminal_figures
+from ddpjob.show.curves import save_figure, terminal_figures
 
 # Width of a figure in columns, if the terminal is narrower or wider.
 MIN_WIDTH = 40

@@ -17,11 +17,11 @@ from rich.text import Text
 from ddpjob.core.readers import SpecError
 from ddpjob.core.run_metrics import RunMetrics
 from ddpjob.local.config_maps import read_files
-from ddpjob.local.curves import save_figure
-from ddpjob.local.display import Display
 from ddpjob.local.manifest import Manifest, check_claims, read
 from ddpjob.local.run import LocalRun, Stopped, check, exit_code
 from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder
+from ddpjob.show.curves import save_figure
+from ddpjob.show.display import Display
 
 # Exit code for a manifest that cannot run here.
 REFUSED = 2

@@ -22,6 +22,9 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INDEX = f"{GROUP}/index"
 
+# The job whose code a ConfigMap holds.
+LABEL_CODE = f"{GROUP}/code-of"
+
 # The assignment of a pod's agent, and since when the pod was ready when it got that assignment.
 ANNOTATION_ASSIGNMENT = f"{GROUP}/assignment"
 ANNOTATION_READY_BEFORE = f"{GROUP}/ready-before"

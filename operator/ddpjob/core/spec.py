@@ -5,7 +5,7 @@ In a cluster the CRD has checked a spec before the operator reads it. On one mac
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,9 +193,9 @@ def find_unknown_fields(fields: Dict) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def refuse_unknown_fields(spec: Spec) -> None:
-    """Raise SpecError for a field that the operator would ignore."""
-    for path in spec.unknown_fields:
+def refuse_unknown_fields(paths: Iterable[str]) -> None:
+    """Raise SpecError for a field that the operator would ignore, given its path."""
+    for path in paths:
         # A user's key may have dots itself, as labels have.
         parent = max((p for p in KNOWN_FIELDS if path.startswith(f"{p}.")), key=len)
         key = path.removeprefix(f"{parent}.")

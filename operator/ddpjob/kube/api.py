@@ -48,9 +48,6 @@ LONGEST_PAUSE = 60.0
 CALL_TIMEOUT = 10.0
 LIST_TIMEOUT = 30.0
 
-# Limits of an answer that may never end: only its beginning has to come in time.
-ENDLESS = aiohttp.ClientTimeout(total=None, sock_connect=CALL_TIMEOUT)
-
 # The kinds of patches. The second joins lists by Kubernetes' own keys, such as owners by their UID,
 # and costs the API server more. The third is a server-side apply.
 MERGE = "application/merge-patch+json"
@@ -137,27 +134,28 @@ class ApiClient:
         return answer
 
     async def stream(
-        self, path: str, query: Mapping[str, str] | None = None
+        self, path: str, query: Mapping[str, str] | None = None, seconds: float | None = None
     ) -> AsyncIterator[bytes]:
         """Yield the lines of an answer that may never end: those of a watch or of a log.
 
-        Raises ApiError or Unreachable.
+        It fails after so many `seconds`. Raises ApiError or Unreachable.
         """
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CALL_TIMEOUT)
         with _connection_errors("GET", path):
-            answer = await self._open("GET", path, None, query, ENDLESS)
+            answer = await self._open("GET", path, None, query, timeout)
             try:
                 if answer.status >= 400:
                     _read_answer(answer.status, await answer.read())
                 rest = b""
                 # A line may be longer than what aiohttp's own readers of lines accept.
-                async for data in answer.content.iter_any():
+                async for data in answer.response.content.iter_any():
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
                         yield line
                 if rest:
                     yield rest
             finally:
-                answer.close()
+                answer.response.close()
 
     async def _send(
         self,

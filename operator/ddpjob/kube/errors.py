@@ -3,6 +3,7 @@
 CallFailed         a request failed and can be retried
 ├── ApiError       the API server answered with an error
 └── Unreachable    the API server did not answer
+NotConfigured      there is no cluster to send a request to
 """
 
 # Words in the message of an admission policy or webhook. The policy may change, or its server may
@@ -29,6 +30,10 @@ class Unreachable(CallFailed):
 
     The request may have been carried out or not.
     """
+
+
+class NotConfigured(Exception):
+    """There is no cluster to send a request to. The message says what to do."""
 
 
 def is_admission(message: str) -> bool:

@@ -43,6 +43,9 @@ NODES = Kind("", "v1", "nodes", namespaced=False)
 SERVICES = Kind("", "v1", "services")
 CONFIG_MAPS = Kind("", "v1", "configmaps")
 EVENTS = Kind("", "v1", "events")
+NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
+DEPLOYMENTS = Kind("apps", "v1", "deployments")
+CRDS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", namespaced=False)
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 
 # In the order of a LIST. A job's pods are complete only after the job itself is known.

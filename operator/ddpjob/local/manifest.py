@@ -77,7 +77,7 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
     name = require_job_name(metadata.get("name"))
     spec = Spec.from_dict(document.get("spec"))
     # kubectl and the API server refuse unknown fields. Here only this check does.
-    refuse_unknown_fields(spec)
+    refuse_unknown_fields(spec.unknown_fields)
     # The API server checks the shapes of pod fields. Here UserPod does.
     pod = UserPod.from_spec(spec)
     _refuse_secrets(pod)

@@ -19,12 +19,13 @@ from rich.text import Text
 
 from ddpjob.core.names import Phase
 from ddpjob.core.plan import NEXT_STEP
+from ddpjob.core.progress import format_speed
 from ddpjob.core.readers import Dict
 from ddpjob.core.run_metrics import RunMetrics, finite_number, shares
 from ddpjob.core.status import Status
+from ddpjob.show.text import PHASE_STYLES
 
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-PHASE_STYLES = {"Restarting": "yellow", "Failed": "bold red", "Complete": "bold green"}
 
 LABEL_WIDTH = 11  # columns of the first word of a line
 BAR_WIDTH = 28  # columns
@@ -202,11 +203,8 @@ class Display:
 
 def _speed(metric: Dict) -> str:
     """Return the speed of a training in the unit that the trainer counts, such as tokens."""
-    for key in metric:
-        unit, per_second, rest = key.partition("_per_second")
-        if per_second and not rest and (speed := _format(metric, key, "{:,.0f}")):
-            return f"  {speed} {unit}/s"
-    return ""
+    speed = format_speed(metric)
+    return f"  {speed}" if speed else ""
 
 
 def _format(metric: Dict, key: str, template: str) -> str:

@@ -1,0 +1,101 @@
+"""`ddpjob logs`: the lines of all nodes, with coloured names of the nodes."""
+
+import re
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ddpjob.cli.session import note, output
+from ddpjob.client import AsyncClient, LogChoice, LogLine
+from ddpjob.core.readers import integer_or_zero, quoted
+from ddpjob.core.user_job import DDPJob
+from ddpjob.show.display import NODE_COLOURS
+
+DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
+NODES = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """How lines are shown."""
+
+    follow: bool = False
+    timestamps: bool = False
+    prefix: bool = True
+
+
+def read_duration(text: str | None, option: str) -> int | None:
+    """Return the seconds of a duration such as 90s, 5m or 1h30m. Raises BadParameter."""
+    if text is None:
+        return None
+    parts = DURATION.fullmatch(text)
+    if not text or not parts:
+        message = f"must be a duration such as 90s, 5m or 1h30m, got {quoted(text)}"
+        raise typer.BadParameter(message, param_hint=option)
+    hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    return 3600 * hours + 60 * minutes + seconds
+
+
+def read_nodes(texts: list[str]) -> frozenset[int]:
+    """Return the indices of nodes, given as 3 or 0-7. Raises BadParameter."""
+    found: set[int] = set()
+    for text in texts:
+        for part in text.split(","):
+            match = NODES.fullmatch(part)
+            if not match:
+                message = f"must be an index of a node such as 3, or 0-7, got {quoted(part)}"
+                raise typer.BadParameter(message, param_hint="--node")
+            found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(found)
+
+
+async def logs(client: AsyncClient, name: str, choice: LogChoice, options: LogOptions) -> int:
+    """Print the lines that a user chose. Return 0."""
+    job = await client.get(name)
+    ranks = integer_or_zero(job.status.resolved.get("nprocPerNode")) or 1
+    choice = replace(choice, ranks_per_node=ranks)
+    _require_existing(job, choice, ranks)
+    console = output()
+    if not options.follow:
+        printed = False
+        async with aclosing(client.logs(name, choice)) as lines:
+            async for line in lines:
+                printed = True
+                _print(console, line, options)
+        if not printed:
+            note(f"no such lines; job {name} is {job.phase}: {job.message}")
+        return 0
+    shown = ("", "")
+    async with aclosing(client.follow(name, choice)) as items:
+        async for item in items:
+            if isinstance(item, LogLine):
+                _print(console, item, options)
+            elif (item.phase, item.reason) != shown:
+                shown = (item.phase, item.reason)
+                note(f"{name} {item.phase}: {item.message}")
+    return 0
+
+
+def _require_existing(job: DDPJob, choice: LogChoice, ranks: int) -> None:
+    """Raise BadParameter for a node or rank that the job does not have."""
+    nodes = job.status.pods.desired or int(job.spec.get("nodes", 1))
+    if choice.nodes and max(choice.nodes) >= nodes:
+        message = f"job {job.name} has {nodes} nodes, 0 to {nodes - 1}"
+        raise typer.BadParameter(message, param_hint="--node")
+    if choice.rank is not None and choice.rank >= nodes * ranks:
+        message = f"job {job.name} has {nodes * ranks} ranks, 0 to {nodes * ranks - 1}"
+        raise typer.BadParameter(message, param_hint="--rank")
+
+
+def _print(console: Console, line: LogLine, options: LogOptions) -> None:
+    text = Text()
+    if options.prefix:
+        text.append(f"[n{line.index}] ", style=NODE_COLOURS[line.index % len(NODE_COLOURS)])
+    if options.timestamps:
+        text.append(f"{line.time} ", style="dim")
+    # The script's own colours stay.
+    text.append_text(Text.from_ansi(line.text) if "\x1b" in line.text else Text(line.text))
+    console.print(text)

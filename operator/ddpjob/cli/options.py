@@ -1,0 +1,138 @@
+"""The options that several commands have, and the cluster that they choose."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from ddpjob.client import AsyncClient
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The cluster and the namespace that a user chose. None is what the kubeconfig says."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: Path | None = None
+
+    def run(self, work: "Callable[[AsyncClient], Awaitable[int]]") -> NoReturn:
+        """Run a command with a client of the cluster, and end the program with its exit code."""
+        from ddpjob.cli.session import run_with_client
+
+        raise typer.Exit(run_with_client(self, work))
+
+
+def complete_namespaces(incomplete: str) -> list[str]:
+    from ddpjob.cli.complete import namespaces
+
+    return namespaces(incomplete)
+
+
+def complete_jobs(incomplete: str) -> list[str]:
+    from ddpjob.cli.complete import jobs
+
+    return jobs(incomplete)
+
+
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Namespace of the jobs.",
+        show_default="that of the kubeconfig's context",
+        autocompletion=complete_namespaces,
+        rich_help_panel="Cluster",
+    ),
+]
+Context = Annotated[
+    str | None,
+    typer.Option(
+        help="Context of the kubeconfig.", show_default="current", rich_help_panel="Cluster"
+    ),
+]
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(
+        help="Kubeconfig file.",
+        show_default="$KUBECONFIG, else ~/.kube/config",
+        rich_help_panel="Cluster",
+    ),
+]
+JobName = Annotated[
+    str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=complete_jobs)
+]
+
+# Options for a script of one's own.
+OWN = "A script of your own"
+Script = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Script that the job runs. It travels in a ConfigMap, so no image has to be built. "
+        "Arguments of the script follow after --.",
+        rich_help_panel=OWN,
+    ),
+]
+Code = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder that travels with the script, which is a file in it.",
+        show_default="only the script",
+        rich_help_panel=OWN,
+    ),
+]
+Image = Annotated[
+    str | None,
+    typer.Option(
+        help="Image with Python, torch and what the script imports.",
+        show_default="the trainer's image for the accelerator",
+        rich_help_panel=OWN,
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(help="Name of the job.", show_default="that of the script", rich_help_panel=OWN),
+]
+Nproc = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Number of processes of each node.",
+        show_default="one for each device, or one",
+        rich_help_panel=OWN,
+    ),
+]
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CLAIM",
+        help="PersistentVolumeClaim for checkpoints. The script finds its folder in "
+        "$DDP_CHECKPOINT_DIR.",
+        rich_help_panel=OWN,
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        show_default="2, or 1 if the accelerator has no network between nodes",
+        help="Number of nodes. Each node is one pod with one torchrun agent.",
+    ),
+]
+Accelerator = Annotated[
+    str, typer.Option(help="Accelerator of the nodes: cpu, gpu, trn1.32xlarge or trn1.2xlarge.")
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        show_default="the GPUs of one process",
+        help="Number of GPUs of each node. Requires --accelerator gpu.",
+    ),
+]

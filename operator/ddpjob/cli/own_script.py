@@ -1,0 +1,99 @@
+"""A manifest for a user's own script, which travels in a ConfigMap."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from ddpjob.cli.init import IMAGES
+from ddpjob.client.code import PRINTED_BYTES, read_code, with_code
+from ddpjob.core import names
+from ddpjob.core.readers import SpecError
+from ddpjob.core.user_job import DDPJob
+
+HEADER = """\
+# {script} as a job. The ConfigMap has the script, so that no image has to be built.
+#
+#     ddpjob submit {file} --follow        in a cluster; kubectl apply -f works too
+#     ddpjob run --local {file}            on this machine, without a cluster
+"""
+
+
+@dataclass(frozen=True)
+class OwnScript:
+    """A script, the folder that travels with it, its arguments, and the job that runs it."""
+
+    script: Path
+    image: str | None = None
+    folder: Path | None = None
+    args: Sequence[str] = ()
+    name: str | None = None
+    nodes: int = 1
+    nproc: int | None = None
+    accelerator: str = "cpu"
+    gpus: int | None = None
+    claim: str | None = None
+
+    def documents(self, limit: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the ConfigMap and the DDPJob. Raises SpecError, also for more bytes of code."""
+        if not self.script.is_file():
+            raise SpecError(f"{self.script}: the file does not exist")
+        code = read_code(self.script, self.folder, limit)
+        root = self.folder or self.script.parent
+        path = self.script.resolve().relative_to(root.resolve()).as_posix()
+        job = DDPJob(self.name or job_name(self.script), self._spec())
+        config_map, job = with_code(job, code, path, self.args)
+        job.check()
+        return config_map, job.manifest()
+
+    def _spec(self) -> dict[str, Any]:
+        image = self.image or IMAGES[self.accelerator]
+        spec: dict[str, Any] = {"nodes": self.nodes, "image": image}
+        if self.nproc is not None:
+            spec["nprocPerNode"] = self.nproc
+        if self.accelerator != "cpu":
+            spec["accelerator"] = self.accelerator
+        if self.accelerator == "gpu":
+            spec["resources"] = {"limits": {"nvidia.com/gpu": str(self.gpus or 1)}}
+        if self.claim:
+            spec["checkpoint"] = {"claimName": self.claim}
+        return spec
+
+    def manifest(self, limit: int) -> str:
+        """Return the documents as YAML with comments. Raises SpecError."""
+        documents = self.documents(limit)
+        name = documents[1]["metadata"]["name"]
+        header = HEADER.format(script=self.script.name, file=f"{name}.yaml")
+        return header + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
+
+
+def print_manifest(own: OwnScript) -> None:
+    """Print the documents of a script. Raises BadParameter."""
+    try:
+        typer.echo(own.manifest(PRINTED_BYTES), nl=False)
+    except SpecError as error:
+        raise typer.BadParameter(str(error), param_hint="--script") from error
+
+
+def job_name(script: Path) -> str:
+    """Return the name of a script as the name of a job."""
+    name = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")
+    if not name or not name[0].isalpha():
+        name = f"job-{name}".rstrip("-")
+    return name[: names.MAX_JOB_NAME].rstrip("-")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a text of several lines as such."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)

@@ -1,0 +1,50 @@
+"""`ddpjob render`: the objects of a job's first attempt."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+
+from ddpjob.cli.session import REFUSED, print_error
+from ddpjob.client.documents import Document, is_job
+from ddpjob.core import render as objects
+from ddpjob.core.decide import decide
+from ddpjob.core.job import Job
+from ddpjob.core.observe import observe
+from ddpjob.core.pod_context import Settings
+from ddpjob.core.readers import SpecError
+from ddpjob.core.user_job import DDPJob
+
+# The API server gives each object its own.
+UID = "00000000-0000-0000-0000-000000000000"
+
+
+def render(documents: Sequence[Document], node: int | None, *, restricted: bool) -> int:
+    """Print the objects of each job. Return 2 if there cannot be any, else 0."""
+    try:
+        found = []
+        for document in documents:
+            if is_job(document):
+                found += list(_objects(document, node, Settings(restricted=restricted)))
+    except SpecError as error:
+        print_error(str(error))
+        return REFUSED
+    print(yaml.safe_dump_all(found, sort_keys=False), end="")
+    return 0
+
+
+def _objects(document: Document, node: int | None, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Yield the Service and the pods of the first attempt. Raises SpecError."""
+    DDPJob.from_manifest(document).check()
+    job = replace(Job.from_dict(document), uid=UID)
+    status = decide(observe(job, ()), datetime.now(UTC)).status
+    job = replace(job, status=status)
+    nodes = range(status.pods.desired)
+    if node is not None:
+        if node not in nodes:
+            raise SpecError(f"--node {node}: job {job.name} has {len(nodes)} nodes, from 0 on")
+        nodes = range(node, node + 1)
+    yield objects.service(job)
+    yield from objects.pods(job, nodes, settings)

@@ -1,0 +1,57 @@
+"""Run a command with a client of the cluster, and print its errors as one sentence."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+
+from rich.console import Console
+from rich.text import Text
+
+from ddpjob.cli.options import Connection
+from ddpjob.client import AsyncClient, ClientError
+from ddpjob.core.readers import SpecError
+
+# Exit codes: the request failed or was refused; Ctrl-C; the reader of a pipe has ended.
+REFUSED = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def run_with_client(connection: Connection, work: Callable[[AsyncClient], Awaitable[int]]) -> int:
+    """Connect, run a command, and return its exit code."""
+
+    async def connected() -> int:
+        async with await AsyncClient.connect(
+            kubeconfig=connection.kubeconfig,
+            context=connection.context,
+            namespace=connection.namespace,
+        ) as client:
+            return await work(client)
+
+    try:
+        return asyncio.run(connected())
+    except (ClientError, SpecError) as error:
+        print_error(str(error))
+        return REFUSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Otherwise Python reports the same error again when it flushes its output at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def print_error(message: str) -> None:
+    text = Text.assemble(("error: ", "bold red"), message)
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+
+
+def output() -> Console:
+    """Return standard output. Lines are not wrapped at the width of the terminal."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def note(message: str) -> None:
+    """Print what the command does, apart from its output."""
+    Console(stderr=True, highlight=False).print(Text(message, style="dim"), soft_wrap=True)

@@ -1,0 +1,33 @@
+"""The number of nodes and GPUs that a new manifest has."""
+
+import typer
+
+from ddpjob.core import profiles
+from ddpjob.core.readers import SpecError
+
+
+def resolve_nodes(accelerator: str, nodes: int | None) -> int:
+    """Return the number of nodes, or the default. Raises BadParameter."""
+    # A job of several nodes is the purpose of DDP, so two is the default.
+    if nodes is None:
+        return 2 if profiles.catalog()[accelerator].multi_node else 1
+    try:
+        profiles.check_size(accelerator, nodes, None)
+    except SpecError as error:
+        message = str(error).removeprefix("spec.nodes: ")
+        raise typer.BadParameter(message, param_hint="--nodes") from error
+    return nodes
+
+
+def resolve_gpus(accelerator: str, gpus: int | None, gpus_per_process: int) -> int:
+    """Return the number of GPUs of each node, or the default. Raises BadParameter."""
+    if gpus is None:
+        return gpus_per_process
+    if accelerator != "gpu":
+        raise typer.BadParameter("requires --accelerator gpu", param_hint="--gpus")
+    if gpus % gpus_per_process:
+        raise typer.BadParameter(
+            f"must be a multiple of {gpus_per_process}, the GPUs of one process, got {gpus}",
+            param_hint="--gpus",
+        )
+    return gpus

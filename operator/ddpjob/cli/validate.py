@@ -1,0 +1,26 @@
+"""`ddpjob validate`: the sentences of the API server, without one."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from ddpjob.cli.session import output
+from ddpjob.client.documents import Document, is_job
+from ddpjob.client.validation import validate as find_problems
+
+
+def validate(documents: Sequence[Document]) -> int:
+    """Print what is wrong with each job. Return 1 if something is, else 0."""
+    console = output()
+    code = 0
+    for document in documents:
+        if not is_job(document):
+            continue
+        name = (document.get("metadata") or {}).get("name") or "a job without a name"
+        problems = find_problems(document)
+        if not problems:
+            console.print(Text.assemble((f"{name}: ", "bold"), ("ok", "green")))
+        for problem in problems:
+            code = 1
+            console.print(Text.assemble((f"{name}: ", "bold"), problem))
+    return code

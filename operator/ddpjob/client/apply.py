@@ -1,0 +1,129 @@
+"""Server-side apply of any objects: their paths come from the API server's discovery."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpjob.client.documents import is_job
+from ddpjob.client.errors import Rejected, client_errors
+from ddpjob.core.readers import Dict, child, did_you_mean, quoted
+from ddpjob.kube.api import ApiClient
+from ddpjob.kube.kinds import Kind
+
+# The owner of the fields that a user submits. Fields of other managers are taken over.
+FIELD_MANAGER = "ddpjob"
+APPLY = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "force": "true"}
+CREATE = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+DRY_RUN = {"dryRun": "All"}
+
+
+@dataclass(frozen=True)
+class Applied:
+    """An object after it was applied. `action` is created, configured or unchanged."""
+
+    action: str
+    body: Dict
+
+    @property
+    def name(self) -> str:
+        return f"{str(self.body['kind']).lower()}/{self.body['metadata']['name']}"
+
+
+@dataclass
+class Applier:
+    """Applies objects to one API server. Those without a namespace get `namespace`."""
+
+    api: ApiClient
+    namespace: str
+    _kinds: dict[tuple[str, str], Kind] = field(default_factory=dict)
+
+    async def apply(self, documents: Iterable[Dict], *, dry_run: bool = False) -> list[Applied]:
+        """Apply documents, the jobs last.
+
+        All of them are tried in a dry run first, so that a mistake in one changes nothing. Raises
+        ClientError.
+        """
+        ordered = sorted(documents, key=is_job)
+        # A namespace that a dry run creates does not exist for the next dry run.
+        new = {_name(document) for document in ordered if document["kind"] == "Namespace"}
+        to_try = [document for document in ordered if _namespace(document) not in new]
+        tried = [await self._apply(document, DRY_RUN) for document in to_try]
+        if dry_run:
+            return tried
+        return [await self._apply(document, {}) for document in ordered]
+
+    async def _apply(self, document: Dict, query: Mapping[str, str]) -> Applied:
+        name = f"{document['kind']} {_name(document)}".strip()
+        kind = await self._kind(document)
+        try:
+            with client_errors():
+                return await self._write(kind, self._in_namespace(kind, document), query)
+        except Rejected as error:
+            raise Rejected(f"{name}: {error}", error.status) from error.__cause__
+
+    async def _write(self, kind: Kind, body: dict[str, Any], query: Mapping[str, str]) -> Applied:
+        metadata = body["metadata"]
+        namespace = str(metadata.get("namespace", ""))
+        name = metadata.get("name")
+        if not name:
+            # A server-side apply needs a name. The API server makes one from generateName.
+            path = kind.collection(namespace)
+            return Applied("created", await self.api.call("POST", path, body, {**CREATE, **query}))
+        path = kind.path(namespace, str(name))
+        before = await self.api.get(path)
+        after = await self.api.call("APPLY", path, body, {**APPLY, **query})
+        return Applied(_action(before, after), after)
+
+    def _in_namespace(self, kind: Kind, document: Dict) -> dict[str, Any]:
+        metadata = dict(child(document, "metadata"))
+        if kind.namespaced:
+            metadata.setdefault("namespace", self.namespace)
+        return {**document, "metadata": metadata}
+
+    async def _kind(self, document: Dict) -> Kind:
+        """Return the kind of a document. Raises Rejected if the API server does not have it."""
+        api_version, name = str(document["apiVersion"]), str(document["kind"])
+        if (api_version, name) not in self._kinds:
+            await self._discover(api_version)
+        found = self._kinds.get((api_version, name))
+        if found is None:
+            known = [kind for version, kind in self._kinds if version == api_version]
+            hint = did_you_mean(name, known)
+            message = f"the cluster has no kind {quoted(name)} in {quoted(api_version)}{hint}"
+            raise Rejected(message)
+        return found
+
+    async def _discover(self, api_version: str) -> None:
+        """Read the kinds of an API group and version."""
+        group, _, version = api_version.rpartition("/")
+        path = f"apis/{api_version}" if group else f"api/{version}"
+        with client_errors():
+            answer = await self.api.get(path)
+        for resource in (answer or {}).get("resources", []):
+            # Subresources have a `/` in their names.
+            if "/" not in resource["name"]:
+                kind = Kind(group, version, resource["name"], namespaced=resource["namespaced"])
+                self._kinds[api_version, resource["kind"]] = kind
+
+
+def _name(document: Dict) -> str:
+    return str(child(document, "metadata").get("name") or "")
+
+
+def _namespace(document: Dict) -> str | None:
+    return child(document, "metadata").get("namespace")
+
+
+def _action(before: Dict | None, after: Dict) -> str:
+    if before is None:
+        return "created"
+    # A dry run does not change the version, so the content is compared too.
+    is_same = _content(before) == _content(after)
+    return "unchanged" if is_same else "configured"
+
+
+def _content(body: Dict) -> Any:
+    """Return an object without what each write changes."""
+    ignored = ("managedFields", "resourceVersion", "generation")
+    metadata = {key: value for key, value in body["metadata"].items() if key not in ignored}
+    return {**body, "metadata": metadata}

@@ -1,0 +1,102 @@
+"""The documents of manifests: their text, and changes of single fields."""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from ddpjob.core import names
+from ddpjob.core.readers import Dict, SpecError, quoted
+
+# YAML's own constructors give dates for strings such as 2026-01-01, which JSON does not have.
+Document = dict[str, Any]
+
+
+def read_documents(text: str) -> list[Document]:
+    """Return the objects in a manifest, also those in a `List`. Raises SpecError."""
+    try:
+        found = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise SpecError(f"is not YAML: {' '.join(str(error).split())}") from error
+    documents: list[Document] = []
+    for number, document in enumerate(found, 1):
+        if not isinstance(document, dict):
+            raise SpecError(f"document {number}: must be an object, got {quoted(document)}")
+        is_list = document.get("kind") == "List" and isinstance(document.get("items"), list)
+        documents += document["items"] if is_list else [document]
+    for number, document in enumerate(documents, 1):
+        for key in ("apiVersion", "kind"):
+            if not isinstance(document.get(key), str):
+                raise SpecError(f"document {number}: {key} is required")
+    return documents
+
+
+def is_job(document: Dict) -> bool:
+    group = str(document.get("apiVersion")).partition("/")[0]
+    return group == names.GROUP and document.get("kind") == names.KIND
+
+
+def require_jobs(documents: Iterable[Dict]) -> None:
+    """Raise SpecError if there is no DDPJob among the documents."""
+    kinds = []
+    for document in documents:
+        if is_job(document):
+            return
+        kinds.append(f"{document['apiVersion']} {document['kind']}")
+    found = f"it has {', '.join(kinds)}" if kinds else "it is empty"
+    raise SpecError(f"has no DDPJob ({names.API_VERSION}); {found}")
+
+
+def set_fields(document: Dict, settings: Iterable[str]) -> Document:
+    """Return a copy of a document with fields set by `path=value`, such as spec.nodes=4.
+
+    A value is read as YAML. A number in the path is an index of a list, and the number of its
+    items appends to it. Raises SpecError.
+    """
+    changed = copy.deepcopy(dict(document))
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not (path and equals):
+            raise SpecError(f"must be PATH=VALUE, such as spec.nodes=4, got {quoted(setting)}")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise SpecError(f"{path}: {quoted(text)} is not YAML") from error
+        _set(changed, path, value)
+    return changed
+
+
+def _set(document: Document, path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    place: Any = document
+    for number, key in enumerate(parents, 1):
+        where = ".".join(parents[:number])
+        place = _enter(place, key, where)
+    if isinstance(place, list):
+        index = _index(place, last, path)
+        place[index : index + 1] = [value]
+    else:
+        place[last] = value
+
+
+def _enter(place: Any, key: str, where: str) -> Any:
+    """Return the object or list at a key, which is made if it is absent."""
+    if isinstance(place, list):
+        index = _index(place, key, where)
+        if index == len(place):
+            place.append({})
+        found = place[index]
+    else:
+        found = place.get(key)
+        if found is None:
+            found = place[key] = {}
+    if not isinstance(found, dict | list):
+        raise SpecError(f"{where}: is {quoted(found)}, which has no fields")
+    return found
+
+
+def _index(items: list[Any], key: str, where: str) -> int:
+    if not key.isdecimal() or int(key) > len(items):
+        raise SpecError(f"{where}: must be an index from 0 to {len(items)}, got {quoted(key)}")
+    return int(key)

@@ -1,0 +1,168 @@
+"""A job as it goes on: the changes of its status, and the lines that its pods write."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpjob.client.logs import LogChoice, LogLine, PodLog, has_begun, has_ended
+from ddpjob.core import names
+from ddpjob.core.readers import Dict
+from ddpjob.core.user_job import DDPJob
+from ddpjob.kube.api import ApiClient, may_succeed_later
+from ddpjob.kube.errors import ApiError, CallFailed
+from ddpjob.kube.kinds import JOBS, PODS
+from ddpjob.kube.watch import watch
+
+# Seconds in which the lines of several pods are put in the order of their times.
+ORDER_SECONDS = 0.2
+
+# Seconds before a log is requested again whose connection broke.
+RETRY_SECONDS = 1.0
+
+# Seconds that the logs of a finished job get to end. A pod that cleanPodPolicy keeps never ends.
+LAST_SECONDS = 15.0
+
+# Lines that wait to be shown. If the reader is slow, no more are requested.
+MAX_WAITING = 10_000
+
+# The container has not started yet. A pod may be shown as running a moment earlier.
+BAD_REQUEST = 400
+NOT_FOUND = 404
+
+Item = LogLine | DDPJob
+
+
+@dataclass
+class Follower:
+    """Follows one job until it has finished, or is gone."""
+
+    api: ApiClient
+    namespace: str
+    name: str
+    choice: LogChoice
+    # What was found; None is the end, and an error ends too.
+    _found: "asyncio.Queue[Item | Exception | None]" = field(
+        default_factory=lambda: asyncio.Queue(MAX_WAITING)
+    )
+    _tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
+    # The logs that are read, and the pods that have ended, by their UIDs.
+    _logs: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
+
+    async def items(self) -> AsyncGenerator[Item, None]:
+        """Yield the job after each change of it, and the lines of its pods.
+
+        Raises ApiError or Unreachable.
+        """
+        self._spawn(self._watch_job())
+        self._spawn(self._watch_pods())
+        try:
+            while True:
+                for found in await self._some():
+                    if found is None:
+                        return
+                    if isinstance(found, Exception):
+                        raise found
+                    yield found
+        finally:
+            await self._close()
+
+    async def _some(self) -> "list[Item | Exception | None]":
+        """Wait for something, and return what comes within a moment, the lines in order."""
+        found = [await self._found.get()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ORDER_SECONDS):
+                while len(found) < MAX_WAITING and found[-1] is not None:
+                    found.append(await self._found.get())
+        lines = sorted(item for item in found if isinstance(item, LogLine))
+        return [*lines, *(item for item in found if not isinstance(item, LogLine))]
+
+    async def _watch_job(self) -> None:
+        """Report each change of the job, and the end after its last one."""
+        query = {"fieldSelector": f"metadata.name={self.name}"}
+        async for change in watch(self.api, JOBS, self.namespace, query):
+            if change is None:
+                continue
+            what, body = change
+            job = DDPJob.from_manifest(body)
+            await self._found.put(job)
+            if what == "DELETED" or job.finished:
+                break
+        # The last lines, and the pods of which the watch tells later than of the job.
+        deadline = asyncio.get_running_loop().time() + LAST_SECONDS
+        while self._reading() and asyncio.get_running_loop().time() < deadline:
+            await asyncio.wait(self._reading(), timeout=RETRY_SECONDS)
+        await self._found.put(None)
+
+    async def _watch_pods(self) -> None:
+        query = {"labelSelector": f"{names.LABEL_JOB}={self.name}"}
+        async for change in watch(self.api, PODS, self.namespace, query):
+            if change is not None:
+                self._see(*change)
+
+    def _see(self, what: str, pod: Dict) -> None:
+        """Begin to read the log of a pod once its container has started."""
+        uid = str(pod["metadata"]["uid"])
+        if what == "DELETED" or has_ended(pod):
+            self._ended.add(uid)
+        log = PodLog.from_pod(pod)
+        if log and uid not in self._logs and has_begun(pod) and self.choice.has_pod(log):
+            self._logs[uid] = self._spawn(self._read(uid, log))
+
+    async def _read(self, uid: str, log: PodLog) -> None:
+        """Report the lines of a pod until it has ended, also over several connections."""
+        path = PODS.path(log.namespace, log.name, "log")
+        query = {**self.choice.query(), "follow": "true"}
+        while True:
+            # A log that is requested after the end of its container is complete.
+            is_last = uid in self._ended
+            try:
+                async for raw in self.api.stream(path, query):
+                    line = log.take(raw)
+                    if line is not None and self.choice.has_line(line):
+                        await self._found.put(line)
+            except CallFailed as error:
+                if isinstance(error, ApiError) and error.status == NOT_FOUND:
+                    return
+                if not _is_temporary(error):
+                    raise
+                is_last = isinstance(error, ApiError) and is_last
+            if is_last:
+                return
+            await asyncio.sleep(RETRY_SECONDS)
+            query = _continued(query, log.last_time)
+
+    def _reading(self) -> "set[asyncio.Task[None]]":
+        return {task for task in self._logs.values() if not task.done()}
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self._report_errors(work))
+        self._tasks.add(task)
+        return task
+
+    async def _report_errors(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            await self._found.put(error)
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _is_temporary(error: CallFailed) -> bool:
+    if isinstance(error, ApiError) and error.status == BAD_REQUEST:
+        return True
+    return may_succeed_later(error)
+
+
+def _continued(query: dict[str, str], last_time: str) -> dict[str, str]:
+    """Return the query for the lines after the last one."""
+    if not last_time:
+        return query
+    kept = {key: query[key] for key in query if key not in ("sinceSeconds", "tailLines")}
+    return {**kept, "sinceTime": last_time}

@@ -1,0 +1,52 @@
+"""The cluster that a user's kubeconfig names, as kubectl reads it."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes.aio import config
+from kubernetes.aio.client.configuration import Configuration
+
+from ddpjob.core.readers import child
+from ddpjob.kube.api import configuration, is_in_cluster
+from ddpjob.kube.errors import NotConfigured
+
+# A pod finds the namespace of its service account here.
+OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+async def user_configuration(
+    kubeconfig: Path | None, context: str | None
+) -> tuple[Configuration, str]:
+    """Return the configuration of a context of a kubeconfig, and its namespace.
+
+    In a pod without a kubeconfig it is that of its service account. Raises NotConfigured.
+    """
+    try:
+        settings = await configuration(kubeconfig, context)
+        namespace = _namespace(kubeconfig, context)
+    # A kubeconfig that is no YAML, or that has no object where one is expected, raises the others.
+    except (config.ConfigException, yaml.YAMLError, AttributeError, TypeError, OSError) as error:
+        raise NotConfigured(
+            f"no cluster is configured: {_reason(error)}; set KUBECONFIG or use --kubeconfig and "
+            "--context"
+        ) from error
+    # kubectl uses the proxy of HTTPS_PROXY too.
+    settings.client_session_kwargs = {"trust_env": True}
+    return settings, namespace
+
+
+def _namespace(kubeconfig: Path | None, context: str | None) -> str:
+    if is_in_cluster(kubeconfig) and context is None:
+        return OWN_NAMESPACE.read_text().strip() if OWN_NAMESPACE.exists() else "default"
+    path = str(kubeconfig) if kubeconfig else None
+    contexts, active = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
+    chosen: Any = active
+    for found in contexts:
+        if found["name"] == context:
+            chosen = found
+    return str(child(chosen, "context").get("namespace") or "default")
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().rstrip(".") or type(error).__name__

@@ -1,0 +1,131 @@
+"""A LIST and a watch that follows it. After a gap, another LIST shows what was missed."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+from ddpjob.core.backoff import exponential_delay
+from ddpjob.kube.api import ApiClient, may_succeed_later
+from ddpjob.kube.errors import ApiError, CallFailed, Unreachable
+from ddpjob.kube.kinds import Kind
+
+# Seconds after which the API server ends a request of a watch, and after which the connection is
+# taken for dead.
+WATCH_SECONDS = 240
+DEAD_SECONDS = WATCH_SECONDS + 15.0
+
+# How often a LIST is tried again once the first one has succeeded, and the seconds in between.
+TRIES = 10
+FIRST_RETRY = 0.5
+LONGEST_RETRY = 15.0
+
+# The version that a watch asked for is no longer known.
+GONE = 410
+
+Object = dict[str, Any]
+
+# What happened to an object, ADDED, MODIFIED or DELETED, and the object.
+Change = tuple[str, Object]
+
+
+async def watch(
+    api: ApiClient, kind: Kind, namespace: str | None, query: Mapping[str, str]
+) -> AsyncGenerator[Change | None, None]:
+    """Yield the objects that exist, then None, then each change for ever.
+
+    `query` selects objects by `fieldSelector` or `labelSelector`. None comes after each LIST.
+    Raises ApiError or Unreachable if the first LIST fails, or all tries of a later one.
+    """
+    known: dict[str, Object] = {}
+    has_listed = False
+    failures = 0
+    while True:
+        try:
+            listed, version = await list_objects(api, kind, namespace, query)
+            for change in _differences(known, listed):
+                yield change
+            yield None
+            known = {_uid(found): found for found in listed}
+            has_listed = True
+            failures = 0
+            async for change in _watch(api, kind.collection(namespace), query, version):
+                what, found = change
+                known[_uid(found)] = found
+                if what == "DELETED":
+                    del known[_uid(found)]
+                yield change
+        except CallFailed as error:
+            if not has_listed or failures == TRIES or not may_succeed_later(error):
+                raise
+            failures += 1
+            await asyncio.sleep(exponential_delay(failures, FIRST_RETRY, LONGEST_RETRY))
+
+
+async def list_objects(
+    api: ApiClient, kind: Kind, namespace: str | None, query: Mapping[str, str]
+) -> tuple[list[Object], str]:
+    """Return the selected objects, and the resourceVersion of the LIST."""
+    objects: list[Object] = []
+    rest: dict[str, str] = {}
+    while True:
+        answer = await api.call("GET", kind.collection(namespace), query={**query, **rest})
+        objects += answer["items"]
+        metadata = answer["metadata"]
+        if not metadata.get("continue"):
+            return objects, str(metadata["resourceVersion"])
+        rest = {"continue": metadata["continue"]}
+
+
+async def _watch(
+    api: ApiClient, path: str, query: Mapping[str, str], version: str
+) -> AsyncGenerator[Change, None]:
+    """Yield the changes after a version. Return after a gap, raise CallFailed for other errors."""
+    while True:
+        wanted = {
+            **query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        try:
+            async for line in api.stream(path, wanted, DEAD_SECONDS):
+                what, found = _read_change(line)
+                version = str(found["metadata"]["resourceVersion"])
+                if what != "BOOKMARK":
+                    yield what, found
+        except ApiError as error:
+            if error.status != GONE:
+                raise
+            return
+
+
+def _read_change(line: bytes) -> Change:
+    """Return a line of a watch. Raises ApiError for an error in it."""
+    try:
+        change = json.loads(line)
+        what, found = str(change["type"]), change["object"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreachable(f"expected an event of a watch, got {line[:200]!r}") from error
+    if what == "ERROR":
+        raise ApiError(found.get("code", 500), found.get("reason", ""), found.get("message", ""))
+    return what, found
+
+
+def _differences(known: Mapping[str, Object], listed: list[Object]) -> Iterator[Change]:
+    """Yield what has changed between the objects that were known and those of a LIST."""
+    uids = {_uid(found) for found in listed}
+    for uid, found in known.items():
+        if uid not in uids:
+            yield "DELETED", found
+    for found in listed:
+        before = known.get(_uid(found))
+        if before is None:
+            yield "ADDED", found
+        elif before["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            yield "MODIFIED", found
+
+
+def _uid(found: Object) -> str:
+    return str(found["metadata"]["uid"])

@@ -1,0 +1,1 @@
+"""What people see of jobs: progress, tables and curves, in a terminal and as pictures."""

@@ -1,0 +1,196 @@
+"""Jobs for people: a list of them, and one with all that concerns it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from rich.text import Text
+
+from ddpjob.core import timers
+from ddpjob.core.job import Job
+from ddpjob.core.observe import Observation, Pod, observe
+from ddpjob.core.plan import counted
+from ddpjob.core.progress import Progress
+from ddpjob.core.readers import Dict, integer_or_zero
+from ddpjob.core.status import Status, goodput
+from ddpjob.core.times import parse_time
+from ddpjob.core.user_job import DDPJob
+from ddpjob.show.text import age, columns, duration, phase
+
+LABEL_WIDTH = 12
+
+# Characters of a message in a table.
+MESSAGE_WIDTH = 100
+
+# The moments that a job waits for, and what happens then.
+DEADLINES = {
+    "the next attempt starts": timers.backoff_ends,
+    "the cause of the failure is decided": timers.failure_settles,
+    "silent nodes end the attempt": timers.silence_ends,
+    "activeDeadlineSeconds ends the job": timers.active_deadline,
+    "startupDeadlineSeconds ends the job": timers.startup_deadline,
+    "ttlSecondsAfterFinished deletes the job": timers.time_to_live,
+}
+
+
+def job_table(
+    jobs: Sequence[DDPJob],
+    progress: Mapping[str, Progress],
+    now: datetime,
+    *,
+    wide: bool = False,
+    namespaces: bool = False,
+) -> list[Text]:
+    """Return the lines of a table. `progress` is by the UIDs of jobs."""
+    headers = ["NAME", "PHASE", "NODES", "RESTARTS", "STEP", "REASON", "AGE"]
+    if namespaces:
+        headers.insert(0, "NAMESPACE")
+    if wide:
+        headers += ["ACCELERATOR", "GOODPUT", "IMAGE"]
+    rows = []
+    for job in jobs:
+        row: list[str | Text] = [
+            job.name,
+            phase(job.phase),
+            _nodes(job),
+            str(job.status.restarts),
+            progress.get(job.uid, Progress()).short(),
+            job.reason,
+            age(job.created, now),
+        ]
+        if namespaces:
+            row.insert(0, job.namespace)
+        if wide:
+            row += [str(job.spec.get("accelerator", "cpu")), goodput(job.status.seconds)]
+            row.append(str(job.spec.get("image", "")))
+        rows.append(row)
+    return columns(headers, rows)
+
+
+def _nodes(job: DDPJob) -> str:
+    pods = job.status.pods
+    return f"{pods.ready + pods.succeeded}/{pods.desired or job.spec.get('nodes', 1)}"
+
+
+def job_lines(
+    job: DDPJob, progress: Progress, pods: Sequence[Pod], now: datetime
+) -> Iterator[Text]:
+    """Yield the lines that tell what a job does, why, how far it is, and what comes next."""
+    status = job.status
+    yield Text.assemble((job.name, "bold"), "  ", phase(job.phase), f"  {_age(job, now)}")
+    yield from _labelled("Reason", _reason(status))
+    yield from _labelled("Nodes", _describe_nodes(job))
+    yield from _labelled("Progress", str(progress))
+    yield from _labelled("Checkpoint", _describe_checkpoint(job, progress, now))
+    yield from _labelled("Time", _describe_time(status))
+    yield from _labelled("Result", "  ".join(f"{k} {v}" for k, v in status.result.items()))
+    for text in _deadlines(job, pods, now):
+        yield from _labelled("Next", text)
+    if status.ignored_fields:
+        yield from _labelled("Ignored", f"{', '.join(status.ignored_fields)}: unknown fields")
+    if status.attempts:
+        yield Text("Attempts", style="bold")
+        yield from _attempts(status)
+
+
+def _labelled(label: str, text: str) -> Iterator[Text]:
+    if text:
+        yield Text.assemble((f"{label:<{LABEL_WIDTH}}", "bold"), text)
+
+
+def _age(job: DDPJob, now: datetime) -> str:
+    """Return the age of a job, and since when it has finished."""
+    text = f"namespace {job.namespace}" if job.namespace else ""
+    if job.created:
+        text += f", created {age(job.created, now)} ago"
+    if job.status.completion_time:
+        text += f", finished {age(job.status.completion_time, now)} ago"
+    return text.removeprefix(", ")
+
+
+def _reason(status: Status) -> str:
+    if not status.reason:
+        return "no operator has seen the job yet; ddpjob doctor finds out why"
+    return f"{status.reason}: {status.message}" if status.message else status.reason
+
+
+def _describe_nodes(job: DDPJob) -> str:
+    resolved = job.status.resolved
+    text = f"{_nodes(job)} ready"
+    if resolved:
+        processes = counted_processes(integer_or_zero(resolved.get("nprocPerNode")))
+        text += f", {processes} each, accelerator {resolved.get('accelerator')}"
+    if job.status.restarts:
+        failures = counted(job.status.failures, "failure")
+        text += f", {failures}, {counted(job.status.disruptions, 'disruption')}"
+    return text
+
+
+def counted_processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
+
+
+def _describe_checkpoint(job: DDPJob, progress: Progress, now: datetime) -> str:
+    parts = []
+    if progress.checkpoint_time:
+        step = f"step {progress.checkpoint_step}, " if progress.checkpoint_step is not None else ""
+        parts.append(f"{step}{age(progress.checkpoint_time, now)} ago")
+    if job.checkpoint:
+        parts.append(job.checkpoint)
+    return "; ".join(parts)
+
+
+def _describe_time(status: Status) -> str:
+    parts = [f"{activity} {seconds} s" for activity, seconds in status.seconds.items()]
+    if not parts:
+        return ""
+    share = goodput(status.seconds)
+    return ", ".join(parts) + (f" (goodput {share})" if share else "")
+
+
+def _deadlines(job: DDPJob, pods: Sequence[Pod], now: datetime) -> Iterator[str]:
+    """Yield the moments that the operator waits for, the next one first."""
+    core = replace(Job.from_dict(job.manifest()), uid=job.uid, status=job.status)
+    if core.spec is None:
+        return
+    obs: Observation = observe(core, pods)
+    moments = []
+    for what, timer in DEADLINES.items():
+        moment = timer(obs, core.spec, now)
+        if moment is not None and moment > now:
+            moments.append((moment, what))
+    for moment, what in sorted(moments):
+        yield f"{what} in {duration(moment - now)}"
+
+
+def _attempts(status: Status) -> list[Text]:
+    rows: list[list[str | Text]] = []
+    for attempt in status.attempts:
+        rows.append(
+            [
+                f"  {attempt.get('attempt')}",
+                str(attempt.get("cause", "")),
+                _lasted(attempt),
+                str(attempt.get("stepsLost", "")),
+                _where(attempt),
+                str(attempt.get("message", ""))[:MESSAGE_WIDTH],
+            ]
+        )
+    return columns(["  #", "CAUSE", "LASTED", "LOST STEPS", "WHERE", "MESSAGE"], rows)
+
+
+def _lasted(attempt: Dict) -> str:
+    start, end = (parse_time(attempt.get(key)) for key in ("start", "end"))
+    return duration(end - start) if start and end else ""
+
+
+def _where(attempt: Dict) -> str:
+    """Return the rank, the pod or the node in which an attempt ended."""
+    parts = []
+    if attempt.get("rank") is not None:
+        parts.append(f"rank {attempt['rank']}")
+    if attempt.get("pod"):
+        parts.append(str(attempt["pod"]))
+    if attempt.get("node"):
+        parts.append(f"on {attempt['node']}")
+    return " ".join(parts)

@@ -1,0 +1,60 @@
+"""Text for people: columns, ages and times."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from rich.text import Text
+
+from ddpjob.core.times import since
+
+PHASE_STYLES = {
+    "Running": "green",
+    "Restarting": "yellow",
+    "Suspended": "dim",
+    "Failed": "bold red",
+    "Complete": "bold green",
+}
+
+# Columns between two columns of a table.
+GAP = "   "
+
+
+def columns(headers: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> list[Text]:
+    """Return the lines of a table in the style of kubectl. The widths are those of the content."""
+    table = [[Text(header, style="bold") for header in headers]]
+    for row in rows:
+        table.append([cell if isinstance(cell, Text) else Text(cell) for cell in row])
+    widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
+    lines = []
+    for row_cells in table:
+        padded = []
+        for cell, width in zip(row_cells, widths, strict=True):
+            cell.pad_right(width - cell.cell_len)
+            padded.append(cell)
+        line = Text(GAP).join(padded)
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def duration(time: timedelta) -> str:
+    """Return a duration as kubectl shows ages: 45s, 12m, 3h20m, 5d."""
+    seconds = int(time.total_seconds())
+    if seconds < 120:
+        return f"{seconds}s"
+    minutes = seconds // 60
+    if minutes < 120:
+        return f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
+    days, hours = divmod(hours, 24)
+    return f"{days}d{hours}h" if days < 8 and hours else f"{days}d"
+
+
+def age(moment: datetime | None, now: datetime) -> str:
+    return duration(since(moment, now)) if moment else ""
+
+
+def phase(name: str) -> Text:
+    return Text(name, style=PHASE_STYLES.get(name, "bold"))
