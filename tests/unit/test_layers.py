@@ -18,10 +18,10 @@ TRAINER = ROOT / "trainer" / "ddp_trainer"
 MAY_IMPORT = {
     "core": set(),
     # The names that programs import.
-    "__init__.py": {"client", "core", "local"},
+    "__init__.py": {"client", "core"},
     "kube": {"core"},
     "controller": {"kube", "core"},
-    "client": {"kube", "core"},
+    "client": {"kube", "local", "core"},
     "local": {"core"},
     "show": {"core"},
     "cli": {"controller", "client", "kube", "local", "show", "core"},

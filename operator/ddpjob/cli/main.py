@@ -11,14 +11,18 @@ from typing import Annotated
 import typer
 
 from ddpjob.cli import checks, cluster
-from ddpjob.cli.app import HERE, MANIFESTS, OPERATOR, app, require_choice
+from ddpjob.cli.app import CLUSTER, HERE, MANIFESTS, OPERATOR, app, require_choice
 from ddpjob.cli.options import (
     Accelerator,
     Checkpoints,
     Code,
+    Connection,
+    Context,
     Gpus,
     Image,
+    Kubeconfig,
     Name,
+    Namespace,
     Nodes,
     Nproc,
     Script,
@@ -27,6 +31,9 @@ from ddpjob.core import names
 from ddpjob.core.readers import quoted
 
 __all__ = ["app", "checks", "cluster"]
+
+# A section of the help of `ddpjob run`.
+SIZE = "Instead of what the manifest says"
 
 
 @app.command(short_help="Print a manifest.", rich_help_panel=MANIFESTS)
@@ -95,7 +102,8 @@ def run(
     local: Annotated[
         bool,
         typer.Option(
-            "--local", help="Run on this machine. Required, since kubectl runs jobs in a cluster."
+            "--local",
+            help="Run on this machine. Required, since `ddpjob submit` runs jobs in a cluster.",
         ),
     ] = False,
     runs: Annotated[
@@ -121,6 +129,41 @@ def run(
         bool,
         typer.Option("--fresh", help="Delete the job's claims first, with their checkpoints."),
     ] = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default="that of the manifest",
+            help="Number of nodes.",
+            rich_help_panel=SIZE,
+        ),
+    ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default="that of the manifest, or what fits this machine",
+            help="Number of processes of each node.",
+            rich_help_panel=SIZE,
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            show_default="that of the manifest",
+            help="Number of restarts after failures.",
+            rich_help_panel=SIZE,
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Variable of the processes. May be repeated.",
+            rich_help_panel=SIZE,
+        ),
+    ] = None,
 ) -> None:
     """Run a job on this machine, without a cluster. Each node is one group of processes.
 
@@ -132,11 +175,14 @@ def run(
     """
     if not local:
         raise typer.BadParameter(
-            "is required to run a job on this machine; to run it in a cluster, use "
-            "`kubectl apply -f`",
+            "is required to run a job on this machine; to run it in a cluster, use `ddpjob submit`",
             param_hint="--local",
         )
-    from ddpjob.cli.run_local import run_local
+    from ddpjob.cli.extras import require_extra
+    from ddpjob.local.sizes import Overrides
+
+    with require_extra("local"):
+        from ddpjob.cli.run_local import RunOptions, run_local
 
     claims = _read_places(claim or [], "--claim", "NAME=FOLDER")
     for name, folder in claims.items():
@@ -145,43 +191,58 @@ def run(
                 f"{name}={folder}: folder {folder} does not exist", param_hint="--claim"
             )
     config_maps = _read_places(config_map or [], "--config-map", "NAME=PATH")
-    raise typer.Exit(run_local(manifest, runs, claims, config_maps, fresh))
+    overrides = Overrides(nodes, nproc, max_restarts, _read_pairs(env or [], "--env", "NAME=VALUE"))
+    options = RunOptions(fresh, overrides)
+    raise typer.Exit(run_local(manifest, runs, claims, config_maps, options))
 
 
 def _read_places(options: Iterable[str], hint: str, form: str) -> dict[str, Path]:
     """Return the paths of options such as --claim NAME=FOLDER by their names."""
-    places = {}
+    return {name: Path(path) for name, path in _read_pairs(options, hint, form).items()}
+
+
+def _read_pairs(options: Iterable[str], hint: str, form: str) -> dict[str, str]:
+    """Return the values of options such as --env NAME=VALUE by their names."""
+    pairs = {}
     for option in options:
-        name, equals, path = option.partition("=")
+        name, equals, value = option.partition("=")
         if not (name and equals):
             raise typer.BadParameter(f"must be {form}, got {quoted(option)}", param_hint=hint)
-        places[name] = Path(path)
-    return places
+        pairs[name] = value
+    return pairs
 
 
-@app.command(short_help="Draw the curves of jobs in the terminal.")
+@app.command(short_help="Draw the curves of jobs in the terminal.", rich_help_panel=CLUSTER)
 def plot(
-    files: Annotated[
+    jobs: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE",
-            help="metrics.jsonl of local runs, logs of node 0 of jobs, or - for stdin.",
+            metavar="JOB|FOLDER|FILE…",
+            help="Jobs in a cluster, folders of local runs, their metrics.jsonl, logs of node 0, "
+            "or - for stdin.",
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(help="Write the curves to this file too (.png, .pdf or .svg)."),
     ] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Draw the loss and accuracy of jobs, or their message speeds, in the terminal.
 
-    Example: kubectl logs JOB-0-0 | ddpjob plot -
+    A name that is no file is that of a job in a cluster.
+
+    Example: ddpjob plot digits ddpjob-runs/digits
     """
-    from ddpjob.cli.plot import PlotError
-    from ddpjob.cli.plot import plot as draw
+    from ddpjob.cli.extras import require_extra
+
+    with require_extra("local"):
+        from ddpjob.cli.plot import PlotError, plot_jobs
 
     try:
-        draw(files, out)
+        plot_jobs(jobs, out, Connection(namespace, context, kubeconfig))
     except PlotError as error:
         typer.echo(f"ddpjob plot: {error}", err=True)
         raise typer.Exit(2) from error

@@ -1,10 +1,13 @@
 """`ddpjob plot`: the curves of runs, read from the JSON lines of their trainers."""
 
+import asyncio
 import os
 import shutil
 import sys
 from pathlib import Path
 
+from ddpjob.cli.options import Connection
+from ddpjob.client import AsyncClient, ClientError
 from ddpjob.core.readers import Dict
 from ddpjob.core.run_metrics import RunMetrics, parse_metric
 from ddpjob.show.curves import save_figure, terminal_figures
@@ -15,27 +18,30 @@ MAX_WIDTH = 120
 
 STDIN = "-"
 
+# The events in the folder of a local run.
+METRICS_FILE = "metrics.jsonl"
+
 
 class PlotError(ValueError):
     """The curves cannot be read or drawn. The message says what to do."""
 
 
-def plot(paths: list[str], out: Path | None) -> None:
+def plot_jobs(names: list[str], out: Path | None, connection: Connection) -> None:
     """Print the curves, and write them to the picture `out`. Raises PlotError."""
     runs = {}
-    for path in paths:
+    for path in names:
         name = _run_name(path)
         # Two files of the same name are told apart by their paths.
         if name in runs:
             name = path
-        runs[name] = RunMetrics(events=_read_events(path))
+        runs[name] = _read_run(path, connection)
     columns = shutil.get_terminal_size().columns
     width = max(MIN_WIDTH, min(MAX_WIDTH, columns))
     figures = list(terminal_figures(runs, width, colours=sys.stdout.isatty()))
     if not figures:
         raise PlotError(
-            f"{', '.join(paths)}: no losses, accuracies or speeds found; give the metrics.jsonl of "
-            "a local run, or the log of a job's node 0 (kubectl logs JOB-0-0 | ddpjob plot -)"
+            f"{', '.join(names)}: no losses, accuracies or speeds found; the trainer has not "
+            "printed any, or the pods with its output are deleted"
         )
     print("\n".join(figures))
     if out is not None:
@@ -53,9 +59,34 @@ def _save(runs: dict[str, RunMetrics], out: Path) -> None:
 def _run_name(path: str) -> str:
     """Return the name of a local run's folder, or that of any other file."""
     file = Path(path)
-    if file.name == "metrics.jsonl":
+    if file.name == METRICS_FILE:
         return file.resolve().parent.name
+    if file.is_dir():
+        return file.resolve().name
     return file.stem
+
+
+def _read_run(name: str, connection: Connection) -> RunMetrics:
+    """Return the events of a file, of the folder of a local run, or of a job in a cluster."""
+    if name == STDIN or Path(name).is_file():
+        return RunMetrics(events=_read_events(name))
+    if Path(name).is_dir():
+        return RunMetrics(events=_read_events(str(Path(name) / METRICS_FILE)))
+    if "/" in name or "." in name:
+        raise PlotError(f"{name}: the file does not exist")
+    try:
+        return asyncio.run(_read_job(name, connection))
+    except ClientError as error:
+        raise PlotError(f"{name} is no file, and as a job: {error}") from error
+
+
+async def _read_job(name: str, connection: Connection) -> RunMetrics:
+    async with await AsyncClient.connect(
+        kubeconfig=connection.kubeconfig,
+        context=connection.context,
+        namespace=connection.namespace,
+    ) as client:
+        return await client.metrics(name)
 
 
 def _read_events(path: str) -> list[Dict]:

@@ -7,19 +7,21 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
+import yaml
 from rich.console import Console
 from rich.text import Text
 
 from ddpjob.core.readers import SpecError
 from ddpjob.core.run_metrics import RunMetrics
 from ddpjob.local.config_maps import read_files
-from ddpjob.local.manifest import Manifest, check_claims, read
+from ddpjob.local.manifest import AS_WRITTEN, Manifest, check_claims, read
 from ddpjob.local.run import LocalRun, Stopped, check, exit_code
 from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder
+from ddpjob.local.sizes import Overrides
 from ddpjob.show.curves import save_figure
 from ddpjob.show.display import Display
 
@@ -28,6 +30,14 @@ REFUSED = 2
 
 # A shell's exit code for a process that a signal ended is this and the signal's number.
 SIGNAL_BASE = 128
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Whether the claims are deleted first, and values that replace those of the manifest."""
+
+    fresh: bool = False
+    overrides: Overrides = AS_WRITTEN
 
 
 class Terminal(Console):
@@ -44,7 +54,7 @@ def run_local(
     runs: Path,
     claims: Mapping[str, Path],
     config_maps: Mapping[str, Path],
-    fresh: bool,
+    options: RunOptions,
 ) -> int:
     """Run the job in a file and return the exit code. Raises BadParameter for an option.
 
@@ -55,7 +65,7 @@ def run_local(
     claims = {name: folder.resolve() for name, folder in claims.items()}
     files = {name: _read_files(name, place) for name, place in config_maps.items()}
     try:
-        manifest = read(path)
+        manifest = read(path, options.overrides, os.cpu_count() or 1)
         manifest = replace(manifest, config_maps={**manifest.config_maps, **files})
         _check_claim_options(manifest, claims)
         # Check the job before run_folder clears the folder of the run before.
@@ -63,7 +73,7 @@ def run_local(
         folder = parent / manifest.job.name
         check(manifest.job, RunFiles(folder, claims, manifest.config_maps))
         with run_folder(parent, manifest.job.name) as folder:
-            if fresh:
+            if options.fresh:
                 shutil.rmtree(folder / "claims", ignore_errors=True)
             return _run(manifest, RunFiles(folder, claims, manifest.config_maps))
     except SpecError as error:
@@ -101,6 +111,7 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
     console.print(header, soft_wrap=True)
     for note in manifest.notes:
         display.note(note)
+    files.manifest.write_text(yaml.safe_dump(dict(manifest.document), sort_keys=False))
     # Run until the job is finished or a signal arrives.
     try:
         with display:

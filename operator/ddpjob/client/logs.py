@@ -109,6 +109,10 @@ class PodLog:
         if time <= self.last_time:
             return None
         self.last_time = time
+        return self.read(time, text)
+
+    def read(self, time: str, text: str) -> LogLine:
+        """Return a line with the attempt that it belongs to."""
         begins = ATTEMPT_BEGINS.match(text)
         if begins:
             self.attempt = int(begins[1])

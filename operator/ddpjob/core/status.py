@@ -232,8 +232,8 @@ class Status:
         """Return the status in the CRD's form; empty fields are absent."""
         pods = {entry.name: getattr(self.pods, entry.name) for entry in fields(PodCounts)}
         entries: dict[str, Any] = {
-            "phase": self.phase,
-            "reason": self.reason,
+            "phase": str(self.phase),
+            "reason": str(self.reason),
             "message": self.message,
             "observedGeneration": self.observed_generation,
             "conditions": [dict(condition) for condition in self.conditions],

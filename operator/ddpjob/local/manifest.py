@@ -1,5 +1,6 @@
 """A manifest file as a job to run on this machine. What cannot run here is refused."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +23,16 @@ from ddpjob.core.readers import (
 from ddpjob.core.spec import Spec, refuse_unknown_fields
 from ddpjob.local.config_maps import ConfigMaps, read_config_maps
 from ddpjob.local.notes import find_notes
+from ddpjob.local.sizes import Overrides, fit
 from ddpjob.local.user_pod import UserPod, projected_sources
+
+STDIN = Path("-")
+AS_WRITTEN = Overrides()
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One DDPJob, and the ConfigMaps in the same file.
+    """One DDPJob, and the ConfigMaps in the same file. `document` is the DDPJob as written.
 
     `claims` are the names of the claims that the job mounts. `notes` tell which fields have no
     effect on this machine.
@@ -35,24 +40,37 @@ class Manifest:
 
     job: Job
     spec: Spec
+    document: Dict = field(default_factory=dict)
     config_maps: ConfigMaps = field(default_factory=dict)
     claims: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def read(path: Path) -> Manifest:
-    """Read the one DDPJob in a file. Raises SpecError for what cannot run on this machine."""
+def read(path: Path, wanted: Overrides = AS_WRITTEN, cores: int | None = None) -> Manifest:
+    """Read the one DDPJob in a file, or in standard input if the path is `-`.
+
+    `wanted` are values that take the place of those in the file. With `cores`, a job that is too
+    large for so many of them is made smaller. Raises SpecError for what cannot run on this machine.
+    """
     documents = _read_documents(path)
     # Other kinds, such as the claims that a cluster needs, may be in the same file.
     jobs = [document for document in documents if document.get("kind") == names.KIND]
     if len(jobs) != 1:
         raise SpecError(f"must contain one {names.KIND}, got {len(jobs)}")
-    return _read_job(jobs[0], read_config_maps(documents))
+    config_maps = read_config_maps(documents)
+    manifest = _read_job(wanted.apply(jobs[0]), config_maps)
+    if cores is None:
+        return manifest
+    fitting, sentence = fit(manifest.spec, wanted, cores)
+    if not sentence:
+        return manifest
+    manifest = _read_job(fitting.apply(jobs[0]), config_maps)
+    return replace(manifest, notes=(sentence, *manifest.notes))
 
 
 def _read_documents(path: Path) -> list[Dict]:
     try:
-        text = path.read_text()
+        text = sys.stdin.read() if path == STDIN else path.read_text()
         documents: list[Any] = list(yaml.safe_load_all(text))
     except OSError as error:
         raise SpecError(f"cannot read the file: {error.strerror}") from error
@@ -84,6 +102,7 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
     return Manifest(
         job=Job(name, str(metadata.get("namespace", "local")), uid="", spec=_local_spec(spec)),
         spec=spec,
+        document=document,
         config_maps=config_maps,
         claims=pod.claims,
         notes=find_notes(document["spec"], spec, pod),

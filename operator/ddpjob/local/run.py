@@ -129,8 +129,11 @@ class LocalRun:
     # Act
 
     def _act(self, plan: Plan) -> None:
+        is_new = plan.status != self._job.status
         self._job = replace(self._job, status=plan.status)
         self._watcher.status(plan.status)
+        if is_new:
+            self._write_status()
         for assign in plan.assign:
             self._assign(assign)
         for delete in plan.delete:
@@ -227,9 +230,12 @@ class LocalRun:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _write_status(self) -> None:
+        """Write the status for other programs, which must never read a part of it."""
         text = yaml.safe_dump(self._job.status.to_dict(), sort_keys=False)
+        partial = self._files.status.with_suffix(".partial")
         try:
-            self._files.status.write_text(text)
+            partial.write_text(text)
+            partial.replace(self._files.status)
         except OSError as error:
             self._note_once(f"cannot write {error.filename}: {error.strerror}")
 

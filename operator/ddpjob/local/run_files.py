@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import itertools
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,10 @@ from pathlib import Path
 from ddpjob.local.config_maps import ConfigMaps
 
 # What a new run of a job replaces. The claims stay, as they do in a cluster.
-REPLACED = ("pods", "logs", "metrics.jsonl", "curve.png", "status.yaml")
+REPLACED = ("pods", "logs", "metrics.jsonl", "curve.png", "status.yaml", "job.yaml")
+
+# The process of a run holds a lock on this file, which has its process ID.
+LOCK = ".lock"
 
 
 class RunFolderError(ValueError):
@@ -45,6 +49,10 @@ class RunFiles:
     @property
     def status(self) -> Path:
         return self.folder / "status.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "job.yaml"
 
     def log(self, pod: str) -> Path:
         return self.logs / f"{pod}.log"
@@ -82,11 +90,28 @@ def _lock_free_folder(parent: Path, job: str, held: contextlib.ExitStack) -> Pat
         folder = parent / (job if number == 1 else f"{job}.{number}")
         folder.mkdir(parents=True, exist_ok=True)
         # The kernel releases the lock when this process ends, however it ends.
-        lock = held.enter_context((folder / ".lock").open("w"))
+        lock = held.enter_context((folder / LOCK).open("a"))
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
             return folder
     raise AssertionError("itertools.count() does not end")
+
+
+def running_process(folder: Path) -> int | None:
+    """Return the process of the run that holds a folder, or None if none does."""
+    try:
+        with (folder / LOCK).open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                text = lock.read().strip()
+                return int(text) if text.isdecimal() else None
+    except OSError:
+        pass
+    return None
 
 
 def _clear(folder: Path) -> None:

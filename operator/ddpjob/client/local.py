@@ -1,0 +1,173 @@
+"""The client of this machine: the methods of a cluster's client, over a folder of local runs."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddpjob.client.async_client import Jobs
+from ddpjob.client.errors import NotFound, Rejected, WaitTimeout
+from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, PodLog
+from ddpjob.core.readers import Dict, did_you_mean, quoted
+from ddpjob.core.run_metrics import RunMetrics, parse_metric
+from ddpjob.core.status import Status
+from ddpjob.core.user_job import DDPJob
+from ddpjob.local.run_files import RunFiles, running_process
+
+# Seconds between two looks at the files of a run.
+INTERVAL = 0.1
+
+# Seconds for a run to write its first status, and for its processes to end after SIGTERM.
+START_SECONDS = 60.0
+END_SECONDS = 120.0
+
+# Folder for the manifests of runs and what `ddpjob run` prints. No job has such a name.
+SUBMITTED = ".submitted"
+
+
+class LocalClient:
+    """Jobs on this machine, each run by `ddpjob run --local` in a process of its own.
+
+        client = LocalClient()
+        client.submit(DDPJob.create("digits", image="any", args=["train.py"], nodes=2))
+        job = client.wait("digits")
+
+    `runs` is the folder of all runs. The runs go on when this program ends.
+    """
+
+    def __init__(self, runs: str | Path = "ddpjob-runs") -> None:
+        self.runs = Path(runs).resolve()
+
+    def submit(self, job: DDPJob, *, others: Iterable[Dict] = ()) -> DDPJob:
+        """Start a job, and return it with its first status. Raises Rejected.
+
+        `others` are objects that its manifest needs, such as ConfigMaps. A run of the same name
+        that has ended is replaced.
+        """
+        if running_process(self.runs / job.name) is not None:
+            raise Rejected(f"job {job.name} runs already; delete it first or choose another name")
+        folder = self.runs / SUBMITTED
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = folder / f"{job.name}.yaml"
+        manifest.write_text(yaml.safe_dump_all([*others, job.manifest()], sort_keys=False))
+        before = self._status_file(job.name)
+        before.unlink(missing_ok=True)
+        process = self._start(manifest, job.name)
+        deadline = time.monotonic() + START_SECONDS
+        while not before.exists() and time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise Rejected(self._output(job.name).read_text(errors="replace").strip())
+            time.sleep(INTERVAL)
+        return self.get(job.name)
+
+    def _start(self, manifest: Path, name: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "ddpjob.cli.main", "run", "--local", str(manifest)]
+        with self._output(name).open("wb") as output:
+            return subprocess.Popen(
+                [*command, "--runs", str(self.runs)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Ctrl-C in a notebook or a terminal is not for the run.
+                start_new_session=True,
+            )
+
+    def _output(self, name: str) -> Path:
+        return self.runs / SUBMITTED / f"{name}.log"
+
+    def _status_file(self, name: str) -> Path:
+        return RunFiles(self.runs / name).status
+
+    def get(self, name: str) -> DDPJob:
+        """Return a job. Raises NotFound."""
+        files = RunFiles(self.runs / name)
+        manifest = _read_yaml(files.manifest)
+        if not manifest:
+            hint = did_you_mean(name, [job.name for job in self.list()])
+            raise NotFound(f"job {quoted(name)} not found in {self.runs}{hint}")
+        job = DDPJob.from_manifest(manifest)
+        status = Status.from_dict(_read_yaml(files.status))
+        if not status.finished and running_process(files.folder) is None:
+            message = "the process of the run has ended before the job"
+            status = replace(status, phase="Stopped", reason="Stopped", message=message)
+        return replace(job, status=status)
+
+    def list(self) -> Jobs:
+        """Return the jobs of the folder, by their names."""
+        found = sorted(self.runs.glob("*/job.yaml"))
+        return [self.get(path.parent.name) for path in found]
+
+    def wait(self, name: str, *, timeout: float | None = None) -> DDPJob:
+        """Return the job once it has ended. `timeout` is in seconds. Raises WaitTimeout."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while running_process(self.runs / name) is not None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise WaitTimeout(f"job {name} has not finished after {timeout:g} s")
+            time.sleep(INTERVAL)
+        return self.get(name)
+
+    def logs(self, name: str, choice: LogChoice = ALL_LINES) -> Iterator[LogLine]:
+        """Yield what the nodes of a job have written, one node after the other."""
+        self.get(name)
+        for path in sorted(RunFiles(self.runs / name).logs.glob("*.log")):
+            *_, born, index = path.stem.split("-")
+            log = PodLog("", path.stem, int(index), int(born))
+            if choice.has_pod(log):
+                for text in path.read_text(errors="replace").splitlines():
+                    line = log.read("", text)
+                    if choice.has_line(line):
+                        yield line
+
+    def metrics(self, name: str) -> RunMetrics:
+        """Return the events that the trainer of rank 0 has printed: losses, accuracies, speeds."""
+        self.get(name)
+        metrics = RunMetrics()
+        path = RunFiles(self.runs / name).metrics
+        if path.exists():
+            events = map(parse_metric, path.read_text().splitlines())
+            metrics.events += [event for event in events if event is not None]
+        return metrics
+
+    def delete(self, name: str) -> DDPJob:
+        """End the processes of a job and delete its files, apart from its claims."""
+        job = self.get(name)
+        files = RunFiles(self.runs / name)
+        process = running_process(files.folder)
+        if process is not None:
+            os.kill(process, signal.SIGTERM)
+            _wait_until(lambda: running_process(files.folder) is None, name)
+        for path in files.folder.iterdir():
+            if path.name != "claims":
+                _remove(path)
+        return job
+
+
+def _read_yaml(path: Path) -> Any:
+    """Return what a file has, or None. A file may be gone at any time."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError):
+        return None
+
+
+def _wait_until(is_so: Callable[[], bool], name: str) -> None:
+    deadline = time.monotonic() + END_SECONDS
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise WaitTimeout(f"the processes of job {name} still run after {END_SECONDS:.0f} s")
+        time.sleep(INTERVAL)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
