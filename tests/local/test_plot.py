@@ -83,7 +83,10 @@ def test_a_job_that_resumed_after_its_last_step_has_an_accuracy_to_draw(tmp_path
     ("file", "message"),
     [
         ("nowhere.log", "nowhere.log: the file does not exist"),
-        ("empty.log", "empty.log: no losses, accuracies or speeds found; the trainer has not printed"),
+        (
+            "empty.log",
+            "empty.log: no losses, accuracies or speeds found; the trainer has not printed",
+        ),
     ],
 )
 def test_a_file_without_curves_is_refused(tmp_path, monkeypatch, file, message):

@@ -260,13 +260,15 @@ class AsyncClient:
         code = await self._release_code(job)
         await self._delete(job)
         await self._wait_until(job, lambda jobs: not _has(jobs, job), "still exists")
-        with client_errors():
-            body = await self.api.call(
-                "POST", JOBS.collection(job.namespace), job.manifest(), CREATE
-            )
+        body = await self._create(job)
         for one in owned_code([*code, body]):
             await self._patch(CONFIG_MAPS, one)
         return DDPJob.from_manifest(body)
+
+    async def _create(self, job: DDPJob) -> dict[str, Any]:
+        with client_errors():
+            path = JOBS.collection(job.namespace)
+            return await self.api.call("POST", path, job.manifest(), CREATE)
 
     async def _change(self, name: str, namespace: str | None, spec: Mapping[str, Any]) -> DDPJob:
         place = namespace or self.namespace

@@ -13,7 +13,7 @@ from ddpjob.core.readers import Dict, SpecError, child
 from ddpjob.core.user_job import DDPJob
 
 # Where the pods find the code, and the name of its volume.
-CODE_FOLDER = "/ddpjob/code"
+CODE_FOLDER = "/mnt/code"
 CODE_VOLUME = "code"
 
 # Bytes of code in a manifest. A client-side `kubectl apply` keeps a copy of it in an annotation,

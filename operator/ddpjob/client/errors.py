@@ -7,6 +7,7 @@ ClientError         the cluster did not do what was asked
 └── WaitTimeout     the job has not finished in time
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,11 @@ NO_CRD = (
 NOT_LOGGED_IN = (
     "the API server does not accept the credentials of the kubeconfig; log in to the cluster again"
 )
+
+
+# A server-side apply whose value has another type than that of the schema.
+TYPED_PATCH = re.compile(r"failed to create typed patch object \(.*?\): \.?(.*)", re.DOTALL)
+TYPED_VALUE = re.compile(r"got &value\.valueUnstructured\{Value:(.*?)\}")
 
 
 class ClientError(Exception):
@@ -71,7 +77,10 @@ def explain(error: ApiError) -> ClientError:
 
 
 def _without_prefix(message: str) -> str:
-    """Return a refusal of the API server without the name of the object, and one cause a line."""
+    """Return a refusal of the API server without the name of the object."""
+    typed = TYPED_PATCH.search(message)
+    if typed:
+        return TYPED_VALUE.sub(r"got \1", typed[1])
     start, separator, causes = message.partition(" is invalid: ")
     if not separator or names.KIND not in start:
         return message

@@ -38,7 +38,7 @@ def with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:
 def unknown_fields(value: Any, schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Yield a sentence for each field that the schema does not have."""
     if isinstance(value, dict):
-        if schema.get("x-kubernetes-preserve-unknown-fields") or not _is_object(schema):
+        if schema.get("x-kubernetes-preserve-unknown-fields"):
             return
         for key, child in value.items():
             if not path and key in OBJECT_FIELDS:
@@ -53,10 +53,6 @@ def unknown_fields(value: Any, schema: Mapping[str, Any], path: str = "") -> Ite
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from unknown_fields(item, schema.get("items", {}), f"{path}[{index}]")
-
-
-def _is_object(schema: Mapping[str, Any]) -> bool:
-    return "properties" in schema or "additionalProperties" in schema
 
 
 def _child_schema(schema: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:

@@ -125,7 +125,10 @@ def _duplicates(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[P
     keys = schema.get("x-kubernetes-list-map-keys", [])
     for index, item in enumerate(value):
         yield from _duplicates(item, schema.get("items", {}), f"{where}[{index}]")
-        if keys and isinstance(item, dict):
+        if keys and not isinstance(item, dict):
+            text = f"Invalid value: {_json(item)}: must be an object for an array of list-type map"
+            yield Problem(f"{where}[{index}]: {text}", is_shape=True)
+        elif keys:
             found = {key: item[key] for key in keys if key in item}
             identity = json.dumps(found, sort_keys=True)
             if identity in seen:

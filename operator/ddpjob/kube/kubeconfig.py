@@ -1,5 +1,6 @@
 """The cluster that a user's kubeconfig names, as kubectl reads it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ async def user_configuration(
 
     In a pod without a kubeconfig it is that of its service account. Raises NotConfigured.
     """
+    # The Kubernetes client reads this variable only once, when it is imported.
+    if kubeconfig is None and os.environ.get("KUBECONFIG"):
+        kubeconfig = Path(os.environ["KUBECONFIG"])
     try:
         settings = await configuration(kubeconfig, context)
         namespace = _namespace(kubeconfig, context)

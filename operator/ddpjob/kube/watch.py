@@ -70,7 +70,12 @@ async def list_objects(
     rest: dict[str, str] = {}
     while True:
         answer = await api.call("GET", kind.collection(namespace), query={**query, **rest})
-        objects += answer["items"]
+        # The items of Kubernetes' own kinds do not have these two fields.
+        kind_of_items = {
+            "apiVersion": answer["apiVersion"],
+            "kind": answer["kind"].removesuffix("List"),
+        }
+        objects += [{**kind_of_items, **item} for item in answer["items"]]
         metadata = answer["metadata"]
         if not metadata.get("continue"):
             return objects, str(metadata["resourceVersion"])

@@ -1,0 +1,467 @@
+"""The Python client and the command line with a real API server, which has no kubelet."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from envtest import ADMIN_TOKEN, MERGE, ApiServer
+from typer.testing import CliRunner
+
+from ddpjob import Client, DDPJob
+from ddpjob.cli.main import app
+from ddpjob.client import NotConnected, NotFound, Rejected, WaitTimeout
+
+JOBS = "/apis/ddpjob.dev/v1alpha1/namespaces/{}/ddpjobs"
+SCRIPT = "print('hello')\n"
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def kubeconfig(apiserver: ApiServer, namespace: str, tmp_path: Path) -> Path:
+    """Return a kubeconfig whose context has the namespace of the test."""
+    config = json.loads(apiserver.kubeconfig_for(ADMIN_TOKEN))
+    config["contexts"][0]["context"]["namespace"] = namespace
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture
+def client(kubeconfig: Path) -> Iterator[Client]:
+    with Client(kubeconfig=kubeconfig) as client:
+        yield client
+
+
+@pytest.fixture
+def run(kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return a function that runs a command as a user does, in a folder of the test."""
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, stdin: str | None = None) -> Any:
+        return CliRunner().invoke(app, words, input=stdin, env={"COLUMNS": "200"})
+
+    return run
+
+
+@pytest.fixture
+def set_status(apiserver: ApiServer, namespace: str) -> Callable[..., None]:
+    """Return a function that writes the status of a job, as an operator does."""
+
+    def set_status(name: str, phase: str, **status: Any) -> None:
+        if phase in ("Complete", "Failed"):
+            condition = {
+                "type": phase,
+                "status": "True",
+                "reason": "Test",
+                "message": "by the test",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+            status["conditions"] = [condition]
+        body = {"status": {"phase": phase, "message": "by the test", **status}}
+        path = f"{JOBS.format(namespace)}/{name}/status"
+        assert apiserver.request("PATCH", path, body, MERGE).code == 200
+
+    return set_status
+
+
+def a_job(name: str = "digits", **spec: Any) -> DDPJob:
+    return DDPJob.create(name, **{"image": "i", "args": ["train.py"], **spec})
+
+
+def write(path: Path, *documents: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump_all(documents))
+    return str(path)
+
+
+def later(function: Callable[[], None]) -> threading.Timer:
+    """Run a function a moment later. A test that needs it waits for its effect."""
+    timer = threading.Timer(0.3, function)
+    timer.start()
+    return timer
+
+
+# -- submit
+
+
+def test_a_job_is_created_then_unchanged_then_configured(run: Command, tmp_path: Path) -> None:
+    file = write(tmp_path / "job.yaml", a_job(nodes=2).manifest())
+    assert "ddpjob/digits created" in run("submit", file).stdout
+    assert "ddpjob/digits unchanged" in run("submit", file).stdout
+    assert "ddpjob/digits configured" in run("submit", file, "--set", "spec.nodes=3").stdout
+
+
+def test_a_dry_run_creates_nothing(run: Command, client: Client, tmp_path: Path) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    assert "digits created (dry run)" in run("submit", file, "--dry-run").stdout
+    assert client.list() == []
+
+
+def test_standard_input_and_several_documents(run: Command, client: Client) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "ckpt"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    text = yaml.safe_dump_all([a_job().manifest(), claim])
+    lines = run("submit", "-", stdin=text).stdout.splitlines()
+    assert lines == ["persistentvolumeclaim/ckpt created", "ddpjob/digits created"]
+
+
+def test_a_mistake_in_one_document_creates_none(
+    run: Command, client: Client, tmp_path: Path
+) -> None:
+    wrong = {**a_job("wrong").manifest()}
+    wrong["spec"]["nodes"] = 0
+    file = write(tmp_path / "jobs.yaml", a_job().manifest(), wrong)
+    refused = run("submit", file)
+    assert refused.exit_code == 2
+    assert "wrong: spec.nodes: must be an integer from 1 to 1000, got 0" in refused.stderr
+    assert client.list() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("spec.node=2", "spec.node: unknown field (did you mean 'nodes'?)"),
+        ("spec.accelerator=gpuu", "spec.accelerator: unknown profile"),
+        ("spec.args=[python, x.py]", "begin with the script or -m"),
+        ("spec.nodeSelector.a=1", "spec.nodeSelector.a: expected string, got 1"),
+    ],
+)
+def test_a_refusal_is_a_sentence(run: Command, tmp_path: Path, change: str, message: str) -> None:
+    refused = run("submit", write(tmp_path / "job.yaml", a_job().manifest()), "--set", change)
+    assert refused.exit_code == 2
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_an_unknown_kind_is_refused_with_its_name(run: Command, tmp_path: Path) -> None:
+    other = {"apiVersion": "v1", "kind": "ConfigMapp", "metadata": {"name": "x"}}
+    refused = run("submit", write(tmp_path / "job.yaml", a_job().manifest(), other))
+    assert 'the cluster has no kind "ConfigMapp"' in refused.stderr
+    assert "(did you mean 'ConfigMap'?)" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.yaml"], "nowhere.yaml: cannot read the file: No such file"),
+        ([], "give a manifest, or --script"),
+        (["job.yaml", "--set", "nodes"], "must be PATH=VALUE"),
+        (["--script", "nowhere.py"], "nowhere.py: the file does not exist"),
+        (["--script", "job.yaml", "--accelerator", "gpuu"], "(did you mean 'gpu'?)"),
+    ],
+)
+def test_a_wrong_word_is_refused(
+    run: Command, tmp_path: Path, words: list[str], message: str
+) -> None:
+    write(tmp_path / "job.yaml", a_job().manifest())
+    refused = run("submit", *words)
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_an_immutable_field_is_refused_with_what_to_do(run: Command, tmp_path: Path) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    run("submit", file)
+    refused = run("submit", file, "--set", "spec.image=j")
+    assert "is immutable" in refused.stderr
+    assert "ddpjob submit --replace" in refused.stderr
+
+
+def test_replace_deletes_the_existing_job_first(
+    run: Command, client: Client, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    run("submit", file)
+    before = client.get("digits")
+    assert run("submit", file, "--replace", "--set", "spec.image=j").exit_code == 0
+    after = client.get("digits")
+    assert (after.uid != before.uid, after.spec["image"]) == (True, "j")
+
+
+def test_a_job_that_would_be_refused_replaces_nothing(
+    run: Command, client: Client, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    run("submit", file)
+    before = client.get("digits")
+    assert run("submit", file, "--replace", "--set", "spec.nodes=0").exit_code == 2
+    assert client.get("digits").uid == before.uid
+
+
+def test_a_script_is_submitted_with_its_code(
+    run: Command, client: Client, apiserver: ApiServer, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ["--script", "train.py", "--image", "i", "--nodes", "1", "--", "--lr", "1"]
+    assert run("submit", *words).exit_code == 0
+    job = client.get("train")
+    assert job.spec["args"] == ["/mnt/code/train.py", "--lr", "1"]
+    name = job.spec["volumes"][0]["configMap"]["name"]
+    path = f"/api/v1/namespaces/{client.namespace}/configmaps/{name}"
+    code = apiserver.request("GET", path).body
+    assert code["data"] == {"train.py": SCRIPT}
+    assert [owner["uid"] for owner in code["metadata"]["ownerReferences"]] == [job.uid]
+
+
+def test_submit_waits_and_its_exit_code_is_that_of_the_job(
+    run: Command, set_status: Callable[..., None], tmp_path: Path
+) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    run("submit", file)
+    later(lambda: set_status("digits", "Failed"))
+    ended = run("submit", file, "--wait")
+    assert (ended.exit_code, "digits Failed: by the test" in ended.stdout) == (1, True)
+
+
+# -- read
+
+
+def test_jobs_are_listed_in_several_forms(run: Command, client: Client) -> None:
+    assert "no jobs in namespace" in run("list").stderr
+    client.submit(a_job())
+    assert run("list").stdout.splitlines()[1].split()[:3] == ["digits", "Pending", "0/1"]
+    assert run("list", "-o", "name").stdout == "ddpjob/digits\n"
+    assert json.loads(run("list", "-o", "json").stdout)["items"][0]["spec"]["image"] == "i"
+    one = yaml.safe_load(run("status", "digits", "-o", "yaml").stdout)
+    assert one["metadata"]["uid"] == client.get("digits").uid
+    assert client.namespace in run("list", "-A").stdout
+
+
+def test_a_job_that_does_not_exist_is_refused_with_the_closest_name(
+    run: Command, client: Client
+) -> None:
+    with pytest.raises(NotFound, match="has no jobs"):
+        client.get("digit")
+    client.submit(a_job())
+    for command in ("status", "logs", "wait", "suspend", "resume", "restart", "delete"):
+        refused = run(command, "digit")
+        assert refused.exit_code == 2
+        assert "(did you mean 'digits'?)" in refused.stderr
+
+
+def test_the_changes_of_a_job_are_watched(client: Client, set_status: Callable[..., None]) -> None:
+    client.submit(a_job())
+    changes = client.watch("digits")
+    assert [job.phase for job in next(changes)] == ["Pending"]
+    set_status("digits", "Running")
+    assert [job.phase for job in next(changes)] == ["Running"]
+    client.delete("digits")
+    assert next(changes) == []
+    changes.close()
+
+
+def test_a_watch_goes_on_after_the_api_server_has_restarted(
+    apiserver: ApiServer, client: Client, set_status: Callable[..., None]
+) -> None:
+    client.submit(a_job())
+    changes = client.watch("digits")
+    next(changes)
+    apiserver.restart()
+    set_status("digits", "Running")
+    while next(changes)[0].phase != "Running":
+        pass
+    changes.close()
+
+
+# -- wait
+
+
+@pytest.mark.parametrize(("phase", "code"), [("Complete", 0), ("Failed", 1)])
+def test_the_exit_code_of_wait_is_that_of_the_job(
+    run: Command, client: Client, set_status: Callable[..., None], phase: str, code: int
+) -> None:
+    client.submit(a_job())
+    later(lambda: set_status("digits", phase))
+    ended = run("wait", "digits", "--timeout", "1m")
+    assert (ended.exit_code, ended.stdout) == (code, f"digits {phase}: by the test\n")
+
+
+def test_wait_ends_with_124_after_its_time(run: Command, client: Client) -> None:
+    client.submit(a_job())
+    ended = run("wait", "digits", "--timeout", "1s")
+    assert (ended.exit_code, "has not finished after 1 s: Pending" in ended.stderr) == (124, True)
+    with pytest.raises(WaitTimeout):
+        client.wait("digits", timeout=0.1)
+
+
+def test_wait_for_a_job_that_is_deleted_ends(run: Command, client: Client) -> None:
+    client.submit(a_job())
+    later(lambda: void(client.delete("digits")))
+    ended = run("wait", "digits")
+    assert (ended.exit_code, "was deleted" in ended.stderr) == (2, True)
+
+
+def void(_: object) -> None:
+    """Drop a value."""
+
+
+# -- change
+
+
+def test_suspend_resume_and_scale_change_the_spec(run: Command, client: Client) -> None:
+    client.submit(a_job())
+    run("suspend", "digits")
+    assert client.get("digits").spec["suspend"] is True
+    assert "it has no spec.checkpoint" in run("resume", "digits").stdout
+    assert client.get("digits").spec["suspend"] is False
+    assert "scaled from 1 to 4 nodes" in run("scale", "digits", "4").stdout
+    assert client.get("digits").spec["nodes"] == 4
+
+
+def test_a_finished_job_cannot_be_changed(
+    run: Command, client: Client, set_status: Callable[..., None]
+) -> None:
+    client.submit(a_job())
+    set_status("digits", "Complete")
+    refused = run("scale", "digits", "4")
+    assert (refused.exit_code, "ddpjob restart digits runs it again" in refused.stderr) == (2, True)
+
+
+def test_delete_says_where_the_checkpoints_are(run: Command, client: Client) -> None:
+    client.submit(a_job(checkpoint={"claimName": "ckpt"}))
+    stdout = run("delete", "digits").stdout
+    assert stdout == "digits deleted; its checkpoints stay: claim ckpt, folder digits/\n"
+    assert client.list() == []
+
+
+def test_a_finished_job_runs_again_with_the_same_manifest_and_code(
+    run: Command,
+    client: Client,
+    apiserver: ApiServer,
+    set_status: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    run("submit", "--script", "train.py", "--image", "i", "--nodes", "1")
+    before = client.get("train")
+    set_status("train", "Failed")
+    assert run("restart", "train").exit_code == 0
+    after = client.get("train")
+    assert (after.uid != before.uid, after.spec, after.phase) == (True, before.spec, "Pending")
+    name = after.spec["volumes"][0]["configMap"]["name"]
+    path = f"/api/v1/namespaces/{client.namespace}/configmaps/{name}"
+    owners = apiserver.request("GET", path).body["metadata"]["ownerReferences"]
+    assert [owner["uid"] for owner in owners] == [after.uid]
+
+
+def test_a_running_job_is_restarted_by_suspend_and_resume(
+    run: Command, client: Client, set_status: Callable[..., None]
+) -> None:
+    client.submit(a_job())
+    set_status("digits", "Running")
+    before = client.get("digits")
+    done = threading.Event()
+
+    def play_the_operator() -> None:
+        while not client.get("digits").spec.get("suspend"):
+            time.sleep(0.05)
+        set_status("digits", "Suspended")
+        done.set()
+
+    threading.Thread(target=play_the_operator).start()
+    assert run("restart", "digits").exit_code == 0
+    assert done.is_set()
+    after = client.get("digits")
+    assert (after.uid, after.spec["suspend"]) == (before.uid, False)
+
+
+def test_the_manifest_of_a_job_that_cannot_be_created_again_is_kept(
+    run: Command,
+    client: Client,
+    set_status: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client.submit(a_job(nodes=3))
+    set_status("digits", "Failed")
+
+    async def refuse(*_: object) -> None:
+        raise Rejected("the quota is used up")
+
+    monkeypatch.setattr("ddpjob.client.async_client.AsyncClient._create", refuse)
+    refused = run("restart", "digits")
+    assert refused.exit_code == 2
+    assert "its manifest is in digits.yaml" in refused.stderr
+    manifest = yaml.safe_load((tmp_path / "digits.yaml").read_text())
+    assert manifest["spec"]["nodes"] == 3
+
+
+# -- the cluster
+
+
+def test_doctor_says_what_to_do(run: Command) -> None:
+    found = run("doctor")
+    assert found.exit_code == 1
+    lines = found.stdout.splitlines()
+    assert any(line.startswith("ok  DDPJobs") for line in lines)
+    assert any(line.startswith("ok  Rights") for line in lines)
+    assert any(line.startswith("!!  Operator") for line in lines)
+    assert "install the operator's chart" in found.stdout
+    assert "no node is ready" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no cluster is configured"),
+        ("a: [", "no cluster is configured"),
+        ("[]", "no cluster is configured"),
+        ("{current-context: x}", "no cluster is configured"),
+    ],
+)
+def test_a_kubeconfig_that_is_wrong_is_a_sentence(
+    run: Command, kubeconfig: Path, text: str, message: str
+) -> None:
+    kubeconfig.write_text(text)
+    refused = run("list")
+    assert (refused.exit_code, message in refused.stderr) == (2, True)
+
+
+def test_an_unknown_context_is_a_sentence(run: Command) -> None:
+    refused = run("list", "--context", "nowhere")
+    assert (refused.exit_code, "nowhere" in refused.stderr) == (2, True)
+
+
+def test_a_cluster_that_does_not_answer_is_a_sentence(run: Command, kubeconfig: Path) -> None:
+    config = json.loads(kubeconfig.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    kubeconfig.write_text(json.dumps(config))
+    refused = run("list")
+    assert (refused.exit_code, "cannot reach the API server" in refused.stderr) == (2, True)
+    with pytest.raises(NotConnected):
+        Client(kubeconfig=kubeconfig).list()
+
+
+def test_wrong_credentials_are_a_sentence(run: Command, kubeconfig: Path) -> None:
+    config = json.loads(kubeconfig.read_text())
+    config["users"][0]["user"]["token"] = "wrong"
+    kubeconfig.write_text(json.dumps(config))
+    refused = run("list")
+    assert (refused.exit_code, "log in to the cluster again" in refused.stderr) == (2, True)
+
+
+def test_the_names_of_jobs_are_completed(
+    client: Client, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.submit(a_job())
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    environment = {
+        "_DDPJOB_COMPLETE": "complete_bash",
+        "COMP_WORDS": "ddpjob status di",
+        "COMP_CWORD": "2",
+    }
+    completed = CliRunner().invoke(app, [], prog_name="ddpjob", env=environment)
+    assert completed.stdout.split() == ["digits"]

@@ -1,0 +1,87 @@
+"""The documents of manifests, and changes of their fields."""
+
+import pytest
+
+from ddpjob.client.documents import read_documents, require_jobs, set_fields
+from ddpjob.core.readers import SpecError
+
+JOB = """
+apiVersion: ddpjob.dev/v1alpha1
+kind: DDPJob
+metadata: {name: j}
+spec: {image: i, args: [a], env: [{name: A, value: "1"}]}
+"""
+CLAIM = """
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: c}
+"""
+
+
+def test_several_documents_and_lists_are_read():
+    claims = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap}\n"
+    kinds = [one["kind"] for one in read_documents(f"{JOB}---\n---\n{CLAIM}---\n{claims}")]
+    assert kinds == ["DDPJob", "PersistentVolumeClaim", "ConfigMap"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is not YAML"),
+        ("just words", 'document 1: must be an object, got "just words"'),
+        (JOB + "---\n{kind: X}", "document 2: apiVersion is required"),
+        ("{apiVersion: v1}", "document 1: kind is required"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(text, message):
+    with pytest.raises(SpecError) as refused:
+        read_documents(text)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "it is empty"), (CLAIM, "it has v1 PersistentVolumeClaim")],
+)
+def test_a_manifest_without_a_job_is_refused(text, message):
+    with pytest.raises(SpecError, match=message):
+        require_jobs(read_documents(text))
+
+
+@pytest.mark.parametrize(
+    ("setting", "place", "value"),
+    [
+        ("spec.nodes=4", ("spec", "nodes"), 4),
+        ("spec.suspend=true", ("spec", "suspend"), True),
+        ("spec.failurePolicy.maxRestarts=0", ("spec", "failurePolicy", "maxRestarts"), 0),
+        ("spec.args.0=b=c", ("spec", "args", 0), "b=c"),
+        ("spec.args.1=--x", ("spec", "args", 1), "--x"),
+        ("spec.env.0.value='2'", ("spec", "env", 0, "value"), "2"),
+        ("spec.env.1.name=B", ("spec", "env", 1, "name"), "B"),
+        ("spec.args=[m, n]", ("spec", "args"), ["m", "n"]),
+    ],
+)
+def test_a_field_is_set(setting, place, value):
+    job = read_documents(JOB)[0]
+    found = set_fields(job, [setting])
+    for key in place:
+        found = found[key]
+    assert found == value
+    assert job == read_documents(JOB)[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("spec.nodes", "must be PATH=VALUE"),
+        ("=4", "must be PATH=VALUE"),
+        ("spec.image.tag=1", 'spec.image: is "i", which has no fields'),
+        ("spec.args.5=x", "must be an index from 0 to 1"),
+        ("spec.args.x=x", "must be an index from 0 to 1"),
+        ("spec.nodes=[", "is not YAML"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(setting, message):
+    with pytest.raises(SpecError) as refused:
+        set_fields(read_documents(JOB)[0], [setting])
+    assert message in str(refused.value)

@@ -1,0 +1,83 @@
+"""The lines of pods' logs: their attempts and ranks, and which of them a user wants."""
+
+import pytest
+import typer
+
+from ddpjob.cli.logs import read_duration, read_nodes
+from ddpjob.client.logs import LogChoice, PodLog
+
+
+def a_pod(name="j-0-3", index="3"):
+    return {"metadata": {"namespace": "n", "name": name, "labels": {"ddpjob.dev/index": index}}}
+
+
+def line(log, text, time="2026-01-01T00:00:01Z"):
+    return log.take(f"{time} {text}".encode())
+
+
+def test_a_pod_knows_the_attempt_in_which_it_was_created():
+    log = PodLog.from_pod(a_pod("my-job-12-3"))
+    assert (log.index, log.born) == (3, 12)
+
+
+@pytest.mark.parametrize("pod", [a_pod("j"), a_pod("j-x-0"), a_pod(index=""), a_pod(index="x")])
+def test_a_pod_of_another_shape_has_no_log(pod):
+    assert PodLog.from_pod(pod) is None
+
+
+def test_lines_belong_to_the_attempt_that_has_begun():
+    log = PodLog.from_pod(a_pod())
+    first = line(log, "hello", "1")
+    second = line(log, "ddpjob agent: attempt 4 begins: torchrun", "2")
+    third = line(log, "hello", "3")
+    assert [one.attempt for one in (first, second, third)] == [0, 4, 4]
+
+
+def test_a_line_has_the_rank_that_its_mark_names():
+    log = PodLog.from_pod(a_pod())
+    assert line(log, "[rank17]: hello", "1").rank == 17
+    assert line(log, "rank 17", "2").rank is None
+
+
+def test_a_line_that_was_read_before_is_left_out():
+    log = PodLog.from_pod(a_pod())
+    assert line(log, "a", "1").text == "a"
+    assert line(log, "a", "1") is None
+    assert line(log, "b", "2").text == "b"
+
+
+def test_a_choice_of_nodes_ranks_and_attempts():
+    log = PodLog.from_pod(a_pod("j-2-3"))
+    assert LogChoice().has_pod(log)
+    assert LogChoice(nodes=frozenset({3})).has_pod(log)
+    assert not LogChoice(nodes=frozenset({2})).has_pod(log)
+    assert LogChoice(rank=6, ranks_per_node=2).has_pod(log)
+    assert not LogChoice(rank=5, ranks_per_node=2).has_pod(log)
+    assert not LogChoice(attempt=1).has_pod(log)
+    marked = line(log, "[rank6]: x", "1")
+    plain = line(log, "x", "2")
+    assert LogChoice(rank=6, ranks_per_node=2).has_line(marked)
+    assert not LogChoice(rank=7, ranks_per_node=2).has_line(marked)
+    assert not LogChoice(rank=6, ranks_per_node=2).has_line(plain)
+    # With one rank per node, lines have no marks.
+    assert LogChoice(rank=3).has_line(plain)
+    assert not LogChoice(attempt=3).has_line(plain)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("90", 90), ("5m", 300), ("1h30m", 5400), (None, None)]
+)
+def test_a_duration(text, seconds):
+    assert read_duration(text, "--since") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5d", "m", "-1s", "1.5h"])
+def test_a_duration_of_another_form_is_refused(text):
+    with pytest.raises(typer.BadParameter, match="must be a duration such as 90s"):
+        read_duration(text, "--since")
+
+
+def test_nodes_are_indices_and_ranges():
+    assert read_nodes(["3", "0-1,5"]) == {0, 1, 3, 5}
+    with pytest.raises(typer.BadParameter, match="must be an index of a node"):
+        read_nodes(["a"])

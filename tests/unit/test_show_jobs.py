@@ -1,0 +1,120 @@
+"""Jobs as people see them: a list, and one with all that concerns it."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ddpjob.core.progress import Progress
+from ddpjob.core.user_job import DDPJob
+from ddpjob.show.jobs import job_lines, job_table
+from ddpjob.show.text import duration
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def at(seconds):
+    return (NOW + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+
+
+def a_job(name="digits", spec=None, **status):
+    return DDPJob.from_manifest(
+        {
+            "apiVersion": "ddpjob.dev/v1alpha1",
+            "kind": "DDPJob",
+            "metadata": {
+                "name": name,
+                "namespace": "team",
+                "uid": f"uid-{name}",
+                "creationTimestamp": at(-90),
+            },
+            "spec": {"image": "i:1", "args": ["a.py"], "nodes": 2, **(spec or {})},
+            "status": status,
+        }
+    )
+
+
+def texts(lines):
+    return [line.plain for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (12000, "3h20m")],
+)
+def test_a_duration_is_short(seconds, text):
+    assert duration(timedelta(seconds=seconds)) == text
+
+
+def test_days_have_hours_for_a_week():
+    assert duration(timedelta(days=2, hours=3)) == "2d3h"
+    assert duration(timedelta(days=9, hours=3)) == "9d"
+
+
+def test_a_table_has_a_line_for_each_job_and_no_space_at_the_ends():
+    running = a_job(phase="Running", reason="NodesRunning", nodes={"desired": 2, "ready": 2})
+    jobs = [running, a_job("new")]
+    lines = texts(job_table(jobs, {"uid-digits": Progress(step=5, steps=10)}, NOW))
+    assert lines[0].split() == ["NAME", "PHASE", "NODES", "RESTARTS", "STEP", "REASON", "AGE"]
+    assert lines[1].split() == ["digits", "Running", "2/2", "0", "5/10", "NodesRunning", "90s"]
+    assert lines[2].split() == ["new", "Pending", "0/2", "0", "90s"]
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_wide_table_of_all_namespaces_has_more_columns():
+    job = a_job(seconds={"starting": 10, "training": 90})
+    lines = texts(job_table([job], {}, NOW, wide=True, namespaces=True))
+    assert lines[1].split() == ["team", "digits", "Pending", "0/2", "0", "90s", "cpu", "90%", "i:1"]
+
+
+def test_all_that_concerns_a_job_is_shown():
+    job = a_job(
+        spec={"checkpoint": {"claimName": "ckpt"}, "activeDeadlineSeconds": 600},
+        phase="Running",
+        reason="NodesRunning",
+        message="attempt 1 runs on 2 nodes",
+        attempt=1,
+        nodes={"desired": 2, "ready": 2},
+        resolved={"nprocPerNode": 1, "accelerator": "cpu"},
+        failures=1,
+        activeSince=at(-60),
+        seconds={"starting": 10, "training": 90},
+        attempts=[
+            {
+                "attempt": 0,
+                "cause": "Failure",
+                "message": "rank 1 failed",
+                "rank": 1,
+                "pod": "digits-0-1",
+                "node": "worker",
+                "start": at(-90),
+                "end": at(-60),
+                "stepsLost": 12,
+            }
+        ],
+    )
+    progress = Progress(step=5, steps=10, checkpoint_step=4, checkpoint_time=NOW)
+    text = "\n".join(texts(job_lines(job, progress, [], NOW)))
+    assert "digits  Running  namespace team, created 90s ago" in text
+    assert "Reason      NodesRunning: attempt 1 runs on 2 nodes" in text
+    assert (
+        "Nodes       2/2 ready, 1 process each, accelerator cpu, 1 failure, 0 disruptions" in text
+    )
+    assert "Progress    step 5/10" in text
+    assert "Checkpoint  step 4, 0s ago; claim ckpt, folder digits/" in text
+    assert "Time        starting 10 s, training 90 s (goodput 90%)" in text
+    assert "Next        activeDeadlineSeconds ends the job in 9m" in text
+    assert "0   Failure   30s" in text
+    assert "rank 1 digits-0-1 on worker" in text
+
+
+def test_a_job_that_no_operator_has_seen_says_what_to_do():
+    text = "\n".join(texts(job_lines(a_job(), Progress(), [], NOW)))
+    assert "no operator has seen the job yet; ddpjob doctor finds out why" in text
+
+
+def test_a_status_of_any_shape_is_shown():
+    attempts = [{}, {"attempt": "x", "start": 5, "stepsLost": None}]
+    job = a_job(
+        phase=5, attempts=attempts, seconds={"training": "x"}, resolved={"nprocPerNode": "a"}
+    )
+    assert texts(job_lines(job, Progress(), [], NOW))

@@ -1,0 +1,95 @@
+"""A DDPJob as a user writes it, beside the one CRD."""
+
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Required, Union, get_args, get_origin, get_type_hints
+
+import pytest
+import yaml
+
+from ddpjob import DDPJob
+from ddpjob.core.readers import SpecError
+from ddpjob.core.user_job import SpecFields
+
+CRD = Path(__file__).parents[2] / "charts/ddpjob-operator/files/crd.yaml"
+VERSION = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]
+FIELDS = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+HINTS = get_type_hints(SpecFields, include_extras=True)
+
+# Types of JSON Schema, and those of Python that stand for them.
+TYPES = {"integer": int, "string": str, "boolean": bool, "array": list}
+
+
+def without_required(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Required else hint
+
+
+def test_the_typed_fields_are_those_of_the_crd():
+    assert set(HINTS) == set(FIELDS)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_typed_field_has_the_type_of_the_crd(name):
+    field, hint = FIELDS[name], without_required(HINTS[name])
+    if "enum" in field:
+        assert list(get_args(hint)) == field["enum"]
+    elif field.get("x-kubernetes-int-or-string"):
+        assert get_origin(hint) in (Union, UnionType)
+        assert get_args(hint) == (int, Literal["auto"])
+    elif field["type"] == "object":
+        nested = set(getattr(hint, "__annotations__", ()))
+        assert nested in (set(), set(field.get("properties", ())))
+    else:
+        assert (get_origin(hint) or hint) is TYPES[field["type"]]
+
+
+def test_the_required_fields_are_those_of_the_crd():
+    spec = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert SpecFields.__required_keys__ == set(spec["required"])
+
+
+def test_a_job_becomes_a_manifest_and_back():
+    job = DDPJob.create("digits", image="i", args=["train.py"], nodes=2, namespace="team")
+    manifest = job.manifest()
+    assert manifest["metadata"] == {"name": "digits", "namespace": "team"}
+    assert DDPJob.from_manifest(manifest).manifest() == manifest
+
+
+def test_what_the_api_server_adds_is_left_out_of_a_manifest():
+    metadata = {"name": "j", "uid": "u", "resourceVersion": "7", "labels": {"team": "a"}}
+    body = {**DDPJob.create("j", image="i", args=["a"]).manifest(), "metadata": metadata}
+    job = DDPJob.from_manifest({**body, "status": {"phase": "Running"}})
+    assert job.manifest()["metadata"] == {"name": "j", "labels": {"team": "a"}}
+    assert "status" not in job.manifest()
+    assert (job.phase, job.uid) == ("Running", "u")
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "message"),
+    [
+        ("j", {"node": 2}, "spec.node: unknown field (did you mean 'nodes'?)"),
+        ("j", {"nodes": 0}, "spec.nodes: must be an integer from 1 to 1000, got 0"),
+        ("j", {"args": ["python", "x.py"]}, "spec.args: begin with the script or -m"),
+        ("J", {}, "metadata.name: must be"),
+    ],
+)
+def test_a_wrong_job_is_refused_at_once(name, spec, message):
+    with pytest.raises(SpecError) as refused:
+        DDPJob.create(name, **{"image": "i", "args": ["a"], **spec})
+    assert message in str(refused.value)
+
+
+def test_another_kind_is_refused():
+    with pytest.raises(SpecError, match=r"expected a ddpjob.dev/v1alpha1 DDPJob"):
+        DDPJob.from_manifest({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"})
+
+
+def test_the_place_of_checkpoints_is_the_claim_and_the_folder_of_the_job():
+    job = DDPJob.create("j", image="i", args=["a"], checkpoint={"claimName": "ckpt"})
+    assert job.checkpoint == "claim ckpt, folder j/"
+    assert DDPJob.create("j", image="i", args=["a"]).checkpoint == ""
+
+
+def test_a_notebook_shows_a_job_without_its_markup():
+    job = DDPJob.create("j", image="i", args=["a"])
+    assert job._repr_html_().startswith("<b>j</b> · Pending · 0/1 nodes")
