@@ -84,7 +84,9 @@ def measure_cluster(
         recoveries = []
         for number in range(1, chosen.runs + 1):
             recoveries.append(measure_recovery(bench, chosen.large))
-            say(f"run {number}/{chosen.runs}  recovery of {chosen.large}: {recoveries[-1]:.2f} s")
+            last = recoveries[-1]
+            text = f"{last.seconds:.2f} s, the patches by a bare client {last.bare:.2f} s"
+            say(f"run {number}/{chosen.runs}  recovery of {chosen.large}: {text}")
 
     goals = targets(samples, recoveries, chosen.large, chosen.many, operator.memory("VmHWM"))
     where = surroundings(client)

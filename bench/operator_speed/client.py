@@ -76,23 +76,38 @@ class Client:
         return answer
 
 
+@dataclass(frozen=True)
+class Write:
+    """A request that changes something."""
+
+    method: str
+    path: str
+    body: bytes
+    kind: str = "application/json"
+
+
 def create_all(access: Access, path: str, bodies: Sequence[bytes], connections: int) -> float:
-    """POST `bodies` to `path` in their order, over connections that are open beforehand.
+    """POST `bodies` to `path` in their order. Return time.monotonic() of the first request."""
+    return send_all(access, [Write("POST", path, body) for body in bodies], connections)
+
+
+def send_all(access: Access, writes: Sequence[Write], connections: int) -> float:
+    """Send requests in their order, over connections that are open beforehand.
 
     Returns time.monotonic() of the first request. It runs in a process of its own, so that it does
     not share an interpreter with the process that measures.
     """
-    clients = [Client(access) for _ in range(min(connections, len(bodies)))]
-    remaining = iter(bodies)
+    clients = [Client(access) for _ in range(min(connections, len(writes)))]
+    remaining = iter(writes)
     lock = threading.Lock()
 
     def work(client: Client) -> None:
         while True:
             with lock:
-                body = next(remaining, None)
-            if body is None:
+                write = next(remaining, None)
+            if write is None:
                 return
-            client.text("POST", path, body)
+            client.send(write.method, write.path, write.body, write.kind).read()
 
     with ThreadPoolExecutor(len(clients)) as pool:
         started = time.monotonic()

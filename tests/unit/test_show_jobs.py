@@ -60,6 +60,11 @@ def test_a_table_has_a_line_for_each_job_and_no_space_at_the_ends():
     assert all(line == line.rstrip() for line in lines)
 
 
+def test_a_finished_job_has_the_last_step_of_its_last_attempt():
+    job = a_job(phase="Complete", attempts=[{"attempt": 1, "lastStep": 138}, {"lastStep": 7}])
+    assert texts(job_table([job], {}, NOW))[1].split()[4] == "138"
+
+
 def test_a_wide_table_of_all_namespaces_has_more_columns():
     job = a_job(seconds={"starting": 10, "training": 90})
     lines = texts(job_table([job], {}, NOW, wide=True, namespaces=True))

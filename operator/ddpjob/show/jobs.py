@@ -54,7 +54,7 @@ def job_table(
             phase(job.phase),
             _nodes(job),
             str(job.status.restarts),
-            progress.get(job.uid, Progress()).short(),
+            progress[job.uid].short() if job.uid in progress else _last_step(job),
             job.reason,
             age(job.created, now),
         ]
@@ -65,6 +65,13 @@ def job_table(
             row.append(str(job.spec.get("image", "")))
         rows.append(row)
     return columns(headers, rows)
+
+
+def _last_step(job: DDPJob) -> str:
+    """Return the last step of a job that is not training, as its last attempt reported it."""
+    if not job.status.attempts:
+        return ""
+    return str(job.status.attempts[0].get("lastStep", ""))
 
 
 def _nodes(job: DDPJob) -> str:

@@ -1,0 +1,135 @@
+"""The command line on a cluster, as someone uses it who has a script and no image of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .builders import digits
+from .cluster import PLAIN
+from .commands import wait_until
+from .namespace import Namespace
+
+# A script that knows nothing of this project. Rank 3 fails in the first attempt.
+SCRIPT = """
+import os, sys, time
+import helper
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+print(helper.greeting(rank), flush=True)
+if os.environ["DDP_ATTEMPT"] == "0":
+    dist.barrier()
+    if rank == 3:
+        raise ValueError("bad data")
+    time.sleep(300)
+dist.destroy_process_group()
+"""
+HELPER = 'def greeting(rank):\n    return f"hello from rank {rank}"\n'
+
+
+class User:
+    """Someone at a terminal, in a folder, with a kubeconfig and a namespace."""
+
+    def __init__(self, namespace: Namespace, folder: Path) -> None:
+        self.namespace = namespace
+        self.folder = folder
+
+    def run(self, *words: str, **options: object) -> "subprocess.CompletedProcess[str]":
+        """Run a command in the namespace of the test."""
+        programs = Path(sys.executable).parent
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(self.namespace.cluster.kubeconfig),
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "COLUMNS": "200",
+        }
+        return subprocess.run(
+            [*words, "--namespace", self.namespace.name],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            cwd=self.folder,
+            env=environment,
+        )
+
+
+@pytest.fixture
+def user(namespace: Namespace, tmp_path: Path) -> User:
+    return User(namespace, tmp_path)
+
+
+def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
+    project = user.folder / "project"
+    project.mkdir()
+    (project / "train.py").write_text(SCRIPT)
+    (project / "helper.py").write_text(HELPER)
+    own = ("--script", "project/train.py", "--code", "project", "--image", PLAIN)
+
+    submitted = user.run("ddpjob", "submit", *own, "--nproc", "2", "--follow")
+
+    # The whole run is shown, with the failure and the restart, and the code is that of the job.
+    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    assert "ddpjob/train created" in submitted.stdout
+    assert "Restarting" in submitted.stdout
+    assert "Complete" in submitted.stdout
+
+    # All nodes and attempts, then less of it.
+    everything = user.run("kubectl", "ddpjob", "logs", "train").stdout
+    for rank in range(4):
+        line = f"[n{rank // 2}] [rank{rank}]: hello from rank {rank}"
+        assert everything.splitlines().count(line) == 2
+    assert "ValueError: bad data" in everything
+    of_one = user.run("ddpjob", "logs", "train", "--rank", "3", "--attempt", "1").stdout
+    assert of_one.splitlines() == ["[n1] [rank3]: hello from rank 3"]
+    of_a_node = user.run("ddpjob", "logs", "train", "--node", "0", "--no-prefix").stdout
+    assert "rank 1" in of_a_node
+    assert "rank 2" not in of_a_node
+
+    # Why it restarted, and its end for CI.
+    status = user.run("ddpjob", "status", "train").stdout
+    assert "rank 3" in status
+    assert "ValueError: bad data" in status
+    waited = user.run("ddpjob", "wait", "train", "--timeout", "10s")
+    assert (waited.returncode, waited.stdout.startswith("train Complete")) == (0, True)
+
+    # The code goes with the job.
+    assert user.run("ddpjob", "delete", "train").returncode == 0
+    wait_until(
+        "the ConfigMap of the code is gone",
+        lambda: "train-" not in user.namespace.kubectl("get", "configmaps", "--output", "name"),
+        60,
+    )
+
+
+def test_the_logs_go_on_over_a_restart_of_the_command_and_of_the_job(user: User):
+    user.namespace.apply(digits("digits", 6))
+    followed = user.run("ddpjob", "logs", "digits", "--follow")
+    assert followed.returncode == 0
+    ends = [line for line in followed.stdout.splitlines() if '{"event": "end"' in line]
+    assert len(ends) == 1
+    assert "digits Complete" in followed.stderr
+
+    restarted = user.run("ddpjob", "restart", "digits")
+    assert (restarted.returncode, restarted.stdout) == (0, "digits restarted\n")
+    assert user.run("ddpjob", "wait", "digits", "--timeout", "2m").returncode == 0
+
+    # How far it is, in a list, for a person and as curves.
+    assert "   138   " in user.run("ddpjob", "list").stdout
+    assert "step 138/138, epoch 6/6" in user.run("ddpjob", "status", "digits").stdout
+    assert "training loss" in user.run("ddpjob", "plot", "digits").stdout
+
+
+def test_doctor_finds_all_well(user: User):
+    user.namespace.claim("checkpoints")
+    wait_until(
+        "the claim is bound",
+        lambda: "Bound" in user.namespace.kubectl("get", "pvc", "checkpoints"),
+        30,
+    )
+    found = user.run("ddpjob", "doctor")
+    assert found.returncode == 0, found.stdout
+    assert {line[:4] for line in found.stdout.splitlines()} == {"ok  "}
