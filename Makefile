@@ -4,9 +4,13 @@ TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+CURRENT := $(shell sed -n 's/^version: //p' charts/ddpjob-operator/Chart.yaml)
+# Where images are pushed to, such as ghcr.io/ddpjob; empty is the local Docker.
+REGISTRY ?=
+IMAGES := $(if $(REGISTRY),$(REGISTRY)/)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-faults soak soak-cluster mutants test-gpu test-xla lint bench images clean
+.PHONY: help demo test test-fast test-faults soak soak-cluster mutants test-gpu test-xla lint bench images docs dist release clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -67,12 +71,42 @@ lint: $(STAMP) ## ruff and mypy --strict
 bench: $(STAMP) ## the published figures of the operator, on a kind cluster of fake nodes
 	$(BIN)/python -m bench.operator_speed
 
-images: ## the operator's and the trainer's image
-	docker build -t ddpjob-operator:0.1.0 .
-	docker build -t ddpjob-trainer:cpu -f images/cpu/Dockerfile $(if $(PIP_EXTRA_INDEX_URL),--build-arg PIP_EXTRA_INDEX_URL=$(PIP_EXTRA_INDEX_URL)) .
+LABELS = --label org.opencontainers.image.version=$(CURRENT) \
+  --label org.opencontainers.image.revision=$(shell git rev-parse HEAD) \
+  --label org.opencontainers.image.source=https://github.com/ddpjob/ddpjob \
+  --label org.opencontainers.image.licenses=Apache-2.0
+INDEX = $(if $(PIP_EXTRA_INDEX_URL),--build-arg PIP_EXTRA_INDEX_URL=$(PIP_EXTRA_INDEX_URL))
+BUILD ?= docker build
+
+images: ## the operator's and the trainer's image; REGISTRY= names another registry
+	$(BUILD) $(LABELS) -t $(IMAGES)ddpjob-operator:$(CURRENT) .
+	$(BUILD) $(LABELS) -t $(IMAGES)ddpjob-trainer:cpu -f images/cpu/Dockerfile $(INDEX) .
+
+SITE := .venv-site
+docs: $(SITE)/.installed ## the documentation as a site in build/site; fails for a broken link
+	@$(SITE)/bin/python docs/site/build.py
+
+# Zensical and its theme are needed for nothing else.
+$(SITE)/.installed: operator/pyproject.toml
+	$(PYTHON) -m venv --clear $(SITE)
+	@$(SITE)/bin/pip install --quiet --disable-pip-version-check 'zensical>=0.1.3,<0.2' -e 'operator[local,validate]'
+	@touch $@
+
+dist: $(STAMP) ## wheels, chart and bill of materials of this version, in dist/
+	rm -rf dist && mkdir dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist ./operator ./trainer
+	helm package charts/ddpjob-operator --destination dist
+	$(PYTHON) -m venv --clear dist/.venv
+	dist/.venv/bin/pip install --quiet --disable-pip-version-check "dist/ddpjob-$(CURRENT)-py3-none-any.whl[controller]"
+	$(BIN)/cyclonedx-py environment dist/.venv --output-reproducible --of JSON -o dist/ddpjob-$(CURRENT).cdx.json
+	rm -rf dist/.venv
+
+release: $(STAMP) ## VERSION=1.2.3: set the version everywhere, then make dist and images
+	$(PYTHON) release/version.py $(or $(VERSION),$(error give the new version: make release VERSION=1.2.3))
+	$(MAKE) dist images
 
 clean: ## remove the environment and the runs
-	rm -rf $(VENV) $(XLA) $(MUTANTS) ddpjob-runs
+	rm -rf $(VENV) $(XLA) $(MUTANTS) $(SITE) ddpjob-runs build dist
 
 # torch first and by itself, so that no other package's range decides which build comes.
 $(STAMP): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt

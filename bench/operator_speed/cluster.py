@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import yaml
 
+from ddpjob import __version__
 from tests.cluster.commands import (
     ROOT,
     CommandFailed,
@@ -26,7 +27,7 @@ from .fake_nodes import FakeNodes
 NAME = "ddpjob-bench"
 NODE = f"{NAME}-control-plane"
 SYSTEM = "ddpjob-system"  # the operator's namespace
-OPERATOR_IMAGE = "ddpjob-operator:0.1.0"
+OPERATOR_IMAGE = f"ddpjob-operator:{__version__}"
 
 # Kubeconfig, certificates and the log of kwok.
 SCRATCH = ROOT / "build" / "bench"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from ddpjob import Client, DDPJob
 from ddpjob.cli.main import app
-from ddpjob.client import NotConnected, NotFound, Rejected, WaitTimeout
+from ddpjob.client import ClientError, NotConnected, NotFound, Rejected, WaitTimeout
 
 JOBS = "/apis/ddpjob.dev/v1alpha1/namespaces/{}/ddpjobs"
 SCRIPT = "print('hello')\n"
@@ -199,6 +199,65 @@ def test_a_job_that_would_be_refused_replaces_nothing(
     before = client.get("digits")
     assert run("submit", file, "--replace", "--set", "spec.nodes=0").exit_code == 2
     assert client.get("digits").uid == before.uid
+
+
+def test_a_replaced_job_keeps_code_that_has_not_changed(
+    run: Command, client: Client, apiserver: ApiServer, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ("submit", "--script", "train.py", "--image", "i", "--nodes", "1")
+    run(*words)
+    before = client.get("train")
+    assert run(*words, "--replace").exit_code == 0
+    after = client.get("train")
+    name = after.spec["volumes"][0]["configMap"]["name"]
+    path = f"/api/v1/namespaces/{client.namespace}/configmaps/{name}"
+    owners = apiserver.request("GET", path).body["metadata"]["ownerReferences"]
+    assert [owner["uid"] for owner in owners] == [after.uid]
+    assert after.uid != before.uid
+
+
+def test_a_job_of_another_namespace_is_followed_there(
+    run: Command, apiserver: ApiServer, client: Client, tmp_path: Path
+) -> None:
+    manifest = a_job().manifest()
+    manifest["metadata"]["namespace"] = "default"
+    file = write(tmp_path / "job.yaml", manifest)
+    try:
+        submitted = run("submit", file)
+        assert "ddpjob logs digits -n default -f" in submitted.stderr
+        refused = run("submit", file, "--namespace", client.namespace)
+        assert "is for namespace default, and --namespace is" in refused.stderr
+        path = f"{JOBS.format('default')}/digits/status"
+        condition = {
+            "type": "Failed",
+            "status": "True",
+            "reason": "Test",
+            "message": "by the test",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        body = {"status": {"phase": "Failed", "conditions": [condition]}}
+        later(lambda: void(apiserver.request("PATCH", path, body, MERGE)))
+        assert run("submit", file, "--wait").exit_code == 1
+    finally:
+        apiserver.delete_jobs("default")
+
+
+def test_a_finished_job_that_is_submitted_again_does_not_look_like_a_success(
+    run: Command, set_status: Callable[..., None], tmp_path: Path
+) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    run("submit", file)
+    set_status("digits", "Complete")
+    again = run("submit", file, "--wait")
+    assert (again.exit_code, "ddpjob restart digits runs it again" in again.stderr) == (2, True)
+
+
+def test_an_option_for_a_script_is_refused_with_a_manifest(run: Command, tmp_path: Path) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    refused = run("submit", file, "--nodes", "4")
+    assert refused.exit_code == 2
+    assert "--set spec.nodes=4" in refused.stderr
 
 
 def test_a_script_is_submitted_with_its_code(
@@ -394,7 +453,7 @@ def test_the_manifest_of_a_job_that_cannot_be_created_again_is_kept(
     monkeypatch.setattr("ddpjob.client.async_client.AsyncClient._create", refuse)
     refused = run("restart", "digits")
     assert refused.exit_code == 2
-    assert "its manifest is in digits.yaml" in refused.stderr
+    assert "the manifest of the job is in digits.yaml" in refused.stderr
     manifest = yaml.safe_load((tmp_path / "digits.yaml").read_text())
     assert manifest["spec"]["nodes"] == 3
 
@@ -451,6 +510,39 @@ def test_wrong_credentials_are_a_sentence(run: Command, kubeconfig: Path) -> Non
     kubeconfig.write_text(json.dumps(config))
     refused = run("list")
     assert (refused.exit_code, "log in to the cluster again" in refused.stderr) == (2, True)
+
+
+TOKENS = """#!/bin/sh
+count=$(cat {folder}/count 2>/dev/null || echo 0)
+echo $((count + 1)) > {folder}/count
+echo '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+  "status": {{"token": "{good}", "expirationTimestamp": "{expires}"}}}}'
+"""
+
+
+def test_the_token_of_a_program_is_renewed_when_it_has_expired(
+    kubeconfig: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "token"
+    expired = "2020-01-01T00:00:00Z"
+    program.write_text(TOKENS.format(folder=tmp_path, good=ADMIN_TOKEN, expires=expired))
+    program.chmod(0o755)
+    config = json.loads(kubeconfig.read_text())
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program)}
+    config["users"][0]["user"] = {"exec": {**command, "interactiveMode": "Never"}}
+    kubeconfig.write_text(json.dumps(config))
+    with Client(kubeconfig=kubeconfig) as client:
+        before = int((tmp_path / "count").read_text())
+        client.list()
+        assert int((tmp_path / "count").read_text()) > before
+
+
+def test_a_closed_client_says_so(kubeconfig: Path) -> None:
+    client = Client(kubeconfig=kubeconfig)
+    client.close()
+    client.close()
+    with pytest.raises(ClientError, match="the client is closed"):
+        client.list()
 
 
 def test_the_names_of_jobs_are_completed(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from ddpjob import __version__
+
 from .commands import ROOT, CommandFailed, Object, node_image, run, wait_until
 from .reader import Reader
 
@@ -20,7 +22,7 @@ SYSTEM = "ddpjob-system"  # the operator's namespace
 # The kubeconfig, and the folder that the nodes share.
 SCRATCH = ROOT / "build" / "cluster-test"
 
-OPERATOR = "ddpjob-operator:0.1.0"
+OPERATOR = f"ddpjob-operator:{__version__}"
 TRAINER = "ddpjob-trainer:cpu"
 
 # A user's own image: Python and torch, running as root, nothing of this project.

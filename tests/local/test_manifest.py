@@ -139,8 +139,8 @@ def test_a_file_that_does_not_exist_is_refused(tmp_path):
         read(tmp_path / "nowhere.yaml")
 
 
-def test_a_date_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="is not YAML"):
+def test_a_date_that_does_not_exist_is_a_string_as_in_kubernetes(tmp_path):
+    with pytest.raises(SpecError, match="must contain one DDPJob, got 0"):
         read_text(tmp_path, "a: 2026-13-45\n")
 
 

@@ -244,8 +244,13 @@ DIGEST = "sha256:" + "0" * 64
         ((), f"ddpjob-operator:{VERSION}"),
         (("image.repository=r.example/x", "image.tag=v7"), "r.example/x:v7"),
         (("image.tag=v7", f"image.digest={DIGEST}"), f"ddpjob-operator@{DIGEST}"),
+        (("image.registry=r.example", "image.tag=v7"), "r.example/ddpjob-operator:v7"),
+        (
+            ("image.registry=r.example", "global.imageRegistry=mirror/x", "image.tag=v7"),
+            "mirror/x/ddpjob-operator:v7",
+        ),
     ],
-    ids=["default", "tag", "digest"],
+    ids=["default", "tag", "digest", "registry", "mirror"],
 )
 def test_the_image_comes_from_the_chart_or_from_the_values(
     settings: tuple[str, ...], image: str
@@ -273,6 +278,142 @@ def test_values_for_placement_are_set_in_the_operators_pod() -> None:
     settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
     spec = pod_spec(template(*settings))
     assert {key: spec[key] for key in values} == values
+
+
+ALL_OBJECTS = (
+    "replicaCount=2",
+    "networkPolicy.enabled=true",
+    "metrics.serviceMonitor.enabled=true",
+    "metrics.podMonitor.enabled=true",
+    "metrics.prometheusRule.enabled=true",
+)
+
+
+def test_all_objects_have_the_common_labels_and_annotations() -> None:
+    manifests = rendered(*ALL_OBJECTS, "commonLabels.team=a", "commonAnnotations.by=b")
+    for manifest in manifests:
+        metadata = manifest["metadata"]
+        if "helm.sh/hook" not in metadata.get("annotations", {}):
+            assert metadata["labels"]["team"] == "a", manifest["kind"]
+            assert metadata["annotations"]["by"] == "b", manifest["kind"]
+    pod = only(manifests, "Deployment")["spec"]["template"]["metadata"]
+    assert (pod["labels"]["team"], pod["annotations"]["by"]) == ("a", "b")
+
+
+def test_a_common_label_cannot_replace_one_of_the_chart() -> None:
+    manifests = rendered(r"commonLabels.app\.kubernetes\.io/name=mine")
+    for manifest in manifests:
+        labels = manifest["metadata"].get("labels", {})
+        assert labels.get("app.kubernetes.io/name") != "mine", manifest["kind"]
+
+
+def test_a_label_by_which_the_deployment_finds_its_pods_cannot_be_replaced() -> None:
+    manifests = rendered(r"podLabels.app\.kubernetes\.io/name=mine", "podLabels.team=a")
+    deployment = only(manifests, "Deployment")["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"].items() <= labels.items()
+    assert labels["team"] == "a"
+
+
+def test_further_arguments_variables_and_volumes_are_in_the_operators_pod() -> None:
+    values = {
+        "extraArgs": ["--log-level=debug"],
+        "extraEnv": [{"name": "A", "value": "1"}],
+        "extraVolumes": [{"name": "v", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+    }
+    settings = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
+    spec = pod_spec(template(*settings))
+    (container,) = spec["containers"]
+    assert container["args"][-1] == "--log-level=debug"
+    assert container["env"][-1] == values["extraEnv"][0]
+    assert spec["volumes"][-1] == values["extraVolumes"][0]
+    assert container["volumeMounts"][-1] == values["extraVolumeMounts"][0]
+
+
+def test_several_operators_prefer_different_nodes() -> None:
+    assert "topologySpreadConstraints" not in pod_spec(rendered())
+    (constraint,) = pod_spec(rendered("replicaCount=2"))["topologySpreadConstraints"]
+    assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+    own = '[{"topologyKey": "zone", "maxSkew": 1}]'
+    chosen = template("--set=replicaCount=2", f"--set-json=topologySpreadConstraints={own}")
+    assert pod_spec(chosen)["topologySpreadConstraints"][0]["topologyKey"] == "zone"
+
+
+def test_the_disruption_budget_can_be_changed_and_left_out() -> None:
+    budget = only(rendered("replicaCount=3", "podDisruptionBudget.maxUnavailable=2"), PDB)
+    assert budget["spec"]["maxUnavailable"] == 2
+    assert of_kind(rendered("replicaCount=3", "podDisruptionBudget.enabled=false"), PDB) == []
+
+
+PDB = "PodDisruptionBudget"
+
+
+def test_a_network_policy_lets_only_the_port_of_probes_be_reached() -> None:
+    assert of_kind(rendered(), "NetworkPolicy") == []
+    source = '[{"namespaceSelector": {}}]'
+    manifests = template(
+        "--set=networkPolicy.enabled=true", f"--set-json=networkPolicy.from={source}"
+    )
+    policy = only(manifests, "NetworkPolicy")["spec"]
+    labels = only(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    # Egress to the API server must stay open.
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [{"ports": [{"port": "http"}], "from": json.loads(source)}]
+
+
+def test_a_pod_monitor_selects_the_agents_of_jobs() -> None:
+    (monitor,) = of_kind(rendered("metrics.podMonitor.enabled=true"), "PodMonitor")
+    assert monitor["spec"]["namespaceSelector"] == {"any": True}
+    pod = yaml.safe_load((ROOT / "tests/unit/golden/pod-cpu.yaml").read_text())
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    assert wanted <= pod["metadata"]["labels"].items()
+    ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in ports
+    watched = rendered(
+        "metrics.podMonitor.enabled=true", "watchNamespaces={a}", "rbac.aggregateRoles=false"
+    )
+    (monitor,) = of_kind(watched, "PodMonitor")
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["a"]}
+
+
+def test_metrics_of_each_job_can_be_switched_off() -> None:
+    assert "--job-metrics" in arguments(rendered())
+    assert "--no-job-metrics" in arguments(rendered("metrics.jobs=false"))
+
+
+# The rules for Prometheus
+
+
+RULES = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
+ALERTS = [rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule]
+
+
+def test_the_rule_object_has_the_rules_of_the_file() -> None:
+    rule = only(rendered("metrics.prometheusRule.enabled=true"), "PrometheusRule")
+    assert rule["spec"] == RULES
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_each_alert_has_a_row_in_its_runbook(alert: Manifest) -> None:
+    assert {"summary", "description", "runbook_url"} == set(alert["annotations"])
+    _, _, path = alert["annotations"]["runbook_url"].partition("/blob/main/")
+    page, _, section = path.partition("#")
+    text = (ROOT / page).read_text()
+    assert f"\n## {section.capitalize()}\n" in text
+    assert f"\n| {alert['alert']} |" in text
+
+
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool: apt install prometheus")
+def test_promtool_accepts_the_rules() -> None:
+    assert PROMTOOL is not None
+    path = str(CHART / "files" / "rules.yaml")
+    done = subprocess.run([PROMTOOL, "check", "rules", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # The chart's own pods
@@ -327,6 +468,11 @@ def test_the_chart_passes_helms_strict_lint() -> None:
         "metrics.port=80",
         "metrics.serviceMonitor.enable=true",
         "rbac.aggregateRoles=1",
+        "fullnameOverride=Foo_Bar",
+        "image.registry=r.example/",
+        "podDisruptionBudget.maxUnavailable=0",
+        "networkPolicy.egress=true",
+        "extraEnv={a}",
     ],
 )
 def test_a_wrong_value_is_refused(setting: str) -> None:

@@ -17,6 +17,8 @@ def project(tmp_path):
         ".git/config": "secret",
         "__pycache__/a.pyc": "x",
         "lib/b.pyc": "x",
+        "env/pyvenv.cfg": "",
+        "env/lib/torch.py": "x",
     }
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +84,12 @@ def test_more_code_than_a_config_map_takes_is_refused(project):
 def test_a_file_that_is_no_text_is_refused(project):
     (project / "lib" / "weights.bin").write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match=r"weights.bin: is no text"):
+        read_code(project / "train.py", project, PRINTED_BYTES)
+
+
+def test_a_file_whose_name_is_no_key_is_refused(project):
+    (project / "lib" / "my model.py").write_text("")
+    with pytest.raises(SpecError, match="rename it"):
         read_code(project / "train.py", project, PRINTED_BYTES)
 
 

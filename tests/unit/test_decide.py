@@ -170,6 +170,14 @@ def test_unknown_fields_of_a_job_at_rest_are_reported_once():
     assert again.status == plan.status
 
 
+def test_devices_that_are_not_used_are_reported_when_the_job_begins():
+    job = a_job(resources={"limits": {"nvidia.com/gpu": "1"}})
+    plan = plan_for(job)
+    assert [event.reason for event in plan.events] == ["DevicesNotUsed"]
+    again = plan_for(written(job, plan))
+    assert again.events == ()
+
+
 def test_unknown_fields_are_reported_beside_another_event():
     job = a_running_job(spec={"later": False})
     plan = plan_for(job, a_pod(0, running()), a_pod(1, failed(FAILURE)))

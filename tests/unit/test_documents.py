@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpjob.client.documents import read_documents, require_jobs, set_fields
+from ddpjob.core.documents import read_documents, require_jobs, set_fields
 from ddpjob.core.readers import SpecError
 
 JOB = """
@@ -31,12 +31,18 @@ def test_several_documents_and_lists_are_read():
         ("just words", 'document 1: must be an object, got "just words"'),
         (JOB + "---\n{kind: X}", "document 2: apiVersion is required"),
         ("{apiVersion: v1}", "document 1: kind is required"),
+        ("{apiVersion: v1, kind: List, items: [x]}", 'document 1: must be an object, got "x"'),
     ],
 )
 def test_what_is_no_manifest_is_refused(text, message):
     with pytest.raises(SpecError) as refused:
         read_documents(text)
     assert message in str(refused.value)
+
+
+def test_a_date_is_a_string_as_in_kubernetes():
+    (document,) = read_documents("{apiVersion: v1, kind: X, day: 2026-13-45, at: 2026-01-01}")
+    assert (document["day"], document["at"]) == ("2026-13-45", "2026-01-01")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ import.
 """
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ MAY_IMPORT = {
     "__init__.py": {"client", "core"},
     "kube": {"core"},
     "controller": {"kube", "core"},
-    "client": {"kube", "local", "core"},
+    "client": {"kube", "local", "show", "core"},
     "local": {"core"},
     "show": {"core"},
     "cli": {"controller", "client", "kube", "local", "show", "core"},
@@ -32,12 +35,24 @@ MAY_IMPORT = {
 CONTROLLER_PACKAGES = {"kopf", "prometheus_client", "pythonjsonlogger"}
 KUBERNETES_PACKAGES = {"kubernetes", "aiohttp"}
 
+# Packages of the extras, which are missing where only `ddpjob` is installed.
+EXTRA_PACKAGES = (
+    "kopf",
+    "prometheus_client",
+    "psutil",
+    "matplotlib",
+    "plotext",
+    "celpy",
+    "jsonschema",
+)
+
 # Modules without input, output and clocks (`datetime` is checked by the calls), and the two
 # packages that rendering needs.
 CORE_MODULES = {
     "abc",
     "collections",
     "contextlib",
+    "copy",
     "dataclasses",
     "datetime",
     "hashlib",
@@ -148,3 +163,64 @@ def test_the_trainer_does_not_mention_kubernetes(path):
 def test_the_folder_of_the_operator_is_no_package():
     # A package named `operator` would shadow the module of the standard library.
     assert not (ROOT / "operator" / "__init__.py").exists()
+
+
+BARE = """
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None
+from ddpjob.cli.main import app
+app(sys.argv[2:])
+"""
+
+
+def run_bare(*words, stdin=""):
+    """Run a command where no extra is installed."""
+    missing = ",".join(EXTRA_PACKAGES)
+    return subprocess.run(
+        [sys.executable, "-c", BARE, missing, *words],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        env={**os.environ, "KUBECONFIG": "/nowhere"},
+    )
+
+
+MANIFEST = """
+apiVersion: ddpjob.dev/v1alpha1
+kind: DDPJob
+metadata: {name: j}
+spec: {image: i, args: [a]}
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["list", "status j", "logs j", "wait j", "suspend j", "scale j 2", "restart j", "delete j"],
+)
+def test_commands_for_a_cluster_need_no_extra(words):
+    done = run_bare(*words.split())
+    assert (done.returncode, "no cluster is configured" in done.stderr) == (2, True), done.stderr
+
+
+def test_submit_and_render_need_no_extra():
+    done = run_bare("submit", "-", stdin=MANIFEST)
+    assert "no cluster is configured" in done.stderr
+    assert "kind: Pod" in run_bare("render", "-", stdin=MANIFEST).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        ("operator", "controller"),
+        ("validate -", "validate"),
+        ("run --local job.yaml", "local"),
+        ("plot -", "local"),
+    ],
+)
+def test_a_command_whose_extra_is_missing_names_it(words, extra):
+    line = '{"event": "train", "step": 1, "loss": 1.0}\n'
+    done = run_bare(*words.split(), stdin=MANIFEST if "validate" in words else line * 2)
+    assert done.returncode == 2
+    assert f"pip install 'ddpjob[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -59,6 +59,10 @@ def test_a_choice_of_nodes_ranks_and_attempts():
     assert LogChoice(rank=6, ranks_per_node=2).has_line(marked)
     assert not LogChoice(rank=7, ranks_per_node=2).has_line(marked)
     assert not LogChoice(rank=6, ranks_per_node=2).has_line(plain)
+    # The agent leaves lines of JSON as they are. They belong to the first rank of the node.
+    json = line(log, '{"event": "train"}', "3")
+    assert LogChoice(rank=6, ranks_per_node=2).has_line(json)
+    assert not LogChoice(rank=7, ranks_per_node=2).has_line(json)
     # With one rank per node, lines have no marks.
     assert LogChoice(rank=3).has_line(plain)
     assert not LogChoice(attempt=3).has_line(plain)
@@ -77,7 +81,25 @@ def test_a_duration_of_another_form_is_refused(text):
         read_duration(text, "--since")
 
 
+def test_an_attempt_needs_the_whole_log():
+    with pytest.raises(ValueError, match="cannot be chosen together"):
+        LogChoice(attempt=1, tail=5)
+
+
+def test_lines_are_in_the_order_of_their_times():
+    one, two = PodLog.from_pod(a_pod("j-0-0", "0")), PodLog.from_pod(a_pod("j-0-1", "1"))
+    lines = [
+        line(two, "b", "2"),
+        line(one, "c", "2"),
+        line(one, "d", "3"),
+        line(two, "[rank1]: e", "4"),
+    ]
+    assert [one.text for one in sorted(lines)] == ["c", "b", "d", "[rank1]: e"]
+
+
 def test_nodes_are_indices_and_ranges():
     assert read_nodes(["3", "0-1,5"]) == {0, 1, 3, 5}
     with pytest.raises(typer.BadParameter, match="must be an index of a node"):
         read_nodes(["a"])
+    with pytest.raises(typer.BadParameter, match="the first index must not be the larger one"):
+        read_nodes(["5-2"])

@@ -604,3 +604,23 @@ def test_a_field_that_is_null_or_an_empty_string_counts_as_absent():
     assert Spec.from_dict(a_spec(serviceAccountName="", priorityClassName="")).pod_fields == {}
     objects = dict.fromkeys(("checkpoint", "failurePolicy", "torchrun", "podTemplate"))
     assert Spec.from_dict(a_spec(**objects)) == Spec.from_dict(a_spec())
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "resources", "unused"),
+    [
+        ("cpu", {"limits": {"nvidia.com/gpu": "1"}}, ("nvidia.com/gpu",)),
+        ("cpu", {"requests": {"cpu": "1"}}, ()),
+        ("gpu", {"limits": {"nvidia.com/gpu": 8}}, ()),
+        ("gpu", {"limits": {"aws.amazon.com/neuron": 16}}, ("aws.amazon.com/neuron",)),
+    ],
+)
+def test_devices_that_the_accelerator_does_not_use_are_known(accelerator, resources, unused):
+    spec = Spec.from_dict(a_spec(accelerator=accelerator, resources=resources))
+    assert spec.unused_devices == unused
+    assert bool(spec.device_advice) == bool(unused)
+
+
+def test_the_advice_for_a_gpu_names_the_accelerator():
+    spec = Spec.from_dict(a_spec(resources={"limits": {"nvidia.com/gpu": "1"}}))
+    assert "set spec.accelerator to gpu, or remove it" in spec.device_advice

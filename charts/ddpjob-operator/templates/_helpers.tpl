@@ -16,13 +16,28 @@ app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 |
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* The labels of an object. Those of the chart cannot be replaced by commonLabels. */}}
 {{- define "ddpjob.labels" -}}
+{{- $own := include "ddpjob.ownLabels" . | fromYaml }}
+{{- toYaml (merge $own .Values.commonLabels) }}
+{{- end }}
+
+{{- define "ddpjob.ownLabels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{ include "ddpjob.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/component: operator
 app.kubernetes.io/part-of: ddpjob
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{/* The annotations of an object: its own, as a dict in the list after the root, and those of all. */}}
+{{- define "ddpjob.annotations" -}}
+{{- $root := index . 0 }}
+{{- with merge (deepCopy (index . 1)) $root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "ddpjob.serviceAccountName" -}}
@@ -34,10 +49,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{- define "ddpjob.image" -}}
+{{- $registry := default .Values.image.registry .Values.global.imageRegistry }}
+{{- $repository := .Values.image.repository }}
+{{- if $registry }}
+{{- $repository = printf "%s/%s" (trimSuffix "/" $registry) $repository }}
+{{- end }}
 {{- if .Values.image.digest }}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- printf "%s@%s" $repository .Values.image.digest }}
 {{- else }}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) }}
 {{- end }}
 {{- end }}
 

@@ -1,13 +1,15 @@
 """`ddpjob wait`, `suspend`, `resume`, `scale`, `restart` and `delete`."""
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
-from ddpjob.cli.session import note, output, print_error
-from ddpjob.client import AsyncClient, ClientError, WaitTimeout
+from ddpjob.cli.session import REFUSED, Output, note, print_error
+from ddpjob.client import AsyncClient, NotFound, Rejected, WaitTimeout
 from ddpjob.core.user_job import DDPJob
-from ddpjob.local.run import exit_code
 
 # The exit code of the command `timeout`.
 TIMED_OUT = 124
@@ -20,61 +22,82 @@ async def wait(client: AsyncClient, name: str, timeout: float | None) -> int:
     except WaitTimeout as error:
         print_error(str(error))
         return TIMED_OUT
-    output().print(f"{name} {job.phase}: {job.message}")
-    return exit_code(job.status)
+    Output().print(f"{name} {job.phase}: {job.message}")
+    return job.status.exit_code
 
 
 async def suspend(client: AsyncClient, name: str) -> int:
     await client.suspend(name)
-    output().print(f"{name} suspended; ddpjob resume {name} continues it")
+    Output().print(f"{name} suspended; ddpjob resume {name} continues it")
     return 0
 
 
 async def resume(client: AsyncClient, name: str) -> int:
     job = await client.resume(name)
     place = "its last checkpoint" if job.checkpoint else "the beginning: it has no spec.checkpoint"
-    output().print(f"{name} resumed from {place}")
+    Output().print(f"{name} resumed from {place}")
     return 0
 
 
 async def scale(client: AsyncClient, name: str, nodes: int) -> int:
     before = await client.get(name)
     await client.scale(name, nodes)
-    output().print(f"{name} scaled from {before.spec.get('nodes', 1)} to {nodes} nodes")
+    Output().print(f"{name} scaled from {before.spec.get('nodes', 1)} to {nodes} nodes")
     return 0
 
 
 async def restart(client: AsyncClient, name: str) -> int:
     job = await client.get(name)
-    note(f"{name} is {job.phase}: " + ("running it again" if job.finished else "suspending it"))
-    try:
-        await client.restart(name)
-    except ClientError:
-        await _keep_manifest(client, job)
-        raise
-    output().print(f"{name} restarted{_from_checkpoints(job)}")
+    if job.finished:
+        note(f"{name} is {job.phase}: running it again")
+        with kept_manifest(job):
+            await client.restart(name)
+    else:
+        note(f"{name} is {job.phase}: suspending it, then resuming it")
+        try:
+            await client.restart(name)
+        except (asyncio.CancelledError, WaitTimeout):
+            note(f"the job may be suspended; ddpjob resume {name} continues it")
+            raise
+    Output().print(f"{name} restarted{_from_checkpoints(job)}")
     return 0
 
 
-async def _keep_manifest(client: AsyncClient, job: DDPJob) -> None:
-    """Write the manifest of a job that was deleted and could not be created again."""
-    jobs = await client.list(namespace=job.namespace)
-    if job.name in [found.name for found in jobs]:
-        return
+@contextmanager
+def kept_manifest(job: DDPJob) -> Iterator[None]:
+    """Keep the manifest of a job in a file until the job exists again.
+
+    Raises Rejected if the file cannot be written.
+    """
     file = Path(f"{job.name}.yaml")
     number = 1
     while file.exists():
         file = Path(f"{job.name}-{number}.yaml")
         number += 1
-    file.write_text(yaml.safe_dump(job.manifest(), sort_keys=False))
-    note(f"the job is deleted; its manifest is in {file}; ddpjob submit {file} creates it again")
+    try:
+        file.write_text(yaml.safe_dump(job.manifest(), sort_keys=False))
+    except OSError as error:
+        message = f"cannot keep the manifest of the job in {file}: {error.strerror}"
+        raise Rejected(f"{message}; use another working folder") from error
+    try:
+        yield
+    except BaseException:
+        note(f"the manifest of the job is in {file}; ddpjob submit {file} creates it again")
+        raise
+    file.unlink()
 
 
 async def delete(client: AsyncClient, names: list[str], wait_until_gone: bool) -> int:
+    code = 0
     for name in names:
-        job = await client.delete(name, wait=wait_until_gone)
-        output().print(f"{name} deleted{_kept_checkpoints(job)}")
-    return 0
+        try:
+            job = await client.delete(name, wait=wait_until_gone)
+        except NotFound as error:
+            print_error(str(error))
+            code = REFUSED
+        else:
+            Output().print(f"{name} deleted{_kept_checkpoints(job)}")
+    return code
 
 
 def _kept_checkpoints(job: DDPJob) -> str:

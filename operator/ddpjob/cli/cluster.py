@@ -21,12 +21,19 @@ from ddpjob.cli.options import (
     Nproc,
     Script,
     complete_jobs,
+    refuse_without_script,
 )
 
 Form = Annotated[str, typer.Option("--output", "-o", help="table, wide, json, yaml or name.")]
 Watch = Annotated[
     bool, typer.Option("--watch", "-w", help="Show it again after each change, until Ctrl-C.")
 ]
+
+
+def refuse_watch_of_data(watch: bool, form: str) -> None:
+    """Raise BadParameter for data that would be printed again and again."""
+    if watch and form in ("json", "yaml", "name"):
+        raise typer.BadParameter(f"cannot be combined with -o {form}", param_hint="--watch")
 
 
 @app.command(short_help="Submit the jobs of manifests.", rich_help_panel=CLUSTER)
@@ -88,7 +95,7 @@ def submit(
     from ddpjob.cli.submit import SubmitOptions, file_documents, script_documents, submit
 
     words = files or []
-    options = SubmitOptions(settings or [], dry_run, replace, follow, wait)
+    options = SubmitOptions(dry_run, replace, follow, wait, namespace)
     if script:
         require_choice("--accelerator", accelerator, IMAGES)
         size = resolve_nodes(accelerator, nodes)
@@ -96,9 +103,19 @@ def submit(
         own = OwnScript(
             script, image, code, words, name, size, nproc, accelerator, gpus, checkpoints
         )
-        documents = script_documents(own, options.settings)
+        documents = script_documents(own, settings or [])
     else:
-        documents = file_documents(words, options.settings)
+        refuse_without_script(
+            code=code,
+            image=image,
+            name=name,
+            nodes=nodes,
+            nproc=nproc,
+            gpus=gpus,
+            checkpoints=checkpoints,
+            accelerator=None if accelerator == "cpu" else accelerator,
+        )
+        documents = file_documents(words, settings or [])
     Connection(namespace, context, kubeconfig).run(
         lambda client: submit(client, documents, options)
     )
@@ -119,6 +136,7 @@ def list_jobs(
     from ddpjob.cli.view import FORMATS, list_jobs
 
     require_choice("--output", form, FORMATS)
+    refuse_watch_of_data(watch, form)
     Connection(namespace, context, kubeconfig).run(
         lambda client: list_jobs(client, all_namespaces=all_namespaces, form=form, watch=watch)
     )
@@ -137,6 +155,7 @@ def status(
     from ddpjob.cli.view import FORMATS, show_status
 
     require_choice("--output", form, FORMATS)
+    refuse_watch_of_data(watch, form)
     Connection(namespace, context, kubeconfig).run(
         lambda client: show_status(client, job, form, watch)
     )
@@ -159,7 +178,7 @@ def logs(
         int | None, typer.Option(min=0, help="Only the lines of this attempt; the first is 0.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help="Only the lines of the last time, such as 90s, 5m or 2h.")
+        str | None, typer.Option(help="Only lines that are newer than 90s, 5m or 2h.")
     ] = None,
     tail: Annotated[
         int | None, typer.Option(min=0, help="Only the last lines of each pod.")
@@ -167,9 +186,7 @@ def logs(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", help="Print the time of each line, in UTC.")
     ] = False,
-    prefix: Annotated[
-        bool, typer.Option(help="Begin each line with its node, such as [n0].")
-    ] = True,
+    prefix: Annotated[bool, typer.Option(help="Begin each line with its node, such as n0.")] = True,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -183,6 +200,9 @@ def logs(
     from ddpjob.cli.logs import LogOptions, logs, read_duration, read_nodes
     from ddpjob.client import LogChoice
 
+    if attempt is not None and not (since is None and tail is None):
+        message = "cannot be combined with --since or --tail"
+        raise typer.BadParameter(message, param_hint="--attempt")
     choice = LogChoice(read_nodes(node or []), rank, attempt, read_duration(since, "--since"), tail)
     options = LogOptions(follow, timestamps, prefix)
     Connection(namespace, context, kubeconfig).run(

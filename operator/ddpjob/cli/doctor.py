@@ -4,7 +4,7 @@ from contextlib import aclosing
 
 from rich.text import Text
 
-from ddpjob.cli.session import output
+from ddpjob.cli.session import Output
 from ddpjob.client import AsyncClient
 from ddpjob.client.doctor import Finding, examine
 
@@ -13,7 +13,7 @@ SUBJECT_WIDTH = 14
 
 async def doctor(client: AsyncClient) -> int:
     """Print a line for each finding. Return 1 if there is something to do, else 0."""
-    console = output()
+    console = Output()
     code = 0
     async with aclosing(examine(client)) as findings:
         async for finding in findings:

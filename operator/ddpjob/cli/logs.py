@@ -2,15 +2,15 @@
 
 import re
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from ddpjob.cli.session import note, output
+from ddpjob.cli.session import Output, note
 from ddpjob.client import AsyncClient, LogChoice, LogLine
-from ddpjob.core.readers import integer_or_zero, quoted
+from ddpjob.core.readers import quoted
 from ddpjob.core.user_job import DDPJob
 from ddpjob.show.display import NODE_COLOURS
 
@@ -48,17 +48,19 @@ def read_nodes(texts: list[str]) -> frozenset[int]:
             if not match:
                 message = f"must be an index of a node such as 3, or 0-7, got {quoted(part)}"
                 raise typer.BadParameter(message, param_hint="--node")
-            found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first:
+                message = f"the first index must not be the larger one, got {quoted(part)}"
+                raise typer.BadParameter(message, param_hint="--node")
+            found |= set(range(first, last + 1))
     return frozenset(found)
 
 
 async def logs(client: AsyncClient, name: str, choice: LogChoice, options: LogOptions) -> int:
     """Print the lines that a user chose. Return 0."""
     job = await client.get(name)
-    ranks = integer_or_zero(job.status.resolved.get("nprocPerNode")) or 1
-    choice = replace(choice, ranks_per_node=ranks)
-    _require_existing(job, choice, ranks)
-    console = output()
+    _require_existing(job, choice, job.processes_per_node)
+    console = Output()
     if not options.follow:
         printed = False
         async with aclosing(client.logs(name, choice)) as lines:
@@ -66,7 +68,7 @@ async def logs(client: AsyncClient, name: str, choice: LogChoice, options: LogOp
                 printed = True
                 _print(console, line, options)
         if not printed:
-            note(f"no such lines; job {name} is {job.phase}: {job.message}")
+            note(f"no line matches; job {name} is {job.phase}: {job.message}")
         return 0
     shown = ("", "")
     async with aclosing(client.follow(name, choice)) as items:
@@ -81,7 +83,8 @@ async def logs(client: AsyncClient, name: str, choice: LogChoice, options: LogOp
 
 def _require_existing(job: DDPJob, choice: LogChoice, ranks: int) -> None:
     """Raise BadParameter for a node or rank that the job does not have."""
-    nodes = job.status.pods.desired or int(job.spec.get("nodes", 1))
+    # An earlier attempt may have had more nodes.
+    nodes = max(job.status.pods.desired, int(job.spec.get("nodes", 1)))
     if choice.nodes and max(choice.nodes) >= nodes:
         message = f"job {job.name} has {nodes} nodes, 0 to {nodes - 1}"
         raise typer.BadParameter(message, param_hint="--node")

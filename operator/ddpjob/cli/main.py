@@ -26,6 +26,7 @@ from ddpjob.cli.options import (
     Nodes,
     Nproc,
     Script,
+    refuse_without_script,
 )
 from ddpjob.core import names
 from ddpjob.core.readers import quoted
@@ -74,7 +75,7 @@ def init(
             OwnScript(script, image, code, words, name, size, nproc, accelerator, gpus, checkpoints)
         )
         return
-    _refuse_without_script(code=code, image=image, name=name, nproc=nproc, checkpoints=checkpoints)
+    refuse_without_script(code=code, image=image, name=name, nproc=nproc, checkpoints=checkpoints)
     if not words:
         for known, row in workloads().items():
             typer.echo(f"{known:16}{row['title']}")
@@ -86,12 +87,6 @@ def init(
     require_choice("WORKLOAD", chosen, workloads())
     gpus = resolve_gpus(accelerator, gpus, workloads()[chosen]["gpusPerProcess"])
     typer.echo(manifest(chosen, nodes=size, accelerator=accelerator, gpus=gpus), nl=False)
-
-
-def _refuse_without_script(**options: object) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise typer.BadParameter("requires --script", param_hint=f"--{option}")
 
 
 @app.command(short_help="Run a job on this machine.", rich_help_panel=HERE)
@@ -237,12 +232,11 @@ def plot(
     Example: ddpjob plot digits ddpjob-runs/digits
     """
     from ddpjob.cli.extras import require_extra
-
-    with require_extra("local"):
-        from ddpjob.cli.plot import PlotError, plot_jobs
+    from ddpjob.cli.plot import PlotError, plot_jobs
 
     try:
-        plot_jobs(jobs, out, Connection(namespace, context, kubeconfig))
+        with require_extra("local"):
+            plot_jobs(jobs, out, Connection(namespace, context, kubeconfig))
     except PlotError as error:
         typer.echo(f"ddpjob plot: {error}", err=True)
         raise typer.Exit(2) from error
@@ -292,6 +286,9 @@ def operator(
         str, typer.Option(help="Name of the Lease for leader election.")
     ] = names.MANAGER,
     http_port: Annotated[int, typer.Option(help="Port of /healthz, /readyz and /metrics.")] = 8080,
+    job_metrics: Annotated[
+        bool, typer.Option(help="Give metrics of each job, with its namespace and name.")
+    ] = True,
     log_format: Annotated[str, typer.Option(help="Format of log lines: json or plain.")] = "json",
     log_level: Annotated[
         str, typer.Option(help="Lowest level to log: debug, info, warning or error.")
@@ -314,8 +311,11 @@ def operator(
     log_level = log_level.lower()
     require_choice("--log-level", log_level, ("debug", "info", "warning", "error"))
     # The dependencies of the controller are an extra, which other commands do not need.
-    from ddpjob.controller.main import Options, run, set_up_logging
+    from ddpjob.cli.extras import require_extra
     from ddpjob.core.observe import ClusterPolicy
+
+    with require_extra("controller"):
+        from ddpjob.controller.main import Options, run, set_up_logging
 
     set_up_logging(log_format, log_level)
     options = Options(
@@ -330,6 +330,7 @@ def operator(
         lease_name=lease_name,
         http_port=http_port,
         kubeconfig=kubeconfig,
+        job_metrics=job_metrics,
     )
     raise typer.Exit(run(options))
 

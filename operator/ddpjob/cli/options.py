@@ -136,3 +136,13 @@ Gpus = Annotated[
         help="Number of GPUs of each node. Requires --accelerator gpu.",
     ),
 ]
+
+
+def refuse_without_script(**options: object) -> None:
+    """Raise BadParameter for an option that has no effect without --script."""
+    for option, value in options.items():
+        if value is not None:
+            message = (
+                "requires --script; to change a manifest use --set, such as --set spec.nodes=4"
+            )
+            raise typer.BadParameter(message, param_hint=f"--{option}")

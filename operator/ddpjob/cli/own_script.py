@@ -12,6 +12,7 @@ import yaml
 from ddpjob.cli.init import IMAGES
 from ddpjob.client.code import PRINTED_BYTES, read_code, with_code
 from ddpjob.core import names
+from ddpjob.core.job import require_job_name
 from ddpjob.core.readers import SpecError
 from ddpjob.core.user_job import DDPJob
 
@@ -20,7 +21,11 @@ HEADER = """\
 #
 #     ddpjob submit {file} --follow        in a cluster; kubectl apply -f works too
 #     ddpjob run --local {file}            on this machine, without a cluster
+#
+# {image}
 """
+OWN_IMAGE = "The image needs Python, torch and what the script imports."
+TRAINER_IMAGE = "No --image was given. images/README.md says how to build the trainer's image."
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class OwnScript:
         code = read_code(self.script, self.folder, limit)
         root = self.folder or self.script.parent
         path = self.script.resolve().relative_to(root.resolve()).as_posix()
-        job = DDPJob(self.name or job_name(self.script), self._spec())
+        job = DDPJob(require_job_name(self.name or job_name(self.script)), self._spec())
         config_map, job = with_code(job, code, path, self.args)
         job.check()
         return config_map, job.manifest()
@@ -67,7 +72,8 @@ class OwnScript:
         """Return the documents as YAML with comments. Raises SpecError."""
         documents = self.documents(limit)
         name = documents[1]["metadata"]["name"]
-        header = HEADER.format(script=self.script.name, file=f"{name}.yaml")
+        image = OWN_IMAGE if self.image else TRAINER_IMAGE
+        header = HEADER.format(script=self.script.name, file=f"{name}.yaml", image=image)
         return header + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
 
 

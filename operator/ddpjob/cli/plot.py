@@ -77,7 +77,7 @@ def _read_run(name: str, connection: Connection) -> RunMetrics:
     try:
         return asyncio.run(_read_job(name, connection))
     except ClientError as error:
-        raise PlotError(f"{name} is no file, and as a job: {error}") from error
+        raise PlotError(f"{name}: no such file, and {error}") from error
 
 
 async def _read_job(name: str, connection: Connection) -> RunMetrics:

@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from ddpjob.cli.session import REFUSED, print_error
-from ddpjob.client.documents import Document, is_job
 from ddpjob.core import render as objects
 from ddpjob.core.decide import decide
+from ddpjob.core.documents import Document, is_job
 from ddpjob.core.job import Job
 from ddpjob.core.observe import observe
 from ddpjob.core.pod_context import Settings

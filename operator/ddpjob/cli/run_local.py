@@ -19,7 +19,7 @@ from ddpjob.core.readers import SpecError
 from ddpjob.core.run_metrics import RunMetrics
 from ddpjob.local.config_maps import read_files
 from ddpjob.local.manifest import AS_WRITTEN, Manifest, check_claims, read
-from ddpjob.local.run import LocalRun, Stopped, check, exit_code
+from ddpjob.local.run import LocalRun, Stopped, check
 from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder
 from ddpjob.local.sizes import Overrides
 from ddpjob.show.curves import save_figure
@@ -118,6 +118,7 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
             status = asyncio.run(LocalRun(manifest.job, files, display).run())
     except Stopped as stopped:
         console.print(f"[bold yellow]Stopped[/]    by {stopped}; all processes have ended")
+        console.print(f"[bold]Logs[/]       {files.logs}/", soft_wrap=True)
         return SIGNAL_BASE + stopped.number
     metrics.end_time = time.time()
     # Print the summary. The run has ended, so a disk that is full must not hide its result.
@@ -130,4 +131,4 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
     except OSError as error:
         display.note(f"cannot write {error.filename}: {error.strerror}")
     display.summary(status, paths)
-    return exit_code(status)
+    return status.exit_code

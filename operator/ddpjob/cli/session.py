@@ -47,9 +47,14 @@ def print_error(message: str) -> None:
     Console(stderr=True, highlight=False).print(text, soft_wrap=True)
 
 
-def output() -> Console:
-    """Return standard output. Lines are not wrapped at the width of the terminal."""
-    return Console(highlight=False, soft_wrap=True)
+class Output(Console):
+    """Standard output. Text is printed as it is, and lines are not wrapped."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, markup=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def note(message: str) -> None:

@@ -3,6 +3,7 @@
 import typer
 
 from ddpjob.core import profiles
+from ddpjob.core.names import MAX_NODES
 from ddpjob.core.readers import SpecError
 
 
@@ -11,6 +12,9 @@ def resolve_nodes(accelerator: str, nodes: int | None) -> int:
     # A job of several nodes is the purpose of DDP, so two is the default.
     if nodes is None:
         return 2 if profiles.catalog()[accelerator].multi_node else 1
+    if nodes > MAX_NODES:
+        message = f"must be at most {MAX_NODES}, got {nodes}"
+        raise typer.BadParameter(message, param_hint="--nodes")
     try:
         profiles.check_size(accelerator, nodes, None)
     except SpecError as error:

@@ -1,5 +1,6 @@
 """`ddpjob submit`: apply manifests, and follow their jobs."""
 
+import asyncio
 import sys
 import time
 from collections.abc import Sequence
@@ -10,16 +11,17 @@ from pathlib import Path
 import typer
 
 from ddpjob.cli.own_script import OwnScript
-from ddpjob.cli.session import note, output
+from ddpjob.cli.session import REFUSED, Output, note
 from ddpjob.client import AsyncClient, ClientError
 from ddpjob.client.code import SUBMITTED_BYTES
-from ddpjob.client.documents import Document, is_job, read_documents, require_jobs, set_fields
-from ddpjob.client.errors import Rejected
-from ddpjob.client.logs import LogLine
+from ddpjob.client.errors import NotFound, Rejected
+from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice, LogLine
+from ddpjob.core import names
+from ddpjob.core.documents import Document, is_job, read_documents, require_jobs, set_fields
 from ddpjob.core.readers import SpecError, child
 from ddpjob.core.run_metrics import RunMetrics, parse_metric
+from ddpjob.core.spec import Spec
 from ddpjob.core.user_job import DDPJob
-from ddpjob.local.run import AGENT_LINE, exit_code
 from ddpjob.show.display import Display
 
 STDIN = "-"
@@ -27,13 +29,13 @@ STDIN = "-"
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """Options of `ddpjob submit`. `settings` are changes such as `spec.nodes=4`."""
+    """Options of `ddpjob submit`. `namespace` is that of --namespace."""
 
-    settings: Sequence[str] = ()
     dry_run: bool = False
     replace: bool = False
     follow: bool = False
     wait: bool = False
+    namespace: str | None = None
 
 
 def file_documents(files: Sequence[str], settings: Sequence[str]) -> list[Document]:
@@ -79,56 +81,62 @@ def _read(file: str) -> str:
 
 
 async def submit(client: AsyncClient, documents: Sequence[Document], options: SubmitOptions) -> int:
-    """Apply documents, print what became of each, and return the exit code."""
-    documents = [_in_namespace(client, document) for document in documents]
+    """Apply documents, and print whether each was created, configured or unchanged."""
+    documents = [_in_namespace(client, document, options.namespace) for document in documents]
     jobs = [DDPJob.from_manifest(document) for document in documents if is_job(document)]
-    console = output()
+    console = Output()
     if options.replace and not options.dry_run:
-        await _delete_existing(client, documents, jobs)
+        await _delete_existing(client, jobs)
     try:
         applied = await client.apply(documents, dry_run=options.dry_run)
     except Rejected as error:
         raise _explained(error, jobs) from error
     for one in applied:
         console.print(f"{one.name} {one.action}{' (dry run)' if options.dry_run else ''}")
-    names = [one.body["metadata"]["name"] for one in applied if is_job(one.body)]
+    for job in jobs:
+        _advise(job)
     if options.dry_run:
         return 0
-    if not (options.follow or options.wait):
-        for name in names:
-            note(f"ddpjob logs {name} -f follows it, ddpjob status {name} shows it")
-        return 0
-    codes = [await _finish(client, name, options) for name in names]
+    submitted = [DDPJob.from_manifest(one.body) for one in applied if is_job(one.body)]
+    codes = [await _finish(client, job, options) for job in submitted]
     return max(codes)
 
 
-def _in_namespace(client: AsyncClient, document: Document) -> Document:
+def _in_namespace(client: AsyncClient, document: Document, chosen: str | None) -> Document:
     """Return a job with its namespace. Raises SpecError if the user chose another one."""
     metadata = child(document, "metadata")
-    if not is_job(document) or metadata.get("namespace"):
+    own = metadata.get("namespace")
+    if own and chosen and own != chosen:
+        raise SpecError(
+            f"{document['kind']} {metadata.get('name')} is for namespace {own}, and --namespace is "
+            f"{chosen}; leave one of them out"
+        )
+    if not is_job(document) or own:
         return document
     return {**document, "metadata": {**metadata, "namespace": client.namespace}}
 
 
-async def _delete_existing(
-    client: AsyncClient, documents: Sequence[Document], jobs: Sequence[DDPJob]
-) -> None:
+async def _delete_existing(client: AsyncClient, jobs: Sequence[DDPJob]) -> None:
     """Delete jobs that have the names of new ones, once the API server would take the new ones."""
     for job in jobs:
-        existing = {found.name for found in await client.list(namespace=job.namespace)}
-        if job.name not in existing:
+        try:
+            existing = await client.get(job.name, namespace=job.namespace)
+        except NotFound:
             continue
         # Under another name, so that immutable fields of the existing job do not matter.
         trial = replace(job, name=f"{job.name[:40]}-{int(time.time())}")
         await client.apply([trial.manifest()], dry_run=True)
         note(f"deleting the existing job {job.name}; its checkpoints stay")
-        await client.delete(job.name, namespace=job.namespace)
+        await client.remove(existing)
 
 
 def _explained(error: Rejected, jobs: Sequence[DDPJob]) -> ClientError | SpecError:
     """Return the sentence of this program for a refusal, if it has one, else the API server's."""
-    if "immutable" in str(error):
-        return Rejected(f"{error}\nddpjob submit --replace does both, and keeps the checkpoints")
+    if "immutable" in str(error) and str(error).startswith(names.KIND):
+        return Rejected(
+            f"{error}\nddpjob submit --replace deletes the job and creates it again; checkpoints "
+            "stay"
+        )
     for job in jobs:
         try:
             job.check()
@@ -137,35 +145,69 @@ def _explained(error: Rejected, jobs: Sequence[DDPJob]) -> ClientError | SpecErr
     return error
 
 
-async def _finish(client: AsyncClient, name: str, options: SubmitOptions) -> int:
-    """Wait for the end of a job, and return 0 if it is Complete, else 1."""
+def _advise(job: DDPJob) -> None:
+    """Warn about devices that a job requests and does not use."""
+    try:
+        advice = Spec.from_dict(job.spec).device_advice
+    except SpecError:
+        # The cluster has a newer version of the CRD.
+        return
+    if advice:
+        note(f"{job.name}: {advice}")
+
+
+async def _finish(client: AsyncClient, job: DDPJob, options: SubmitOptions) -> int:
+    """Wait for the end of a job if that was asked for. Return 0 if it is Complete, 1 if it Failed.
+
+    Return 2 for a job that had finished before, and so did not run.
+    """
+    place = "" if job.namespace == client.namespace else f" -n {job.namespace}"
+    if job.finished:
+        note(
+            f"{job.name} has finished already, {job.phase}; ddpjob restart {job.name}{place} runs "
+            "it again"
+        )
+        return REFUSED if options.follow or options.wait else 0
     if options.follow:
-        return await follow(client, name)
-    job = await client.wait(name)
-    output().print(f"{name} {job.phase}: {job.message}")
-    return exit_code(job.status)
+        return await follow(client, job, place)
+    if options.wait:
+        job = await client.wait(job.name, namespace=job.namespace)
+        Output().print(f"{job.name} {job.phase}: {job.message}")
+        return job.status.exit_code
+    note(f"ddpjob logs {job.name}{place} -f follows it, ddpjob status {job.name}{place} shows it")
+    return 0
 
 
-async def follow(client: AsyncClient, name: str) -> int:
+async def follow(client: AsyncClient, job: DDPJob, place: str) -> int:
     """Show a job until it has finished, as `ddpjob run --local` does. Return the exit code."""
     metrics = RunMetrics(start_time=time.time())
-    job = await client.get(name)
-    with Display(output(), metrics) as display:
-        async with aclosing(client.follow(name)) as items:
-            async for item in items:
-                if isinstance(item, DDPJob):
-                    job = item
-                    display.status(job.status)
-                else:
-                    _show(display, item)
+    choice = ALL_LINES
+    nodes = int(job.spec.get("nodes", 1))
+    if nodes > MAX_STREAMS:
+        choice = LogChoice(nodes=frozenset(range(MAX_STREAMS)))
+        note(f"showing the output of nodes 0 to {MAX_STREAMS - 1} of {nodes}")
+    try:
+        with Display(Output(), metrics) as display:
+            items = client.follow(job.name, choice, namespace=job.namespace)
+            async with aclosing(items):
+                async for item in items:
+                    if isinstance(item, DDPJob):
+                        job = item
+                        display.status(job.status)
+                    else:
+                        _show(display, item)
+    except asyncio.CancelledError:
+        note(f"the job goes on; ddpjob logs {job.name}{place} -f follows it again")
+        raise
     metrics.end_time = time.time()
     display.summary(job.status, {"Checkpoints": job.checkpoint} if job.checkpoint else {})
-    return exit_code(job.status)
+    return job.status.exit_code
 
 
 def _show(display: Display, line: LogLine) -> None:
-    event = parse_metric(line.text)
+    # The events of a training come from rank 0.
+    event = parse_metric(line.text) if line.index == 0 else None
     if event:
         display.metric(event)
-    elif not line.text.startswith(AGENT_LINE):
+    elif not line.text.startswith(names.AGENT_LINE):
         display.line(line.index, line.text)

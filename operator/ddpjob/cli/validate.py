@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from ddpjob.cli.session import output
-from ddpjob.client.documents import Document, is_job
+from ddpjob.cli.session import Output
 from ddpjob.client.validation import validate as find_problems
+from ddpjob.core.documents import Document, is_job
 
 
 def validate(documents: Sequence[Document]) -> int:
     """Print what is wrong with each job. Return 1 if something is, else 0."""
-    console = output()
+    console = Output()
     code = 0
     for document in documents:
         if not is_job(document):

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -12,12 +12,12 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from ddpjob.cli.session import note, output
+from ddpjob.cli.session import Output, note
 from ddpjob.client import AsyncClient, ClientError, NotFound
-from ddpjob.client.async_client import PROGRESS_LINES
 from ddpjob.core.names import Phase
-from ddpjob.core.pods import owner_uid, read_pod
+from ddpjob.core.pods import read_pod
 from ddpjob.core.progress import Progress
+from ddpjob.core.readers import Dict
 from ddpjob.core.user_job import DDPJob
 from ddpjob.show.jobs import job_lines, job_table
 
@@ -26,11 +26,15 @@ FORMATS = ("table", "wide", "json", "yaml", "name")
 Changes = AsyncGenerator[list[DDPJob], None]
 Lines = Callable[[Sequence[DDPJob]], Awaitable[list[Text]]]
 
-# Running jobs whose logs are read for a list.
+# Running jobs whose logs are read for a list, and how many lines of each.
 MAX_PROGRESS = 40
+LIST_LINES = 20
+
+# Lines of a log that are read for a status. The last checkpoint may be some way back.
+STATUS_LINES = 2000
 
 # Seconds between two looks at the logs while a command watches.
-REFRESH_SECONDS = 2.0
+REFRESH_SECONDS = 5.0
 
 
 async def list_jobs(client: AsyncClient, *, all_namespaces: bool, form: str, watch: bool) -> int:
@@ -41,7 +45,7 @@ async def list_jobs(client: AsyncClient, *, all_namespaces: bool, form: str, wat
             _dump([job.body() for job in jobs], form)
         elif jobs:
             lines = await _table(client, jobs, form == "wide", all_namespaces)
-            output().print(*lines, sep="\n")
+            Output().print(*lines, sep="\n")
         else:
             place = "the cluster" if all_namespaces else f"namespace {client.namespace}"
             note(f"no jobs in {place}; ddpjob init prints a manifest to submit")
@@ -62,7 +66,7 @@ async def show_status(client: AsyncClient, name: str, form: str, watch: bool) ->
         _dump(job.body(), form)
         return 0
     if not watch:
-        output().print(*await _job_lines(client, job), sep="\n")
+        Output().print(*await _job_lines(client, job), sep="\n")
         return 0
 
     async def lines(jobs: Sequence[DDPJob]) -> list[Text]:
@@ -78,7 +82,7 @@ class Screen:
     """Shows lines in place on a terminal. Elsewhere it prints them when they have changed."""
 
     def __init__(self) -> None:
-        self._console = output()
+        self._console = Output()
         self._live = Live(console=self._console, auto_refresh=False)
         self._printed: list[str] = []
 
@@ -124,27 +128,27 @@ async def _table(
     client: AsyncClient, jobs: Sequence[DDPJob], wide: bool, namespaces: bool
 ) -> list[Text]:
     running = [job for job in jobs if job.phase == Phase.RUNNING][:MAX_PROGRESS]
-    found = await asyncio.gather(*(read_progress(client, job) for job in running))
+    found = await asyncio.gather(*(read_progress(client, job, LIST_LINES) for job in running))
     progress = {job.uid: one for job, one in zip(running, found, strict=True)}
     return job_table(jobs, progress, datetime.now(UTC), wide=wide, namespaces=namespaces)
 
 
 async def _job_lines(client: AsyncClient, job: DDPJob) -> list[Text]:
-    progress, bodies = await asyncio.gather(
-        read_progress(client, job), client.pods(job.name, namespace=job.namespace)
-    )
-    own = [read_pod(body) for body in bodies if owner_uid(body) == job.uid]
-    pods = [pod for pod in own if pod is not None]
+    progress = await read_progress(client, job, STATUS_LINES)
+    bodies: Sequence[Dict] = ()
+    # Without the right to list pods, the status of the job says enough.
+    with suppress(ClientError):
+        bodies = await client.pods(job)
+    pods = [pod for pod in map(read_pod, bodies) if pod is not None]
     return list(job_lines(job, progress, pods, datetime.now(UTC)))
 
 
-async def read_progress(client: AsyncClient, job: DDPJob) -> Progress:
+async def read_progress(client: AsyncClient, job: DDPJob, lines: int) -> Progress:
     """Return how far a job is. Without the right to read logs, nothing is known."""
     try:
-        metrics = await client.metrics(job.name, namespace=job.namespace, tail=PROGRESS_LINES)
+        return await client.progress(job, tail=lines)
     except ClientError:
         return Progress()
-    return Progress.from_events(metrics.events)
 
 
 def _dump(found: Any, form: str) -> None:

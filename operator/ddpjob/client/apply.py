@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpjob.client.documents import is_job
-from ddpjob.client.errors import Rejected, client_errors
+from ddpjob.client.errors import NO_CRD, NotConnected, Rejected, client_errors
+from ddpjob.core.documents import is_job
 from ddpjob.core.readers import Dict, child, did_you_mean, quoted
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.kinds import Kind
@@ -86,6 +86,8 @@ class Applier:
         if (api_version, name) not in self._kinds:
             await self._discover(api_version)
         found = self._kinds.get((api_version, name))
+        if found is None and is_job(document):
+            raise NotConnected(NO_CRD)
         if found is None:
             known = [kind for version, kind in self._kinds if version == api_version]
             hint = did_you_mean(name, known)

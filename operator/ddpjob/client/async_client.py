@@ -1,45 +1,31 @@
 """The client of a cluster: submits jobs, follows them, and changes or deletes them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from ddpjob.client.apply import CREATE, FIELD_MANAGER, Applied, Applier
-from ddpjob.client.code import owned_code
-from ddpjob.client.errors import (
-    ClientError,
-    NotConnected,
-    NotFound,
-    Rejected,
-    WaitTimeout,
-    client_errors,
-)
-from ddpjob.client.follow import Follower, Item
-from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, merged_logs
+from ddpjob.client.code import mounts_code, owned_code
+from ddpjob.client.errors import NotConnected, Rejected, WaitTimeout, client_errors
+from ddpjob.client.reader import JobReader, Jobs
 from ddpjob.core import names
 from ddpjob.core.names import Phase
-from ddpjob.core.readers import Dict, did_you_mean, quoted
-from ddpjob.core.run_metrics import RunMetrics, parse_metric
+from ddpjob.core.readers import Dict
 from ddpjob.core.user_job import DDPJob
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import NotConfigured
-from ddpjob.kube.kinds import CONFIG_MAPS, JOBS, PODS, Kind
+from ddpjob.kube.kinds import CONFIG_MAPS, JOBS, Kind
 from ddpjob.kube.kubeconfig import user_configuration
-from ddpjob.kube.watch import list_objects, watch
-
-Jobs = list[DDPJob]
+from ddpjob.kube.watch import list_objects
 
 # Seconds for a deleted job to be gone, or for a suspended one to have no pods.
 CHANGE_SECONDS = 600.0
 
-# Lines at the end of a log that tell how far a training is.
-PROGRESS_LINES = 200
 
-
-class AsyncClient:
+class AsyncClient(JobReader):
     """Jobs of one cluster, with the rights of a kubeconfig or of a pod's service account.
 
         async with await AsyncClient.connect() as client:
@@ -49,10 +35,6 @@ class AsyncClient:
     Every method raises a ClientError, whose message says what is wrong. `namespace` is that of jobs
     for which none is named.
     """
-
-    def __init__(self, api: ApiClient, namespace: str) -> None:
-        self.api = api
-        self.namespace = namespace
 
     @classmethod
     async def connect(
@@ -65,9 +47,13 @@ class AsyncClient:
         """Return a client of a context of a kubeconfig, or of the cluster that this pod is in."""
         try:
             settings, default = await user_configuration(kubeconfig, context)
+            api = ApiClient(settings)
         except NotConfigured as error:
             raise NotConnected(str(error)) from error
-        return cls(ApiClient(settings), namespace or default)
+        # A certificate or key of the kubeconfig that is broken.
+        except (OSError, ValueError) as error:
+            raise NotConnected(f"the kubeconfig cannot be used: {error}") from error
+        return cls(api, namespace or default)
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,123 +63,6 @@ class AsyncClient:
 
     async def close(self) -> None:
         await self.api.close()
-
-    # Read
-
-    async def get(self, name: str, *, namespace: str | None = None) -> DDPJob:
-        """Return a job. Raises NotFound."""
-        place = namespace or self.namespace
-        with client_errors():
-            body = await self.api.get(JOBS.path(place, name))
-        if body is None:
-            raise await self._not_found(name, place)
-        return DDPJob.from_manifest(body)
-
-    async def list(self, *, namespace: str | None = None, all_namespaces: bool = False) -> Jobs:
-        """Return the jobs of a namespace or of all namespaces, by their names."""
-        place = None if all_namespaces else namespace or self.namespace
-        with client_errors():
-            found, _ = await list_objects(self.api, JOBS, place, {"limit": "250"})
-        jobs = [DDPJob.from_manifest(body) for body in found]
-        return sorted(jobs, key=lambda job: (job.namespace, job.name))
-
-    async def watch(
-        self, name: str | None = None, *, namespace: str | None = None, all_namespaces: bool = False
-    ) -> AsyncGenerator[Jobs, None]:
-        """Yield the jobs, and again after each change of one of them, for ever."""
-        place = None if all_namespaces else namespace or self.namespace
-        query = {"fieldSelector": f"metadata.name={name}"} if name else {}
-        jobs: dict[str, DDPJob] = {}
-        is_listed = False
-        with client_errors():
-            async for change in watch(self.api, JOBS, place, query):
-                if change is None:
-                    is_listed = True
-                else:
-                    what, body = change
-                    job = DDPJob.from_manifest(body)
-                    jobs[job.uid] = job
-                    if what == "DELETED":
-                        del jobs[job.uid]
-                if is_listed:
-                    yield sorted(jobs.values(), key=lambda job: (job.namespace, job.name))
-
-    async def pods(self, name: str, *, namespace: str | None = None) -> Sequence[Dict]:
-        """Return the pods of a job, as the API server shows them."""
-        query = {"labelSelector": f"{names.LABEL_JOB}={name}"}
-        with client_errors():
-            found, _ = await list_objects(self.api, PODS, namespace or self.namespace, query)
-        return found
-
-    # Follow
-
-    async def wait(
-        self, name: str, *, namespace: str | None = None, timeout: float | None = None
-    ) -> DDPJob:
-        """Return the job once it is Complete or Failed. `timeout` is in seconds.
-
-        Raises WaitTimeout, or NotFound if it is deleted before.
-        """
-        job = await self.get(name, namespace=namespace)
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._wait(job)
-        except TimeoutError as error:
-            job = await self.get(name, namespace=namespace)
-            raise WaitTimeout(
-                f"job {name} has not finished after {timeout:g} s: {job.phase}: {job.message}"
-            ) from error
-
-    async def _wait(self, job: DDPJob) -> DDPJob:
-        async with aclosing(self.watch(job.name, namespace=job.namespace)) as changes:
-            async for jobs in changes:
-                if not jobs:
-                    raise NotFound(f"job {job.name} was deleted")
-                if jobs[0].finished:
-                    return jobs[0]
-        raise AssertionError("a watch has no end")
-
-    async def follow(
-        self, name: str, choice: LogChoice = ALL_LINES, *, namespace: str | None = None
-    ) -> AsyncGenerator[Item, None]:
-        """Yield the job after each change of it, and the lines of its pods, until it has finished.
-
-        The lines are those of all nodes and attempts, unless `choice` says less.
-        """
-        place = namespace or self.namespace
-        await self.get(name, namespace=place)
-        with client_errors():
-            async with aclosing(Follower(self.api, place, name, choice).items()) as items:
-                async for item in items:
-                    yield item
-
-    async def logs(
-        self, name: str, choice: LogChoice = ALL_LINES, *, namespace: str | None = None
-    ) -> AsyncGenerator[LogLine, None]:
-        """Yield what the pods of a job have written so far, in the order of time."""
-        job = await self.get(name, namespace=namespace)
-        pods = await self.pods(name, namespace=job.namespace)
-        with client_errors():
-            async with aclosing(merged_logs(self.api, pods, choice)) as lines:
-                async for line in lines:
-                    yield line
-
-    async def metrics(
-        self, name: str, *, namespace: str | None = None, tail: int | None = None
-    ) -> RunMetrics:
-        """Return the events that the trainer of rank 0 has printed: losses, accuracies, speeds.
-
-        `tail` limits how many lines of each log are read.
-        """
-        choice = LogChoice(nodes=frozenset({0}), tail=tail)
-        metrics = RunMetrics()
-        async for line in self.logs(name, choice, namespace=namespace):
-            event = parse_metric(line.text)
-            if event is not None:
-                metrics.events.append(event)
-        return metrics
-
-    # Write
 
     async def submit(
         self, job: DDPJob, *, namespace: str | None = None, dry_run: bool = False
@@ -248,6 +117,9 @@ class AsyncClient:
         job = await self.get(name, namespace=namespace)
         if job.finished:
             return await self.replace(job)
+        if job.phase == Phase.SUSPENDED:
+            message = f"job {name} is suspended; ddpjob resume {name} continues it"
+            raise Rejected(message)
         await self.suspend(name, namespace=job.namespace)
         await self._wait_until(job, _is_suspended, "still has pods")
         return await self.resume(name, namespace=job.namespace)
@@ -255,15 +127,23 @@ class AsyncClient:
     async def replace(self, job: DDPJob) -> DDPJob:
         """Delete a job and create it again with the same manifest.
 
-        If that fails, the message of the error names the manifest's job, and `job` still has it.
+        If that fails, `job` still has the manifest.
         """
-        code = await self._release_code(job)
-        await self._delete(job)
-        await self._wait_until(job, lambda jobs: not _has(jobs, job), "still exists")
+        code = await self.remove(job)
         body = await self._create(job)
         for one in owned_code([*code, body]):
             await self._patch(CONFIG_MAPS, one)
         return DDPJob.from_manifest(body)
+
+    async def remove(self, job: DDPJob) -> Sequence[Dict]:
+        """Delete a job to make room for a new one, and return the ConfigMaps of its code.
+
+        They stay, since the new job may have the same code.
+        """
+        code = await self._release_code(job)
+        await self._delete(job)
+        await self._wait_until(job, lambda jobs: not _has(jobs, job), "still exists")
+        return code
 
     async def _create(self, job: DDPJob) -> dict[str, Any]:
         with client_errors():
@@ -289,6 +169,8 @@ class AsyncClient:
 
     async def _release_code(self, job: DDPJob) -> Sequence[Dict]:
         """Take the ConfigMaps of a job's code away from it, so that they outlive it."""
+        if not mounts_code(job):
+            return ()
         query = {"labelSelector": f"{names.LABEL_CODE}={job.name}"}
         with client_errors():
             found, _ = await list_objects(self.api, CONFIG_MAPS, job.namespace, query)
@@ -316,14 +198,6 @@ class AsyncClient:
                         return
         except TimeoutError as error:
             raise WaitTimeout(f"job {job.name} {what} after {CHANGE_SECONDS:.0f} s") from error
-
-    async def _not_found(self, name: str, namespace: str) -> ClientError:
-        """Return the error for a job that does not exist, with the names of others."""
-        jobs = await self.list(namespace=namespace)
-        if not jobs:
-            return NotFound(f"job {quoted(name)} not found; namespace {namespace} has no jobs")
-        hint = did_you_mean(name, [job.name for job in jobs])
-        return NotFound(f"job {quoted(name)} not found in namespace {namespace}{hint}")
 
 
 def _has(jobs: Jobs, job: DDPJob) -> bool:

@@ -2,14 +2,15 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpjob.client.documents import is_job
 from ddpjob.core import names
-from ddpjob.core.readers import Dict, SpecError, child
+from ddpjob.core.documents import is_job
+from ddpjob.core.readers import Dict, SpecError, child, children
 from ddpjob.core.user_job import DDPJob
 
 # Where the pods find the code, and the name of its volume.
@@ -21,8 +22,12 @@ CODE_VOLUME = "code"
 PRINTED_BYTES = 200_000
 SUBMITTED_BYTES = 2**20 - 2**14
 
-# Folders that are no code.
+# Folders that are no code, and a file that makes a folder a virtual environment.
 LEFT_OUT = ("__pycache__", "node_modules")
+ENVIRONMENT = "pyvenv.cfg"
+
+# The characters of a key of a ConfigMap, and the slash.
+KEY = re.compile(r"[-._a-zA-Z0-9/]+")
 
 # A key of a ConfigMap has no `/`, so it is replaced in the paths of a folder.
 SLASH = "__"
@@ -40,18 +45,25 @@ def read_code(script: Path, folder: Path | None, limit: int) -> dict[str, str]:
         paths, root = sorted(_files(folder)), folder
         if script.resolve() not in [path.resolve() for path in paths]:
             raise SpecError(f"{script}: is not in the folder {folder}")
-    code = {path.relative_to(root).as_posix(): _read_text(path) for path in paths}
-    size = sum(len(text.encode()) for text in code.values())
+    # A folder may have data by mistake, so the sizes come before the texts.
+    size = sum(path.stat().st_size for path in paths)
     if size > limit:
         raise SpecError(
             f"{folder or script}: has {size:,} bytes of code, and a ConfigMap takes {limit:,}; put "
             "data into a volume, or build an image"
         )
-    return code
+    for path in paths:
+        if not KEY.fullmatch(path.relative_to(root).as_posix()):
+            message = "rename it: a path of code has letters, digits, '-', '_', '.' and '/' only"
+            raise SpecError(f"{path}: {message}")
+    return {path.relative_to(root).as_posix(): _read_text(path) for path in paths}
 
 
 def _files(folder: Path) -> Iterator[Path]:
+    environments = {path.parent for path in folder.rglob(ENVIRONMENT)}
     for path in folder.rglob("*"):
+        if environments.intersection(path.parents):
+            continue
         parts = path.relative_to(folder).parts
         is_hidden = any(part.startswith(".") or part in LEFT_OUT for part in parts)
         if path.is_file() and not is_hidden and path.suffix != ".pyc":
@@ -104,6 +116,12 @@ def with_code(
         "volumeMounts": [*job.spec.get("volumeMounts", []), mount],
     }
     return config_map, replace(job, spec=spec)
+
+
+def mounts_code(job: DDPJob) -> bool:
+    """Return True if a job has the volume of its own code."""
+    volumes = children(job.spec, "volumes")
+    return any(one.get("name") == CODE_VOLUME and one.get("configMap") for one in volumes)
 
 
 def owned_code(bodies: Sequence[Dict]) -> Iterator[dict[str, Any]]:

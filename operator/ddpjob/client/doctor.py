@@ -1,6 +1,7 @@
 """Checks of a cluster: the operator, the user's rights, and what jobs need in a namespace."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from ddpjob import __version__
 from ddpjob.client.async_client import AsyncClient
 from ddpjob.client.errors import ClientError, NotConnected, client_errors
 from ddpjob.core import names
-from ddpjob.core.readers import Dict, child, children, integer_or_zero
+from ddpjob.core.readers import Dict, child, children, integer_or_zero, strings_or_empty
 from ddpjob.core.times import parse_time
 from ddpjob.kube.kinds import CRDS, DEPLOYMENTS, LEASES, NAMESPACES, NODES, Kind
 from ddpjob.kube.watch import list_objects
@@ -18,8 +19,8 @@ from ddpjob.kube.watch import list_objects
 OPERATOR = "app.kubernetes.io/part-of=ddpjob,app.kubernetes.io/component=operator"
 VERSION_LABEL = "app.kubernetes.io/version"
 
-# A leader renews its Lease every few seconds.
-STALE_LEASE = timedelta(seconds=60)
+# A leader renews its Lease every few seconds. The clock of this machine may be another one.
+STALE_LEASE = timedelta(seconds=120)
 
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
@@ -34,6 +35,8 @@ RIGHTS = (
     ("list", "", "pods", "logs and status"),
     ("watch", "", "pods", "logs --follow"),
     ("get", "", "pods/log", "logs"),
+    ("create", "", "configmaps", "submit --script"),
+    ("patch", "", "configmaps", "submit --script"),
 )
 
 # Extended resources of nodes, and the accelerator that they belong to.
@@ -92,9 +95,11 @@ async def check_crd(client: AsyncClient) -> Sequence[Finding]:
     if not served:
         advice = "install the operator's chart; it brings the CustomResourceDefinition"
         return [Finding("DDPJobs", f"the cluster does not serve {names.API_VERSION}", advice)]
-    with client_errors():
+    version = None
+    # Only an administrator may read it.
+    with suppress(ClientError), client_errors():
         crd = await client.api.get(CRDS.path("", f"{names.PLURAL}.{names.GROUP}"))
-    version = child(child(crd, "metadata"), "labels").get(VERSION_LABEL)
+        version = child(child(crd, "metadata"), "labels").get(VERSION_LABEL)
     if version in (None, __version__):
         return [Finding("DDPJobs", f"served as {names.API_VERSION}")]
     advice = "use the version of ddpjob that the cluster has, or upgrade the chart"
@@ -121,14 +126,38 @@ async def check_operator(client: AsyncClient) -> Sequence[Finding]:
             findings.append(Finding("Operator", found, "use the same version of both"))
         else:
             findings.append(Finding("Operator", f"{place} {version} is ready"))
-        findings += await _check_lease(client, metadata["namespace"])
+        findings += _check_watched(client, deployment)
+        findings += await _check_lease(client, deployment)
     return findings
 
 
-async def _check_lease(client: AsyncClient, namespace: str) -> Sequence[Finding]:
-    leases = await _list(client, LEASES, namespace)
-    ours = [lease for lease in leases if names.MANAGER in lease["metadata"]["name"]]
-    for lease in ours:
+def _arguments(deployment: Dict, option: str) -> list[str]:
+    """Return the values of an option of the operator."""
+    template = child(child(deployment, "spec"), "template")
+    found = []
+    for container in children(child(template, "spec"), "containers"):
+        for word in strings_or_empty(container.get("args")):
+            name, equals, value = word.partition("=")
+            if name == option and equals:
+                found.append(value)
+    return found
+
+
+def _check_watched(client: AsyncClient, deployment: Dict) -> Sequence[Finding]:
+    watched = _arguments(deployment, "--namespace")
+    if not watched or client.namespace in watched:
+        return ()
+    found = f"{deployment['metadata']['name']} watches only {', '.join(watched)}"
+    advice = f"add {client.namespace} to watchNamespaces in the values of its chart"
+    return [Finding("Operator", found, advice)]
+
+
+async def _check_lease(client: AsyncClient, deployment: Dict) -> Sequence[Finding]:
+    namespace = deployment["metadata"]["namespace"]
+    wanted = _arguments(deployment, "--lease-name") or [names.MANAGER]
+    for lease in await _list(client, LEASES, namespace):
+        if lease["metadata"]["name"] not in wanted:
+            continue
         renewed = parse_time(child(lease, "spec").get("renewTime"))
         if renewed and datetime.now(UTC) - renewed < STALE_LEASE:
             holder = str(child(lease, "spec").get("holderIdentity")).partition("_")[0]
@@ -189,10 +218,11 @@ async def check_quota(client: AsyncClient) -> Sequence[Finding]:
     for quota in await _list(client, Kind("", "v1", "resourcequotas"), client.namespace):
         status = child(quota, "status")
         used, hard = child(status, "used"), child(status, "hard")
+        # A limit of 0 forbids a kind of object, and says nothing of room.
         full = [
             f"{key} {used.get(key)} of {limit}"
             for key, limit in hard.items()
-            if str(used.get(key)) == str(limit)
+            if str(used.get(key)) == str(limit) and str(limit) != "0"
         ]
         name = quota["metadata"]["name"]
         if full:
@@ -271,6 +301,8 @@ async def check_dns(client: AsyncClient) -> Sequence[Finding]:
             ready += bool(child(endpoint, "conditions").get("ready", True))
     if ready:
         return [Finding("DNS", f"{ready} servers of kube-dns are ready")]
+    if not slices:
+        return [Finding("DNS", "there is no kube-dns in kube-system", is_hidden=True)]
     advice = "see kubectl -n kube-system get pods -l k8s-app=kube-dns"
     return [Finding("DNS", "no server of kube-dns is ready", advice)]
 

@@ -6,8 +6,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpjob.client.logs import LogChoice, LogLine, PodLog, has_begun, has_ended
+from ddpjob.client.errors import NotFound
+from ddpjob.client.logs import (
+    MAX_STREAMS,
+    LogChoice,
+    LogLine,
+    PodLog,
+    has_begun,
+    has_ended,
+    too_many_logs,
+)
 from ddpjob.core import names
+from ddpjob.core.pods import owner_uid
 from ddpjob.core.readers import Dict
 from ddpjob.core.user_job import DDPJob
 from ddpjob.kube.api import ApiClient, may_succeed_later
@@ -21,8 +31,11 @@ ORDER_SECONDS = 0.2
 # Seconds before a log is requested again whose connection broke.
 RETRY_SECONDS = 1.0
 
-# Seconds that the logs of a finished job get to end. A pod that cleanPodPolicy keeps never ends.
+# Seconds that pods of a finished job get to end. One that cleanPodPolicy keeps never does.
 LAST_SECONDS = 15.0
+
+# Seconds after which a log is requested again, so that a dead connection is noticed.
+LOG_SECONDS = 300.0
 
 # Lines that wait to be shown. If the reader is slow, no more are requested.
 MAX_WAITING = 10_000
@@ -39,8 +52,7 @@ class Follower:
     """Follows one job until it has finished, or is gone."""
 
     api: ApiClient
-    namespace: str
-    name: str
+    job: DDPJob
     choice: LogChoice
     # What was found; None is the end, and an error ends too.
     _found: "asyncio.Queue[Item | Exception | None]" = field(
@@ -50,6 +62,8 @@ class Follower:
     # The logs that are read, and the pods that have ended, by their UIDs.
     _logs: "dict[str, asyncio.Task[None]]" = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
+    # Set once all pods that exist are known.
+    _listed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def items(self) -> AsyncGenerator[Item, None]:
         """Yield the job after each change of it, and the lines of its pods.
@@ -80,46 +94,68 @@ class Follower:
         return [*lines, *(item for item in found if not isinstance(item, LogLine))]
 
     async def _watch_job(self) -> None:
-        """Report each change of the job, and the end after its last one."""
-        query = {"fieldSelector": f"metadata.name={self.name}"}
-        async for change in watch(self.api, JOBS, self.namespace, query):
+        """Report each change of the job, and the end once its logs have been read."""
+        await self._wait_for_end()
+        # The pods of which the watch tells later than of the job, and then the last lines.
+        await self._listed.wait()
+        deadline = asyncio.get_running_loop().time() + LAST_SECONDS
+        while reading := self._reading(only_ended=asyncio.get_running_loop().time() > deadline):
+            await asyncio.wait(reading, timeout=RETRY_SECONDS)
+        await self._found.put(None)
+
+    async def _wait_for_end(self) -> None:
+        """Report each change of the job until it has finished. Raises NotFound if it is deleted."""
+        query = {"fieldSelector": f"metadata.name={self.job.name}"}
+        exists = False
+        async for change in watch(self.api, JOBS, self.job.namespace, query):
             if change is None:
+                if not exists:
+                    break
                 continue
             what, body = change
             job = DDPJob.from_manifest(body)
-            await self._found.put(job)
-            if what == "DELETED" or job.finished:
+            if job.uid != self.job.uid:
+                continue
+            if what == "DELETED":
                 break
-        # The last lines, and the pods of which the watch tells later than of the job.
-        deadline = asyncio.get_running_loop().time() + LAST_SECONDS
-        while self._reading() and asyncio.get_running_loop().time() < deadline:
-            await asyncio.wait(self._reading(), timeout=RETRY_SECONDS)
-        await self._found.put(None)
+            exists = True
+            await self._found.put(job)
+            if job.finished:
+                return
+        raise NotFound(f"job {self.job.name} was deleted")
 
     async def _watch_pods(self) -> None:
-        query = {"labelSelector": f"{names.LABEL_JOB}={self.name}"}
-        async for change in watch(self.api, PODS, self.namespace, query):
-            if change is not None:
+        query = {"labelSelector": f"{names.LABEL_JOB}={self.job.name}"}
+        async for change in watch(self.api, PODS, self.job.namespace, query):
+            if change is None:
+                self._listed.set()
+            else:
                 self._see(*change)
 
     def _see(self, what: str, pod: Dict) -> None:
-        """Begin to read the log of a pod once its container has started."""
+        """Begin to read the log of a pod once its container has started. Raises Rejected."""
         uid = str(pod["metadata"]["uid"])
         if what == "DELETED" or has_ended(pod):
             self._ended.add(uid)
         log = PodLog.from_pod(pod)
-        if log and uid not in self._logs and has_begun(pod) and self.choice.has_pod(log):
-            self._logs[uid] = self._spawn(self._read(uid, log))
+        if log is None or uid in self._logs or owner_uid(pod) != self.job.uid:
+            return
+        if has_begun(pod) and self.choice.has_pod(log):
+            # Other connections are needed for the watches.
+            if len(self._reading()) >= MAX_STREAMS:
+                raise too_many_logs(len(self._logs) + 1)
+            choice = self.choice.of_new_pods() if self._listed.is_set() else self.choice
+            self._logs[uid] = self._spawn(self._read(uid, log, choice))
 
-    async def _read(self, uid: str, log: PodLog) -> None:
+    async def _read(self, uid: str, log: PodLog, choice: LogChoice) -> None:
         """Report the lines of a pod until it has ended, also over several connections."""
         path = PODS.path(log.namespace, log.name, "log")
-        query = {**self.choice.query(), "follow": "true"}
+        query = {**choice.query(), "follow": "true"}
         while True:
             # A log that is requested after the end of its container is complete.
             is_last = uid in self._ended
             try:
-                async for raw in self.api.stream(path, query):
+                async for raw in self.api.stream(path, query, LOG_SECONDS):
                     line = log.take(raw)
                     if line is not None and self.choice.has_line(line):
                         await self._found.put(line)
@@ -134,8 +170,13 @@ class Follower:
             await asyncio.sleep(RETRY_SECONDS)
             query = _continued(query, log.last_time)
 
-    def _reading(self) -> "set[asyncio.Task[None]]":
-        return {task for task in self._logs.values() if not task.done()}
+    def _reading(self, *, only_ended: bool = False) -> "set[asyncio.Task[None]]":
+        """Return the tasks that still read, of all pods or of those that have ended."""
+        return {
+            task
+            for uid, task in self._logs.items()
+            if not task.done() and (uid in self._ended or not only_ended)
+        }
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(self._report_errors(work))

@@ -1,4 +1,4 @@
-"""The client of this machine: the methods of a cluster's client, over a folder of local runs."""
+"""The client of this machine: methods of a cluster's client, over a folder of local runs."""
 
 import os
 import shutil
@@ -13,14 +13,16 @@ from typing import Any
 
 import yaml
 
-from ddpjob.client.async_client import Jobs
 from ddpjob.client.errors import NotFound, Rejected, WaitTimeout
 from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, PodLog
+from ddpjob.client.reader import Jobs
+from ddpjob.core.progress import Progress
 from ddpjob.core.readers import Dict, did_you_mean, quoted
 from ddpjob.core.run_metrics import RunMetrics, parse_metric
 from ddpjob.core.status import Status
 from ddpjob.core.user_job import DDPJob
 from ddpjob.local.run_files import RunFiles, running_process
+from ddpjob.show import notebook
 
 # Seconds between two looks at the files of a run.
 INTERVAL = 0.1
@@ -114,9 +116,21 @@ class LocalClient:
             time.sleep(INTERVAL)
         return self.get(name)
 
+    def watch_progress(self, name: str) -> DDPJob:
+        """Show a progress bar, also in a notebook, until a job has ended. Return the job."""
+        return notebook.watch(
+            lambda: self.get(name),
+            lambda job: Progress.from_events(self.metrics(job.name).events),
+            lambda job: running_process(self.runs / job.name) is None,
+        )
+
+    def plot(self, name: str) -> notebook.Picture | None:
+        """Return the curves of a job as a picture, or None if it has printed no figures."""
+        return notebook.picture(name, self.metrics(name))
+
     def logs(self, name: str, choice: LogChoice = ALL_LINES) -> Iterator[LogLine]:
         """Yield what the nodes of a job have written, one node after the other."""
-        self.get(name)
+        choice = replace(choice, ranks_per_node=self.get(name).processes_per_node)
         for path in sorted(RunFiles(self.runs / name).logs.glob("*.log")):
             *_, born, index = path.stem.split("-")
             log = PodLog("", path.stem, int(index), int(born))

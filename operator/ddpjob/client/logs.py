@@ -1,15 +1,17 @@
 """The logs of a job's pods: which lines are wanted, and all of them in the order of their times."""
 
 import asyncio
+import heapq
 import re
 from collections.abc import AsyncGenerator, Iterable
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field, replace
 
 from ddpjob.client.errors import Rejected
 from ddpjob.core import names
 from ddpjob.core.readers import Dict, child, children
 from ddpjob.kube.api import ApiClient
-from ddpjob.kube.errors import ApiError
+from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import PODS
 
 # Logs that are read at the same time, each by a connection of its own.
@@ -22,7 +24,7 @@ ATTEMPT_BEGINS = re.compile(r"ddpjob agent: attempt (\d+) begins")
 RANK_MARK = re.compile(r"\[rank(\d+)\]: ?")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class LogLine:
     """A line of a pod's log: its time in UTC as the kubelet wrote it, where it is from, its text.
 
@@ -36,12 +38,22 @@ class LogLine:
     text: str
     rank: int | None = None
 
+    def __lt__(self, other: "LogLine") -> bool:
+        """Return True if this line was written earlier."""
+        return (self.time, self.index) < (other.time, other.index)
+
+    @property
+    def is_json(self) -> bool:
+        return self.text.startswith("{") and self.text.endswith("}")
+
 
 @dataclass(frozen=True)
 class LogChoice:
     """The lines that a user wants: all, unless a field says less.
 
-    `ranks_per_node` tells to which node a rank belongs. `since` is in seconds.
+    `since` is in seconds, and `tail` is the number of last lines of each pod. `ranks_per_node`
+    tells to which node a rank belongs; a client fills it in. Raises ValueError for an attempt
+    together with `since` or `tail`: only a whole log says where an attempt begins.
     """
 
     nodes: frozenset[int] = frozenset()
@@ -50,6 +62,10 @@ class LogChoice:
     since: int | None = None
     tail: int | None = None
     ranks_per_node: int = 1
+
+    def __post_init__(self) -> None:
+        if self.attempt is not None and (self.since is not None or self.tail is not None):
+            raise ValueError("an attempt cannot be chosen together with since or tail")
 
     def has_pod(self, pod: "PodLog") -> bool:
         if self.attempt is not None and pod.born > self.attempt:
@@ -63,7 +79,14 @@ class LogChoice:
             return False
         if self.rank is None or self.ranks_per_node == 1:
             return True
+        if line.rank is None and line.is_json:
+            # The agent leaves lines of JSON as they are. Trainers print them on one rank of a node.
+            return self.rank % self.ranks_per_node == 0
         return line.rank == self.rank
+
+    def of_new_pods(self) -> "LogChoice":
+        """Return the choice for a pod that has just begun: nothing of its log is old."""
+        return replace(self, since=None, tail=None)
 
     def query(self) -> dict[str, str]:
         found = {"container": names.TRAINER, "timestamps": "true"}
@@ -146,10 +169,15 @@ async def read_log(api: ApiClient, pod: PodLog, choice: LogChoice) -> AsyncGener
             line = pod.take(raw)
             if line is not None and choice.has_line(line):
                 yield line
-    except ApiError as error:
-        # 400: the container waits to start.
-        if error.status not in (400, 404):
+    except CallFailed as error:
+        status = error.status if isinstance(error, ApiError) else 0
+        if status in (401, 403):
             raise
+        # 400: the container waits to start. One kubelet that does not answer must not hide the logs
+        # of the other nodes.
+        if status not in (400, 404):
+            text = f"{names.AGENT_LINE}the log of this pod cannot be read: {error}"
+            yield LogLine(pod.last_time, pod.index, pod.name, pod.attempt, text)
 
 
 async def merged_logs(
@@ -161,19 +189,25 @@ async def merged_logs(
     """
     chosen = [pod for pod in map(PodLog.from_pod, pods) if pod and choice.has_pod(pod)]
     if len(chosen) > MAX_STREAMS:
-        raise Rejected(
-            f"the job has the logs of {len(chosen)} pods, and at most {MAX_STREAMS} can be read at "
-            f"once; choose nodes with --node, such as --node 0-{MAX_STREAMS - 1}"
-        )
-    streams = [read_log(api, pod, choice) for pod in chosen]
-    waiting: dict[int, LogLine] = {}
-    firsts = await asyncio.gather(*(anext(stream, None) for stream in streams))
-    for number, line in enumerate(firsts):
-        if line is not None:
-            waiting[number] = line
-    while waiting:
-        number = min(waiting, key=lambda key: waiting[key])
-        yield waiting.pop(number)
-        line = await anext(streams[number], None)
-        if line is not None:
-            waiting[number] = line
+        raise too_many_logs(len(chosen))
+    async with AsyncExitStack() as held:
+        streams = []
+        for pod in chosen:
+            streams.append(await held.enter_async_context(aclosing(read_log(api, pod, choice))))
+        firsts = await asyncio.gather(*(anext(stream, None) for stream in streams))
+        # The next line of each stream, the oldest first.
+        waiting = [(line, number) for number, line in enumerate(firsts) if line is not None]
+        heapq.heapify(waiting)
+        while waiting:
+            line, number = heapq.heappop(waiting)
+            yield line
+            following = await anext(streams[number], None)
+            if following is not None:
+                heapq.heappush(waiting, (following, number))
+
+
+def too_many_logs(pods: int) -> Rejected:
+    return Rejected(
+        f"the job has the logs of {pods} pods, and at most {MAX_STREAMS} can be read at once; "
+        f"choose nodes with --node, such as --node 0-{MAX_STREAMS - 1}"
+    )

@@ -1,18 +1,23 @@
 """The same client for programs and notebooks without `await`."""
 
 import asyncio
+import atexit
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from ddpjob.client.apply import Applied
-from ddpjob.client.async_client import AsyncClient, Jobs
+from ddpjob.client.async_client import AsyncClient
+from ddpjob.client.errors import ClientError
 from ddpjob.client.follow import Item
 from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine
+from ddpjob.client.reader import PROGRESS_LINES, Jobs
+from ddpjob.core.progress import Progress
 from ddpjob.core.readers import Dict
 from ddpjob.core.run_metrics import RunMetrics
 from ddpjob.core.user_job import DDPJob
+from ddpjob.show import notebook
 
 T = TypeVar("T")
 
@@ -36,7 +41,12 @@ class Client:
         namespace: str | None = None,
     ) -> None:
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="ddpjob-client", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="ddpjob-client", daemon=True
+        )
+        self._thread.start()
+        # A call before the loop runs would be taken for one after its end.
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result()
         try:
             self._client = self._run(
                 AsyncClient.connect(kubeconfig=kubeconfig, context=context, namespace=namespace)
@@ -45,6 +55,8 @@ class Client:
             self._stop()
             raise
         self.namespace = self._client.namespace
+        # Connections that are open at the end of the program would be reported.
+        atexit.register(self.close)
 
     def __enter__(self) -> Self:
         return self
@@ -53,13 +65,21 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._run(self._client.close())
-        self._stop()
+        """Close the connections. The client cannot be used afterwards."""
+        if self._loop.is_running():
+            self._run(self._client.close())
+            self._stop()
+        atexit.unregister(self.close)
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._loop.is_running():
+            work.close()
+            raise ClientError("the client is closed; make a new one")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -68,14 +88,23 @@ class Client:
             raise
 
     def _iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        # After Ctrl-C the generator may still run for a moment, and cannot be closed until then.
+        using = asyncio.Lock()
+
         async def following() -> T | None:
-            return await anext(items, None)
+            async with using:
+                return await anext(items, None)
+
+        async def close() -> None:
+            async with using:
+                await items.aclose()
 
         try:
             while (item := self._run(following())) is not None:
                 yield item
         finally:
-            self._run(_close(items))
+            if self._loop.is_running():
+                self._run(close())
 
     def get(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Return a job. Raises NotFound."""
@@ -93,9 +122,13 @@ class Client:
             self._client.watch(name, namespace=namespace, all_namespaces=all_namespaces)
         )
 
-    def pods(self, name: str, *, namespace: str | None = None) -> Sequence[Dict]:
-        """Return the pods of a job, as the API server shows them."""
-        return self._run(self._client.pods(name, namespace=namespace))
+    def pods(self, job: DDPJob, *, node: int | None = None) -> Sequence[Dict]:
+        """Return the pods of a job or of one of its nodes, as the API server shows them."""
+        return self._run(self._client.pods(job, node=node))
+
+    def progress(self, job: DDPJob, *, tail: int = PROGRESS_LINES) -> Progress:
+        """Return how far a job is, as the last lines of its log tell."""
+        return self._run(self._client.progress(job, tail=tail))
 
     def wait(
         self, name: str, *, namespace: str | None = None, timeout: float | None = None
@@ -105,6 +138,21 @@ class Client:
         Raises WaitTimeout, or NotFound if it is deleted before.
         """
         return self._run(self._client.wait(name, namespace=namespace, timeout=timeout))
+
+    def watch_progress(self, name: str, *, namespace: str | None = None) -> DDPJob:
+        """Show a progress bar, also in a notebook, until a job has finished. Return the job."""
+        return notebook.watch(
+            lambda: self.get(name, namespace=namespace),
+            self.progress,
+            lambda job: job.finished,
+        )
+
+    def plot(self, name: str, *, namespace: str | None = None) -> notebook.Picture | None:
+        """Return the curves of a job as a picture, or None if it has printed no figures.
+
+        Needs matplotlib, which is in the extra `local`.
+        """
+        return notebook.picture(name, self.metrics(name, namespace=namespace))
 
     def follow(
         self, name: str, choice: LogChoice = ALL_LINES, *, namespace: str | None = None
@@ -175,6 +223,9 @@ class Client:
         """
         return self._run(self._client.replace(job))
 
+    def remove(self, job: DDPJob) -> Sequence[Dict]:
+        """Delete a job to make room for a new one, and return the ConfigMaps of its code.
 
-async def _close(items: AsyncGenerator[Any, None]) -> None:
-    await items.aclose()
+        They stay, since the new job may have the same code.
+        """
+        return self._run(self._client.remove(job))

@@ -12,7 +12,8 @@ from celpy.evaluation import CELEvalError, CELFunction
 from ddpjob.client.crd import schema
 from ddpjob.client.structure import unknown_fields, with_defaults
 from ddpjob.client.values import problems
-from ddpjob.core.readers import Dict
+from ddpjob.core import names
+from ddpjob.core.readers import Dict, child, quoted
 
 Schema = Mapping[str, Any]
 
@@ -23,16 +24,22 @@ def validate(manifest: Dict) -> list[str]:
     The list is empty for a job that it would accept. Names in the metadata other than `name` are
     not checked.
     """
+    version = manifest.get("apiVersion")
+    if version != names.API_VERSION:
+        return [f"apiVersion: the cluster has {names.API_VERSION}, got {quoted(version)}"]
     unknown = list(unknown_fields(manifest, schema()))
     if unknown:
         return unknown
     body = with_defaults(manifest, schema())
-    if not body.get("metadata", {}).get("name"):
+    metadata = child(body, "metadata")
+    if not metadata.get("name") and not metadata.get("generateName"):
         return ["metadata.name: Required value: name or generateName is required"]
+    # The API server makes a name from generateName before it looks at the rules.
+    body["metadata"] = {"name": f"{metadata.get('generateName')}12345", **metadata}
     found = list(problems(body, schema()))
     sentences = [problem.sentence for problem in found]
     if not any(problem.is_shape for problem in found):
-        # A rule that a wrong value keeps from being evaluated says nothing new.
+        # Skip a rule that cannot be evaluated because a value is wrong.
         sentences += _broken_rules(body, schema(), "", otherwise=bool(found))
     return sentences
 

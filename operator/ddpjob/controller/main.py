@@ -59,6 +59,7 @@ class Options:
     lease_name: str = names.MANAGER
     http_port: int = 8080
     kubeconfig: Path | None = None
+    job_metrics: bool = True
 
 
 def set_up_logging(style: str, level: str) -> None:
@@ -153,7 +154,9 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue(clock, group_of=lambda key: key[0])
     lease = Lease(api, options.lease_namespace, options.lease_name, identity, clock)
-    metrics = Metrics(cache, queue)
+    metrics = Metrics(cache, queue, each_job=options.job_metrics)
+    api.on_answer = metrics.count_request
+    queue.on_wait = metrics.waits.observe
     writer = Writer(api, lease)
     reporter = Reporter(writer, identity)
     actor = Actor(

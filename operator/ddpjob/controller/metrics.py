@@ -1,15 +1,29 @@
 """Prometheus metrics of the operator."""
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache
+from ddpjob.core.job import Job
 from ddpjob.core.names import Activity, Cause, Phase, Reason
 from ddpjob.core.status import Status
+from ddpjob.kube.kinds import resource_of
+
+# What is known of each job, and the labels beside `namespace` and `ddpjob`, its name. Prometheus
+# uses a label `job` for its own purposes.
+JOB_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "info": ("1 for each job", ("accelerator",)),
+    "phase": ("1 for the phase of a job", ("phase",)),
+    "attempt": ("Number of the current attempt; the first is 0", ()),
+    "restarts": ("Restarts that have used a budget, by the budget", ("budget",)),
+    "nodes": ("Nodes of the current attempt, by state: desired or ready", ("state",)),
+    "activity_seconds": ("Seconds of each activity that has ended", ("activity",)),
+    "goodput_ratio": ("Part of these seconds that an unfinished job has trained", ()),
+}
 
 
 class JobsByPhase(Collector):
@@ -27,12 +41,63 @@ class JobsByPhase(Collector):
         yield family
 
 
-class Metrics:
-    """The metrics of one operator, in a separate registry."""
+class EachJob(Collector):
+    """Gives the state of each job in the cache at each scrape.
 
-    def __init__(self, cache: Cache, queue: Sized) -> None:
+    A cluster with very many jobs may do without, since each of them adds about 15 series.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        families = {
+            name: GaugeMetricFamily(
+                f"ddpjob_job_{name}", text, labels=["namespace", "ddpjob", *more]
+            )
+            for name, (text, more) in JOB_FAMILIES.items()
+        }
+        for seen in self._cache.jobs.objects.values():
+            job = seen.value.unpack()
+            for name, values, number in _samples(job):
+                families[name].add_metric([job.namespace, job.name, *values], number)
+        yield from families.values()
+
+
+Sample = tuple[str, tuple[str, ...], float]
+
+
+def _samples(job: Job) -> Iterator[Sample]:
+    """Yield (family, labels, value) of a job."""
+    status = job.status
+    yield "info", (job.spec.accelerator if job.spec else "",), 1
+    yield "phase", (status.phase or str(Phase.PENDING),), 1
+    yield "restarts", ("failures",), status.failures
+    yield "restarts", ("disruptions",), status.disruptions
+    if status.attempt is not None:
+        yield "attempt", (), status.attempt
+        yield "nodes", ("desired",), status.pods.desired
+        yield "nodes", ("ready",), status.pods.ready
+    for activity, seconds in status.seconds.items():
+        yield "activity_seconds", (activity,), seconds
+    # The seconds of an activity are counted when it ends. Before the end of the first training, or
+    # of a job that has ended, the ratio would cause a false alarm.
+    training = status.seconds.get(Activity.TRAINING)
+    if training is not None and not status.finished:
+        yield "goodput_ratio", (), training / max(1, sum(status.seconds.values()))
+
+
+class Metrics:
+    """The metrics of one operator, in a separate registry.
+
+    `each_job` is whether there are metrics with the names of jobs.
+    """
+
+    def __init__(self, cache: Cache, queue: Sized, *, each_job: bool = True) -> None:
         registry = CollectorRegistry()
         registry.register(JobsByPhase(cache))
+        if each_job:
+            registry.register(EachJob(cache))
         self._registry = registry
         self.reconciles = Counter(
             "ddpjob_reconciles",
@@ -47,6 +112,17 @@ class Metrics:
         )
         depth = Gauge("ddpjob_queue_depth", "Jobs that are due", registry=registry)
         depth.set_function(lambda: len(queue))
+        self.waits = Histogram(
+            "ddpjob_queue_seconds",
+            "Time for which a job was due before a worker looked at it",
+            registry=registry,
+        )
+        self.requests = Counter(
+            "ddpjob_api_requests",
+            "Requests to the API server, by method, resource and HTTP status (0: no answer)",
+            ["method", "resource", "status"],
+            registry=registry,
+        )
         self.restarts = Counter(
             "ddpjob_restarts", "Restarts of a gang, by cause", ["cause"], registry=registry
         )
@@ -83,6 +159,10 @@ class Metrics:
             passed = new.seconds.get(activity, 0) - old.seconds.get(activity, 0)
             # Somebody may have changed the status.
             self.seconds.labels(str(activity)).inc(max(passed, 0))
+
+    def count_request(self, method: str, path: str, status: int) -> None:
+        """Count an answer of the API server."""
+        self.requests.labels(method, resource_of(path), str(status)).inc()
 
     def text(self) -> bytes:
         """Return the metrics in the exposition format."""

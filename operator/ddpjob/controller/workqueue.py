@@ -39,6 +39,8 @@ class WorkQueue(Generic[Key]):
     ) -> None:
         self._clock = clock
         self._group_of = group_of
+        # Called with the seconds for which a key was due before a worker took it.
+        self.on_wait: Callable[[float], None] = lambda seconds: None
         # The time and the number of the last entry of each key. Other entries are outdated.
         self._due: dict[Key, tuple[float, int]] = {}
         self._heap: list[tuple[float, int, Key]] = []
@@ -114,7 +116,8 @@ class WorkQueue(Generic[Key]):
             return None, wait
         self._line.remove(group, key)
         self._line.begin(group)
-        del self._due[key]
+        due, _ = self._due.pop(key)
+        self.on_wait(max(0.0, self._clock() - due))
         self._busy.add(key)
         return key, None
 

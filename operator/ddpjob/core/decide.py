@@ -41,7 +41,12 @@ from ddpjob.core.in_place import assignments
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Refusal, TrainerState
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
-from ddpjob.core.reports import report_ignored_fields, report_steps, report_strays
+from ddpjob.core.reports import (
+    report_ignored_fields,
+    report_steps,
+    report_strays,
+    report_unused_devices,
+)
 from ddpjob.core.restarts import YIELD_TIME, give_way, resize, restart_or_fail
 from ddpjob.core.spec import Spec
 from ddpjob.core.suspension import resume, suspend
@@ -89,6 +94,7 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     """Add what every plan has: its clocks, its next wake-up, and reports on the surroundings."""
     if not obs.status.finished:
         plan = report_ignored_fields(plan, spec)
+        plan = report_unused_devices(obs, plan, spec)
     plan = report_steps(obs, plan)
     plan = report_strays(obs, plan)
     after = with_status(obs, plan.status)

@@ -41,6 +41,9 @@ SHARED_MEMORY = "/dev/shm"
 
 AGENT_VOLUME = "ddpjob-agent"
 
+# How the lines begin that an agent adds to the log of its pod.
+AGENT_LINE = "ddpjob agent: "
+
 # The agent's files in a pod: its program, its pipes and small files, its assignment, its report.
 AGENT_FOLDER = "/ddpjob/agent"
 RUN_FOLDER = "/ddpjob/run"

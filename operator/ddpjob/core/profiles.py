@@ -115,6 +115,26 @@ def resolve_devices(name: str, requested: int | None, user_resources: Dict) -> M
     return {**profile.devices, profile.process_per: count}
 
 
+def unused_devices(name: str, user_resources: Dict) -> tuple[str, ...]:
+    """Return the devices in the user's resources that only other profiles use, sorted by name."""
+    used = _devices_of(catalog()[name])
+    known = frozenset().union(*map(_devices_of, catalog().values()))
+    return tuple(
+        device
+        for device in sorted(known - used)
+        if _requested_devices(user_resources, device) is not None
+    )
+
+
+def _devices_of(profile: Profile) -> frozenset[str]:
+    return frozenset(filter(None, (*profile.devices, profile.process_per)))
+
+
+def profiles_with(device: str) -> tuple[str, ...]:
+    """Return the names of the profiles that use a device."""
+    return tuple(name for name, one in catalog().items() if device in _devices_of(one))
+
+
 def _requested_devices(user_resources: Dict, device: str) -> int | None:
     """Return the number of devices of a kind in the user's resources, or None."""
     if not device:

@@ -51,3 +51,12 @@ def report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
         events = (*events, Event("Warning", "UnknownFields", message[:MAX_MESSAGE]))
     status = replace(plan.status, ignored_fields=spec.unknown_fields)
     return replace(plan, status=status, events=events)
+
+
+def report_unused_devices(obs: Observation, plan: Plan, spec: Spec) -> Plan:
+    """Report devices that the job requests and its accelerator does not use, when it begins."""
+    begins = obs.status.attempt is None and plan.status.attempt is not None
+    if not begins or not spec.unused_devices:
+        return plan
+    event = Event("Warning", "DevicesNotUsed", spec.device_advice)
+    return replace(plan, events=(*plan.events, event))

@@ -117,7 +117,8 @@ class Spec:
 
     `nodes` is the size of the gang. `nproc_per_node` and `devices` (extended resources of a pod, by
     name) are resolved: `auto` has become what the accelerator's profile gives. `unknown_fields` are
-    the paths of fields that this version ignores. `python` is the interpreter of the agent; an
+    the paths of fields that this version ignores, and `unused_devices` are devices that the job
+    requests and its accelerator does not use. `python` is the interpreter of the agent; an
     empty one is that of torchrun. `fast_start`: torchrun and the workers are forks of a process
     that has imported torch.
     """
@@ -138,6 +139,7 @@ class Spec:
     pod_fields: Dict = field(default_factory=dict)
     pod_template: Dict = field(default_factory=dict)
     unknown_fields: tuple[str, ...] = ()
+    unused_devices: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, data: Any) -> "Spec":
@@ -171,6 +173,7 @@ class Spec:
             pod_fields=pod_fields,
             pod_template=read_pod_template(fields.get("podTemplate")),
             unknown_fields=find_unknown_fields(data),
+            unused_devices=profiles.unused_devices(accelerator, resources),
         )
 
     @property
@@ -180,6 +183,17 @@ class Spec:
     @property
     def world_size(self) -> int:
         return self.nodes * self.nproc_per_node
+
+    @property
+    def device_advice(self) -> str:
+        """Return what to do about devices that the accelerator does not use, or nothing."""
+        if not self.unused_devices:
+            return ""
+        device = self.unused_devices[0]
+        return (
+            f"spec.resources requests {device}, which accelerator {self.accelerator} does not use: "
+            f"set spec.accelerator to {' or '.join(profiles.profiles_with(device))}, or remove it"
+        )
 
 
 def find_unknown_fields(fields: Dict) -> tuple[str, ...]:

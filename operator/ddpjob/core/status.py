@@ -174,6 +174,11 @@ class Status:
         return self.has(Condition.COMPLETE) or self.has(Condition.FAILED)
 
     @property
+    def exit_code(self) -> int:
+        """Return 0 for a job that is Complete, and 1 for any other."""
+        return 0 if self.has(Condition.COMPLETE) else 1
+
+    @property
     def restarts(self) -> int:
         """Restarts of the gang that have used a budget."""
         return self.failures + self.disruptions

@@ -9,7 +9,7 @@ from typing import Any, Literal, NotRequired, Required, Self, TypedDict, Unpack
 from ddpjob.core import names
 from ddpjob.core.job import require_job_name
 from ddpjob.core.names import Condition, Phase
-from ddpjob.core.readers import Dict, SpecError, child, quoted, require_object
+from ddpjob.core.readers import Dict, SpecError, child, integer_or_zero, quoted, require_object
 from ddpjob.core.spec import Spec, find_unknown_fields, refuse_unknown_fields
 from ddpjob.core.status import Status
 from ddpjob.core.times import parse_time
@@ -182,6 +182,15 @@ class DDPJob:
     @property
     def succeeded(self) -> bool:
         return self.status.has(Condition.COMPLETE)
+
+    @property
+    def processes_per_node(self) -> int:
+        """Return how many ranks a node has."""
+        try:
+            return Spec.from_dict(self.spec).nproc_per_node
+        except SpecError:
+            # The cluster has a newer version of the CRD.
+            return integer_or_zero(self.status.resolved.get("nprocPerNode")) or 1
 
     @property
     def result(self) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -76,14 +77,23 @@ async def configuration(
         config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
     else:
         path = str(kubeconfig) if kubeconfig else None
-        await config.load_kube_config(  # type: ignore[no-untyped-call]
+        loader = await config.load_kube_config(  # type: ignore[no-untyped-call]
             config_file=path, context=context, client_configuration=found
         )
+        # The token of a program such as `aws eks get-token` expires.
+        if hasattr(loader, "exec_plugin_expiry"):
+            found.refresh_api_key_hook = partial(_renew_token, loader)  # type: ignore[assignment]
     # By default aiohttp looks for netrc and proxy variables at every request, in threads. That
     # costs more CPU than the request. A proxy can be set in the kubeconfig (proxy-url).
     found.client_session_kwargs = {"trust_env": False}
     found.connection_pool_maxsize = CONNECTIONS
     return found
+
+
+async def _renew_token(loader: Any, settings: Configuration) -> None:
+    """Get a new token from the program that the kubeconfig names, if the last one has expired."""
+    await loader.load_from_exec_plugin()
+    settings.api_key["BearerToken"] = loader.token
 
 
 class Transport(RESTClientObject):
@@ -103,6 +113,8 @@ class ApiClient:
         self._transport = Transport(settings)
         # Time of the event loop until which the API server asked for a pause.
         self._paused_until = 0.0
+        # Called with the method, the path and the HTTP status of each answer; 0 is no answer.
+        self.on_answer: Callable[[str, str, int], None] = lambda method, path, status: None
 
     async def close(self) -> None:
         await self._transport.close()
@@ -166,9 +178,14 @@ class ApiClient:
         timeout: float,
     ) -> tuple[dict[str, Any], int]:
         """Send one request. Return the answer and its size in bytes."""
-        with _connection_errors(method, path):
-            answer = await self._open(method, path, body, query, timeout)
-            data = await answer.read()
+        status = 0
+        try:
+            with _connection_errors(method, path):
+                answer = await self._open(method, path, body, query, timeout)
+                data = await answer.read()
+                status = answer.status
+        finally:
+            self.on_answer(method, path, status)
         try:
             return _read_answer(answer.status, data), len(data)
         except ApiError as error:

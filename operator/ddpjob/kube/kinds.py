@@ -50,3 +50,16 @@ LEASES = Kind("coordination.k8s.io", "v1", "leases")
 
 # In the order of a LIST. A job's pods are complete only after the job itself is known.
 WATCHED = (NODES, JOBS, PODS)
+
+
+def resource_of(path: str) -> str:
+    """Return the plural of the kind that a path is about, with its subresource if it has one.
+
+    Such as `pods`, or `ddpjobs/status`.
+    """
+    parts = path.split("/")
+    # Before the plural there are api/VERSION or apis/GROUP/VERSION, and namespaces/NAME.
+    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    if len(parts) > 2 and parts[0] == "namespaces":
+        parts = parts[2:]
+    return "/".join(parts[::2])

@@ -23,21 +23,41 @@ async def user_configuration(
 
     In a pod without a kubeconfig it is that of its service account. Raises NotConfigured.
     """
-    # The Kubernetes client reads this variable only once, when it is imported.
-    if kubeconfig is None and os.environ.get("KUBECONFIG"):
-        kubeconfig = Path(os.environ["KUBECONFIG"])
+    if kubeconfig is None:
+        kubeconfig = _default_file()
     try:
         settings = await configuration(kubeconfig, context)
         namespace = _namespace(kubeconfig, context)
-    # A kubeconfig that is no YAML, or that has no object where one is expected, raises the others.
-    except (config.ConfigException, yaml.YAMLError, AttributeError, TypeError, OSError) as error:
+    # A kubeconfig that is no YAML, has no object where one is expected, or has a broken
+    # certificate, raises the others.
+    except (
+        config.ConfigException,
+        yaml.YAMLError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        OSError,
+    ) as error:
         raise NotConfigured(
             f"no cluster is configured: {_reason(error)}; set KUBECONFIG or use --kubeconfig and "
             "--context"
         ) from error
-    # kubectl uses the proxy of HTTPS_PROXY too.
+    # As kubectl does: use the proxy of HTTPS_PROXY, and accept authorities that are not strictly
+    # those of RFC 5280.
     settings.client_session_kwargs = {"trust_env": True}
+    settings.disable_strict_ssl_verification = True
     return settings, namespace
+
+
+def _default_file() -> Path | None:
+    """Return the kubeconfig that kubectl would read, or None if there is none.
+
+    The Kubernetes client reads KUBECONFIG only once, when it is imported.
+    """
+    if os.environ.get("KUBECONFIG"):
+        return Path(os.environ["KUBECONFIG"])
+    file = Path.home() / ".kube" / "config"
+    return file if file.exists() else None
 
 
 def _namespace(kubeconfig: Path | None, context: str | None) -> str:

@@ -4,11 +4,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from ddpjob.core import names
+from ddpjob.core.documents import read_yaml
 from ddpjob.core.job import Job, require_job_name
 from ddpjob.core.policy import Lifecycle
 from ddpjob.core.readers import (
@@ -56,35 +54,26 @@ def read(path: Path, wanted: Overrides = AS_WRITTEN, cores: int | None = None) -
     # Other kinds, such as the claims that a cluster needs, may be in the same file.
     jobs = [document for document in documents if document.get("kind") == names.KIND]
     if len(jobs) != 1:
-        raise SpecError(f"must contain one {names.KIND}, got {len(jobs)}")
-    config_maps = read_config_maps(documents)
-    manifest = _read_job(wanted.apply(jobs[0]), config_maps)
+        others = sorted({str(one["kind"]) for one in documents if "kind" in one} - {names.KIND})
+        hint = f"; it has {', '.join(others)}" if others and not jobs else ""
+        raise SpecError(f"must contain one {names.KIND}, got {len(jobs)}{hint}")
+    manifest = _read_job(wanted.apply(jobs[0]), read_config_maps(documents))
     if cores is None:
         return manifest
-    fitting, sentence = fit(manifest.spec, wanted, cores)
-    if not sentence:
+    size, sentence = fit(manifest.spec, wanted, cores)
+    if size == (manifest.spec.nodes, manifest.spec.nproc_per_node):
         return manifest
-    manifest = _read_job(fitting.apply(jobs[0]), config_maps)
-    return replace(manifest, notes=(sentence, *manifest.notes))
+    return _resized(manifest, size, sentence)
 
 
 def _read_documents(path: Path) -> list[Dict]:
     try:
         text = sys.stdin.read() if path == STDIN else path.read_text()
-        documents: list[Any] = list(yaml.safe_load_all(text))
     except OSError as error:
         raise SpecError(f"cannot read the file: {error.strerror}") from error
-    except yaml.MarkedYAMLError as error:
-        raise SpecError(f"is not YAML{_position(error)}: {error.problem}") from error
-    # A date that does not exist, such as 2026-13-45, is a plain ValueError.
-    except (yaml.YAMLError, ValueError) as error:
-        raise SpecError(f"is not YAML: {error}") from error
-    return [document for document in documents if isinstance(document, Mapping)]
-
-
-def _position(error: yaml.MarkedYAMLError) -> str:
-    mark = error.problem_mark
-    return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    except UnicodeDecodeError as error:
+        raise SpecError("is no text") from error
+    return [document for document in read_yaml(text) if isinstance(document, Mapping)]
 
 
 def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
@@ -105,7 +94,22 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
         document=document,
         config_maps=config_maps,
         claims=pod.claims,
-        notes=find_notes(document["spec"], spec, pod),
+        notes=(*filter(None, [spec.device_advice]), *find_notes(document["spec"], spec, pod)),
+    )
+
+
+def _resized(manifest: Manifest, size: tuple[int, int], sentence: str) -> Manifest:
+    """Return a manifest with another size. What an accelerator supports does not matter here."""
+    nodes, nproc = size
+    spec = replace(manifest.spec, nodes=nodes, nproc_per_node=nproc)
+    fields = {**manifest.document["spec"], "nodes": nodes, "nprocPerNode": nproc}
+    notes = (sentence, *manifest.notes) if sentence else manifest.notes
+    return replace(
+        manifest,
+        job=replace(manifest.job, spec=_local_spec(spec)),
+        spec=spec,
+        document={**manifest.document, "spec": fields},
+        notes=notes,
     )
 
 
@@ -144,6 +148,5 @@ def _refuse_secrets(pod: UserPod) -> None:
 def _secret(where: str) -> SpecError:
     return SpecError(
         f"{where}: uses a Secret, which is not available on this machine; in a copy of the "
-        "manifest, give the value as a plain env entry, or remove it and set the variable in your "
-        "shell"
+        "manifest, give the value as a plain env entry; --env NAME=VALUE replaces an env entry"
     )

@@ -15,7 +15,6 @@ from ddpjob.core import names, render
 from ddpjob.core.assignment import GRACE_SECONDS, assignment
 from ddpjob.core.decide import decide
 from ddpjob.core.job import Job
-from ddpjob.core.names import Condition
 from ddpjob.core.observe import observe
 from ddpjob.core.plan import Assign, Delete, Plan
 from ddpjob.core.pod_context import Settings
@@ -31,9 +30,6 @@ from ddpjob.local.translate import translate
 
 # Signals that end a run. SIGHUP comes when the terminal is closed.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-# How the lines begin that an agent adds to the log of its pod.
-AGENT_LINE = "ddpjob agent: "
 
 
 class Watcher(Protocol):
@@ -185,7 +181,7 @@ class LocalRun:
         """Keep a metric or show a line. If that fails, note it once and let the run go on."""
         try:
             # Only global rank 0 reports metrics, and it runs on node 0.
-            if text.startswith(AGENT_LINE):
+            if text.startswith(names.AGENT_LINE):
                 # The status tells a person the same, for all nodes at once.
                 return
             metric = parse_metric(text) if index == 0 else None
@@ -249,8 +245,3 @@ def _assign_node(body: dict[str, Any]) -> None:
     """Fill in what an API server and a scheduler add to a new pod."""
     body["metadata"]["uid"] = str(uuid.uuid4())
     body["spec"]["nodeName"] = socket.gethostname()
-
-
-def exit_code(status: Status) -> int:
-    """Return 0 for a job that is Complete, and 1 for one that Failed."""
-    return 0 if status.has(Condition.COMPLETE) else 1

@@ -22,12 +22,8 @@ class Overrides:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def apply(self, document: Dict) -> dict[str, Any]:
-        """Return a copy of a DDPJob with the values."""
+        """Return a copy of a DDPJob with the values, except its size."""
         spec = dict(child(document, "spec"))
-        if self.nodes is not None:
-            spec["nodes"] = self.nodes
-        if self.nproc is not None:
-            spec["nprocPerNode"] = self.nproc
         if self.max_restarts is not None:
             policy = child(spec, "failurePolicy")
             spec["failurePolicy"] = {**policy, "maxRestarts": self.max_restarts}
@@ -38,22 +34,22 @@ class Overrides:
         return {**document, "spec": spec}
 
 
-def fit(spec: Spec, wanted: Overrides, cores: int) -> tuple[Overrides, str]:
-    """Return a size that the machine can run, and the sentence that says so if it is smaller.
+def fit(spec: Spec, wanted: Overrides, cores: int) -> tuple[tuple[int, int], str]:
+    """Return the nodes and processes per node of a run, and a sentence if they are fewer.
 
     A size that the user asked for stays. Processes per node are reduced before nodes.
     """
+    nodes = wanted.nodes or spec.nodes
+    nproc = wanted.nproc or spec.nproc_per_node
     limit = max(cores, ALWAYS_FIT)
-    nodes, nproc = spec.nodes, spec.nproc_per_node
-    if nodes * nproc <= limit or wanted.nproc is not None:
-        return wanted, ""
-    if wanted.nodes is None:
-        nodes = min(nodes, limit)
-    nproc = max(1, limit // nodes)
-    if (nodes, nproc) == (spec.nodes, spec.nproc_per_node):
-        return wanted, ""
+    fitting = (nodes, nproc)
+    if nodes * nproc > limit and wanted.nproc is None:
+        fewer_nodes = nodes if wanted.nodes is not None else min(nodes, limit)
+        fitting = (fewer_nodes, max(1, limit // fewer_nodes))
+    if fitting == (nodes, nproc):
+        return fitting, ""
     sentence = (
-        f"the job has {spec.nodes} x {spec.nproc_per_node} processes, and this machine "
-        f"{counted(cores, 'core')}: running {nodes} x {nproc}; --nodes and --nproc choose the size"
+        f"the job has {nodes} x {nproc} processes, and this machine {counted(cores, 'core')}: "
+        f"running {fitting[0]} x {fitting[1]}; --nodes and --nproc choose the size"
     )
-    return Overrides(nodes, nproc, wanted.max_restarts, wanted.env), sentence
+    return fitting, sentence

@@ -63,25 +63,29 @@ SPEEDS = (
 TERMINAL_PANELS = (LOSS, ACCURACY, *SPEEDS[:2])
 
 
-def save_figure(runs: Runs, title: str, path: Path) -> bool:
-    """Write the curves as a picture. Return False, and write nothing, if there are none."""
+def draw(runs: Runs, title: str) -> "Figure | None":
+    """Return the curves as a figure of matplotlib, or None if there are none."""
     has_training = bool(LOSS.curves(runs) or ACCURACY.curves(runs))
     if not has_training and not SPEEDS[0].curves(runs):
-        return False
-    import matplotlib as mpl
+        return None
+    from matplotlib.figure import Figure
 
-    # Draw without a display.
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure = plt.figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    # Without pyplot, which keeps every figure, and which may look for a display.
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     if has_training:
         _draw_training(runs, figure)
     else:
         _draw_speeds(runs, figure)
     figure.suptitle(title)
+    return figure
+
+
+def save_figure(runs: Runs, title: str, path: Path) -> bool:
+    """Write the curves as a picture. Return False, and write nothing, if there are none."""
+    figure = draw(runs, title)
+    if figure is None:
+        return False
     figure.savefig(path)
-    plt.close(figure)
     return True
 
 

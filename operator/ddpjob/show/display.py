@@ -32,7 +32,7 @@ BAR_WIDTH = 28  # columns
 
 # A log line of torchrun's agent. After its first error, or a signal, the agent prints only its
 # traceback and its failure summary.
-AGENT_LINE = re.compile(
+TORCHRUN_LINE = re.compile(
     r"(?P<level>[EW])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)"
 )
 
@@ -66,8 +66,9 @@ class Display:
             MofNCompleteColumn(),
             TextColumn("{task.fields[details]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("passed,"),
             TimeRemainingColumn(compact=True),
+            TextColumn("left"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -105,7 +106,7 @@ class Display:
         What torchrun reports of a failure is left out: the job's message has the cause, and the log
         has all of it.
         """
-        agent = AGENT_LINE.match(text)
+        agent = TORCHRUN_LINE.match(text)
         if agent and (agent["level"] == "E" or "death signal" in text):
             self._reporting.add(index)
         is_report = agent or index in self._reporting or STACK_FRAME.match(text)

@@ -9,16 +9,38 @@ import yaml
 from ddpjob.core import names
 from ddpjob.core.readers import Dict, SpecError, quoted
 
-# YAML's own constructors give dates for strings such as 2026-01-01, which JSON does not have.
 Document = dict[str, Any]
+
+
+class Loader(yaml.SafeLoader):
+    """Reads YAML as Kubernetes does: 2026-01-01 is a string, since JSON has no dates."""
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_yaml(text: str) -> list[Any]:
+    """Return the documents of a text that are not empty. Raises SpecError."""
+    try:
+        return [found for found in yaml.load_all(text, Loader) if found is not None]
+    except yaml.MarkedYAMLError as error:
+        raise SpecError(f"is not YAML{_position(error)}: {error.problem}") from error
+    # Other values that YAML cannot hold are plain ValueErrors.
+    except (yaml.YAMLError, ValueError) as error:
+        raise SpecError(f"is not YAML: {error}") from error
+
+
+def _position(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark
+    return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 
 
 def read_documents(text: str) -> list[Document]:
     """Return the objects in a manifest, also those in a `List`. Raises SpecError."""
-    try:
-        found = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
-        raise SpecError(f"is not YAML: {' '.join(str(error).split())}") from error
+    found = read_yaml(text)
     documents: list[Document] = []
     for number, document in enumerate(found, 1):
         if not isinstance(document, dict):
@@ -26,6 +48,8 @@ def read_documents(text: str) -> list[Document]:
         is_list = document.get("kind") == "List" and isinstance(document.get("items"), list)
         documents += document["items"] if is_list else [document]
     for number, document in enumerate(documents, 1):
+        if not isinstance(document, dict):
+            raise SpecError(f"document {number}: must be an object, got {quoted(document)}")
         for key in ("apiVersion", "kind"):
             if not isinstance(document.get(key), str):
                 raise SpecError(f"document {number}: {key} is required")

@@ -1,0 +1,177 @@
+"""Read what a cluster knows of jobs, and follow them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from ddpjob.client.errors import ClientError, NotFound, WaitTimeout, client_errors
+from ddpjob.client.follow import Follower, Item
+from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, merged_logs
+from ddpjob.core import names
+from ddpjob.core.pods import owner_uid
+from ddpjob.core.progress import Progress
+from ddpjob.core.readers import Dict, did_you_mean, quoted
+from ddpjob.core.run_metrics import RunMetrics, parse_metric
+from ddpjob.core.user_job import DDPJob
+from ddpjob.kube.api import ApiClient
+from ddpjob.kube.kinds import JOBS, PODS
+from ddpjob.kube.watch import list_objects, watch
+
+Jobs = list[DDPJob]
+
+# Lines at the end of a log that tell how far a training is.
+PROGRESS_LINES = 200
+
+
+class JobReader:
+    """The methods of a client that change nothing. `namespace` is that of jobs without one."""
+
+    def __init__(self, api: ApiClient, namespace: str) -> None:
+        self.api = api
+        self.namespace = namespace
+
+    async def get(self, name: str, *, namespace: str | None = None) -> DDPJob:
+        """Return a job. Raises NotFound."""
+        place = namespace or self.namespace
+        with client_errors():
+            body = await self.api.get(JOBS.path(place, name))
+        if body is None:
+            raise await self._not_found(name, place)
+        return DDPJob.from_manifest(body)
+
+    async def list(self, *, namespace: str | None = None, all_namespaces: bool = False) -> Jobs:
+        """Return the jobs of a namespace or of all namespaces, by their names."""
+        place = None if all_namespaces else namespace or self.namespace
+        with client_errors():
+            found, _ = await list_objects(self.api, JOBS, place, {"limit": "250"})
+        jobs = [DDPJob.from_manifest(body) for body in found]
+        return sorted(jobs, key=lambda job: (job.namespace, job.name))
+
+    async def watch(
+        self, name: str | None = None, *, namespace: str | None = None, all_namespaces: bool = False
+    ) -> AsyncGenerator[Jobs, None]:
+        """Yield the jobs, and again after each change of one of them, for ever."""
+        place = None if all_namespaces else namespace or self.namespace
+        query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+        jobs: dict[str, DDPJob] = {}
+        is_listed = False
+        with client_errors():
+            async for change in watch(self.api, JOBS, place, query):
+                if change is None:
+                    is_listed = True
+                else:
+                    what, body = change
+                    job = DDPJob.from_manifest(body)
+                    jobs[job.uid] = job
+                    if what == "DELETED":
+                        del jobs[job.uid]
+                if is_listed:
+                    yield sorted(jobs.values(), key=lambda job: (job.namespace, job.name))
+
+    async def pods(self, job: DDPJob, *, node: int | None = None) -> Sequence[Dict]:
+        """Return the pods of a job or of one of its nodes, as the API server shows them."""
+        selector = f"{names.LABEL_JOB}={job.name}"
+        if node is not None:
+            selector += f",{names.LABEL_INDEX}={node}"
+        query = {"labelSelector": selector, "limit": "250"}
+        with client_errors():
+            found, _ = await list_objects(self.api, PODS, job.namespace, query)
+        # Those of an earlier job with this name may still end.
+        return [pod for pod in found if owner_uid(pod) == job.uid]
+
+    async def wait(
+        self, name: str, *, namespace: str | None = None, timeout: float | None = None
+    ) -> DDPJob:
+        """Return the job once it is Complete or Failed. `timeout` is in seconds.
+
+        Raises WaitTimeout, or NotFound if it is deleted before.
+        """
+        job = await self.get(name, namespace=namespace)
+        if job.finished:
+            return job
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._wait(job)
+        except TimeoutError as error:
+            job = await self.get(name, namespace=namespace)
+            raise WaitTimeout(
+                f"job {name} has not finished after {timeout:g} s: {job.phase}: {job.message}"
+            ) from error
+
+    async def _wait(self, job: DDPJob) -> DDPJob:
+        async with aclosing(self.watch(job.name, namespace=job.namespace)) as changes:
+            async for jobs in changes:
+                if not jobs:
+                    raise NotFound(f"job {job.name} was deleted")
+                if jobs[0].finished:
+                    return jobs[0]
+        raise AssertionError("a watch has no end")
+
+    async def follow(
+        self, name: str, choice: LogChoice = ALL_LINES, *, namespace: str | None = None
+    ) -> AsyncGenerator[Item, None]:
+        """Yield the job after each change of it, and the lines of its pods, until it has finished.
+
+        The lines are those of all nodes and attempts, unless `choice` says less.
+        """
+        job = await self.get(name, namespace=namespace)
+        follower = Follower(self.api, job, _resolved(choice, job))
+        with client_errors():
+            async with aclosing(follower.items()) as items:
+                async for item in items:
+                    yield item
+
+    async def logs(
+        self, name: str, choice: LogChoice = ALL_LINES, *, namespace: str | None = None
+    ) -> AsyncGenerator[LogLine, None]:
+        """Yield what the pods of a job have written so far, in the order of time."""
+        job = await self.get(name, namespace=namespace)
+        async with aclosing(self._lines(job, choice, await self.pods(job))) as lines:
+            async for line in lines:
+                yield line
+
+    async def _lines(
+        self, job: DDPJob, choice: LogChoice, pods: Iterable[Dict]
+    ) -> AsyncGenerator[LogLine, None]:
+        with client_errors():
+            async with aclosing(merged_logs(self.api, pods, _resolved(choice, job))) as lines:
+                async for line in lines:
+                    yield line
+
+    async def metrics(
+        self, name: str, *, namespace: str | None = None, tail: int | None = None
+    ) -> RunMetrics:
+        """Return the events that the trainer of rank 0 has printed: losses, accuracies, speeds.
+
+        `tail` limits how many lines of each log are read.
+        """
+        return await self._metrics(await self.get(name, namespace=namespace), tail)
+
+    async def _metrics(self, job: DDPJob, tail: int | None) -> RunMetrics:
+        metrics = RunMetrics()
+        pods = await self.pods(job, node=0)
+        async with aclosing(self._lines(job, LogChoice(tail=tail), pods)) as lines:
+            async for line in lines:
+                event = parse_metric(line.text)
+                if event is not None:
+                    metrics.events.append(event)
+        return metrics
+
+    async def progress(self, job: DDPJob, *, tail: int = PROGRESS_LINES) -> Progress:
+        """Return how far a job is, as the last lines of its log tell."""
+        metrics = await self._metrics(job, tail)
+        return Progress.from_events(metrics.events)
+
+    async def _not_found(self, name: str, namespace: str) -> ClientError:
+        """Return the error for a job that does not exist, with the names of others."""
+        jobs = await self.list(namespace=namespace)
+        if not jobs:
+            return NotFound(f"job {quoted(name)} not found; namespace {namespace} has no jobs")
+        hint = did_you_mean(name, [job.name for job in jobs])
+        return NotFound(f"job {quoted(name)} not found in namespace {namespace}{hint}")
+
+
+def _resolved(choice: LogChoice, job: DDPJob) -> LogChoice:
+    """Return a choice that knows how many ranks a node of the job has."""
+    return replace(choice, ranks_per_node=job.processes_per_node)

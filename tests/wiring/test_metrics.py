@@ -1,0 +1,128 @@
+"""The metrics of the operator: those of each job, of the queue, and of requests."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.kube.kinds import resource_of
+
+
+def a_job(name: str = "digits", **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"},
+        "spec": {"image": "i", "args": ["a"], "nodes": 2},
+        "status": status,
+    }
+
+
+def lines(cache: Cache, **options: Any) -> list[str]:
+    return Metrics(cache, (), **options).text().decode().splitlines()
+
+
+RUNNING = {
+    "phase": "Running",
+    "attempt": 3,
+    "failures": 1,
+    "disruptions": 2,
+    "nodes": {"desired": 2, "ready": 1},
+    "seconds": {"starting": 25, "training": 75},
+}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'ddpjob_job_info{accelerator="cpu",ddpjob="digits",namespace="team"} 1.0',
+        'ddpjob_job_phase{ddpjob="digits",namespace="team",phase="Running"} 1.0',
+        'ddpjob_job_attempt{ddpjob="digits",namespace="team"} 3.0',
+        'ddpjob_job_restarts{budget="failures",ddpjob="digits",namespace="team"} 1.0',
+        'ddpjob_job_restarts{budget="disruptions",ddpjob="digits",namespace="team"} 2.0',
+        'ddpjob_job_nodes{ddpjob="digits",namespace="team",state="ready"} 1.0',
+        'ddpjob_job_activity_seconds{activity="training",ddpjob="digits",namespace="team"} 75.0',
+        'ddpjob_job_goodput_ratio{ddpjob="digits",namespace="team"} 0.75',
+        'ddpjob_jobs{phase="Running"} 1.0',
+    ],
+)
+def test_each_job_has_its_metrics(line: str) -> None:
+    cache = Cache()
+    cache.jobs.see(a_job(**RUNNING))
+    assert line in lines(cache)
+
+
+def test_a_new_job_is_pending_and_has_no_attempt() -> None:
+    cache = Cache()
+    cache.jobs.see(a_job())
+    found = "\n".join(lines(cache))
+    assert 'ddpjob_job_phase{ddpjob="digits",namespace="team",phase="Pending"} 1.0' in found
+    assert "ddpjob_job_attempt{" not in found
+    assert "ddpjob_job_goodput_ratio{" not in found
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"phase": "Running", "seconds": {"queued": 7200, "starting": 5}},
+        {
+            "phase": "Failed",
+            "seconds": {"starting": 90, "training": 10},
+            "conditions": [{"type": "Failed", "status": "True"}],
+        },
+    ],
+    ids=["its first training goes on", "it has finished"],
+)
+def test_a_job_has_no_goodput_while(status: dict[str, Any]) -> None:
+    cache = Cache()
+    cache.jobs.see(a_job(**status))
+    assert not [line for line in lines(cache) if line.startswith("ddpjob_job_goodput_ratio{")]
+
+
+def test_a_job_that_is_gone_has_no_metrics() -> None:
+    cache = Cache()
+    cache.jobs.see(a_job())
+    cache.jobs.drop("digits")
+    assert not [line for line in lines(cache) if 'ddpjob="digits"' in line]
+
+
+def test_the_names_of_jobs_can_be_left_out() -> None:
+    cache = Cache()
+    cache.jobs.see(a_job(**RUNNING))
+    assert not [line for line in lines(cache, each_job=False) if "digits" in line]
+
+
+def test_requests_are_counted_by_what_they_are_about() -> None:
+    metrics = Metrics(Cache(), ())
+    metrics.count_request("PATCH", "api/v1/namespaces/n/pods/p", 200)
+    metrics.count_request("PATCH", "api/v1/namespaces/n/pods/q", 200)
+    line = 'ddpjob_api_requests_total{method="PATCH",resource="pods",status="200"} 2.0'
+    assert line in metrics.text().decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "resource"),
+    [
+        ("api/v1/namespaces/n/pods/p", "pods"),
+        ("api/v1/namespaces/n/pods", "pods"),
+        ("api/v1/pods", "pods"),
+        ("api/v1/namespaces/n", "namespaces"),
+        ("api/v1/nodes/x", "nodes"),
+        ("apis/ddpjob.dev/v1alpha1/namespaces/n/ddpjobs/j/status", "ddpjobs/status"),
+        ("apis/ddpjob.dev/v1alpha1/ddpjobs", "ddpjobs"),
+    ],
+)
+def test_the_resource_of_a_path(path: str, resource: str) -> None:
+    assert resource_of(path) == resource
+
+
+async def test_the_time_that_a_job_waits_in_the_queue_is_measured() -> None:
+    now = SimpleNamespace(seconds=10.0)
+    queue: WorkQueue[str] = WorkQueue(lambda: now.seconds)
+    waits: list[float] = []
+    queue.on_wait = waits.append
+    queue.add("job")
+    now.seconds = 12.5
+    assert await queue.get() == "job"
+    assert waits == [2.5]
