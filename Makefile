@@ -63,10 +63,13 @@ $(MUTANTS)/.installed: operator/pyproject.toml requirements-dev.txt
 	@$(MUTANTS)/bin/pip install --quiet --disable-pip-version-check 'cosmic-ray>=8.7,<9' -e operator -r requirements-dev.txt
 	@touch $@
 
-lint: $(STAMP) ## ruff and mypy --strict
+lint: $(STAMP) ## ruff, mypy --strict, and checks of the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/zizmor --offline --quiet .github
 
 bench: $(STAMP) ## the published figures of the operator, on a kind cluster of fake nodes
 	$(BIN)/python -m bench.operator_speed
@@ -89,7 +92,7 @@ docs: $(SITE)/.installed ## the documentation as a site in build/site; fails for
 # Zensical and its theme are needed for nothing else.
 $(SITE)/.installed: operator/pyproject.toml
 	$(PYTHON) -m venv --clear $(SITE)
-	@$(SITE)/bin/pip install --quiet --disable-pip-version-check 'zensical>=0.1.3,<0.2' -e 'operator[local,validate]'
+	@$(SITE)/bin/pip install --quiet --disable-pip-version-check 'zensical>=0.0.70,<=0.0.72' -e 'operator[local,validate]'
 	@touch $@
 
 dist: $(STAMP) ## wheels, chart and bill of materials of this version, in dist/

@@ -46,19 +46,17 @@ class Drawing:
             f'font-size="{size}" fill="{INK}">{escape(text)}</text>'
         )
 
-    def arrow(self, start: str, end: str, text: str = "", *, bend: float = 0) -> None:
-        """Draw an arrow between the sides of two boxes that face each other."""
+    def arrow(self, start: str, end: str, text: str = "", *, shift: float = 0) -> None:
+        """Draw an arrow between the sides of two boxes that face each other.
+
+        `shift` moves its text to the right.
+        """
         (x1, y1), (x2, y2) = self._sides(self.boxes[start], self.boxes[end])
-        cx, cy = (x1 + x2) / 2, (y1 + y2) / 2
-        if abs(x2 - x1) > abs(y2 - y1):
-            cy += bend * UNIT
-        else:
-            cx += bend * UNIT
         self.parts.append(
-            f'<path d="M {x1} {y1} Q {cx} {cy} {x2} {y2}" fill="none" stroke="{INK}" '
+            f'<path d="M {x1} {y1} L {x2} {y2}" fill="none" stroke="{INK}" '
             'marker-end="url(#head)"/>'
         )
-        middle = (x1 + 2 * cx + x2) / 4, (y1 + 2 * cy + y2) / 4 - 5
+        middle = (x1 + x2) / 2 + shift * UNIT, (y1 + y2) / 2 - 6
         for number, line in enumerate(filter(None, text.split("\n"))):
             self.text(middle[0], middle[1] + 14 * number, line, size=11)
 
@@ -69,9 +67,12 @@ class Drawing:
             return (x1 + w1, y1 + h1 / 2), (x2 - 3, y2 + h2 / 2)
         if x2 + w2 <= x1:
             return (x1, y1 + h1 / 2), (x2 + w2 + 3, y2 + h2 / 2)
+        # The ends are as near to each other as the boxes allow.
+        start = min(max(x2 + w2 / 2, x1 + 25), x1 + w1 - 25)
+        end = min(max(x1 + w1 / 2, x2 + 25), x2 + w2 - 25)
         if y1 < y2:
-            return (x1 + w1 / 2, y1 + h1), (x2 + w2 / 2, y2 - 3)
-        return (x1 + w1 / 2, y1), (x2 + w2 / 2, y2 + h2 + 3)
+            return (start, y1 + h1), (end, y2 - 3)
+        return (start, y1), (end, y2 + h2 + 3)
 
     def save(self, name: str) -> None:
         width, height = self.size
@@ -93,64 +94,65 @@ class Drawing:
 
 
 def job_life() -> None:
-    drawing = Drawing("The phases of a DDPJob", 98, 40)
+    drawing = Drawing("The phases of a DDPJob", 98, 37)
     drawing.box("pending", 2, 4, "Pending\nno room, no image,\na quota, a queue")
     drawing.box("starting", 28, 4, "Starting\ncontainers start,\nranks meet")
-    drawing.box("running", 54, 4, "Running\nall ranks have met")
-    drawing.box("complete", 80, 4, "Complete\nresult in the status")
+    drawing.box("running", 54, 4, "Running\nall ranks have met\nand train")
+    drawing.box("complete", 81, 4, "Complete\nall ended with 0,\nresult in the status")
     drawing.box("restarting", 41, 20, "Restarting\nattempt + 1")
-    drawing.box("failed", 80, 20, "Failed\nthe budget is used up,\na deadline, wrong use")
+    drawing.box("failed", 81, 20, "Failed\nno restart is left,\na deadline, wrong use")
     drawing.box("suspended", 2, 20, "Suspended\nspec.suspend, no pods")
     drawing.arrow("pending", "starting", "pods run")
     drawing.arrow("starting", "running", "all ready")
-    drawing.arrow("running", "complete", "all end with 0")
+    drawing.arrow("running", "complete")
     drawing.arrow(
-        "running", "restarting", "a rank fails, a pod is lost,\nit hangs, nodes change", bend=9
+        "running", "restarting", "a rank fails, a pod is lost,\nit hangs, nodes change", shift=9
     )
-    drawing.arrow("restarting", "starting", "survivors stay,\nlost pods are made anew", bend=-9)
-    drawing.arrow("restarting", "failed", "no restart is left")
-    drawing.arrow("suspended", "pending", "resume", bend=-4)
+    drawing.arrow("restarting", "starting", "survivors stay,\nlost pods are new", shift=-7)
+    drawing.arrow("restarting", "failed", "the budget is used up")
+    drawing.arrow("suspended", "pending", "resume", shift=4)
     drawing.text(
-        490,
-        330,
-        "From each phase: suspend ends the pods with their grace period. Deleting",
-        size=11,
+        490, 310, "spec.suspend ends the pods of any phase, with their grace period.", size=11
     )
-    drawing.text(490, 346, "the job removes its pods. Checkpoints stay in both cases.", size=11)
+    drawing.text(
+        490, 326, "Deleting the job removes its pods. Checkpoints stay in both cases.", size=11
+    )
     drawing.save("job-life.svg")
 
 
 def attempt() -> None:
-    drawing = Drawing("One attempt of a DDPJob with two nodes", 98, 44)
+    drawing = Drawing("One attempt of a DDPJob with two nodes", 98, 42)
     drawing.box("operator", 40, 2, "operator\nobserve, decide, act", 180)
     drawing.box("pod0", 4, 16, "pod JOB-0-0\nagent\ntorchrun\nrank 0, rank 1", 200)
     drawing.box("pod1", 74, 16, "pod JOB-0-1\nagent\ntorchrun\nrank 2, rank 3", 200)
     drawing.box("claim", 40, 34, "claim\ncheckpoints of all attempts", 180)
-    drawing.arrow("operator", "pod0", "1 create all pods at once,\nwith the assignment", bend=-3)
-    drawing.arrow("operator", "pod1", "2 readiness and the\ntermination message", bend=-3)
+    drawing.arrow(
+        "operator", "pod0", "1. create all pods at once,\nwith their assignment", shift=-9
+    )
+    drawing.arrow("pod1", "operator", "2. ready, or ended\nwith a report", shift=8)
     drawing.arrow("pod0", "pod1", "rendezvous at node 0, then all-reduce")
-    drawing.arrow("pod0", "claim", "rank 0 writes", bend=3)
-    drawing.arrow("pod1", "claim", "all read", bend=3)
+    drawing.arrow("pod0", "claim", "rank 0 writes", shift=-6)
+    drawing.arrow("claim", "pod1", "all ranks read", shift=6)
     drawing.save("attempt.svg")
 
 
 def pod() -> None:
-    drawing = Drawing("A pod of a DDPJob", 98, 42)
-    drawing.box("assignment", 2, 4, "assignment\nfile from an annotation", 190)
-    drawing.box("agent", 38, 4, "agent, process 1\nstandard-library Python", 200)
-    drawing.box("port", 76, 4, "port 29401\n/ready and /metrics", 190)
-    drawing.box("zygote", 38, 16, "zygote (fastStart)\nhas imported torch", 200)
-    drawing.box("torchrun", 38, 27, "torchrun", 200)
-    drawing.box("rank0", 14, 34, "rank 0\nyour script", 160)
-    drawing.box("rank1", 68, 34, "rank 1\nyour script", 160)
-    drawing.box("report", 76, 16, "termination message\ncause, rank, exception", 190)
-    drawing.arrow("assignment", "agent", "read")
-    drawing.arrow("agent", "port", "serve")
-    drawing.arrow("agent", "zygote", "start")
-    drawing.arrow("zygote", "torchrun", "fork")
-    drawing.arrow("torchrun", "rank0", "start", bend=-1)
-    drawing.arrow("torchrun", "rank1", "start", bend=-1)
-    drawing.arrow("agent", "report", "at the end", bend=-2)
+    drawing = Drawing("A pod of a DDPJob", 98, 45)
+    drawing.box("assignment", 2, 2, "assignment\nattempt, endpoint, size", 190)
+    drawing.box("agent", 39, 2, "agent, process 1\nstandard-library Python", 200)
+    drawing.box("port", 76, 2, "port 29401\n/ready and /metrics", 190)
+    drawing.box("zygote", 39, 14, "zygote (fastStart)\nhas imported torch", 200)
+    drawing.box("report", 76, 14, "termination message\ncause, rank, exception", 190)
+    drawing.box("torchrun", 39, 26, "torchrun\nstarts and watches ranks", 200)
+    drawing.box("rank0", 16, 38, "rank 0\nyour script", 160)
+    drawing.box("rank1", 66, 38, "rank 1\nyour script", 160)
+    drawing.arrow("assignment", "agent", "a file")
+    drawing.arrow("agent", "port")
+    drawing.arrow("agent", "report", "at the end", shift=4)
+    drawing.arrow("agent", "zygote", "start", shift=3)
+    drawing.arrow("zygote", "torchrun", "fork", shift=3)
+    drawing.arrow("torchrun", "rank0")
+    drawing.arrow("torchrun", "rank1")
     drawing.save("pod.svg")
 
 
