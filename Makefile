@@ -98,9 +98,12 @@ $(SITE)/.installed: operator/pyproject.toml
 dist: $(STAMP) ## wheels, chart and bill of materials of this version, in dist/
 	rm -rf dist && mkdir dist
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist ./operator ./trainer
-	helm package charts/ddpjob-operator --destination dist
+	cp -r charts/ddpjob-operator dist/chart
+	sed -i 's#^  registry: ""#  registry: "$(REGISTRY)"#' dist/chart/values.yaml
+	helm package dist/chart --destination dist
+	rm -r dist/chart
 	$(PYTHON) -m venv --clear dist/.venv
-	dist/.venv/bin/pip install --quiet --disable-pip-version-check "dist/ddpjob-$(CURRENT)-py3-none-any.whl[controller]"
+	dist/.venv/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/ddpjob-*.whl)[controller]"
 	$(BIN)/cyclonedx-py environment dist/.venv --output-reproducible --of JSON -o dist/ddpjob-$(CURRENT).cdx.json
 	rm -rf dist/.venv
 

@@ -57,12 +57,14 @@ def test_what_an_accelerator_supports_does_not_matter_on_this_machine(tmp_path):
 
 
 def test_restarts_and_variables_are_replaced(tmp_path):
-    env = [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]
+    env = [{"name": "B", "value": "2"}, {"name": "A", "value": "$(B)/x"}]
     path = write(tmp_path, env=env, failurePolicy={"maxRestarts": 9, "windowSeconds": 60})
-    manifest = read(path, Overrides(max_restarts=0, env={"B": "3"}))
+    manifest = read(path, Overrides(max_restarts=0, env={"B": "3", "C": "4"}))
     spec = manifest.document["spec"]
     assert spec["failurePolicy"] == {"maxRestarts": 0, "windowSeconds": 60}
-    assert spec["env"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "3"}]
+    # A refers to B, so B stays before it.
+    assert [one["name"] for one in spec["env"]] == ["B", "A", "C"]
+    assert spec["env"][0]["value"] == "3"
 
 
 def test_a_date_is_a_string_as_in_kubernetes(tmp_path):

@@ -367,8 +367,9 @@ def test_a_pod_monitor_selects_the_agents_of_jobs() -> None:
     (monitor,) = of_kind(rendered("metrics.podMonitor.enabled=true"), "PodMonitor")
     assert monitor["spec"]["namespaceSelector"] == {"any": True}
     pod = yaml.safe_load((ROOT / "tests/unit/golden/pod-cpu.yaml").read_text())
-    wanted = monitor["spec"]["selector"]["matchLabels"].items()
-    assert wanted <= pod["metadata"]["labels"].items()
+    (expression,) = monitor["spec"]["selector"]["matchExpressions"]
+    assert expression["operator"] == "Exists"
+    assert expression["key"] in pod["metadata"]["labels"]
     ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in ports
     watched = rendered(

@@ -51,6 +51,15 @@ def test_the_job_mounts_the_code_and_runs_the_script(project):
     assert spec["checkpoint"] == {"claimName": "ckpt"}
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_script_may_be_a_link(project, folder):
+    (project / "link.py").symlink_to(project / "train.py")
+    own = OwnScript(project / "link.py", "i", project if folder else None)
+    config_map, job = own.documents(PRINTED_BYTES)
+    script = job["spec"]["args"][0].removeprefix("/mnt/code/")
+    assert config_map["data"][script] == "import lib.model\n"
+
+
 def test_other_code_is_another_config_map(project):
     own = OwnScript(project / "train.py", "i")
     before, _ = own.documents(PRINTED_BYTES)

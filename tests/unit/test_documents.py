@@ -65,6 +65,7 @@ def test_a_manifest_without_a_job_is_refused(text, message):
         ("spec.env.0.value='2'", ("spec", "env", 0, "value"), "2"),
         ("spec.env.1.name=B", ("spec", "env", 1, "name"), "B"),
         ("spec.args=[m, n]", ("spec", "args"), ["m", "n"]),
+        ("spec.env.0.value=2026-01-01", ("spec", "env", 0, "value"), "2026-01-01"),
     ],
 )
 def test_a_field_is_set(setting, place, value):

@@ -65,6 +65,7 @@ CORE_MODULES = {
     "json",
     "math",
     "re",
+    "secrets",
     "typing",
     "jinja2",
     "yaml",

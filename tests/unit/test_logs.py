@@ -11,8 +11,8 @@ def a_pod(name="j-0-3", index="3"):
     return {"metadata": {"namespace": "n", "name": name, "labels": {"ddpjob.dev/index": index}}}
 
 
-def line(log, text, time="2026-01-01T00:00:01Z"):
-    return log.take(f"{time} {text}".encode())
+def line(log, text, second="1"):
+    return log.take(f"2026-01-01T00:00:0{second}Z {text}".encode())
 
 
 def test_a_pod_knows_the_attempt_in_which_it_was_created():
@@ -39,11 +39,27 @@ def test_a_line_has_the_rank_that_its_mark_names():
     assert line(log, "rank 17", "2").rank is None
 
 
-def test_a_line_that_was_read_before_is_left_out():
+def test_after_a_new_connection_a_line_that_was_read_before_is_left_out():
     log = PodLog.from_pod(a_pod())
-    assert line(log, "a", "1").text == "a"
-    assert line(log, "a", "1") is None
-    assert line(log, "b", "2").text == "b"
+    assert line(log, "a", "2").text == "a"
+    log.resumed_after = log.last_time
+    assert line(log, "a", "2") is None
+    assert line(log, "b", "3").text == "b"
+
+
+def test_within_one_connection_no_line_is_left_out():
+    # The clock of the node may step back, and two lines may have the same time.
+    log = PodLog.from_pod(a_pod())
+    texts = [line(log, text, second).text for text, second in (("a", "5"), ("b", "5"), ("c", "1"))]
+    assert texts == ["a", "b", "c"]
+
+
+def test_what_the_kubelet_itself_says_has_no_time():
+    log = PodLog.from_pod(a_pod())
+    line(log, "a", "2")
+    said = log.take(b"unable to retrieve container logs for containerd://1")
+    assert said.text.startswith("unable to retrieve")
+    assert log.last_time == "2026-01-01T00:00:02Z"
 
 
 def test_a_choice_of_nodes_ranks_and_attempts():

@@ -1,5 +1,6 @@
 """The metrics of the operator: those of each job, of the queue, and of requests."""
 
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,17 +63,26 @@ def test_a_new_job_is_pending_and_has_no_attempt() -> None:
     assert "ddpjob_job_goodput_ratio{" not in found
 
 
+def test_the_training_that_goes_on_counts() -> None:
+    since = (datetime.now(UTC) - timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    cache = Cache()
+    seconds = {"queued": 3600, "training": 60}
+    cache.jobs.see(a_job(seconds=seconds, activity="training", activitySince=since))
+    (line,) = [one for one in lines(cache) if one.startswith("ddpjob_job_goodput_ratio{")]
+    assert float(line.split()[-1]) == pytest.approx(7260 / 10860, abs=0.01)
+
+
 @pytest.mark.parametrize(
     "status",
     [
-        {"phase": "Running", "seconds": {"queued": 7200, "starting": 5}},
+        {"phase": "Pending", "seconds": {"queued": 7200, "starting": 5}},
         {
             "phase": "Failed",
             "seconds": {"starting": 90, "training": 10},
             "conditions": [{"type": "Failed", "status": "True"}],
         },
     ],
-    ids=["its first training goes on", "it has finished"],
+    ids=["it has never trained", "it has finished"],
 )
 def test_a_job_has_no_goodput_while(status: dict[str, Any]) -> None:
     cache = Cache()

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from ddpjob.cli.session import REFUSED, Output, note, print_error
-from ddpjob.client import AsyncClient, NotFound, Rejected, WaitTimeout
+from ddpjob.client import AsyncClient, ClientError, NotFound, Rejected, WaitTimeout
 from ddpjob.core.user_job import DDPJob
 
 # The exit code of the command `timeout`.
@@ -56,7 +56,7 @@ async def restart(client: AsyncClient, name: str) -> int:
         note(f"{name} is {job.phase}: suspending it, then resuming it")
         try:
             await client.restart(name)
-        except (asyncio.CancelledError, WaitTimeout):
+        except (asyncio.CancelledError, ClientError):
             note(f"the job may be suspended; ddpjob resume {name} continues it")
             raise
     Output().print(f"{name} restarted{_from_checkpoints(job)}")

@@ -84,6 +84,8 @@ async def logs(client: AsyncClient, name: str, choice: LogChoice, options: LogOp
 def _require_existing(job: DDPJob, choice: LogChoice, ranks: int) -> None:
     """Raise BadParameter for a node or rank that the job does not have."""
     # An earlier attempt may have had more nodes.
+    if choice.attempt is not None:
+        return
     nodes = max(job.status.pods.desired, int(job.spec.get("nodes", 1)))
     if choice.nodes and max(choice.nodes) >= nodes:
         message = f"job {job.name} has {nodes} nodes, 0 to {nodes - 1}"

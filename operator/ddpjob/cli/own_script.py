@@ -1,7 +1,7 @@
 """A manifest for a user's own script, which travels in a ConfigMap."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,16 @@ class OwnScript:
         if not self.script.is_file():
             raise SpecError(f"{self.script}: the file does not exist")
         code = read_code(self.script, self.folder, limit)
-        root = self.folder or self.script.parent
-        path = self.script.resolve().relative_to(root.resolve()).as_posix()
+        path = self.script.name if self.folder is None else self._path_in(self.folder, code)
         job = DDPJob(require_job_name(self.name or job_name(self.script)), self._spec())
         config_map, job = with_code(job, code, path, self.args)
         job.check()
         return config_map, job.manifest()
+
+    def _path_in(self, folder: Path, code: Iterable[str]) -> str:
+        """Return the path of the script among the files of a folder. It may be a link."""
+        script = self.script.resolve()
+        return next(path for path in code if (folder / path).resolve() == script)
 
     def _spec(self) -> dict[str, Any]:
         image = self.image or IMAGES[self.accelerator]

@@ -38,7 +38,9 @@ def render(documents: Sequence[Document], node: int | None, *, restricted: bool)
 def _objects(document: Document, node: int | None, settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield the Service and the pods of the first attempt. Raises SpecError."""
     DDPJob.from_manifest(document).check()
-    job = replace(Job.from_dict(document), uid=UID)
+    # A suspended job has no pods before it is resumed.
+    resumed = {**document, "spec": {**document["spec"], "suspend": False}}
+    job = replace(Job.from_dict(resumed), uid=UID)
     status = decide(observe(job, ()), datetime.now(UTC)).status
     job = replace(job, status=status)
     nodes = range(status.pods.desired)

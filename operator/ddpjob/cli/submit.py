@@ -4,21 +4,23 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
+from ddpjob.cli.change import kept_manifest
 from ddpjob.cli.own_script import OwnScript
 from ddpjob.cli.session import REFUSED, Output, note
 from ddpjob.client import AsyncClient, ClientError
+from ddpjob.client.apply import Applied
 from ddpjob.client.code import SUBMITTED_BYTES
 from ddpjob.client.errors import NotFound, Rejected
 from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice, LogLine
 from ddpjob.core import names
 from ddpjob.core.documents import Document, is_job, read_documents, require_jobs, set_fields
-from ddpjob.core.readers import SpecError, child
+from ddpjob.core.readers import Dict, SpecError, child
 from ddpjob.core.run_metrics import RunMetrics, parse_metric
 from ddpjob.core.spec import Spec
 from ddpjob.core.user_job import DDPJob
@@ -85,10 +87,16 @@ async def submit(client: AsyncClient, documents: Sequence[Document], options: Su
     documents = [_in_namespace(client, document, options.namespace) for document in documents]
     jobs = [DDPJob.from_manifest(document) for document in documents if is_job(document)]
     console = Output()
-    if options.replace and not options.dry_run:
-        await _delete_existing(client, jobs)
     try:
-        applied = await client.apply(documents, dry_run=options.dry_run)
+        if options.replace:
+            await client.apply(_trials(documents), dry_run=True)
+            if options.dry_run:
+                for job in jobs:
+                    console.print(f"ddpjob/{job.name} can be created (dry run)")
+                return 0
+            applied = await _replace_all(client, documents, jobs)
+        else:
+            applied = await client.apply(documents, dry_run=options.dry_run)
     except Rejected as error:
         raise _explained(error, jobs) from error
     for one in applied:
@@ -116,18 +124,34 @@ def _in_namespace(client: AsyncClient, document: Document, chosen: str | None) -
     return {**document, "metadata": {**metadata, "namespace": client.namespace}}
 
 
-async def _delete_existing(client: AsyncClient, jobs: Sequence[DDPJob]) -> None:
-    """Delete jobs that have the names of new ones, once the API server would take the new ones."""
-    for job in jobs:
-        try:
-            existing = await client.get(job.name, namespace=job.namespace)
-        except NotFound:
-            continue
-        # Under another name, so that immutable fields of the existing job do not matter.
-        trial = replace(job, name=f"{job.name[:40]}-{int(time.time())}")
-        await client.apply([trial.manifest()], dry_run=True)
-        note(f"deleting the existing job {job.name}; its checkpoints stay")
-        await client.remove(existing)
+def _trials(documents: Sequence[Document]) -> list[Document]:
+    """Return documents whose jobs have other names, so that existing jobs do not matter."""
+    trials = []
+    for document in documents:
+        if is_job(document):
+            document = DDPJob.from_manifest(document).renamed_for_trial().manifest()
+        trials.append(document)
+    return trials
+
+
+async def _replace_all(
+    client: AsyncClient, documents: Sequence[Document], jobs: Sequence[DDPJob]
+) -> Sequence[Applied]:
+    """Delete the jobs that have the names of new ones, then apply. The API server has tried all."""
+    code: list[Dict] = []
+    with ExitStack() as kept:
+        for job in jobs:
+            try:
+                existing = await client.get(job.name, namespace=job.namespace)
+            except NotFound:
+                continue
+            note(f"deleting the existing job {job.name}; its checkpoints stay")
+            kept.enter_context(kept_manifest(existing))
+            code += await client.remove(existing)
+        applied = await client.apply(documents)
+    # Code that has changed belongs to the new jobs too, so that it is deleted with them.
+    await client.own_code([*code, *(one.body for one in applied)])
+    return applied
 
 
 def _explained(error: Rejected, jobs: Sequence[DDPJob]) -> ClientError | SpecError:

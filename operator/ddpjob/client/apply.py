@@ -38,15 +38,15 @@ class Applier:
     _kinds: dict[tuple[str, str], Kind] = field(default_factory=dict)
 
     async def apply(self, documents: Iterable[Dict], *, dry_run: bool = False) -> list[Applied]:
-        """Apply documents, the jobs last.
+        """Apply documents, namespaces first and the jobs last.
 
         All of them are tried in a dry run first, so that a mistake in one changes nothing. Raises
         ClientError.
         """
-        ordered = sorted(documents, key=is_job)
+        ordered = sorted(documents, key=_order)
         # A namespace that a dry run creates does not exist for the next dry run.
         new = {_name(document) for document in ordered if document["kind"] == "Namespace"}
-        to_try = [document for document in ordered if _namespace(document) not in new]
+        to_try = [one for one in ordered if (_namespace(one) or self.namespace) not in new]
         tried = [await self._apply(document, DRY_RUN) for document in to_try]
         if dry_run:
             return tried
@@ -106,6 +106,13 @@ class Applier:
             if "/" not in resource["name"]:
                 kind = Kind(group, version, resource["name"], namespaced=resource["namespaced"])
                 self._kinds[api_version, resource["kind"]] = kind
+
+
+def _order(document: Dict) -> int:
+    """Return 0 for what other documents need, 2 for a job, and 1 for the rest."""
+    if document["kind"] in ("Namespace", "CustomResourceDefinition"):
+        return 0
+    return 2 if is_job(document) else 1
 
 
 def _name(document: Dict) -> str:

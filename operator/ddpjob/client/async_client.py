@@ -84,9 +84,13 @@ class AsyncClient(JobReader):
             documents, dry_run=dry_run
         )
         if not dry_run:
-            for one in owned_code([found.body for found in applied]):
-                await self._patch(CONFIG_MAPS, one)
+            await self.own_code([found.body for found in applied])
         return applied
+
+    async def own_code(self, bodies: Sequence[Dict]) -> None:
+        """Make jobs the owners of the ConfigMaps of their code, so that they go with them."""
+        for one in owned_code(bodies):
+            await self._patch(CONFIG_MAPS, one)
 
     async def suspend(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Suspend a job. Its pods get SIGTERM and their grace period; its checkpoints stay."""
@@ -121,18 +125,19 @@ class AsyncClient(JobReader):
             message = f"job {name} is suspended; ddpjob resume {name} continues it"
             raise Rejected(message)
         await self.suspend(name, namespace=job.namespace)
-        await self._wait_until(job, _is_suspended, "still has pods")
+        await self._wait_until(job, _is_suspended, "is not suspended")
         return await self.resume(name, namespace=job.namespace)
 
     async def replace(self, job: DDPJob) -> DDPJob:
         """Delete a job and create it again with the same manifest.
 
-        If that fails, `job` still has the manifest.
+        The API server tries the manifest first, under another name. If the creation fails
+        nevertheless, `job` still has the manifest.
         """
+        await self.apply([job.renamed_for_trial().manifest()], dry_run=True)
         code = await self.remove(job)
         body = await self._create(job)
-        for one in owned_code([*code, body]):
-            await self._patch(CONFIG_MAPS, one)
+        await self.own_code([*code, body])
         return DDPJob.from_manifest(body)
 
     async def remove(self, job: DDPJob) -> Sequence[Dict]:
@@ -205,5 +210,5 @@ def _has(jobs: Jobs, job: DDPJob) -> bool:
 
 
 def _is_suspended(jobs: Jobs) -> bool:
-    """Return True if a job has no pods any more: it is suspended, finished or gone."""
+    """Return True if the operator ends the pods of a job, or if it is finished or gone."""
     return not jobs or jobs[0].phase == Phase.SUSPENDED or jobs[0].finished

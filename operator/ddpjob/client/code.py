@@ -142,4 +142,4 @@ def owned_code(bodies: Sequence[Dict]) -> Iterator[dict[str, Any]]:
 
 
 def _key(body: Dict, name: Any) -> tuple[Any, Any]:
-    return body["metadata"]["namespace"], name
+    return body["metadata"].get("namespace"), name

@@ -222,7 +222,7 @@ async def check_quota(client: AsyncClient) -> Sequence[Finding]:
         full = [
             f"{key} {used.get(key)} of {limit}"
             for key, limit in hard.items()
-            if str(used.get(key)) == str(limit) and str(limit) != "0"
+            if _is_used_up(str(used.get(key)), str(limit))
         ]
         name = quota["metadata"]["name"]
         if full:
@@ -231,6 +231,13 @@ async def check_quota(client: AsyncClient) -> Sequence[Finding]:
         else:
             findings.append(Finding("Quota", f"{name} has room"))
     return findings or [Finding("Quota", f"namespace {client.namespace} has none")]
+
+
+def _is_used_up(used: str, limit: str) -> bool:
+    if used.isdecimal() and limit.isdecimal():
+        return int(used) >= int(limit) > 0
+    # Quantities such as 8Gi: the API server writes equal ones alike.
+    return used == limit and limit != "0"
 
 
 async def check_devices(client: AsyncClient) -> Sequence[Finding]:

@@ -99,9 +99,14 @@ class Follower:
         # The pods of which the watch tells later than of the job, and then the last lines.
         await self._listed.wait()
         deadline = asyncio.get_running_loop().time() + LAST_SECONDS
-        while reading := self._reading(only_ended=asyncio.get_running_loop().time() > deadline):
+        while reading := self._reading(ended=self._is_over(deadline)):
             await asyncio.wait(reading, timeout=RETRY_SECONDS)
         await self._found.put(None)
+
+    @staticmethod
+    def _is_over(deadline: float) -> bool | None:
+        """Return True after a deadline, else None."""
+        return True if asyncio.get_running_loop().time() > deadline else None
 
     async def _wait_for_end(self) -> None:
         """Report each change of the job until it has finished. Raises NotFound if it is deleted."""
@@ -142,7 +147,7 @@ class Follower:
             return
         if has_begun(pod) and self.choice.has_pod(log):
             # Other connections are needed for the watches.
-            if len(self._reading()) >= MAX_STREAMS:
+            if len(self._reading(ended=False)) >= MAX_STREAMS:
                 raise too_many_logs(len(self._logs) + 1)
             choice = self.choice.of_new_pods() if self._listed.is_set() else self.choice
             self._logs[uid] = self._spawn(self._read(uid, log, choice))
@@ -164,19 +169,20 @@ class Follower:
                     return
                 if not _is_temporary(error):
                     raise
-                is_last = isinstance(error, ApiError) and is_last
+                is_last = is_last and isinstance(error, ApiError) and error.status == BAD_REQUEST
             if is_last:
                 return
             await asyncio.sleep(RETRY_SECONDS)
             query = _continued(query, log.last_time)
+            log.resumed_after = log.last_time
 
-    def _reading(self, *, only_ended: bool = False) -> "set[asyncio.Task[None]]":
-        """Return the tasks that still read, of all pods or of those that have ended."""
-        return {
-            task
-            for uid, task in self._logs.items()
-            if not task.done() and (uid in self._ended or not only_ended)
-        }
+    def _reading(self, *, ended: bool | None = None) -> "set[asyncio.Task[None]]":
+        """Return the tasks that still read: of all pods, or of those that have ended or not."""
+        found = set()
+        for uid, task in self._logs.items():
+            if not task.done() and ended in (None, uid in self._ended):
+                found.add(task)
+        return found
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(self._report_errors(work))

@@ -19,6 +19,9 @@ MAX_STREAMS = 120
 
 PODS_ENDED = ("Succeeded", "Failed")
 
+# The beginning of a time as the kubelet writes it.
+TIME = re.compile(r"\d{4}-\d\d-\d\dT")
+
 # The agent's line at the beginning of an attempt, and the mark of a line of one rank.
 ATTEMPT_BEGINS = re.compile(r"ddpjob agent: attempt (\d+) begins")
 RANK_MARK = re.compile(r"\[rank(\d+)\]: ?")
@@ -109,8 +112,9 @@ class PodLog:
     index: int
     born: int
     attempt: int = field(init=False)
-    # The time of the last line, after which a broken connection continues.
+    # The time of the last line, and that after which a new connection brings new lines.
     last_time: str = ""
+    resumed_after: str = ""
 
     def __post_init__(self) -> None:
         self.attempt = self.born
@@ -129,8 +133,13 @@ class PodLog:
     def take(self, raw: bytes) -> LogLine | None:
         """Return a line of the log, or None for one that was read before."""
         time, _, text = raw.decode(errors="replace").partition(" ")
-        if time <= self.last_time:
-            return None
+        if not TIME.match(time):
+            # The kubelet itself says something, such as that a log is no longer there.
+            return self.read(self.last_time, raw.decode(errors="replace"))
+        if self.resumed_after:
+            if time <= self.resumed_after:
+                return None
+            self.resumed_after = ""
         self.last_time = time
         return self.read(time, text)
 
@@ -194,9 +203,16 @@ async def merged_logs(
         streams = []
         for pod in chosen:
             streams.append(await held.enter_async_context(aclosing(read_log(api, pod, choice))))
-        firsts = await asyncio.gather(*(anext(stream, None) for stream in streams))
+        # All have to end before one of them can be closed.
+        begun = (anext(stream, None) for stream in streams)
+        firsts = await asyncio.gather(*begun, return_exceptions=True)
+        for first in firsts:
+            if isinstance(first, BaseException):
+                raise first
         # The next line of each stream, the oldest first.
-        waiting = [(line, number) for number, line in enumerate(firsts) if line is not None]
+        waiting = [
+            (line, number) for number, line in enumerate(firsts) if isinstance(line, LogLine)
+        ]
         heapq.heapify(waiting)
         while waiting:
             line, number = heapq.heappop(waiting)

@@ -2,10 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 
-from ddpjob.client.errors import ClientError, NotFound, WaitTimeout, client_errors
+from ddpjob.client.errors import (
+    ClientError,
+    NotConnected,
+    NotFound,
+    WaitTimeout,
+    client_errors,
+)
 from ddpjob.client.follow import Follower, Item
 from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, merged_logs
 from ddpjob.core import names
@@ -94,7 +100,10 @@ class JobReader:
             async with asyncio.timeout(timeout):
                 return await self._wait(job)
         except TimeoutError as error:
-            job = await self.get(name, namespace=namespace)
+            with suppress(NotConnected):
+                job = await self.get(name, namespace=namespace)
+            if job.finished:
+                return job
             raise WaitTimeout(
                 f"job {name} has not finished after {timeout:g} s: {job.phase}: {job.message}"
             ) from error

@@ -4,12 +4,13 @@ import asyncio
 import atexit
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from ddpjob.client.apply import Applied
 from ddpjob.client.async_client import AsyncClient
-from ddpjob.client.errors import ClientError
+from ddpjob.client.errors import ClientError, NotConnected
 from ddpjob.client.follow import Item
 from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine
 from ddpjob.client.reader import PROGRESS_LINES, Jobs
@@ -141,11 +142,22 @@ class Client:
 
     def watch_progress(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Show a progress bar, also in a notebook, until a job has finished. Return the job."""
-        return notebook.watch(
-            lambda: self.get(name, namespace=namespace),
-            self.progress,
-            lambda job: job.finished,
-        )
+        last = self.get(name, namespace=namespace)
+
+        def look() -> DDPJob:
+            nonlocal last
+            # The API server may restart during a long training.
+            with suppress(NotConnected):
+                last = self.get(name, namespace=namespace)
+            return last
+
+        def progress(job: DDPJob) -> Progress:
+            try:
+                return self.progress(job)
+            except ClientError:
+                return Progress()
+
+        return notebook.watch(look, progress, lambda job: job.finished)
 
     def plot(self, name: str, *, namespace: str | None = None) -> notebook.Picture | None:
         """Return the curves of a job as a picture, or None if it has printed no figures.
@@ -192,6 +204,10 @@ class Client:
         """
         return self._run(self._client.apply(documents, namespace=namespace, dry_run=dry_run))
 
+    def own_code(self, bodies: Sequence[Dict]) -> None:
+        """Make jobs the owners of the ConfigMaps of their code, so that they go with them."""
+        self._run(self._client.own_code(bodies))
+
     def suspend(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Suspend a job. Its pods get SIGTERM and their grace period; its checkpoints stay."""
         return self._run(self._client.suspend(name, namespace=namespace))
@@ -219,7 +235,8 @@ class Client:
     def replace(self, job: DDPJob) -> DDPJob:
         """Delete a job and create it again with the same manifest.
 
-        If that fails, `job` still has the manifest.
+        The API server tries the manifest first, under another name. If the creation fails
+        nevertheless, `job` still has the manifest.
         """
         return self._run(self._client.replace(job))
 

@@ -2,6 +2,7 @@
 
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sized
+from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -11,6 +12,7 @@ from ddpjob.controller.cache import Cache
 from ddpjob.core.job import Job
 from ddpjob.core.names import Activity, Cause, Phase, Reason
 from ddpjob.core.status import Status
+from ddpjob.core.times import since
 from ddpjob.kube.kinds import resource_of
 
 # What is known of each job, and the labels beside `namespace` and `ddpjob`, its name. Prometheus
@@ -21,7 +23,7 @@ JOB_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "attempt": ("Number of the current attempt; the first is 0", ()),
     "restarts": ("Restarts that have used a budget, by the budget", ("budget",)),
     "nodes": ("Nodes of the current attempt, by state: desired or ready", ("state",)),
-    "activity_seconds": ("Seconds of each activity that has ended", ("activity",)),
+    "activity_seconds": ("Seconds of each activity", ("activity",)),
     "goodput_ratio": ("Part of these seconds that an unfinished job has trained", ()),
 }
 
@@ -78,13 +80,21 @@ def _samples(job: Job) -> Iterator[Sample]:
         yield "attempt", (), status.attempt
         yield "nodes", ("desired",), status.pods.desired
         yield "nodes", ("ready",), status.pods.ready
-    for activity, seconds in status.seconds.items():
-        yield "activity_seconds", (activity,), seconds
-    # The seconds of an activity are counted when it ends. Before the end of the first training, or
-    # of a job that has ended, the ratio would cause a false alarm.
-    training = status.seconds.get(Activity.TRAINING)
-    if training is not None and not status.finished:
-        yield "goodput_ratio", (), training / max(1, sum(status.seconds.values()))
+    seconds = _seconds_until_now(status)
+    for activity, passed in seconds.items():
+        yield "activity_seconds", (activity,), passed
+    # A job that has never trained, or that has finished, has no goodput to watch.
+    if Activity.TRAINING in seconds and not status.finished:
+        yield "goodput_ratio", (), seconds[Activity.TRAINING] / max(1, sum(seconds.values()))
+
+
+def _seconds_until_now(status: Status) -> dict[str, float]:
+    """Return the seconds of each activity, with those of the one that goes on."""
+    seconds: dict[str, float] = dict(status.seconds)
+    if status.activity and status.activity_since:
+        passed = since(status.activity_since, datetime.now(UTC)).total_seconds()
+        seconds[status.activity] = seconds.get(status.activity, 0.0) + passed
+    return seconds
 
 
 class Metrics:

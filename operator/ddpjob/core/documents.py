@@ -84,8 +84,8 @@ def set_fields(document: Dict, settings: Iterable[str]) -> Document:
         if not (path and equals):
             raise SpecError(f"must be PATH=VALUE, such as spec.nodes=4, got {quoted(setting)}")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            value = yaml.load(text, Loader)
+        except (yaml.YAMLError, ValueError) as error:
             raise SpecError(f"{path}: {quoted(text)} is not YAML") from error
         _set(changed, path, value)
     return changed

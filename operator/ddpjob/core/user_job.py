@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from html import escape
+from secrets import token_hex
 from typing import Any, Literal, NotRequired, Required, Self, TypedDict, Unpack
 
 from ddpjob.core import names
@@ -150,6 +151,10 @@ class DDPJob:
         """Raise SpecError for a field of the spec that is wrong or not known."""
         refuse_unknown_fields(find_unknown_fields(self.spec))
         Spec.from_dict(self.spec)
+
+    def renamed_for_trial(self) -> Self:
+        """Return the job under a name that no other job has, for a dry run."""
+        return replace(self, name=f"{self.name[:40].rstrip('-')}-{token_hex(4)}")
 
     def with_spec(self, **changes: Any) -> Self:
         """Return a copy with other fields in its spec."""

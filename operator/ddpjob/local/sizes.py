@@ -28,9 +28,10 @@ class Overrides:
             policy = child(spec, "failurePolicy")
             spec["failurePolicy"] = {**policy, "maxRestarts": self.max_restarts}
         if self.env:
-            kept = [entry for entry in children(spec, "env") if entry.get("name") not in self.env]
-            added = [{"name": name, "value": value} for name, value in self.env.items()]
-            spec["env"] = [*kept, *added]
+            # A variable may refer to those before it, so each keeps its place.
+            new = {name: {"name": name, "value": value} for name, value in self.env.items()}
+            written = [new.pop(str(entry.get("name")), entry) for entry in children(spec, "env")]
+            spec["env"] = [*written, *new.values()]
         return {**document, "spec": spec}
 
 

@@ -201,6 +201,50 @@ def test_a_job_that_would_be_refused_replaces_nothing(
     assert client.get("digits").uid == before.uid
 
 
+@pytest.mark.parametrize("second", ["a wrong job", "a wrong claim"])
+def test_nothing_is_replaced_if_another_document_is_refused(
+    run: Command, client: Client, tmp_path: Path, second: str
+) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    run("submit", file)
+    before = client.get("digits")
+    wrong = a_job("wrong").manifest()
+    wrong["spec"]["nodes"] = 0
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "c"}}
+    both = write(
+        tmp_path / "both.yaml", a_job().manifest(), wrong if second == "a wrong job" else claim
+    )
+    assert run("submit", both, "--replace").exit_code == 2
+    assert client.get("digits").uid == before.uid
+    assert not list(tmp_path.glob("digits*.yaml"))
+
+
+def test_a_dry_run_of_a_replacement_does_not_mind_immutable_fields(
+    run: Command, client: Client, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    run("submit", file)
+    before = client.get("digits")
+    tried = run("submit", file, "--replace", "--dry-run", "--set", "spec.image=j")
+    assert (tried.exit_code, tried.stdout) == (0, "ddpjob/digits can be created (dry run)\n")
+    assert client.get("digits").uid == before.uid
+
+
+def test_code_that_has_changed_goes_with_the_new_job(
+    run: Command, client: Client, apiserver: ApiServer, tmp_path: Path
+) -> None:
+    words = ("submit", "--script", "train.py", "--image", "i", "--nodes", "1", "--replace")
+    for text in (SCRIPT, SCRIPT * 2):
+        (tmp_path / "train.py").write_text(text)
+        assert run(*words).exit_code == 0
+    path = (
+        f"/api/v1/namespaces/{client.namespace}/configmaps?labelSelector=ddpjob.dev/code-of=train"
+    )
+    maps = apiserver.request("GET", path).body["items"]
+    owners = {owner["uid"] for one in maps for owner in one["metadata"]["ownerReferences"]}
+    assert (len(maps), owners) == (2, {client.get("train").uid})
+
+
 def test_a_replaced_job_keeps_code_that_has_not_changed(
     run: Command, client: Client, apiserver: ApiServer, tmp_path: Path
 ) -> None:
@@ -346,6 +390,25 @@ def test_the_exit_code_of_wait_is_that_of_the_job(
     later(lambda: set_status("digits", phase))
     ended = run("wait", "digits", "--timeout", "1m")
     assert (ended.exit_code, ended.stdout) == (code, f"digits {phase}: by the test\n")
+
+
+def test_a_finished_job_needs_no_time(
+    run: Command, client: Client, set_status: Callable[..., None]
+) -> None:
+    client.submit(a_job())
+    set_status("digits", "Complete")
+    assert run("wait", "digits", "--timeout", "0s").exit_code == 0
+
+
+def test_objects_of_a_namespace_in_the_same_file(run: Command, tmp_path: Path) -> None:
+    name = f"new-{tmp_path.name[-8:].replace('_', '-').lower()}"
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {}}
+    file = write(tmp_path / "all.yaml", a_job().manifest(), config, namespace)
+    submitted = run("submit", file, "--namespace", name)
+    assert submitted.exit_code == 0, submitted.stderr
+    lines = submitted.stdout.splitlines()
+    assert [line.partition("/")[0] for line in lines] == ["namespace", "configmap", "ddpjob"]
 
 
 def test_wait_ends_with_124_after_its_time(run: Command, client: Client) -> None:
