@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -488,8 +487,9 @@ def test_a_running_job_is_restarted_by_suspend_and_resume(
     done = threading.Event()
 
     def play_the_operator() -> None:
-        while not client.get("digits").spec.get("suspend"):
-            time.sleep(0.05)
+        for jobs in client.watch("digits"):
+            if jobs[0].spec.get("suspend"):
+                break
         set_status("digits", "Suspended")
         done.set()
 

@@ -14,7 +14,7 @@ from .namespace import Namespace
 
 # A script that knows nothing of this project. Rank 3 fails in the first attempt.
 SCRIPT = """
-import os, sys, time
+import os, signal
 import helper
 import torch.distributed as dist
 
@@ -25,7 +25,7 @@ if os.environ["DDP_ATTEMPT"] == "0":
     dist.barrier()
     if rank == 3:
         raise ValueError("bad data")
-    time.sleep(300)
+    signal.pause()
 dist.destroy_process_group()
 """
 HELPER = 'def greeting(rank):\n    return f"hello from rank {rank}"\n'

@@ -5,17 +5,9 @@ from typing import Annotated
 import typer
 
 from ddpjob.cli.app import CLUSTER, HERE, MANIFESTS, app, require_choice
-from ddpjob.cli.options import Connection, Context, Kubeconfig, Namespace
+from ddpjob.cli.options import Connection, Context, Kubeconfig, Namespace, Settings
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests, or - for stdin.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="PATH=VALUE",
-        help="Change a field of the jobs, such as spec.nodes=4. May be repeated.",
-    ),
-]
 
 SHELLS = ("bash", "zsh", "fish", "powershell", "kubectl")
 

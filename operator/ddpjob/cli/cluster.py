@@ -20,6 +20,7 @@ from ddpjob.cli.options import (
     Nodes,
     Nproc,
     Script,
+    Settings,
     complete_jobs,
     refuse_without_script,
 )
@@ -45,14 +46,7 @@ def submit(
             help="Manifests, or - for stdin. With --script, the arguments of the script.",
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PATH=VALUE",
-            help="Change a field of the jobs, such as spec.nodes=4. May be repeated.",
-        ),
-    ] = None,
+    settings: Settings = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Let the API server check all, and create nothing.")
     ] = False,
@@ -89,21 +83,16 @@ def submit(
     1: a job Failed
     2: the cluster or this command refused something
     """
-    from ddpjob.cli.init import IMAGES
     from ddpjob.cli.own_script import OwnScript
-    from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
     from ddpjob.cli.submit import SubmitOptions, file_documents, script_documents, submit
 
     words = files or []
     options = SubmitOptions(dry_run, replace, follow, wait, namespace)
     if script:
-        require_choice("--accelerator", accelerator, IMAGES)
-        size = resolve_nodes(accelerator, nodes)
-        gpus = resolve_gpus(accelerator, gpus, 1)
         own = OwnScript(
-            script, image, code, words, name, size, nproc, accelerator, gpus, checkpoints
+            script, image, code, words, name, nodes, nproc, accelerator, gpus, checkpoints
         )
-        documents = script_documents(own, settings or [])
+        documents = script_documents(own.resolved(), settings or [])
     else:
         refuse_without_script(
             code=code,

@@ -67,14 +67,14 @@ def init(
     from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 
     words = workload or []
+    if script:
+        own = OwnScript(
+            script, image, code, words, name, nodes, nproc, accelerator, gpus, checkpoints
+        )
+        print_manifest(own.resolved())
+        return
     require_choice("--accelerator", accelerator, IMAGES)
     size = resolve_nodes(accelerator, nodes)
-    if script:
-        gpus = resolve_gpus(accelerator, gpus, 1)
-        print_manifest(
-            OwnScript(script, image, code, words, name, size, nproc, accelerator, gpus, checkpoints)
-        )
-        return
     refuse_without_script(code=code, image=image, name=name, nproc=nproc, checkpoints=checkpoints)
     if not words:
         for known, row in workloads().items():

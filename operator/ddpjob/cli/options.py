@@ -19,11 +19,19 @@ class Connection:
     context: str | None = None
     kubeconfig: Path | None = None
 
+    async def connect(self) -> "AsyncClient":
+        """Return a client of the cluster. Raises NotConnected."""
+        from ddpjob.client import AsyncClient
+
+        return await AsyncClient.connect(
+            kubeconfig=self.kubeconfig, context=self.context, namespace=self.namespace
+        )
+
     def run(self, work: "Callable[[AsyncClient], Awaitable[int]]") -> NoReturn:
         """Run a command with a client of the cluster, and end the program with its exit code."""
         from ddpjob.cli.session import run_with_client
 
-        raise typer.Exit(run_with_client(self, work))
+        raise typer.Exit(run_with_client(self.connect, work))
 
 
 def complete_namespaces(incomplete: str) -> list[str]:
@@ -65,6 +73,15 @@ Kubeconfig = Annotated[
 ]
 JobName = Annotated[
     str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=complete_jobs)
+]
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Change a field of the jobs, such as spec.nodes=4. May be repeated.",
+    ),
 ]
 
 # Options for a script of one's own.

@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import typer
 import yaml
 
+from ddpjob.cli.app import require_choice
 from ddpjob.cli.init import IMAGES
+from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.client.code import PRINTED_BYTES, read_code, with_code
 from ddpjob.core import names
 from ddpjob.core.job import require_job_name
@@ -30,18 +32,27 @@ TRAINER_IMAGE = "No --image was given. images/README.md says how to build the tr
 
 @dataclass(frozen=True)
 class OwnScript:
-    """A script, the folder that travels with it, its arguments, and the job that runs it."""
+    """A script, the folder that travels with it, its arguments, and the job that runs it.
+
+    `nodes` is None until `resolved` has chosen the default.
+    """
 
     script: Path
     image: str | None = None
     folder: Path | None = None
     args: Sequence[str] = ()
     name: str | None = None
-    nodes: int = 1
+    nodes: int | None = 1
     nproc: int | None = None
     accelerator: str = "cpu"
     gpus: int | None = None
     claim: str | None = None
+
+    def resolved(self) -> Self:
+        """Return the script with its number of nodes and GPUs. Raises BadParameter."""
+        require_choice("--accelerator", self.accelerator, IMAGES)
+        nodes = resolve_nodes(self.accelerator, self.nodes)
+        return replace(self, nodes=nodes, gpus=resolve_gpus(self.accelerator, self.gpus, 1))
 
     def documents(self, limit: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the ConfigMap and the DDPJob. Raises SpecError, also for more bytes of code."""

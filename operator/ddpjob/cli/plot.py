@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ddpjob.cli.options import Connection
-from ddpjob.client import AsyncClient, ClientError
+from ddpjob.client import ClientError
 from ddpjob.core.readers import Dict
 from ddpjob.core.run_metrics import RunMetrics, parse_metric
 from ddpjob.show.curves import save_figure, terminal_figures
@@ -81,11 +81,7 @@ def _read_run(name: str, connection: Connection) -> RunMetrics:
 
 
 async def _read_job(name: str, connection: Connection) -> RunMetrics:
-    async with await AsyncClient.connect(
-        kubeconfig=connection.kubeconfig,
-        context=connection.context,
-        namespace=connection.namespace,
-    ) as client:
+    async with await connection.connect() as client:
         return await client.metrics(name)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from rich.console import Console
 from rich.text import Text
 
-from ddpjob.cli.options import Connection
 from ddpjob.client import AsyncClient, ClientError
 from ddpjob.core.readers import SpecError
 
@@ -18,15 +17,13 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 
-def run_with_client(connection: Connection, work: Callable[[AsyncClient], Awaitable[int]]) -> int:
+def run_with_client(
+    connect: Callable[[], Awaitable[AsyncClient]], work: Callable[[AsyncClient], Awaitable[int]]
+) -> int:
     """Connect, run a command, and return its exit code."""
 
     async def connected() -> int:
-        async with await AsyncClient.connect(
-            kubeconfig=connection.kubeconfig,
-            context=connection.context,
-            namespace=connection.namespace,
-        ) as client:
+        async with await connect() as client:
             return await work(client)
 
     try:

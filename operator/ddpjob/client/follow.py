@@ -37,6 +37,10 @@ LAST_SECONDS = 15.0
 # Seconds after which a log is requested again, so that a dead connection is noticed.
 LOG_SECONDS = 300.0
 
+# Requests in a row that may fail for the log of a pod that has ended.
+MAX_FAILURES = 10
+UNREADABLE = "the rest of the log of this pod cannot be read"
+
 # Lines that wait to be shown. If the reader is slow, no more are requested.
 MAX_WAITING = 10_000
 
@@ -84,7 +88,7 @@ class Follower:
             await self._close()
 
     async def _some(self) -> "list[Item | Exception | None]":
-        """Wait for something, and return what comes within a moment, the lines in order."""
+        """Wait for an item, and return it with those of the next 0.2 s, the lines in order."""
         found = [await self._found.get()]
         with suppress(TimeoutError):
             async with asyncio.timeout(ORDER_SECONDS):
@@ -98,15 +102,12 @@ class Follower:
         await self._wait_for_end()
         # The pods of which the watch tells later than of the job, and then the last lines.
         await self._listed.wait()
-        deadline = asyncio.get_running_loop().time() + LAST_SECONDS
-        while reading := self._reading(ended=self._is_over(deadline)):
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + LAST_SECONDS
+        # From the deadline on, only the logs of pods that have ended are waited for.
+        while reading := self._reading(ended=clock() > deadline or None):
             await asyncio.wait(reading, timeout=RETRY_SECONDS)
         await self._found.put(None)
-
-    @staticmethod
-    def _is_over(deadline: float) -> bool | None:
-        """Return True after a deadline, else None."""
-        return True if asyncio.get_running_loop().time() > deadline else None
 
     async def _wait_for_end(self) -> None:
         """Report each change of the job until it has finished. Raises NotFound if it is deleted."""
@@ -156,11 +157,13 @@ class Follower:
         """Report the lines of a pod until it has ended, also over several connections."""
         path = PODS.path(log.namespace, log.name, "log")
         query = {**choice.query(), "follow": "true"}
-        while True:
+        failures = 0
+        while failures < MAX_FAILURES or uid not in self._ended:
             # A log that is requested after the end of its container is complete.
             is_last = uid in self._ended
             try:
                 async for raw in self.api.stream(path, query, LOG_SECONDS):
+                    failures = 0
                     line = log.take(raw)
                     if line is not None and self.choice.has_line(line):
                         await self._found.put(line)
@@ -169,12 +172,15 @@ class Follower:
                     return
                 if not _is_temporary(error):
                     raise
+                failures += 1
                 is_last = is_last and isinstance(error, ApiError) and error.status == BAD_REQUEST
             if is_last:
                 return
             await asyncio.sleep(RETRY_SECONDS)
             query = _continued(query, log.last_time)
             log.resumed_after = log.last_time
+        # The kubelet of the node does not answer any more.
+        await self._found.put(log.read(log.last_time, f"{names.AGENT_LINE}{UNREADABLE}"))
 
     def _reading(self, *, ended: bool | None = None) -> "set[asyncio.Task[None]]":
         """Return the tasks that still read: of all pods, or of those that have ended or not."""

@@ -156,10 +156,6 @@ class DDPJob:
         """Return the job under a name that no other job has, for a dry run."""
         return replace(self, name=f"{self.name[:40].rstrip('-')}-{token_hex(4)}")
 
-    def with_spec(self, **changes: Any) -> Self:
-        """Return a copy with other fields in its spec."""
-        return replace(self, spec={**self.spec, **changes})
-
     @property
     def uid(self) -> str:
         return str(self.metadata.get("uid", ""))
