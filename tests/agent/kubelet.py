@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddpjob.core.agent_files import WORDS, agent_files
 
 # Longest wait for anything in these tests, in seconds. Other tests may use the processors.
@@ -114,7 +116,28 @@ class Pod:
     def end(self) -> int:
         """Wait for the end of the container, and return its exit code."""
         assert self.process
-        return self.process.wait(DEADLINE)
+        try:
+            return self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the container has not ended within {DEADLINE:.0f} s:\n{self.stacks()}")
+
+    def stacks(self) -> str:
+        """Let each process write its stack into the log, and return the log with their states."""
+        assert self.process
+        # The agent would kill the others as soon as the first one ends.
+        self.process.send_signal(signal.SIGSTOP)
+        found = []
+        for process in self.processes():
+            with suppress(OSError):
+                folder = Path(f"/proc/{process}")
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.append(f"{process} waits in {(folder / 'wchan').read_text()}: {words}")
+                os.kill(process, signal.SIGABRT)
+        wait_until(lambda: not self.processes())
+        self.process.send_signal(signal.SIGCONT)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        return "\n".join([*found, self.log])
 
     def terminate(self) -> None:
         """Delete the pod: process 1 gets SIGTERM."""
