@@ -106,6 +106,14 @@ def test_torchrun_that_dies_without_a_record_is_a_failure(pod):
     assert (found.report["cause"], found.report["exitCode"]) == ("Failure", -9)
 
 
+def test_a_torchrun_that_somebody_else_stopped_is_not_the_cause(pod):
+    found = pod(command=["sh", "-c", "kill -TERM $$"])
+    found.assign(0, wait=0.0)
+    found.start()
+    assert found.end() == 143
+    assert found.report["cause"] == "Follower"
+
+
 def test_a_program_that_writes_no_record_is_judged_by_its_output(pod):
     report = fail(pod, "raise ValueError('bad')", flags=["--no-record"])
     assert (report["cause"], report["exitCode"]) == ("Failure", 1)
@@ -127,6 +135,42 @@ time.sleep(600)
     env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
     report = fail(pod, script, ranks=2, env=env)
     assert (report["cause"], report["rank"]) == ("Follower", 0)
+
+
+@pytest.mark.parametrize(
+    ("written", "cause"),
+    [
+        ("traceback.print_exc()", "Failure"),
+        # The program has caught the exception, and goes on.
+        ("traceback.print_exc(); print('step\\n' * 20)", "Follower"),
+        ("traceback.print_exc(); time.sleep(5.5)", "Follower"),
+        ("print('ValueError: bad')", "Follower"),
+    ],
+    ids=["at the end", "earlier", "long ago", "without a traceback"],
+)
+def test_a_rank_that_torchrun_ended_had_failed_if_its_output_ends_so(pod, written, cause):
+    script = f"""
+import os, time, traceback
+if os.environ["RANK"] == "0":
+    while not os.path.exists(__file__ + ".ready"):
+        time.sleep(0.02)
+    raise RuntimeError({FOLLOWER[14:]!r})
+try:
+    raise ValueError("bad")
+except ValueError:
+    {written}
+open(__file__ + ".ready", "w").close()
+time.sleep(600)
+"""
+    found = pod(script)
+    program = found.programs / "report.py"
+    text = program.read_text()
+    assert "ENDING_SECONDS = 10.0" in text
+    program.write_text(text.replace("ENDING_SECONDS = 10.0", "ENDING_SECONDS = 5.0"))
+    found.assign(0, 2, flags=["--ranks=2"], wait=0.0)
+    found.start()
+    assert found.end() == 1
+    assert found.report["cause"] == cause
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,18 @@ def test_the_rank_that_failed_first_is_reported_and_its_peer_is_not(pod, port):
     assert "Root Cause (first observed failure):" in found.log
 
 
+def test_a_rank_that_its_peer_overtakes_at_the_end_is_reported(pod, port):
+    # torchrun sees rank 0 first, which has lost its peer, and stops rank 1, which still ends.
+    leave = "import atexit, signal; atexit.register(signal.pause); dist.destroy_process_group()"
+    found = pod(SUMS.replace("    raise", f"    {leave}\n    raise"), command=TORCHRUN)
+    found.assign(0, ranks=2, flags=flags(port))
+    found.start()
+    assert found.end() == 1
+    report = found.report
+    assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 1, -15)
+    assert report["exception"] == "ValueError: bad batch"
+
+
 def test_a_signal_has_its_name(pod, port):
     found = pod("import os; os.kill(os.getpid(), 9)", command=TORCHRUN)
     found.assign(0, flags=flags(port, ranks=1))

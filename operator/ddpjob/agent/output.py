@@ -25,7 +25,8 @@ FIGURES = ("step", "steps", "epoch", "loss", "samples_per_second", "tokens_per_s
 class Stream:
     """The output of torchrun or of a rank. It comes in pieces, and leaves in whole lines.
 
-    `worker` is what the first line of a rank's pipe says: its rank and its process.
+    `worker` is what the first line of a rank's pipe says: its rank and its process. `last_time` is
+    that of its last output.
     """
 
     def __init__(self, descriptor: int, local_rank: int | None = None) -> None:
@@ -34,6 +35,7 @@ class Stream:
         self.worker: dict[str, int] = {}
         self.partial = b""
         self.tail = b""
+        self.last_time = 0.0
         self.ended: float | None = None
 
     def take(self, data: bytes) -> bytes:
@@ -112,8 +114,10 @@ class Output:
             data = os.read(stream.descriptor, 1 << 16)
         except BlockingIOError:
             return False
-        if data and stream.worker:
-            self.last_time = time.time()
+        if data:
+            stream.last_time = time.time()
+            if stream.worker:
+                self.last_time = stream.last_time
         lines = stream.take(data).splitlines(keepends=True)
         write(b"".join(self.marked(stream, line) for line in lines))
         if not data:

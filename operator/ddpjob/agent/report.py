@@ -26,6 +26,16 @@ LINES, LINE_LENGTH = 12, 160
 # an exception.
 INTERRUPTED, AMBIGUOUS = (-15, 143), (1, -6)
 
+# Seconds that a process may take to end after its exception: torch stops its threads and frees
+# devices. A peer may notice the loss, and end, before that.
+ENDING_SECONDS = 10.0
+
+# The traceback of an exception: its header, its other lines, and how many lines its message may
+# have. torch puts the rank before each line.
+TRACEBACK = "Traceback (most recent call last):\n"
+FRAME = re.compile(r"(?:\[rank\d+\]: )?[ \t]")
+MESSAGE_LINES = 8
+
 # Causes, the likeliest first. A follower lost a peer. Unclear: perhaps it is a follower.
 CAUSES = ("Failure", "Unclear", "Follower")
 
@@ -58,7 +68,7 @@ class Judge:
         for failure in record.get("failures", []):
             stream = streams[failure["localRank"]]
             cause, exception = self.cause(stream.text(), failure["exitCode"])
-            if failure["exitCode"] == -9 and is_late(stream, begun, self.patience):
+            if self.was_ended(failure["exitCode"], stream, begun):
                 cause = "Follower"
             exception = exception or failure["exception"] or signal_name(failure["exitCode"])
             report = {"cause": cause, **failure, "exception": exception}
@@ -67,6 +77,8 @@ class Judge:
             # torchrun itself failed, or the program is another one and writes no record.
             stream = min(begun, key=lambda rank: rank.ended or 0.0, default=streams[-1])
             cause, exception = self.cause(record.get("error") or stream.text(), code)
+            if code in INTERRUPTED:
+                cause = "Follower"
             report = {"cause": cause, "exitCode": code, "exception": exception or signal_name(code)}
             found.append((0, stream.ended, 0, report, stream))
         _, ended, _, report, stream = min(found, key=lambda entry: entry[:3])
@@ -77,11 +89,26 @@ class Judge:
         """Return (cause, exception) of a process, from the end of its output."""
         found = [pattern.findall(text) for pattern in self.words.get("exception", [])]
         exception = next((matches[-1].strip()[:EXCEPTION] for matches in found if matches), "")
-        if exit_code in INTERRUPTED or self.says("follower", text):
+        if self.says("follower", text):
             return "Follower", exception
         if self.says("unclear", text) or (exit_code in AMBIGUOUS and not exception):
             return "Unclear", exception
         return "Failure", exception
+
+    def was_ended(self, exit_code: int, stream: Stream, begun: list[Stream]) -> bool:
+        """Return True if torchrun has ended a rank that had not failed by itself."""
+        is_killed = exit_code == -9 and is_late(stream, begun, self.patience)
+        if exit_code not in INTERRUPTED and not is_killed:
+            return False
+        return not (self.ends_with_exception(stream.text()) and was_ending(stream, begun))
+
+    def ends_with_exception(self, text: str) -> bool:
+        """Return True if an output ends with the traceback of an exception."""
+        _, header, rest = text.rpartition(TRACEBACK)
+        lines = [line for line in rest.splitlines() if not FRAME.match(line)]
+        if not header or not 0 < len(lines) <= MESSAGE_LINES:
+            return False
+        return any(pattern.match(lines[0]) for pattern in self.words.get("exception", []))
 
     def hang(self, age: float, ranks: list[Stream]) -> Report:
         """Return the report on ranks that gave no heartbeat for `age` seconds, with their stacks.
@@ -108,7 +135,16 @@ class Judge:
 
 def is_late(stream: Stream, begun: list[Stream], patience: float) -> bool:
     """Return True if a rank ended so long after the first one that torchrun must have killed it."""
-    return (stream.ended or 0.0) - min(other.ended or 0.0 for other in begun) > patience
+    return (stream.ended or 0.0) - first_end(begun) > patience
+
+
+def was_ending(stream: Stream, begun: list[Stream]) -> bool:
+    """Return True if a rank has written something shortly before the first one ended."""
+    return first_end(begun) - stream.last_time < ENDING_SECONDS
+
+
+def first_end(begun: list[Stream]) -> float:
+    return min(stream.ended or 0.0 for stream in begun)
 
 
 def signal_name(exit_code: int) -> str:
