@@ -41,8 +41,11 @@ class Reader:
         )
 
     def pods(self, namespace: str, selector: str = "") -> list[Object]:
-        """Return the pods that match a label selector."""
-        text = _text(self._core.list_namespaced_pod, namespace, label_selector=selector)
+        """Return the pods that match a label selector; an empty namespace means all of them."""
+        if namespace:
+            text = _text(self._core.list_namespaced_pod, namespace, label_selector=selector)
+        else:
+            text = _text(self._core.list_pod_for_all_namespaces, label_selector=selector)
         items: list[Object] = json.loads(text)["items"]
         return items
 

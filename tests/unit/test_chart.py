@@ -5,6 +5,7 @@ These tests need helm, and no cluster.
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -286,6 +287,7 @@ ALL_OBJECTS = (
     "metrics.serviceMonitor.enabled=true",
     "metrics.podMonitor.enabled=true",
     "metrics.prometheusRule.enabled=true",
+    "metrics.dashboard.enabled=true",
 )
 
 
@@ -406,6 +408,19 @@ def test_each_alert_has_a_row_in_its_runbook(alert: Manifest) -> None:
     assert f"\n| {alert['alert']} |" in text
 
 
+def test_the_dashboard_is_a_config_map_that_grafanas_sidecar_finds() -> None:
+    text = (CHART / "files" / "dashboard.json").read_text()
+    found = only(rendered("metrics.dashboard.enabled=true"), "ConfigMap")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(found["data"]["ddpjob.json"]) == json.loads(text)
+
+
+def test_the_dashboard_is_what_its_script_writes() -> None:
+    script = runpy.run_path(str(ROOT / "release" / "dashboard.py"))
+    written = script["OUT"].read_text()
+    assert written == script["build"](), "run python release/dashboard.py"
+
+
 PROMTOOL = shutil.which("promtool")
 
 
@@ -483,9 +498,9 @@ def test_a_wrong_value_is_refused(setting: str) -> None:
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all values. `resources` counts as one."""
+    """Yield the dotted names of all values. Objects of Kubernetes count as one."""
     for key, value in values.items():
-        if isinstance(value, dict) and value and key != "resources":
+        if isinstance(value, dict) and value and key not in ("resources", "labels"):
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"

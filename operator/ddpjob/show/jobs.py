@@ -1,4 +1,7 @@
-"""Jobs for people: a list of them, and one with all that concerns it."""
+"""Jobs for people: a list of them, and one with all that concerns it.
+
+The rows and the facts are for every kind of display. `job_table` and `job_lines` are for a terminal.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +19,9 @@ from ddpjob.core.status import Status, goodput
 from ddpjob.core.times import parse_time
 from ddpjob.core.user_job import DDPJob
 from ddpjob.show.text import age, columns, duration, phase
+
+HEADERS = ("NAME", "PHASE", "NODES", "RESTARTS", "STEP", "REASON", "AGE")
+ATTEMPT_HEADERS = ("#", "Cause", "Lasted", "Lost steps", "Where", "Message")
 
 LABEL_WIDTH = 12
 
@@ -42,22 +48,15 @@ def job_table(
     namespaces: bool = False,
 ) -> list[Text]:
     """Return the lines of a table. `progress` is by the UIDs of jobs."""
-    headers = ["NAME", "PHASE", "NODES", "RESTARTS", "STEP", "REASON", "AGE"]
+    headers = list(HEADERS)
     if namespaces:
         headers.insert(0, "NAMESPACE")
     if wide:
         headers += ["ACCELERATOR", "GOODPUT", "IMAGE"]
     rows = []
     for job in jobs:
-        row: list[str | Text] = [
-            job.name,
-            phase(job.phase),
-            _nodes(job),
-            str(job.status.restarts),
-            progress[job.uid].short() if job.uid in progress else _last_step(job),
-            job.reason,
-            age(job.created, now),
-        ]
+        row: list[str | Text] = list(job_row(job, progress.get(job.uid), now))
+        row[1] = phase(job.phase)
         if namespaces:
             row.insert(0, job.namespace)
         if wide:
@@ -65,6 +64,19 @@ def job_table(
             row.append(str(job.spec.get("image", "")))
         rows.append(row)
     return columns(headers, rows)
+
+
+def job_row(job: DDPJob, progress: Progress | None, now: datetime) -> Sequence[str]:
+    """Return a job's cells under HEADERS. `progress` is None for one that does not train."""
+    return (
+        job.name,
+        job.phase,
+        _nodes(job),
+        str(job.status.restarts),
+        progress.short() if progress else _last_step(job),
+        job.reason,
+        age(job.created, now),
+    )
 
 
 def _last_step(job: DDPJob) -> str:
@@ -83,29 +95,35 @@ def job_lines(
     job: DDPJob, progress: Progress, pods: Sequence[Pod], now: datetime
 ) -> Iterator[Text]:
     """Yield the lines that tell what a job does, why, how far it is, and what comes next."""
-    status = job.status
-    yield Text.assemble((job.name, "bold"), "  ", phase(job.phase), f"  {_age(job, now)}")
-    yield from _labelled("Reason", _reason(status))
-    yield from _labelled("Nodes", _describe_nodes(job))
-    yield from _labelled("Progress", str(progress))
-    yield from _labelled("Checkpoint", _describe_checkpoint(job, progress, now))
-    yield from _labelled("Time", _describe_time(status))
-    yield from _labelled("Result", "  ".join(f"{k} {v}" for k, v in status.result.items()))
-    for text in _deadlines(job, pods, now):
-        yield from _labelled("Next", text)
-    if status.ignored_fields:
-        yield from _labelled("Ignored", f"{', '.join(status.ignored_fields)}: unknown fields")
-    if status.attempts:
-        yield Text("Attempts", style="bold")
-        yield from _attempts(status)
-
-
-def _labelled(label: str, text: str) -> Iterator[Text]:
-    if text:
+    yield Text.assemble((job.name, "bold"), "  ", phase(job.phase), f"  {job_age(job, now)}")
+    for label, text in job_facts(job, progress, pods, now):
         yield Text.assemble((f"{label:<{LABEL_WIDTH}}", "bold"), text)
+    if job.status.attempts:
+        yield Text("Attempts", style="bold")
+        rows = [(f"  {number}", *cells) for number, *cells in attempt_rows(job.status)]
+        yield from columns(["  #", *(header.upper() for header in ATTEMPT_HEADERS[1:])], rows)
 
 
-def _age(job: DDPJob, now: datetime) -> str:
+def job_facts(
+    job: DDPJob, progress: Progress, pods: Sequence[Pod], now: datetime
+) -> Iterator[tuple[str, str]]:
+    """Yield (label, text) of what is known of a job."""
+    status = job.status
+    facts = [
+        ("Reason", _reason(status)),
+        ("Nodes", _describe_nodes(job)),
+        ("Progress", str(progress)),
+        ("Checkpoint", _describe_checkpoint(job, progress, now)),
+        ("Time", _describe_time(status)),
+        ("Result", "  ".join(f"{key} {value}" for key, value in status.result.items())),
+        *(("Next", text) for text in _deadlines(job, pods, now)),
+    ]
+    if status.ignored_fields:
+        facts.append(("Ignored", f"{', '.join(status.ignored_fields)}: unknown fields"))
+    return ((label, text) for label, text in facts if text)
+
+
+def job_age(job: DDPJob, now: datetime) -> str:
     """Return the age of a job, and since when it has finished."""
     text = f"namespace {job.namespace}" if job.namespace else ""
     if job.created:
@@ -170,20 +188,17 @@ def _deadlines(job: DDPJob, pods: Sequence[Pod], now: datetime) -> Iterator[str]
         yield f"{what} in {duration(moment - now)}"
 
 
-def _attempts(status: Status) -> list[Text]:
-    rows: list[list[str | Text]] = []
+def attempt_rows(status: Status) -> Iterator[Sequence[str]]:
+    """Yield the cells of each attempt that has ended under ATTEMPT_HEADERS, the newest first."""
     for attempt in status.attempts:
-        rows.append(
-            [
-                f"  {attempt.get('attempt')}",
-                str(attempt.get("cause", "")),
-                _lasted(attempt),
-                str(attempt.get("stepsLost", "")),
-                _where(attempt),
-                str(attempt.get("message", ""))[:MESSAGE_WIDTH],
-            ]
+        yield (
+            str(attempt.get("attempt")),
+            str(attempt.get("cause", "")),
+            _lasted(attempt),
+            str(attempt.get("stepsLost", "")),
+            _where(attempt),
+            str(attempt.get("message", ""))[:MESSAGE_WIDTH],
         )
-    return columns(["  #", "CAUSE", "LASTED", "LOST STEPS", "WHERE", "MESSAGE"], rows)
 
 
 def _lasted(attempt: Dict) -> str:
