@@ -120,5 +120,5 @@ $(STAMP): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "Install the venv module (on Debian: apt install python3-venv)."; exit 1; }
 	@echo "Setting up $(VENV): torch, then the rest; a few minutes the first time."
 	@$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -e 'operator[controller,local,validate]' -e 'trainer[tensorboard]' -r requirements-dev.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e 'operator[controller,local,ui,validate]' -e 'trainer[tensorboard]' -r requirements-dev.txt
 	@touch $@

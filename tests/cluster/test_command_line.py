@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
@@ -55,6 +56,20 @@ class User:
             cwd=self.folder,
             env=environment,
         )
+
+    def page(self, job: str, node: int) -> str:
+        """Return what `ddpjob ui` shows of a job, with the log of a node."""
+        kubeconfig = str(self.namespace.cluster.kubeconfig)
+        options = ("--namespace", self.namespace.name, "--kubeconfig", kubeconfig, "--port", "0")
+        command = [sys.executable, "-m", "ddpjob.cli.main", "ui", *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            address, token = process.stdout.readline().split()[-1].split("/?")
+            path = f"{address}/jobs/{self.namespace.name}/{job}?node={node}"
+            with build_opener(HTTPCookieProcessor()).open(f"{path}&{token}", timeout=60) as answer:
+                found: str = answer.read().decode()
+            process.terminate()
+        return found
 
 
 @pytest.fixture
@@ -121,6 +136,11 @@ def test_the_logs_go_on_over_a_restart_of_the_command_and_of_the_job(user: User)
     assert "   138   " in user.run("ddpjob", "list").stdout
     assert "step 138/138, epoch 6/6" in user.run("ddpjob", "status", "digits").stdout
     assert "training loss" in user.run("ddpjob", "plot", "digits").stdout
+
+    page = user.page("digits", node=1)
+    assert "step 138/138, epoch 6/6" in page
+    assert "curves.svg" in page
+    assert "ddpjob agent: attempt 0 begins" in page
 
 
 def test_doctor_finds_all_well(user: User):

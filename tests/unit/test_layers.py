@@ -1,7 +1,7 @@
-"""The layers: cli → controller, client, local, show; controller, client → kube; all → core.
+"""The layers: cli → ui, controller, client, local, show; ui → client; controller, client → kube.
 
-The trainer and the operator do not import each other. The lists below say what else a layer may
-import.
+All of them may import core. The trainer and the operator do not import each other. The lists below
+say what else a layer may import.
 """
 
 import ast
@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "client": {"kube", "local", "show", "core"},
     "local": {"core"},
     "show": {"core"},
-    "cli": {"controller", "client", "kube", "local", "show", "core"},
+    "ui": {"client", "show", "core"},
+    "cli": {"ui", "controller", "client", "kube", "local", "show", "core"},
 }
 
 # Packages of the operator alone, and those for requests to an API server, with the layers that know
@@ -43,6 +44,8 @@ EXTRA_PACKAGES = (
     "matplotlib",
     "plotext",
     "celpy",
+    "starlette",
+    "uvicorn",
     "jsonschema",
 )
 
@@ -217,6 +220,7 @@ def test_submit_and_render_need_no_extra():
         ("validate -", "validate"),
         ("run --local job.yaml", "local"),
         ("plot -", "local"),
+        ("ui", "ui"),
     ],
 )
 def test_a_command_whose_extra_is_missing_names_it(words, extra):

@@ -50,6 +50,12 @@ def test_days_have_hours_for_a_week():
     assert duration(timedelta(days=9, hours=3)) == "9d"
 
 
+def test_the_time_has_what_goes_on():
+    job = a_job(seconds={"starting": 10}, activity="training", activitySince=at(-30))
+    lines = texts(job_lines(job, Progress(), [], NOW))
+    assert "Time        starting 10 s, training 30 s (goodput 75%)" in lines
+
+
 def test_a_table_has_a_line_for_each_job_and_no_space_at_the_ends():
     running = a_job(phase="Running", reason="NodesRunning", nodes={"desired": 2, "ready": 2})
     jobs = [running, a_job("new")]

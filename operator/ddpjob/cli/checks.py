@@ -1,11 +1,12 @@
 """The commands that check or show what a manifest or a cluster gives, and the completion."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ddpjob.cli.app import CLUSTER, HERE, MANIFESTS, app, require_choice
-from ddpjob.cli.options import Connection, Context, Kubeconfig, Namespace, Settings
+from ddpjob.cli.options import AllNamespaces, Connection, Context, Kubeconfig, Namespace, Settings
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests, or - for stdin.")]
 
@@ -62,6 +63,46 @@ def doctor(
     from ddpjob.cli.doctor import doctor
 
     Connection(namespace, context, kubeconfig).run(doctor)
+
+
+@app.command(short_help="Show jobs in a browser.", rich_help_panel=CLUSTER)
+def ui(
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of local runs, such as ddpjob-runs, in place of a cluster.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    all_namespaces: AllNamespaces = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1. 0: any free one.")
+    ] = 8090,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show jobs in a browser: a list, and for each job its state, attempts, curves and logs.
+
+    The pages are on this machine only, change nothing, and have the rights of your kubeconfig. Open
+    the address that the command prints.
+    """
+    from ddpjob.cli.extras import require_extra
+
+    with require_extra("ui"):
+        from ddpjob.cli.ui import serve
+        from ddpjob.ui.sources import ClusterSource, LocalSource
+
+    if runs:
+        from ddpjob.cli.session import run_until_interrupted
+        from ddpjob.client.local import LocalClient
+
+        raise typer.Exit(run_until_interrupted(serve(LocalSource(LocalClient(runs)), port)))
+    Connection(namespace, context, kubeconfig).run(
+        lambda client: serve(ClusterSource(client, all_namespaces=all_namespaces), port)
+    )
 
 
 @app.command(short_help="Print a completion script for a shell.", rich_help_panel=HERE)

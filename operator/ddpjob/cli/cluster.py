@@ -7,6 +7,7 @@ import typer
 from ddpjob.cli.app import CLUSTER, app, require_choice
 from ddpjob.cli.options import (
     Accelerator,
+    AllNamespaces,
     Checkpoints,
     Code,
     Connection,
@@ -112,9 +113,7 @@ def submit(
 
 @app.command("list", short_help="List jobs.", rich_help_panel=CLUSTER)
 def list_jobs(
-    all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="List the jobs of all namespaces.")
-    ] = False,
+    all_namespaces: AllNamespaces = False,
     form: Form = "table",
     watch: Watch = False,
     namespace: Namespace = None,

@@ -57,6 +57,10 @@ Namespace = Annotated[
         rich_help_panel="Cluster",
     ),
 ]
+AllNamespaces = Annotated[
+    bool,
+    typer.Option("--all-namespaces", "-A", help="All namespaces.", rich_help_panel="Cluster"),
+]
 Context = Annotated[
     str | None,
     typer.Option(

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -26,8 +27,13 @@ def run_with_client(
         async with await connect() as client:
             return await work(client)
 
+    return run_until_interrupted(connected())
+
+
+def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
+    """Run a command, and return its exit code."""
     try:
-        return asyncio.run(connected())
+        return asyncio.run(work)
     except (ClientError, SpecError) as error:
         print_error(str(error))
         return REFUSED

@@ -99,7 +99,9 @@ class LocalClient:
         status = Status.from_dict(_read_yaml(files.status))
         if not status.finished and running_process(files.folder) is None:
             message = "the process of the run has ended before the job"
-            status = replace(status, phase="Stopped", reason="Stopped", message=message)
+            status = replace(
+                status, phase="Stopped", reason="Stopped", message=message, activity=""
+            )
         return replace(job, status=status)
 
     def list(self) -> Jobs:

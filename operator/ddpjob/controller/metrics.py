@@ -9,10 +9,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache
+from ddpjob.core.accounting import seconds_until
 from ddpjob.core.job import Job
 from ddpjob.core.names import Activity, Cause, Phase, Reason
 from ddpjob.core.status import Status
-from ddpjob.core.times import since
 from ddpjob.kube.kinds import resource_of
 
 # What is known of each job, and the labels beside `namespace` and `ddpjob`, its name. Prometheus
@@ -80,21 +80,12 @@ def _samples(job: Job) -> Iterator[Sample]:
         yield "attempt", (), status.attempt
         yield "nodes", ("desired",), status.pods.desired
         yield "nodes", ("ready",), status.pods.ready
-    seconds = _seconds_until_now(status)
+    seconds = seconds_until(status, datetime.now(UTC))
     for activity, passed in seconds.items():
         yield "activity_seconds", (activity,), passed
     # A job that has never trained, or that has finished, has no goodput to watch.
     if Activity.TRAINING in seconds and not status.finished:
         yield "goodput_ratio", (), seconds[Activity.TRAINING] / max(1, sum(seconds.values()))
-
-
-def _seconds_until_now(status: Status) -> dict[str, float]:
-    """Return the seconds of each activity, with those of the one that goes on."""
-    seconds: dict[str, float] = dict(status.seconds)
-    if status.activity and status.activity_since:
-        passed = since(status.activity_since, datetime.now(UTC)).total_seconds()
-        seconds[status.activity] = seconds.get(status.activity, 0.0) + passed
-    return seconds
 
 
 class Metrics:

@@ -29,6 +29,15 @@ def run_account(obs: Observation, now: datetime) -> Status:
     )
 
 
+def seconds_until(status: Status, now: datetime) -> dict[str, float]:
+    """Return the seconds of each activity, with those of the one that goes on."""
+    seconds: dict[str, float] = dict(status.seconds)
+    if status.activity and status.activity_since:
+        passed = since(status.activity_since, now).total_seconds()
+        seconds[status.activity] = seconds.get(status.activity, 0.0) + passed
+    return seconds
+
+
 def _activity(obs: Observation) -> str:
     status = obs.status
     if status.attempt is None or status.finished or status.has(Condition.SUSPENDED):

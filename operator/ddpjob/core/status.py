@@ -289,7 +289,7 @@ def _read_times(value: Any) -> tuple[datetime, ...]:
     return tuple(time for time in times if time)
 
 
-def goodput(seconds: Mapping[str, int]) -> str:
+def goodput(seconds: Mapping[str, float]) -> str:
     """Return the part of a job's time that was spent on training, such as `87%`.
 
     The string is empty before the end of the first attempt that trained.
@@ -297,7 +297,7 @@ def goodput(seconds: Mapping[str, int]) -> str:
     training = seconds.get(Activity.TRAINING)
     if training is None:
         return ""
-    return f"{100 * training // max(1, sum(seconds.values()))}%"
+    return f"{int(100 * training / max(1, sum(seconds.values())))}%"
 
 
 def _read_seconds(value: Any) -> Mapping[str, int]:

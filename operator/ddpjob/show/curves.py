@@ -65,19 +65,27 @@ TERMINAL_PANELS = (LOSS, ACCURACY, *SPEEDS[:2])
 
 def draw(runs: Runs, title: str) -> "Figure | None":
     """Return the curves as a figure of matplotlib, or None if there are none."""
-    has_training = bool(LOSS.curves(runs) or ACCURACY.curves(runs))
-    if not has_training and not SPEEDS[0].curves(runs):
+    if not has_curves(runs):
         return None
     from matplotlib.figure import Figure
 
     # Without pyplot, which keeps every figure, and which may look for a display.
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    if has_training:
+    if _has_training(runs):
         _draw_training(runs, figure)
     else:
         _draw_speeds(runs, figure)
     figure.suptitle(title)
     return figure
+
+
+def has_curves(runs: Runs) -> bool:
+    """Return True if one of the runs has figures to draw."""
+    return _has_training(runs) or bool(SPEEDS[0].curves(runs))
+
+
+def _has_training(runs: Runs) -> bool:
+    return bool(LOSS.curves(runs) or ACCURACY.curves(runs))
 
 
 def save_figure(runs: Runs, title: str, path: Path) -> bool:

@@ -1,6 +1,6 @@
 """Jobs for people: a list of them, and one with all that concerns it.
 
-The rows and the facts are for every kind of display. `job_table` and `job_lines` are for a terminal.
+The rows and the facts are for every display; `job_table` and `job_lines` are for a terminal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +10,7 @@ from datetime import datetime
 from rich.text import Text
 
 from ddpjob.core import timers
+from ddpjob.core.accounting import seconds_until
 from ddpjob.core.job import Job
 from ddpjob.core.observe import Observation, Pod, observe
 from ddpjob.core.plan import counted
@@ -60,7 +61,10 @@ def job_table(
         if namespaces:
             row.insert(0, job.namespace)
         if wide:
-            row += [str(job.spec.get("accelerator", "cpu")), goodput(job.status.seconds)]
+            row += [
+                str(job.spec.get("accelerator", "cpu")),
+                goodput(seconds_until(job.status, now)),
+            ]
             row.append(str(job.spec.get("image", "")))
         rows.append(row)
     return columns(headers, rows)
@@ -100,7 +104,10 @@ def job_lines(
         yield Text.assemble((f"{label:<{LABEL_WIDTH}}", "bold"), text)
     if job.status.attempts:
         yield Text("Attempts", style="bold")
-        rows = [(f"  {number}", *cells) for number, *cells in attempt_rows(job.status)]
+        rows = [
+            (f"  {number}", *cells, message[:MESSAGE_WIDTH])
+            for number, *cells, message in attempt_rows(job.status)
+        ]
         yield from columns(["  #", *(header.upper() for header in ATTEMPT_HEADERS[1:])], rows)
 
 
@@ -114,7 +121,7 @@ def job_facts(
         ("Nodes", _describe_nodes(job)),
         ("Progress", str(progress)),
         ("Checkpoint", _describe_checkpoint(job, progress, now)),
-        ("Time", _describe_time(status)),
+        ("Time", _describe_time(status, now)),
         ("Result", "  ".join(f"{key} {value}" for key, value in status.result.items())),
         *(("Next", text) for text in _deadlines(job, pods, now)),
     ]
@@ -165,11 +172,12 @@ def _describe_checkpoint(job: DDPJob, progress: Progress, now: datetime) -> str:
     return "; ".join(parts)
 
 
-def _describe_time(status: Status) -> str:
-    parts = [f"{activity} {seconds} s" for activity, seconds in status.seconds.items()]
+def _describe_time(status: Status, now: datetime) -> str:
+    spent = seconds_until(status, now)
+    parts = [f"{activity} {seconds:.0f} s" for activity, seconds in spent.items()]
     if not parts:
         return ""
-    share = goodput(status.seconds)
+    share = goodput(spent)
     return ", ".join(parts) + (f" (goodput {share})" if share else "")
 
 
@@ -197,7 +205,7 @@ def attempt_rows(status: Status) -> Iterator[Sequence[str]]:
             _lasted(attempt),
             str(attempt.get("stepsLost", "")),
             _where(attempt),
-            str(attempt.get("message", ""))[:MESSAGE_WIDTH],
+            str(attempt.get("message", "")),
         )
 
 

@@ -1,0 +1,96 @@
+"""What the templates get of jobs: texts, and the places of the bars in a timeline."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ddpjob.core.observe import Pod
+from ddpjob.core.progress import Progress
+from ddpjob.core.run_metrics import RunMetrics
+from ddpjob.core.status import Status
+from ddpjob.core.times import parse_time
+from ddpjob.core.user_job import DDPJob
+from ddpjob.show.curves import has_curves
+from ddpjob.show.jobs import ATTEMPT_HEADERS, HEADERS, attempt_rows, job_age, job_facts, job_row
+from ddpjob.show.text import duration
+
+# A namespace in the path of a page, for a job that has none.
+NO_NAMESPACE = "-"
+
+# Units of the timeline, and its shortest bar.
+WIDTH = 1000.0
+SHORTEST = 4.0
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An attempt in the timeline: from `x` on, `width` units of WIDTH."""
+
+    text: str
+    cause: str
+    x: float
+    width: float
+
+
+def path_of(job: DDPJob) -> str:
+    return f"/jobs/{job.namespace or NO_NAMESPACE}/{job.name}"
+
+
+def list_page(jobs: Sequence[DDPJob], now: datetime) -> dict[str, Any]:
+    """Return what the page of all jobs shows."""
+    rows = [(path_of(job), job.namespace, job_row(job, None, now)) for job in jobs]
+    return {
+        "headers": [header.capitalize() for header in HEADERS],
+        "rows": rows,
+        "has_namespaces": len({job.namespace for job in jobs}) > 1,
+    }
+
+
+def job_page(
+    job: DDPJob, metrics: RunMetrics, pods: Sequence[Pod], now: datetime
+) -> dict[str, Any]:
+    """Return what the page of a job shows, but for its log."""
+    progress = Progress.from_events(metrics.events)
+    return {
+        "job": job,
+        "path": path_of(job),
+        "age": job_age(job, now),
+        "facts": list(job_facts(job, progress, pods, now)),
+        "share": progress.share,
+        "bars": list(timeline(job.status, now)),
+        "width": WIDTH,
+        "attempt_headers": ATTEMPT_HEADERS,
+        "attempts": list(attempt_rows(job.status)),
+        # The address of the picture changes with the curves, so that it is loaded again.
+        "events": len(metrics.events),
+        "has_curves": has_curves({job.name: metrics}),
+        "nodes": range(node_count(job)),
+    }
+
+
+def node_count(job: DDPJob) -> int:
+    nodes = job.spec.get("nodes", 1)
+    return max(job.status.pods.desired, nodes if isinstance(nodes, int) else 1)
+
+
+def timeline(status: Status, now: datetime) -> Iterator[Bar]:
+    """Yield the attempts, the oldest first. The bars share the time from the first one on."""
+    spans = []
+    for attempt in reversed(status.attempts):
+        start, end = parse_time(attempt.get("start")), parse_time(attempt.get("end"))
+        if start and end:
+            spans.append((str(attempt.get("attempt")), str(attempt.get("cause")), start, end))
+    has_ended = any(number == str(status.attempt) for number, *_ in spans)
+    if status.attempt is not None and status.attempt_time and not has_ended:
+        end = status.completion_time or now
+        spans.append((str(status.attempt), status.phase, status.attempt_time, end))
+    if not spans:
+        return
+    first = min(start for _, _, start, _ in spans)
+    seconds = max((max(end for *_, end in spans) - first).total_seconds(), 1.0)
+    for number, cause, start, end in spans:
+        x = WIDTH * (start - first).total_seconds() / seconds
+        width = max(WIDTH * (end - start).total_seconds() / seconds, SHORTEST)
+        x = min(x, WIDTH - width)
+        yield Bar(f"attempt {number}: {cause}, {duration(end - start)}", cause, x, width)

@@ -1,0 +1,299 @@
+"""`ddpjob ui`: the pages over the runs of this machine, also in a real browser without a window."""
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from html import unescape
+from http.cookiejar import CookieJar
+from urllib.error import HTTPError
+from urllib.request import HTTPCookieProcessor, Request, build_opener
+
+import pytest
+import uvicorn
+import yaml
+
+from ddpjob.cli.ui import listen
+from ddpjob.client.local import LocalClient
+from ddpjob.ui.app import create_app
+from ddpjob.ui.sources import LocalSource
+
+TOKEN = "t0ken"
+SECONDS = 60
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+JOB = {
+    "apiVersion": "ddpjob.dev/v1alpha1",
+    "kind": "DDPJob",
+    "metadata": {"name": "digits"},
+    "spec": {"image": "i", "args": ["train.py"], "nodes": 2},
+}
+STATUS = {
+    "phase": "Failed",
+    "reason": "MaxRestartsExceeded",
+    "message": "maxRestarts=1 is used up: rank 1: ValueError: <bad> batch",
+    "conditions": [{"type": "Failed", "status": "True"}],
+    "attempt": 1,
+    "failures": 1,
+    "attempts": [
+        {
+            "attempt": number,
+            "cause": "Failure",
+            "rank": 1,
+            "message": "ValueError: <bad> batch",
+            "start": f"2026-01-01T12:0{number}:00Z",
+            "end": f"2026-01-01T12:0{number}:30Z",
+        }
+        for number in (1, 0)
+    ],
+    "nodes": {"desired": 2},
+}
+EVENTS = "".join(f'{{"event": "train", "step": {step}, "loss": 1.0}}\n' for step in (10, 20))
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Return a folder with one run, as `ddpjob run --local` leaves it."""
+    run = tmp_path / "digits"
+    (run / "logs").mkdir(parents=True)
+    (run / "job.yaml").write_text(yaml.safe_dump(JOB))
+    (run / "status.yaml").write_text(yaml.safe_dump(STATUS))
+    (run / "metrics.jsonl").write_text(EVENTS)
+    (run / "logs" / "digits-1-0.log").write_text(EVENTS)
+    (run / "logs" / "digits-1-1.log").write_text("<script>document.title = 'run'</script>\n")
+    return tmp_path
+
+
+class Browser:
+    """A browser that keeps cookies, as far as a test needs one."""
+
+    def __init__(self, address):
+        self.address = address
+        self.opener = build_opener(HTTPCookieProcessor(CookieJar()))
+
+    def get(self, path, **headers):
+        """Return the status, the headers and the text of a page."""
+        request = Request(self.address + path, headers=headers)
+        try:
+            with self.opener.open(request, timeout=SECONDS) as answer:
+                return answer.status, answer.headers, answer.read().decode()
+        except HTTPError as error:
+            return error.code, error.headers, error.read().decode()
+
+    def text(self, path):
+        """Return a page without its tags."""
+        _, _, page = self.get(path)
+        return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+@pytest.fixture
+def serve():
+    """Return a function that serves a source, and returns a browser without a cookie."""
+    servers = []
+
+    def start(source):
+        listening = listen(0)
+        port = listening.getsockname()[1]
+        config = uvicorn.Config(create_app(source, TOKEN, port), log_level="error")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        servers.append((server, thread))
+        return Browser(f"http://127.0.0.1:{port}")
+
+    yield start
+    for server, thread in servers:
+        server.should_exit = True
+        thread.join(SECONDS)
+
+
+@pytest.fixture
+def browser(serve, runs):
+    """Return a browser that has opened the printed address."""
+    found = serve(LocalSource(LocalClient(runs)))
+    found.get(f"/?token={TOKEN}")
+    return found
+
+
+# Who may read
+
+
+def test_without_the_token_nothing_is_shown(serve, runs):
+    found = serve(LocalSource(LocalClient(runs)))
+    for path in ("/", "/jobs/-/digits", "/static/live.js", "/?token=wrong", "/?token=é"):
+        status, _, text = found.get(path.encode("ascii", "xmlcharrefreplace").decode())
+        assert (status, "digits" in text) == (403, False), path
+
+
+def test_the_token_leaves_the_address_and_becomes_a_cookie(browser):
+    status, headers, text = browser.get("/")
+    assert (status, TOKEN in text) == (200, False)
+    assert "default-src 'self'" in headers["Content-Security-Policy"]
+
+
+def test_a_page_of_another_site_gets_no_answer_under_its_own_name(browser):
+    # The name of an attacker's site may be resolved to 127.0.0.1.
+    assert browser.get("/", Host="attacker.example")[0] == 400
+
+
+def test_another_user_of_the_network_cannot_connect():
+    with listen(0) as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+
+
+# What is shown
+
+
+def test_the_list_has_each_job_with_a_link(browser):
+    assert "digits Failed 0/2 1" in browser.text("/")
+    assert 'href="/jobs/-/digits"' in browser.get("/")[2]
+
+
+def test_a_job_has_its_reason_attempts_curves_and_log(browser):
+    text = browser.text("/jobs/-/digits")
+    assert "MaxRestartsExceeded: maxRestarts=1 is used up" in text
+    assert "1 Failure 30s rank 1 ValueError: <bad> batch" in text
+    assert "step 20, loss 1.0000" in text
+    page = browser.get("/jobs/-/digits")[2]
+    # Each attempt lasted for a third of the time, and the second one began after two thirds.
+    bars = re.findall(r'<rect class="Failure" x="([\d.]+)" width="([\d.]+)"', page)
+    assert [(float(x), round(float(width))) for x, width in bars] == [
+        (0.0, 333),
+        (pytest.approx(666.7, abs=0.1), 333),
+    ]
+    (curves,) = re.findall(r'src="(/jobs/[^"]*)"', page)
+    _, headers, picture = browser.get(curves)
+    assert headers["Content-Type"] == "image/svg+xml"
+    assert "<svg" in picture
+
+
+def test_what_a_job_prints_stays_text(browser):
+    page = browser.get("/jobs/-/digits?node=1")[2]
+    assert "&lt;script&gt;document.title" in page
+    assert "<script>document" not in page
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/jobs/-/digit", "not found in"),
+        ("/jobs/-/digits?node=2", "job digits has 2 nodes, from 0 on"),
+        ("/jobs/-/digits?node=-1", "expected the index of a node, got '-1'"),
+        ("/jobs/-/..%2f..%2fetc", "Not Found"),
+        ("/static/..%2fapp.py", "Not Found"),
+    ],
+)
+def test_an_address_that_does_not_exist_says_why(browser, path, sentence):
+    assert browser.get(path)[0] == 404
+    assert sentence in browser.text(path)
+
+
+def test_a_run_without_figures_has_no_curves(browser, runs):
+    (runs / "digits" / "metrics.jsonl").unlink()
+    assert "Curves" not in browser.text("/jobs/-/digits")
+    assert browser.get("/jobs/-/digits/curves.svg")[0] == 404
+
+
+def test_nothing_can_be_changed(browser):
+    request = Request(browser.address + "/jobs/-/digits", method="DELETE")
+    with pytest.raises(HTTPError) as refused:
+        browser.opener.open(request, timeout=SECONDS)
+    assert refused.value.code == 405
+
+
+# In a real browser
+
+
+class Changing(LocalSource):
+    """A source whose job changes each time that it is looked at."""
+
+    def __init__(self, client, folder):
+        super().__init__(client)
+        self.folder = folder
+        self.looks = 0
+
+    async def job(self, namespace, name):
+        self.looks += 1
+        status = {**STATUS, "message": f"look number {self.looks}"}
+        (self.folder / "digits" / "status.yaml").write_text(yaml.safe_dump(status))
+        return await super().job(namespace, name)
+
+
+def rendered(address, folder, seconds):
+    """Return the page as Chromium shows it after so many seconds of its own clock."""
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [f"--virtual-time-budget={1000 * seconds}", f"--user-data-dir={folder}", address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS)
+    return done.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt install chromium")
+def test_a_browser_shows_changes_and_runs_no_code_of_a_job(serve, runs, tmp_path):
+    source = Changing(LocalClient(runs), runs)
+    found = serve(source)
+    address = f"{found.address}/jobs/-/digits?token={TOKEN}"
+    page = rendered(address, tmp_path / "profile", 10)
+    # The page itself, its curves, and a refresh every 3 s.
+    (number,) = re.findall(r"look number (\d+)", page)
+    assert int(number) >= 3
+    assert "<title>digits: Failed</title>" in page
+    # The log of node 1 would change the title.
+    page = rendered(address.replace("?", "?node=1&"), tmp_path / "profile", 5)
+    assert "&lt;script&gt;document.title = 'run'" in page
+    assert "<title>digits: Failed</title>" in page
+    assert "No answer" not in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt install chromium")
+def test_a_page_that_is_left_open_says_that_the_program_has_ended(runs, tmp_path):
+    class Ending(LocalSource):
+        async def job(self, namespace, name):
+            if server.started and server.asked:
+                server.force_exit = server.should_exit = True
+            server.asked = True
+            return await super().job(namespace, name)
+
+    listening = listen(0)
+    port = listening.getsockname()[1]
+    app = create_app(Ending(LocalClient(runs)), TOKEN, port)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    server.asked = False
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    page = rendered(f"http://127.0.0.1:{port}/jobs/-/digits?token={TOKEN}", tmp_path / "p", 12)
+    thread.join(SECONDS)
+    assert "No answer: ddpjob ui has ended" in page
+    assert "MaxRestartsExceeded" in page
+
+
+# The command
+
+
+def ui(*words):
+    command = [sys.executable, "-m", "ddpjob.cli.main", "ui", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_command_prints_an_address_and_ends_at_ctrl_c(runs):
+    with ui("--runs", str(runs), "--port", "0") as process:
+        line = process.stdout.readline()
+        found = re.search(r"(http://127\.0\.0\.1:\d+)/(\?token=\S+)", line)
+        assert f"folder {runs}" in line
+        browser = Browser(found[1])
+        assert browser.get("/" + found[2])[0] == 200
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (130, "")
+
+
+def test_a_port_that_is_in_use_is_named(runs):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with ui("--runs", str(runs), "--port", str(port)) as process:
+            _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert f"port {port} cannot be used: Address already in use" in " ".join(errors.split())
