@@ -8,15 +8,13 @@ ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BUILD_IMAGE} AS build
 ENV PIP_ROOT_USER_ACTION=ignore PIP_NO_WARN_SCRIPT_LOCATION=1
-RUN pip install --quiet hatchling
 RUN python -m venv --without-pip /opt/venv
 WORKDIR /src
 
-# Only the dependencies, as operator/pyproject.toml names them.
-COPY operator/pyproject.toml .
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*p['dependencies'], *p['optional-dependencies']['controller'], sep='\n')" > requirements.txt \
- && pip --python /opt/venv/bin/python install --quiet --no-compile -r requirements.txt \
+# Only the dependencies, each with the version and the hashes of its lock (make locks).
+COPY operator/*.lock ./
+RUN pip install --quiet --require-hashes -r build.lock \
+ && pip --python /opt/venv/bin/python install --quiet --no-compile --require-hashes -r requirements.lock \
 # Byte code of the whole kubernetes package would double its 60 MB. Only imported modules are compiled.
  && /opt/venv/bin/python -c "import kopf, typer, jinja2, prometheus_client, pythonjsonlogger.json, \
 kubernetes.aio.config, kubernetes.aio.client.api_client, kubernetes.aio.client.rest"

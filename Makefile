@@ -10,7 +10,7 @@ REGISTRY ?=
 IMAGES := $(if $(REGISTRY),$(REGISTRY)/)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-faults soak soak-cluster mutants test-gpu test-xla lint bench images docs dist release clean
+.PHONY: help demo test test-fast test-faults soak soak-cluster mutants test-gpu test-xla lint bench images docs dist locks release clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -106,6 +106,9 @@ dist: $(STAMP) ## wheels, chart and bill of materials of this version, in dist/
 	dist/.venv/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/ddpjob-*.whl)[controller]"
 	$(BIN)/cyclonedx-py environment dist/.venv --output-reproducible --of JSON -o dist/ddpjob-$(CURRENT).cdx.json
 	rm -rf dist/.venv
+
+locks: $(STAMP) ## the versions and hashes of the images' packages, as of today
+	$(BIN)/python release/locks.py
 
 release: $(STAMP) ## VERSION=1.2.3: set the version everywhere, then make dist and images
 	$(PYTHON) release/version.py $(or $(VERSION),$(error give the new version: make release VERSION=1.2.3))
