@@ -2,8 +2,8 @@
 
     make locks
 
-Each distribution has `requirements.lock`, for what its image runs, and `build.lock`, for what builds
-its wheel. torch is in none: its build depends on the index, and the images name its version.
+Each distribution has `requirements.lock`, for what its image runs, and `build.lock`, for what
+builds its wheel. torch is in none: its build depends on the index, and the images name its version.
 """
 
 import re

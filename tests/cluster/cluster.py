@@ -22,6 +22,8 @@ SYSTEM = "ddpjob-system"  # the operator's namespace
 # The kubeconfig, and the folder that the nodes share.
 SCRATCH = ROOT / "build" / "cluster-test"
 
+CHART = ROOT / "charts" / "ddpjob-operator"
+
 OPERATOR = f"ddpjob-operator:{__version__}"
 TRAINER = "ddpjob-trainer:cpu"
 
@@ -156,17 +158,22 @@ class Cluster:
 
     # -- the operator
 
-    def install(self, **values: str) -> None:
+    def install(self, *, chart: Path = CHART, **values: str) -> None:
         """Install or upgrade the chart with `values` only, and wait until the operator is ready."""
         settings = []
         for key, value in values.items():
             settings += ["--set", f"{key}={value}"]
         run(
-            *("helm", "upgrade", "--install", "ddpjob-operator", "charts/ddpjob-operator"),
+            *("helm", "upgrade", "--install", "ddpjob-operator", chart),
             *("--namespace", SYSTEM, "--create-namespace", "--reset-values"),
             *("--wait", "--timeout", "3m", *settings),
             KUBECONFIG=str(self.kubeconfig),
         )
+
+    def rollback(self) -> None:
+        """Go back to the release before, and wait until its operator is ready."""
+        command = ("helm", "rollback", "ddpjob-operator", "--namespace", SYSTEM, "--wait")
+        run(*command, "--timeout", "3m", KUBECONFIG=str(self.kubeconfig))
 
     def uninstall(self) -> None:
         command = ("helm", "uninstall", "ddpjob-operator", "--namespace", SYSTEM, "--wait")

@@ -113,18 +113,3 @@ def test_a_namespace_with_a_running_job_can_be_deleted(
         120,
         namespace.explain,
     )
-
-
-def test_uninstalling_and_installing_again_leaves_a_running_job_alone(
-    cluster: Cluster, namespace: Namespace
-):
-    start(namespace, "worker", WAIT_FOR_FILE)
-    before = namespace.uids("worker")
-
-    cluster.uninstall()
-    assert namespace.uids("worker") == before
-    cluster.install()
-    finish(namespace, "worker")
-    namespace.wait_for_complete("worker")
-
-    assert namespace.uids("worker") == before
