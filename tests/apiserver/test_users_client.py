@@ -608,15 +608,28 @@ def test_a_closed_client_says_so(kubeconfig: Path) -> None:
         client.list()
 
 
-def test_the_names_of_jobs_are_completed(
-    client: Client, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("status di", ["digits"]),
+        ("status --namespace kube-system di", []),
+        ("logs --kubeconfig /nowhere di", []),
+        ("list --namespace kube-sy", ["kube-system"]),
+    ],
+)
+def test_names_are_completed_by_what_the_options_choose(
+    client: Client,
+    kubeconfig: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    expected: list[str],
 ) -> None:
     client.submit(a_job())
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     environment = {
         "_DDPJOB_COMPLETE": "complete_bash",
-        "COMP_WORDS": "ddpjob status di",
-        "COMP_CWORD": "2",
+        "COMP_WORDS": f"ddpjob {words}",
+        "COMP_CWORD": str(len(words.split())),
     }
     completed = CliRunner().invoke(app, [], prog_name="ddpjob", env=environment)
-    assert completed.stdout.split() == ["digits"]
+    assert completed.stdout.split() == expected

@@ -1,7 +1,9 @@
 """Names of jobs and namespaces for the completion of a shell. Without a cluster there are none."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
+from ddpjob.cli.options import Connection
 from ddpjob.client import AsyncClient, ClientError
 from ddpjob.kube.errors import CallFailed
 from ddpjob.kube.kinds import NAMESPACES
@@ -11,28 +13,32 @@ from ddpjob.kube.watch import list_objects
 LONGEST_WAIT = 2.0
 
 
-def jobs(incomplete: str) -> list[str]:
-    """Return the jobs of the current namespace that begin so."""
-    return [name for name in asyncio.run(_jobs()) if name.startswith(incomplete)]
+def jobs(connection: Connection, incomplete: str) -> list[str]:
+    """Return the jobs of the namespace that begin so."""
+
+    async def names(client: AsyncClient) -> list[str]:
+        return [job.name for job in await client.list()]
+
+    return asyncio.run(_beginning(incomplete, connection, names))
 
 
-def namespaces(incomplete: str) -> list[str]:
+def namespaces(connection: Connection, incomplete: str) -> list[str]:
     """Return the namespaces that begin so."""
-    return [name for name in asyncio.run(_namespaces()) if name.startswith(incomplete)]
+
+    async def names(client: AsyncClient) -> list[str]:
+        found, _ = await list_objects(client.api, NAMESPACES, None, {})
+        return [str(one["metadata"]["name"]) for one in found]
+
+    return asyncio.run(_beginning(incomplete, connection, names))
 
 
-async def _jobs() -> list[str]:
+async def _beginning(
+    incomplete: str,
+    connection: Connection,
+    names: Callable[[AsyncClient], Awaitable[list[str]]],
+) -> list[str]:
     try:
-        async with asyncio.timeout(LONGEST_WAIT), await AsyncClient.connect() as client:
-            return [job.name for job in await client.list()]
-    except (ClientError, TimeoutError):
-        return []
-
-
-async def _namespaces() -> list[str]:
-    try:
-        async with asyncio.timeout(LONGEST_WAIT), await AsyncClient.connect() as client:
-            found, _ = await list_objects(client.api, NAMESPACES, None, {})
-            return [str(one["metadata"]["name"]) for one in found]
+        async with asyncio.timeout(LONGEST_WAIT), await connection.connect() as client:
+            return [name for name in await names(client) if name.startswith(incomplete)]
     except (ClientError, CallFailed, TimeoutError):
         return []

@@ -34,16 +34,23 @@ class Connection:
         raise typer.Exit(run_with_client(self.connect, work))
 
 
-def complete_namespaces(incomplete: str) -> list[str]:
+def chosen(context: typer.Context) -> Connection:
+    """Return the connection that the options before the cursor choose."""
+    found = context.params
+    return Connection(found.get("namespace"), found.get("context"), found.get("kubeconfig"))
+
+
+# typer passes the context by its type.
+def complete_namespaces(context: typer.Context, incomplete: str) -> list[str]:
     from ddpjob.cli.complete import namespaces
 
-    return namespaces(incomplete)
+    return namespaces(chosen(context), incomplete)
 
 
-def complete_jobs(incomplete: str) -> list[str]:
+def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
     from ddpjob.cli.complete import jobs
 
-    return jobs(incomplete)
+    return jobs(chosen(context), incomplete)
 
 
 Namespace = Annotated[

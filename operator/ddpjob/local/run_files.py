@@ -5,9 +5,11 @@ import fcntl
 import itertools
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from ddpjob.local.config_maps import ConfigMaps
 
@@ -16,6 +18,9 @@ REPLACED = ("pods", "logs", "metrics.jsonl", "curve.png", "status.yaml", "job.ya
 
 # The process of a run holds a lock on this file, which has its process ID.
 LOCK = ".lock"
+
+# How often a run tries to lock it, and the seconds between two tries.
+LOCK_TRIES, LOCK_SECONDS = 5, 0.02
 
 
 class RunFolderError(ValueError):
@@ -91,13 +96,25 @@ def _lock_free_folder(parent: Path, job: str, held: contextlib.ExitStack) -> Pat
         folder.mkdir(parents=True, exist_ok=True)
         # The kernel releases the lock when this process ends, however it ends.
         lock = held.enter_context((folder / LOCK).open("a"))
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _can_lock(lock):
             lock.truncate(0)
             lock.write(f"{os.getpid()}\n")
             lock.flush()
             return folder
     raise AssertionError("itertools.count() does not end")
+
+
+def _can_lock(lock: IO[str]) -> bool:
+    """Lock a file, and return True, unless another run holds it.
+
+    A look at the run (`running_process`) holds it for a moment, too.
+    """
+    for _ in range(LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(LOCK_SECONDS)
+    return False
 
 
 def running_process(folder: Path) -> int | None:
