@@ -4,7 +4,7 @@ The panels are the tables below. The SDK knows Grafana's format, whose JSON nobo
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class Graph(NamedTuple):
     unit: str
     queries: Sequence[Query]
     is_stacked: bool = False
+    may_be_negative: bool = False
 
 
 class Number(NamedTuple):
@@ -55,6 +56,7 @@ class Number(NamedTuple):
     description: str
     unit: str
     query: str
+    is_alarming_at_0: bool = False
 
 
 Panel = Graph | Number
@@ -76,22 +78,26 @@ NUMBERS: Sequence[Panel] = (
         "Operators that lead",
         "1 if the operator works. At 0, jobs go on, and nothing restarts.",
         COUNT,
-        "sum(ddpjob_leader)",
+        "sum(ddpjob_leader) or vector(0)",
+        is_alarming_at_0=True,
     ),
     Number(
-        "Jobs that run", "Jobs in the phase Running.", COUNT, 'sum(ddpjob_jobs{phase="Running"})'
+        "Jobs that run",
+        "Jobs in the phase Running.",
+        COUNT,
+        'sum(ddpjob_jobs{phase="Running"}) or vector(0)',
     ),
     Number(
         "Jobs that wait",
         "Jobs whose gang is incomplete, or that restart.",
         COUNT,
-        'sum(ddpjob_jobs{phase=~"Pending|Starting|Restarting"})',
+        'sum(ddpjob_jobs{phase=~"Pending|Starting|Restarting"}) or vector(0)',
     ),
     Number(
         "Restarts within a day",
         "New attempts of all jobs, of every cause.",
         COUNT,
-        "sum(increase(ddpjob_restarts_total[1d]))",
+        "round(sum(increase(ddpjob_restarts_total[1d])))",
     ),
     Number(
         "Goodput",
@@ -103,7 +109,7 @@ NUMBERS: Sequence[Panel] = (
         "Nodes in use",
         "Pods of jobs that are ready.",
         COUNT,
-        'sum(ddpjob_job_nodes{state="ready"})',
+        'sum(ddpjob_job_nodes{state="ready"}) or vector(0)',
     ),
 )
 
@@ -130,6 +136,7 @@ CHOSEN_JOBS: Sequence[Panel] = (
         "The training loss that the trainer has printed last.",
         COUNT,
         [Query(f"max by ({BY_JOB}) ({chosen('ddpjob_agent_loss')})", JOB)],
+        may_be_negative=True,
     ),
     Graph(
         "Speed",
@@ -165,15 +172,22 @@ CHOSEN_JOBS: Sequence[Panel] = (
         "The pods of the current attempt whose workers have met.",
         COUNT,
         [
-            Query(chosen("ddpjob_job_nodes", state="ready"), f"{JOB} ready"),
-            Query(chosen("ddpjob_job_nodes", state="desired"), f"{JOB} desired"),
+            Query(
+                f"max by ({BY_JOB}) ({chosen('ddpjob_job_nodes', state=state)})", f"{JOB} {state}"
+            )
+            for state in ("ready", "desired")
         ],
     ),
     Graph(
         "Restarts",
         "Restarts that have used a budget.",
         COUNT,
-        [Query(chosen("ddpjob_job_restarts"), f"{JOB} {{{{budget}}}}")],
+        [
+            Query(
+                f"max by ({BY_JOB}, budget) ({chosen('ddpjob_job_restarts')})",
+                f"{JOB} {{{{budget}}}}",
+            )
+        ],
     ),
     Graph(
         "Time by activity",
@@ -191,7 +205,7 @@ CHOSEN_JOBS: Sequence[Panel] = (
         "Goodput of each job",
         "The part of its time that a job has trained.",
         PART,
-        [Query(chosen("ddpjob_job_goodput_ratio"), JOB)],
+        [Query(f"max by ({BY_JOB}) ({chosen('ddpjob_job_goodput_ratio')})", JOB)],
     ),
 )
 
@@ -278,20 +292,30 @@ def built(panel: Panel, width: int, height: int) -> stat.Panel | timeseries.Pane
     """Return a panel of `width` columns of 24 and `height` rows."""
     made = number_panel(panel) if isinstance(panel, Number) else graph_panel(panel)
     made.title(panel.title).description(panel.description).unit(panel.unit).datasource(source())
-    made.min(0).span(width).height(height)
+    made.span(width).height(height)
     for name, query in zip("ABCDEFGH", queries(panel), strict=False):
         target = prometheus.Dataquery().expr(query.expression).legend_format(query.legend)
+        if isinstance(panel, Number):
+            # A series that has ended must not show its last value.
+            target.instant()
         made.with_target(target.ref_id(name).datasource(source()))
     return made
 
 
-def number_panel(_: Number) -> stat.Panel:
+def number_panel(number: Number) -> stat.Panel:
     calculation = common.ReduceDataOptions().calcs(["lastNotNull"])
-    return stat.Panel().reduce_options(calculation).graph_mode(common_models.BigValueGraphMode.AREA)
+    made = stat.Panel().reduce_options(calculation)
+    made.graph_mode(common_models.BigValueGraphMode.NONE)
+    steps = [models.Threshold(color="red" if number.is_alarming_at_0 else "blue")]
+    if number.is_alarming_at_0:
+        steps.append(models.Threshold(value=1, color="green"))
+    return made.thresholds(dashboard.ThresholdsConfig().steps(steps))
 
 
 def graph_panel(graph: Graph) -> timeseries.Panel:
     made = timeseries.Panel().fill_opacity(30 if graph.is_stacked else 5).line_width(1)
+    if not graph.may_be_negative:
+        made.min(0)
     made.show_points(common_models.VisibilityMode.NEVER)
     made.tooltip(common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI))
     if graph.is_stacked:
@@ -302,13 +326,6 @@ def graph_panel(graph: Graph) -> timeseries.Panel:
 
 def queries(panel: Panel) -> Sequence[Query]:
     return [Query(panel.query, panel.title)] if isinstance(panel, Number) else panel.queries
-
-
-def all_panels() -> Iterator[Panel]:
-    """Yield the panels in their order."""
-    yield from NUMBERS
-    for panels in ROWS.values():
-        yield from panels
 
 
 if __name__ == "__main__":

@@ -114,6 +114,18 @@ def test_a_torchrun_that_somebody_else_stopped_is_not_the_cause(pod):
     assert found.report["cause"] == "Follower"
 
 
+def test_a_rank_that_succeeded_earlier_does_not_count(pod):
+    # torchrun has not killed the second rank: nobody had failed before it.
+    script = """
+import os, signal, time
+if os.environ["RANK"] == "1":
+    time.sleep(2)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    report = fail(pod, script, ranks=2, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"})
+    assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 1, -9)
+
+
 def test_a_program_that_writes_no_record_is_judged_by_its_output(pod):
     report = fail(pod, "raise ValueError('bad')", flags=["--no-record"])
     assert (report["cause"], report["exitCode"]) == ("Failure", 1)
@@ -137,40 +149,60 @@ time.sleep(600)
     assert (report["cause"], report["rank"]) == ("Follower", 0)
 
 
+GROUP = "raise ExceptionGroup('several', [ValueError('bad')])"
+
+
 @pytest.mark.parametrize(
-    ("written", "cause"),
+    ("written", "exception"),
     [
-        ("traceback.print_exc()", "Failure"),
+        ("fail('raise ValueError(\\'bad\\')')", "ValueError: bad"),
+        ("fail('import queue; raise queue.Empty')", "_queue.Empty"),
+        ("fail('raise ValueError(\\'bad\\' + chr(10) * 20)')", "ValueError: bad"),
+        (f"fail({GROUP!r})", "an exception"),
         # The program has caught the exception, and goes on.
-        ("traceback.print_exc(); print('step\\n' * 20)", "Follower"),
-        ("traceback.print_exc(); time.sleep(5.5)", "Follower"),
-        ("print('ValueError: bad')", "Follower"),
+        ("fail('raise ValueError'); print('step\\n' * 40)", None),
+        ("fail('raise ValueError'); time.sleep(5.5)", None),
+        ("print('ValueError: bad')", None),
+        # Nobody failed: it was told to end.
+        ("fail('raise SystemExit(143)')", None),
+        ("signal.signal(15, lambda *_: (fail('raise EOFError'), os._exit(143)))", None),
     ],
-    ids=["at the end", "earlier", "long ago", "without a traceback"],
+    ids=[
+        *("exception", "another name", "long", "group"),
+        *("earlier", "long ago", "no traceback", "exit", "after SIGTERM"),
+    ],
 )
-def test_a_rank_that_torchrun_ended_had_failed_if_its_output_ends_so(pod, written, cause):
+def test_a_rank_that_torchrun_stopped_had_failed_if_it_was_ending_so(pod, written, exception):
     script = f"""
-import os, time, traceback
+import os, signal, time, traceback
+def fail(statement):
+    try:
+        exec(statement)
+    except BaseException:
+        traceback.print_exc()
 if os.environ["RANK"] == "0":
     while not os.path.exists(__file__ + ".ready"):
         time.sleep(0.02)
     raise RuntimeError({FOLLOWER[14:]!r})
-try:
-    raise ValueError("bad")
-except ValueError:
-    {written}
+{written}
 open(__file__ + ".ready", "w").close()
 time.sleep(600)
 """
     found = pod(script)
     program = found.programs / "report.py"
     text = program.read_text()
-    assert "ENDING_SECONDS = 10.0" in text
-    program.write_text(text.replace("ENDING_SECONDS = 10.0", "ENDING_SECONDS = 5.0"))
+    assert "ENDING_SECONDS, READING_SECONDS = 10.0," in text
+    program.write_text(text.replace("READING_SECONDS = 10.0,", "READING_SECONDS = 5.0,"))
     found.assign(0, 2, flags=["--ranks=2"], wait=0.0)
     found.start()
     assert found.end() == 1
-    assert found.report["cause"] == cause
+    report = found.report
+    if exception:
+        expected = ("Failure", 1, 1, exception)
+        known = (report["cause"], report["rank"], report["exitCode"], report["exception"])
+        assert known == expected
+    else:
+        assert (report["cause"], report["rank"]) == ("Follower", 0)
 
 
 @pytest.mark.parametrize(

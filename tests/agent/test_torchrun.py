@@ -62,7 +62,7 @@ def test_a_rank_that_its_peer_overtakes_at_the_end_is_reported(pod, port):
     found.start()
     assert found.end() == 1
     report = found.report
-    assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 1, -15)
+    assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 1, 1)
     assert report["exception"] == "ValueError: bad batch"
 
 

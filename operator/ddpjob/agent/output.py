@@ -15,6 +15,9 @@ from .files import read_json
 # have figures.
 TAIL, LINE, FIGURES_LINE = 16384, 4 << 20, 4096
 
+# The beginning of a traceback. That of an exception group ends so, too.
+TRACEBACK = b"Traceback (most recent call last):"
+
 # Attempts whose steps are kept.
 ATTEMPTS = 10
 
@@ -25,8 +28,8 @@ FIGURES = ("step", "steps", "epoch", "loss", "samples_per_second", "tokens_per_s
 class Stream:
     """The output of torchrun or of a rank. It comes in pieces, and leaves in whole lines.
 
-    `worker` is what the first line of a rank's pipe says: its rank and its process. `last_time` is
-    that of its last output.
+    `worker` is what the first line of a rank's pipe says: its rank and its process.
+    `traceback_time` is when the last traceback began.
     """
 
     def __init__(self, descriptor: int, local_rank: int | None = None) -> None:
@@ -35,7 +38,7 @@ class Stream:
         self.worker: dict[str, int] = {}
         self.partial = b""
         self.tail = b""
-        self.last_time = 0.0
+        self.traceback_time = 0.0
         self.ended: float | None = None
 
     def take(self, data: bytes) -> bytes:
@@ -114,11 +117,12 @@ class Output:
             data = os.read(stream.descriptor, 1 << 16)
         except BlockingIOError:
             return False
-        if data:
-            stream.last_time = time.time()
-            if stream.worker:
-                self.last_time = stream.last_time
-        lines = stream.take(data).splitlines(keepends=True)
+        if data and stream.worker:
+            self.last_time = time.time()
+        text = stream.take(data)
+        if TRACEBACK in text:
+            stream.traceback_time = time.time()
+        lines = text.splitlines(keepends=True)
         write(b"".join(self.marked(stream, line) for line in lines))
         if not data:
             self.close(stream)

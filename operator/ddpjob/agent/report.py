@@ -11,7 +11,7 @@ from typing import Any
 
 from . import EXCEPTION
 from .files import read_json
-from .output import Stream, log
+from .output import TRACEBACK, Stream, log
 
 Report = dict[str, Any]
 
@@ -27,14 +27,21 @@ LINES, LINE_LENGTH = 12, 160
 INTERRUPTED, AMBIGUOUS = (-15, 143), (1, -6)
 
 # Seconds that a process may take to end after its exception: torch stops its threads and frees
-# devices. A peer may notice the loss, and end, before that.
-ENDING_SECONDS = 10.0
+# devices. A peer may notice the loss, and end, before that. torchrun then sends SIGTERM to the
+# others, and what they write from then on has that cause. The second number is for output of two
+# ranks that the agent reads at once.
+ENDING_SECONDS, READING_SECONDS = 10.0, 0.02
 
-# The traceback of an exception: its header, its other lines, and how many lines its message may
-# have. torch puts the rank before each line.
-TRACEBACK = "Traceback (most recent call last):\n"
+# The lines of a traceback between its header and its exception, and how many lines the exception
+# may have. torch puts the rank before each line. An exception group has a line at its left.
 FRAME = re.compile(r"(?:\[rank\d+\]: )?[ \t]")
-MESSAGE_LINES = 8
+EXCEPTION_LINE = re.compile(
+    r"(?:\[rank\d+\]: )?(?!SystemExit|KeyboardInterrupt)([A-Za-z_][\w.]*(?::.*)?)$"
+)
+EXCEPTION_LINES = 25
+
+# The exit code of Python after an exception.
+EXCEPTION_CODE = 1
 
 # Causes, the likeliest first. A follower lost a peer. Unclear: perhaps it is a follower.
 CAUSES = ("Failure", "Unclear", "Follower")
@@ -64,12 +71,19 @@ class Judge:
         Of several failures, the likeliest cause counts.
         """
         begun = [stream for stream in streams if stream.worker]
+        failures = record.get("failures", [])
+        first = min((streams[one["localRank"]].ended or 0.0 for one in failures), default=0.0)
         found = []
-        for failure in record.get("failures", []):
+        for failure in failures:
             stream = streams[failure["localRank"]]
             cause, exception = self.cause(stream.text(), failure["exitCode"])
-            if self.was_ended(failure["exitCode"], stream, begun):
-                cause = "Follower"
+            if self.was_stopped(failure["exitCode"], stream, first):
+                own = own_exception(stream, first)
+                if cause != "Follower" and own:
+                    failure = {**failure, "exitCode": EXCEPTION_CODE}
+                    exception = own
+                else:
+                    cause = "Follower"
             exception = exception or failure["exception"] or signal_name(failure["exitCode"])
             report = {"cause": cause, **failure, "exception": exception}
             found.append((CAUSES.index(cause), stream.ended, failure["rank"], report, stream))
@@ -95,20 +109,10 @@ class Judge:
             return "Unclear", exception
         return "Failure", exception
 
-    def was_ended(self, exit_code: int, stream: Stream, begun: list[Stream]) -> bool:
-        """Return True if torchrun has ended a rank that had not failed by itself."""
-        is_killed = exit_code == -9 and is_late(stream, begun, self.patience)
-        if exit_code not in INTERRUPTED and not is_killed:
-            return False
-        return not (self.ends_with_exception(stream.text()) and was_ending(stream, begun))
-
-    def ends_with_exception(self, text: str) -> bool:
-        """Return True if an output ends with the traceback of an exception."""
-        _, header, rest = text.rpartition(TRACEBACK)
-        lines = [line for line in rest.splitlines() if not FRAME.match(line)]
-        if not header or not 0 < len(lines) <= MESSAGE_LINES:
-            return False
-        return any(pattern.match(lines[0]) for pattern in self.words.get("exception", []))
+    def was_stopped(self, exit_code: int, stream: Stream, first: float) -> bool:
+        """Return True if torchrun has stopped a rank after the end of the first one."""
+        is_late = (stream.ended or 0.0) - first > self.patience
+        return exit_code in INTERRUPTED or (exit_code == -9 and is_late)
 
     def hang(self, age: float, ranks: list[Stream]) -> Report:
         """Return the report on ranks that gave no heartbeat for `age` seconds, with their stacks.
@@ -133,18 +137,17 @@ class Judge:
         return any(pattern.search(text) for pattern in self.words.get(kind, []))
 
 
-def is_late(stream: Stream, begun: list[Stream], patience: float) -> bool:
-    """Return True if a rank ended so long after the first one that torchrun must have killed it."""
-    return (stream.ended or 0.0) - first_end(begun) > patience
-
-
-def was_ending(stream: Stream, begun: list[Stream]) -> bool:
-    """Return True if a rank has written something shortly before the first one ended."""
-    return first_end(begun) - stream.last_time < ENDING_SECONDS
-
-
-def first_end(begun: list[Stream]) -> float:
-    return min(stream.ended or 0.0 for stream in begun)
+def own_exception(stream: Stream, first: float) -> str:
+    """Return the exception of which a rank was about to end when the first one ended, or ""."""
+    if not -READING_SECONDS <= first - stream.traceback_time < ENDING_SECONDS:
+        return ""
+    _, _, rest = stream.text().rpartition(TRACEBACK.decode() + "\n")
+    lines = [line for line in rest.splitlines() if not FRAME.match(line)]
+    if not lines:
+        # The traceback of a group, or the rank was stopped while it wrote.
+        return "an exception"
+    found = EXCEPTION_LINE.match(lines[0])
+    return found[1][:EXCEPTION] if found and len(lines) <= EXCEPTION_LINES else ""
 
 
 def signal_name(exit_code: int) -> str:
