@@ -1,5 +1,7 @@
 """`ddpjob ui`: the pages over the runs of this machine, also in a real browser without a window."""
 
+import fcntl
+import os
 import re
 import shutil
 import signal
@@ -7,18 +9,20 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from html import unescape
 from http.cookiejar import CookieJar
 from urllib.error import HTTPError
 from urllib.request import HTTPCookieProcessor, Request, build_opener
 
 import pytest
-import uvicorn
 import yaml
 
-from ddpjob.cli.ui import listen
+from ddpjob.cli.ui import listen, server
+from ddpjob.client import ClientError
 from ddpjob.client.local import LocalClient
-from ddpjob.ui.app import create_app
+from ddpjob.local.run_files import LOCK
 from ddpjob.ui.sources import LocalSource
 
 TOKEN = "t0ken"
@@ -68,6 +72,16 @@ def runs(tmp_path):
     return tmp_path
 
 
+@contextmanager
+def running(folder):
+    """Hold the lock of a run, as its process does."""
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
 class Browser:
     """A browser that keeps cookies, as far as a test needs one."""
 
@@ -95,19 +109,17 @@ def serve():
     """Return a function that serves a source, and returns a browser without a cookie."""
     servers = []
 
-    def start(source):
+    def start(source, token=TOKEN):
         listening = listen(0)
-        port = listening.getsockname()[1]
-        config = uvicorn.Config(create_app(source, TOKEN, port), log_level="error")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listening],))
+        found = server(source, token)
+        thread = threading.Thread(target=found.run, args=([listening],))
         thread.start()
-        servers.append((server, thread))
-        return Browser(f"http://127.0.0.1:{port}")
+        servers.append((found, thread))
+        return Browser(f"http://127.0.0.1:{listening.getsockname()[1]}")
 
     yield start
-    for server, thread in servers:
-        server.should_exit = True
+    for found, thread in servers:
+        found.should_exit = True
         thread.join(SECONDS)
 
 
@@ -124,8 +136,8 @@ def browser(serve, runs):
 
 def test_without_the_token_nothing_is_shown(serve, runs):
     found = serve(LocalSource(LocalClient(runs)))
-    for path in ("/", "/jobs/-/digits", "/static/live.js", "/?token=wrong", "/?token=é"):
-        status, _, text = found.get(path.encode("ascii", "xmlcharrefreplace").decode())
+    for path in ("/", "/jobs/-/digits", "/static/live.js", "/?token=wrong", "/?token=%C3%A9"):
+        status, _, text = found.get(path)
         assert (status, "digits" in text) == (403, False), path
 
 
@@ -133,6 +145,15 @@ def test_the_token_leaves_the_address_and_becomes_a_cookie(browser):
     status, headers, text = browser.get("/")
     assert (status, TOKEN in text) == (200, False)
     assert "default-src 'self'" in headers["Content-Security-Policy"]
+
+
+def test_two_programs_on_two_ports_keep_their_cookies_apart(serve, runs):
+    first = serve(LocalSource(LocalClient(runs)))
+    second = Browser(serve(LocalSource(LocalClient(runs)), token="other").address)
+    second.opener = first.opener
+    first.get(f"/?token={TOKEN}")
+    second.get("/?token=other")
+    assert (first.get("/")[0], second.get("/")[0]) == (200, 200)
 
 
 def test_a_page_of_another_site_gets_no_answer_under_its_own_name(browser):
@@ -171,6 +192,88 @@ def test_a_job_has_its_reason_attempts_curves_and_log(browser):
     assert "<svg" in picture
 
 
+def test_a_job_that_trains_has_its_step_in_the_list(serve, runs):
+    status = {"phase": "Running", "attempt": 0, "attempts": []}
+    (runs / "digits" / "status.yaml").write_text(yaml.safe_dump(status))
+    found = serve(LocalSource(LocalClient(runs)))
+    found.get(f"/?token={TOKEN}")
+    with running(runs / "digits"):
+        assert "digits Running 0/2 0 20" in found.text("/")
+
+
+def test_a_run_that_was_killed_has_ended_when_it_wrote_for_the_last_time(browser, runs):
+    status = {
+        "phase": "Running",
+        "attempt": 0,
+        "attemptTime": "2026-01-01T12:00:00Z",
+        "activity": "training",
+        "activitySince": "2026-01-01T12:00:10Z",
+        "nodes": {"desired": 2, "ready": 2},
+    }
+    (runs / "digits" / "status.yaml").write_text(yaml.safe_dump(status))
+    ended = datetime(2026, 1, 1, 12, 1, tzinfo=UTC).timestamp()
+    for name in ("status.yaml", "metrics.jsonl"):
+        os.utime(runs / "digits" / name, (ended, ended))
+    text = browser.text("/jobs/-/digits")
+    assert "attempt 0: Stopped, 60s" in browser.get("/jobs/-/digits")[2]
+    assert "training 50 s" in text
+    assert "0/2 ready" in text
+
+
+def test_a_log_ends_with_the_newest_attempt(browser, runs):
+    for attempt in (2, 9, 10):
+        log = runs / "digits" / "logs" / f"digits-{attempt}-0.log"
+        log.write_text(f"of attempt {attempt}\n")
+    (runs / "digits" / "logs" / "notes.log").write_text("not a pod's\n")
+    text = browser.text("/jobs/-/digits")
+    assert "of attempt 2 of attempt 9 of attempt 10" in text
+    assert "not a pod's" not in text
+
+
+def test_only_the_end_of_a_long_log_is_shown(browser, runs):
+    lines = "".join(f"line {number}\n" for number in range(200_000))
+    (runs / "digits" / "logs" / "digits-1-0.log").write_text(lines)
+    text = browser.text("/jobs/-/digits")
+    assert "line 199700 " in text
+    assert "line 199699 " not in text
+
+
+def test_a_second_run_of_a_job_has_a_page_of_its_own(browser, runs):
+    shutil.copytree(runs / "digits", runs / "digits.2")
+    (runs / "digits.2" / "logs" / "digits-1-0.log").write_text("the second\n")
+    assert 'href="/jobs/-/digits.2"' in browser.get("/")[2]
+    assert "the second" in browser.text("/jobs/-/digits.2")
+    assert "the second" not in browser.text("/jobs/-/digits")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "kind: Pod", "a: [", "\x00"])
+def test_a_folder_without_a_job_hides_no_other(browser, runs, text):
+    (runs / "other").mkdir()
+    (runs / "other" / "job.yaml").write_text(text)
+    assert "digits" in browser.text("/")
+    assert browser.get("/jobs/-/other")[0] == 404
+
+
+def test_a_fault_of_the_program_itself_has_a_sentence(serve, runs):
+    class Broken(LocalSource):
+        async def jobs(self):
+            raise RuntimeError("no more memory")
+
+    found = serve(Broken(LocalClient(runs)))
+    found.get(f"/?token={TOKEN}")
+    status, headers, _ = found.get("/")
+    assert (status, "Content-Security-Policy" in headers) == (500, True)
+    assert "ddpjob ui has failed; the terminal shows where: RuntimeError" in found.text("/")
+
+
+def test_many_nodes_are_chosen_by_their_number(browser, runs):
+    job = {**JOB, "spec": {**JOB["spec"], "nodes": 200}}
+    (runs / "digits" / "job.yaml").write_text(yaml.safe_dump(job))
+    page = browser.get("/jobs/-/digits?node=199")[2]
+    assert 'name="node" min="0" max="199" value="199"' in page
+    assert page.count("?node=") == 0
+
+
 def test_what_a_job_prints_stays_text(browser):
     page = browser.get("/jobs/-/digits?node=1")[2]
     assert "&lt;script&gt;document.title" in page
@@ -183,7 +286,10 @@ def test_what_a_job_prints_stays_text(browser):
         ("/jobs/-/digit", "not found in"),
         ("/jobs/-/digits?node=2", "job digits has 2 nodes, from 0 on"),
         ("/jobs/-/digits?node=-1", "expected the index of a node, got '-1'"),
+        ("/jobs/-/digits?node=" + "9" * 5000, "expected the index of a node"),
         ("/jobs/-/..%2f..%2fetc", "Not Found"),
+        ("/jobs/-/%2e%2e", "not found in"),
+        ("/jobs/-/%00", "not found in"),
         ("/static/..%2fapp.py", "Not Found"),
     ],
 )
@@ -249,20 +355,37 @@ def test_a_browser_shows_changes_and_runs_no_code_of_a_job(serve, runs, tmp_path
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt install chromium")
+def test_a_page_that_is_left_open_says_what_the_cluster_answers(serve, runs, tmp_path):
+    class Failing(LocalSource):
+        looks = 0
+
+        async def job(self, namespace, name):
+            self.looks += 1
+            if self.looks > 1:
+                raise ClientError("the API server does not answer")
+            return await super().job(namespace, name)
+
+    found = serve(Failing(LocalClient(runs)))
+    page = rendered(f"{found.address}/jobs/-/digits?token={TOKEN}", tmp_path / "profile", 8)
+    assert '<output id="problem">the API server does not answer</output>' in page
+    # What was known stays.
+    assert "MaxRestartsExceeded" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt install chromium")
 def test_a_page_that_is_left_open_says_that_the_program_has_ended(runs, tmp_path):
     class Ending(LocalSource):
+        looks = 0
+
         async def job(self, namespace, name):
-            if server.started and server.asked:
-                server.force_exit = server.should_exit = True
-            server.asked = True
+            self.looks += 1
+            pages.should_exit = self.looks == 2
             return await super().job(namespace, name)
 
     listening = listen(0)
     port = listening.getsockname()[1]
-    app = create_app(Ending(LocalClient(runs)), TOKEN, port)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
-    server.asked = False
-    thread = threading.Thread(target=server.run, args=([listening],))
+    pages = server(Ending(LocalClient(runs)), TOKEN)
+    thread = threading.Thread(target=pages.run, args=([listening],))
     thread.start()
     page = rendered(f"http://127.0.0.1:{port}/jobs/-/digits?token={TOKEN}", tmp_path / "p", 12)
     thread.join(SECONDS)

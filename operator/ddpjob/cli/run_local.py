@@ -20,7 +20,7 @@ from ddpjob.core.run_metrics import RunMetrics
 from ddpjob.local.config_maps import read_files
 from ddpjob.local.manifest import AS_WRITTEN, Manifest, check_claims, read
 from ddpjob.local.run import LocalRun, Stopped, check
-from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder
+from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder, write_whole
 from ddpjob.local.sizes import Overrides
 from ddpjob.show.curves import save_figure
 from ddpjob.show.display import Display
@@ -111,7 +111,7 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
     console.print(header, soft_wrap=True)
     for note in manifest.notes:
         display.note(note)
-    files.manifest.write_text(yaml.safe_dump(dict(manifest.document), sort_keys=False))
+    write_whole(files.manifest, yaml.safe_dump(dict(manifest.document), sort_keys=False))
     # Run until the job is finished or a signal arrives.
     try:
         with display:

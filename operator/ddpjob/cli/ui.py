@@ -1,7 +1,9 @@
 """`ddpjob ui`: serve the pages on this machine until Ctrl-C."""
 
+import os
 import secrets
 import socket
+import webbrowser
 
 import typer
 import uvicorn
@@ -11,16 +13,24 @@ from ddpjob.ui.sources import Source
 
 HOST = "127.0.0.1"
 
+# Seconds for the answers that are being made when the program is to end.
+END_SECONDS = 1
 
-async def serve(source: Source, port: int) -> int:
+
+async def serve(source: Source, port: int, *, opens_browser: bool) -> int:
     """Print the address of the pages, and serve them. Port 0 means any free one. Return 0."""
     listening = listen(port)
     port = listening.getsockname()[1]
     token = secrets.token_urlsafe(24)
-    typer.echo(f"Jobs of {source.title}: http://{HOST}:{port}/?token={token}")
+    address = f"http://{HOST}:{port}/?token={token}"
+    typer.echo(f"Jobs of {source.title}: {address}")
+    if "SSH_CONNECTION" in os.environ:
+        forward = f"ssh -N -L {port}:{HOST}:{port} {socket.gethostname()}"
+        typer.echo(f"On your own machine, first run: {forward}")
     typer.echo("Ctrl-C ends this program. The jobs go on.")
-    config = uvicorn.Config(create_app(source, token, port), log_level="warning", access_log=False)
-    await uvicorn.Server(config).serve(sockets=[listening])
+    if opens_browser:
+        webbrowser.open(address)
+    await server(source, token).serve(sockets=[listening])
     return 0
 
 
@@ -31,3 +41,14 @@ def listen(port: int) -> socket.socket:
     except OSError as error:
         message = f"port {port} cannot be used: {error.strerror}; choose another one, or 0 for any"
         raise typer.BadParameter(message, param_hint="--port") from error
+
+
+def server(source: Source, token: str) -> uvicorn.Server:
+    config = uvicorn.Config(
+        create_app(source, token),
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=END_SECONDS,
+    )
+    return uvicorn.Server(config)

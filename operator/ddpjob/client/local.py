@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import yaml
 from ddpjob.client.errors import NotFound, Rejected, WaitTimeout
 from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, PodLog
 from ddpjob.client.reader import Jobs
+from ddpjob.core.accounting import seconds_until
 from ddpjob.core.progress import Progress
-from ddpjob.core.readers import Dict, did_you_mean, quoted
+from ddpjob.core.readers import Dict, SpecError, did_you_mean, quoted, require_object
 from ddpjob.core.run_metrics import RunMetrics, parse_metric
 from ddpjob.core.status import Status
 from ddpjob.core.user_job import DDPJob
@@ -30,6 +32,9 @@ INTERVAL = 0.1
 # Seconds for a run to write its first status, and for its processes to end after SIGTERM.
 START_SECONDS = 60.0
 END_SECONDS = 120.0
+
+# Bytes at the end of a log in which its last lines are looked for.
+TAIL_BYTES = 1 << 20
 
 # Folder for the manifests of runs and what `ddpjob run` prints. No job has such a name.
 SUBMITTED = ".submitted"
@@ -89,25 +94,38 @@ class LocalClient:
         return RunFiles(self.runs / name).status
 
     def get(self, name: str) -> DDPJob:
-        """Return a job. Raises NotFound."""
-        files = RunFiles(self.runs / name)
-        manifest = _read_yaml(files.manifest)
-        if not manifest:
-            hint = did_you_mean(name, [job.name for job in self.list()])
+        """Return a job by the name of its folder. Raises NotFound."""
+        job = self._read(name)
+        if job is None:
+            hint = did_you_mean(name, self._names())
             raise NotFound(f"job {quoted(name)} not found in {self.runs}{hint}")
-        job = DDPJob.from_manifest(manifest)
-        status = Status.from_dict(_read_yaml(files.status))
-        if not status.finished and running_process(files.folder) is None:
-            message = "the process of the run has ended before the job"
-            status = replace(
-                status, phase="Stopped", reason="Stopped", message=message, activity=""
-            )
-        return replace(job, status=status)
+        return job
 
     def list(self) -> Jobs:
-        """Return the jobs of the folder, by their names."""
-        found = sorted(self.runs.glob("*/job.yaml"))
-        return [self.get(path.parent.name) for path in found]
+        """Return the jobs of the folder, by their names.
+
+        If two runs of a job go on at once, the second one has the name of its folder, `NAME.2`.
+        """
+        found = [self._read(name) for name in self._names()]
+        return [job for job in found if job is not None]
+
+    def _names(self) -> Sequence[str]:
+        return sorted(path.parent.name for path in self.runs.glob("*/job.yaml"))
+
+    def _read(self, name: str) -> DDPJob | None:
+        """Return a job, or None if there is none with this name, or if it is just being written."""
+        if Path(name).name != name or "\0" in name:
+            return None
+        files = RunFiles(self.runs / name)
+        try:
+            manifest = require_object(_read_yaml(files.manifest), "the manifest")
+            job = DDPJob.from_manifest(manifest)
+        except SpecError:
+            return None
+        status = Status.from_dict(_read_yaml(files.status))
+        if not status.finished and running_process(files.folder) is None:
+            status = _stopped(status, files)
+        return replace(job, name=name, status=status)
 
     def wait(self, name: str, *, timeout: float | None = None) -> DDPJob:
         """Return the job once it has ended. `timeout` is in seconds. Raises WaitTimeout."""
@@ -133,11 +151,9 @@ class LocalClient:
     def logs(self, name: str, choice: LogChoice = ALL_LINES) -> Iterator[LogLine]:
         """Yield what the nodes of a job have written, one node after the other."""
         choice = replace(choice, ranks_per_node=self.get(name).processes_per_node)
-        for path in sorted(RunFiles(self.runs / name).logs.glob("*.log")):
-            *_, born, index = path.stem.split("-")
-            log = PodLog("", path.stem, int(index), int(born))
+        for path, log in _pod_logs(RunFiles(self.runs / name).logs):
             if choice.has_pod(log):
-                for text in path.read_text(errors="replace").splitlines():
+                for text in _read_lines(path, choice.tail):
                     line = log.read("", text)
                     if choice.has_line(line):
                         yield line
@@ -146,10 +162,8 @@ class LocalClient:
         """Return the events that the trainer of rank 0 has printed: losses, accuracies, speeds."""
         self.get(name)
         metrics = RunMetrics()
-        path = RunFiles(self.runs / name).metrics
-        if path.exists():
-            events = map(parse_metric, path.read_text().splitlines())
-            metrics.events += [event for event in events if event is not None]
+        events = map(parse_metric, _read_lines(RunFiles(self.runs / name).metrics))
+        metrics.events += [event for event in events if event is not None]
         return metrics
 
     def delete(self, name: str) -> DDPJob:
@@ -172,6 +186,47 @@ def _read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError):
         return None
+
+
+def _pod_logs(folder: Path) -> Sequence[tuple[Path, PodLog]]:
+    """Return the logs of a run with their pods, those of the first attempt first."""
+    found = []
+    for path in folder.glob("*.log"):
+        _, *numbers = path.stem.rsplit("-", 2)
+        if len(numbers) == 2 and all(map(str.isdecimal, numbers)):
+            born, index = map(int, numbers)
+            found.append((born, index, path, PodLog("", path.stem, index, born)))
+    return [(path, log) for *_, path, log in sorted(found, key=lambda one: one[:2])]
+
+
+def _read_lines(path: Path, tail: int | None = None) -> Sequence[str]:
+    """Return the lines of a file, or the last ones of its end. One that is gone has none."""
+    try:
+        with path.open("rb") as file:
+            if tail is not None:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return lines if tail is None else lines[-tail:]
+
+
+def _stopped(status: Status, files: RunFiles) -> Status:
+    """Return the status of a run whose process has ended before the job."""
+    times = [path.stat().st_mtime for path in (files.status, files.metrics) if path.exists()]
+    ended = datetime.fromtimestamp(max(times), UTC) if times else None
+    spent = seconds_until(status, ended) if ended else status.seconds
+    return replace(
+        status,
+        phase="Stopped",
+        reason="Stopped",
+        message="the process of the run has ended before the job",
+        completion_time=ended,
+        activity="",
+        seconds={activity: round(seconds) for activity, seconds in spent.items()},
+        pods=replace(status.pods, active=0, ready=0),
+    )
 
 
 def _wait_until(is_so: Callable[[], bool], name: str) -> None:

@@ -20,6 +20,7 @@ from ddpjob.core import names
 from ddpjob.core.times import format_time
 from ddpjob.local import processes
 from ddpjob.local.output import Output
+from ddpjob.local.run_files import write_whole
 from ddpjob.local.translate import Command
 
 # Seconds until killed processes must be gone. Only a process that hangs in the kernel takes longer.
@@ -154,10 +155,7 @@ class LocalPod:
             names.ANNOTATION_READY_BEFORE: ready_since,
         }
         if self._assignment:
-            # The agent must never read half of it.
-            draft = self._assignment.with_suffix(".new")
-            draft.write_text(assignment)
-            draft.replace(self._assignment)
+            write_whole(self._assignment, assignment)
         self._changed()
 
     async def _probe(self) -> None:

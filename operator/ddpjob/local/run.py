@@ -25,7 +25,7 @@ from ddpjob.core.status import Status
 from ddpjob.local.addresses import LocalAddresses, free_port
 from ddpjob.local.local_pod import LocalPod
 from ddpjob.local.output import Output
-from ddpjob.local.run_files import RunFiles
+from ddpjob.local.run_files import RunFiles, write_whole
 from ddpjob.local.translate import translate
 
 # Signals that end a run. SIGHUP comes when the terminal is closed.
@@ -226,12 +226,10 @@ class LocalRun:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _write_status(self) -> None:
-        """Write the status for other programs, which must never read a part of it."""
+        """Write the status for other programs."""
         text = yaml.safe_dump(self._job.status.to_dict(), sort_keys=False)
-        partial = self._files.status.with_suffix(".partial")
         try:
-            partial.write_text(text)
-            partial.replace(self._files.status)
+            write_whole(self._files.status, text)
         except OSError as error:
             self._note_once(f"cannot write {error.filename}: {error.strerror}")
 

@@ -69,6 +69,13 @@ class RunFiles:
         return self.claims.get(name, self.folder / "claims" / name)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that another program must never read in part."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
 @contextlib.contextmanager
 def run_folder(parent: Path, job: str) -> Iterator[Path]:
     """Lock and clear the folder of a run, and yield it.

@@ -112,7 +112,10 @@ def _draw_training(runs: Runs, figure: "Figure") -> None:
         for resumed in metrics.of_kind("start")[1:]:
             step = finite_number(resumed.get("resumed_step")) or 0
             axes.axvline(step, color="grey", linestyle=":")
-    axes.set(xlabel=LOSS.x_label, ylabel=LOSS.title, ylim=(0, None))
+    axes.set(xlabel=LOSS.x_label, ylabel=LOSS.title)
+    # A loss such as a log-likelihood may be negative.
+    if all(value >= 0 for curve in LOSS.curves(runs) for value in curve.y):
+        axes.set_ylim(bottom=0)
     _finish(axes, legend=not single)
     accuracies = ACCURACY.curves(runs)
     if not accuracies:

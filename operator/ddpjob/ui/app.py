@@ -5,6 +5,7 @@ import hmac
 import io
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
@@ -20,23 +21,29 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from ddpjob.client import ClientError, NotFound
+from ddpjob.core.names import Phase
 from ddpjob.core.readers import SpecError
 from ddpjob.core.user_job import DDPJob
 from ddpjob.show.curves import draw
-from ddpjob.ui.pages import NO_NAMESPACE, job_page, list_page, node_count
+from ddpjob.ui.pages import NO_NAMESPACE, job_page, list_page, node_count, path_of
 from ddpjob.ui.sources import Source
 
 FOLDER = Path(__file__).parent
 
-# A page of another site can send requests here. It must not read the answers, under no name of this
-# machine, and no page may run what a job has printed.
+# Names of this machine under which requests are answered. Another site can let its own name lead
+# here, and could then read the answers.
 HOSTS = ["127.0.0.1", "localhost"]
+
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'none'",
+    # Nothing that a job has printed is run, and no other page shows this one inside.
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+
+# Running jobs in a list whose progress is read.
+MAX_PROGRESS = 40
 
 Next = Callable[[Request], Awaitable[Response]]
 
@@ -60,7 +67,10 @@ class Pages:
 
     async def jobs(self, request: Request) -> Response:
         jobs = await self.source.jobs()
-        return self._page(request, "jobs.html", **list_page(jobs, datetime.now(UTC)))
+        running = [job for job in jobs if job.phase == Phase.RUNNING][:MAX_PROGRESS]
+        found = await asyncio.gather(*map(self.source.progress, running))
+        progress = dict(zip(map(path_of, running), found, strict=True))
+        return self._page(request, "jobs.html", **list_page(jobs, progress, datetime.now(UTC)))
 
     async def job(self, request: Request) -> Response:
         """Show a job, and the end of the log of the node in the query."""
@@ -71,11 +81,12 @@ class Pages:
         metrics, pods, log = await asyncio.gather(
             self.source.metrics(job), self.source.pods(job), self._log(job, node)
         )
-        shown = job_page(job, metrics, pods, datetime.now(UTC))
+        # Many events take a moment, for which other requests must not wait.
+        shown = await asyncio.to_thread(job_page, job, metrics, pods, datetime.now(UTC))
         return self._page(request, "job.html", **shown, node=node, log=log)
 
     async def curves(self, request: Request) -> Response:
-        """Draw the curves of a job. matplotlib takes a moment, so it works in a thread."""
+        """Draw the curves of a job."""
         job = await self._job(request)
         metrics = await self.source.metrics(job)
         figure = await asyncio.to_thread(draw, {job.name: metrics}, "")
@@ -86,13 +97,16 @@ class Pages:
         return Response(data.getvalue(), media_type="image/svg+xml")
 
     async def error(self, request: Request, error: Exception) -> Response:
-        """Show an error of the cluster, or an address that does not exist."""
-        status, text = 502, str(error)
-        if isinstance(error, NotFound):
-            status = 404
+        """Show an error of the cluster, an address that does not exist, or a fault of ours."""
         if isinstance(error, HTTPException):
-            status, text = error.status_code, error.detail
-        return self._page(request, "error.html", status=status, text=text)
+            answer = self._page(request, "error.html", error.status_code, text=error.detail)
+            answer.headers.update(error.headers or {})
+            return answer
+        if isinstance(error, ClientError | SpecError):
+            status = 404 if isinstance(error, NotFound) else 502
+            return self._page(request, "error.html", status, text=str(error))
+        text = f"ddpjob ui has failed; the terminal shows where: {type(error).__name__}: {error}"
+        return self._page(request, "error.html", 500, text=text)
 
     async def _job(self, request: Request) -> DDPJob:
         namespace = request.path_params["namespace"]
@@ -110,25 +124,29 @@ class Pages:
         self, request: Request, template: str, status: int = 200, **context: object
     ) -> Response:
         context["source"] = self.source.title
-        return self.templates.TemplateResponse(request, template, context, status_code=status)
+        return self.templates.TemplateResponse(
+            request, template, context, status_code=status, headers=HEADERS
+        )
 
 
-def create_app(source: Source, token: str, port: int) -> Starlette:
+def create_app(source: Source, token: str) -> Starlette:
     """Return the application for requests that know a token.
 
     A browser sends it once, in the address that the command has printed, and gets a cookie. Other
     users of this machine can reach the port, too.
     """
     pages = Pages(source)
-    # Browsers do not separate the cookies of two ports.
-    cookie = f"ddpjob-ui-{port}"
+    # Browsers send all cookies of 127.0.0.1 to each of its ports, so the names must differ.
+    cookie = f"ddpjob-ui-{sha256(token.encode()).hexdigest()[:8]}"
 
     async def require_token(request: Request, call_next: Next) -> Response:
         given = request.query_params.get("token")
-        if given is not None and hmac.compare_digest(given.encode(), token.encode()):
+        if given is not None and _equal(given, token):
+            # Without the token in the address, which stays in the history.
             answer: Response = RedirectResponse(request.url.remove_query_params("token"))
-            answer.set_cookie(cookie, token, httponly=True, samesite="strict")
-        elif hmac.compare_digest(request.cookies.get(cookie, "").encode(), token.encode()):
+            # With `strict`, a link from another page, such as a terminal in a browser, would fail.
+            answer.set_cookie(cookie, token, httponly=True, samesite="lax")
+        elif _equal(request.cookies.get(cookie, ""), token):
             answer = await call_next(request)
         else:
             answer = PlainTextResponse("Open the address that ddpjob ui has printed.\n", 403)
@@ -141,15 +159,17 @@ def create_app(source: Source, token: str, port: int) -> Starlette:
             Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS),
             Middleware(BaseHTTPMiddleware, dispatch=require_token),
         ],
-        exception_handlers={
-            ClientError: pages.error,
-            SpecError: pages.error,
-            HTTPException: pages.error,
-        },
+        exception_handlers=dict.fromkeys(
+            (ClientError, SpecError, HTTPException, Exception), pages.error
+        ),
     )
 
 
+def _equal(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
+
 def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise HTTPException(404, f"expected the index of a node, got {text!r}")
+    if not (text.isdecimal() and len(text) <= 4):
+        raise HTTPException(404, f"expected the index of a node, got {text[:20]!r}")
     return int(text)

@@ -1,6 +1,6 @@
 """What the templates get of jobs: texts, and the places of the bars in a timeline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,7 +9,7 @@ from ddpjob.core.observe import Pod
 from ddpjob.core.progress import Progress
 from ddpjob.core.run_metrics import RunMetrics
 from ddpjob.core.status import Status
-from ddpjob.core.times import parse_time
+from ddpjob.core.times import parse_time, since
 from ddpjob.core.user_job import DDPJob
 from ddpjob.show.curves import has_curves
 from ddpjob.show.jobs import ATTEMPT_HEADERS, HEADERS, attempt_rows, job_age, job_facts, job_row
@@ -21,6 +21,9 @@ NO_NAMESPACE = "-"
 # Units of the timeline, and its shortest bar.
 WIDTH = 1000.0
 SHORTEST = 4.0
+
+# Nodes that have a link each. Of more, the page asks for a number.
+MAX_LINKS = 16
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,14 @@ def path_of(job: DDPJob) -> str:
     return f"/jobs/{job.namespace or NO_NAMESPACE}/{job.name}"
 
 
-def list_page(jobs: Sequence[DDPJob], now: datetime) -> dict[str, Any]:
-    """Return what the page of all jobs shows."""
-    rows = [(path_of(job), job.namespace, job_row(job, None, now)) for job in jobs]
+def list_page(
+    jobs: Sequence[DDPJob], progress: Mapping[str, Progress], now: datetime
+) -> dict[str, Any]:
+    """Return what the page of all jobs shows. `progress` is by the paths of running jobs."""
+    rows = []
+    for job in jobs:
+        path = path_of(job)
+        rows.append((path, job.namespace, job_row(job, progress.get(path), now)))
     return {
         "headers": [header.capitalize() for header in HEADERS],
         "rows": rows,
@@ -52,6 +60,7 @@ def job_page(
 ) -> dict[str, Any]:
     """Return what the page of a job shows, but for its log."""
     progress = Progress.from_events(metrics.events)
+    events = metrics.events
     return {
         "job": job,
         "path": path_of(job),
@@ -63,9 +72,10 @@ def job_page(
         "attempt_headers": ATTEMPT_HEADERS,
         "attempts": list(attempt_rows(job.status)),
         # The address of the picture changes with the curves, so that it is loaded again.
-        "events": len(metrics.events),
+        "version": f"{len(events)}-{events[-1].get('time', '')}" if events else "",
         "has_curves": has_curves({job.name: metrics}),
-        "nodes": range(node_count(job)),
+        "nodes": node_count(job),
+        "max_links": MAX_LINKS,
     }
 
 
@@ -88,9 +98,9 @@ def timeline(status: Status, now: datetime) -> Iterator[Bar]:
     if not spans:
         return
     first = min(start for _, _, start, _ in spans)
-    seconds = max((max(end for *_, end in spans) - first).total_seconds(), 1.0)
+    whole = max(since(first, end).total_seconds() for *_, end in spans) or 1.0
     for number, cause, start, end in spans:
-        x = WIDTH * (start - first).total_seconds() / seconds
-        width = max(WIDTH * (end - start).total_seconds() / seconds, SHORTEST)
-        x = min(x, WIDTH - width)
-        yield Bar(f"attempt {number}: {cause}, {duration(end - start)}", cause, x, width)
+        lasted = since(start, end)
+        width = max(WIDTH * lasted.total_seconds() / whole, SHORTEST)
+        x = min(WIDTH * since(first, start).total_seconds() / whole, WIDTH - width)
+        yield Bar(f"attempt {number}: {cause}, {duration(lasted)}", cause, x, width)

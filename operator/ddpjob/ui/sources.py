@@ -1,8 +1,9 @@
 """What the pages show: the jobs of a cluster, or the runs of this machine."""
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Protocol
 
@@ -10,12 +11,22 @@ from ddpjob.client import AsyncClient, ClientError, LogChoice, LogLine
 from ddpjob.client.local import LocalClient
 from ddpjob.core.observe import Pod
 from ddpjob.core.pods import read_pod
+from ddpjob.core.progress import Progress
 from ddpjob.core.run_metrics import RunMetrics
 from ddpjob.core.user_job import DDPJob
 
-# Lines of a node's log that a page shows, and lines at its end that are read for the curves.
+# Lines at the end of a log: those that a page shows, those that are read for the curves of a job,
+# and those that tell how far a job in a list is.
 LOG_LINES = 300
 CURVE_LINES = 20_000
+PROGRESS_LINES = 20
+
+# Longest wait for a kubelet, and for how long the figures of a job are kept, in seconds.
+LOG_SECONDS = 10.0
+KEPT_SECONDS = 10.0
+
+# Jobs whose figures are kept.
+MAX_KEPT = 20
 
 
 class Source(Protocol):
@@ -29,11 +40,38 @@ class Source(Protocol):
 
     async def pods(self, job: DDPJob) -> Sequence[Pod]: ...
 
+    async def progress(self, job: DDPJob) -> Progress:
+        """Return how far a job is that runs."""
+        ...
+
     async def metrics(self, job: DDPJob) -> RunMetrics: ...
 
     async def log(self, job: DDPJob, node: int) -> Sequence[LogLine]:
         """Return the last lines of a node."""
         ...
+
+
+class Kept:
+    """The figures of some jobs, which are read again after KEPT_SECONDS.
+
+    A page asks for them every few seconds, for its text and for its picture.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[float, RunMetrics]] = {}
+        self._lock = asyncio.Lock()
+
+    async def get(self, key: str, read: Callable[[], Awaitable[RunMetrics]]) -> RunMetrics:
+        async with self._lock:
+            when, metrics = self._found.pop(key, (0.0, RunMetrics()))
+            now = time.monotonic()
+            if not when or now - when > KEPT_SECONDS:
+                when, metrics = now, await read()
+            # The newest one is last.
+            self._found[key] = when, metrics
+            if len(self._found) > MAX_KEPT:
+                del self._found[next(iter(self._found))]
+            return metrics
 
 
 class ClusterSource:
@@ -42,6 +80,7 @@ class ClusterSource:
     def __init__(self, client: AsyncClient, *, all_namespaces: bool) -> None:
         self._client = client
         self._all = all_namespaces
+        self._kept = Kept()
         self.title = "all namespaces" if all_namespaces else f"namespace {client.namespace}"
 
     async def jobs(self) -> Sequence[DDPJob]:
@@ -50,23 +89,44 @@ class ClusterSource:
     async def job(self, namespace: str, name: str) -> DDPJob:
         return await self._client.get(name, namespace=namespace)
 
+    # The rights to list pods and to read logs may be missing. The status of a job says enough.
+
     async def pods(self, job: DDPJob) -> Sequence[Pod]:
-        # Without the right to list pods, the status of the job says enough.
         with suppress(ClientError):
             found = map(read_pod, await self._client.pods(job))
             return [pod for pod in found if pod is not None]
         return ()
 
+    async def progress(self, job: DDPJob) -> Progress:
+        with suppress(ClientError, TimeoutError):
+            async with asyncio.timeout(LOG_SECONDS):
+                return await self._client.progress(job, tail=PROGRESS_LINES)
+        return Progress()
+
     async def metrics(self, job: DDPJob) -> RunMetrics:
-        # The right to read logs may be missing too.
-        with suppress(ClientError):
-            return await self._client.metrics(job.name, namespace=job.namespace, tail=CURVE_LINES)
-        return RunMetrics()
+        async def read() -> RunMetrics:
+            with suppress(ClientError, TimeoutError):
+                async with asyncio.timeout(LOG_SECONDS):
+                    return await self._client.metrics(
+                        job.name, namespace=job.namespace, tail=CURVE_LINES
+                    )
+            return RunMetrics()
+
+        return await self._kept.get(job.uid, read)
 
     async def log(self, job: DDPJob, node: int) -> Sequence[LogLine]:
         choice = LogChoice(nodes=frozenset({node}), tail=LOG_LINES)
-        async with aclosing(self._client.logs(job.name, choice, namespace=job.namespace)) as lines:
-            return last_lines([line async for line in lines])
+        found: deque[LogLine] = deque(maxlen=LOG_LINES)
+        try:
+            async with asyncio.timeout(LOG_SECONDS):
+                lines = self._client.logs(job.name, choice, namespace=job.namespace)
+                async with aclosing(lines):
+                    async for line in lines:
+                        found.append(line)
+        except TimeoutError as error:
+            message = f"the log cannot be read: no answer within {LOG_SECONDS:.0f} s"
+            raise ClientError(message) from error
+        return found
 
 
 class LocalSource:
@@ -74,6 +134,7 @@ class LocalSource:
 
     def __init__(self, client: LocalClient) -> None:
         self._client = client
+        self._kept = Kept()
         self.title = f"folder {client.runs}"
 
     async def jobs(self) -> Sequence[DDPJob]:
@@ -85,14 +146,16 @@ class LocalSource:
     async def pods(self, job: DDPJob) -> Sequence[Pod]:
         return ()
 
+    async def progress(self, job: DDPJob) -> Progress:
+        return Progress.from_events((await self.metrics(job)).events)
+
     async def metrics(self, job: DDPJob) -> RunMetrics:
-        return await asyncio.to_thread(self._client.metrics, job.name)
+        return await self._kept.get(
+            job.name, lambda: asyncio.to_thread(self._client.metrics, job.name)
+        )
 
     async def log(self, job: DDPJob, node: int) -> Sequence[LogLine]:
-        choice = LogChoice(nodes=frozenset({node}))
-        return await asyncio.to_thread(lambda: last_lines(self._client.logs(job.name, choice)))
-
-
-def last_lines(lines: Iterable[LogLine]) -> Sequence[LogLine]:
-    """Return the last lines of several pods together."""
-    return list(deque(lines, LOG_LINES))
+        choice = LogChoice(nodes=frozenset({node}), tail=LOG_LINES)
+        return await asyncio.to_thread(
+            lambda: deque(self._client.logs(job.name, choice), LOG_LINES)
+        )
