@@ -283,7 +283,8 @@ def stop(number, frame):
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
 print("works", flush=True)
-time.sleep(600)
+while True:
+    time.sleep(0.05)
 """
     found = pod(script)
     found.assign(0)

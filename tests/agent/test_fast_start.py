@@ -379,12 +379,20 @@ def test_a_worker_on_other_cores_needs_a_new_python(zygote, script):
 def test_signals_reach_the_processes_of_the_worker(zygote, script):
     text = """
         import os, signal, time, torch
+        parent = os.getpid()
+        def stop(*_):
+            if os.getpid() == parent:
+                os.wait()
+                os._exit(7)
+            print("child")
+            os._exit(0)
+        signal.signal(signal.SIGTERM, stop)
+        # The child prints, since Python forgets the signals that come while it forks.
         if os.fork() == 0:
-            signal.signal(signal.SIGTERM, lambda *_: (print("child"), os._exit(0)))
             print(os.getpid())
-            time.sleep(600)
-        signal.signal(signal.SIGTERM, lambda *_: (os.wait(), os._exit(7)))
-        time.sleep(600)
+        # A signal just before a sleep runs its handler after it.
+        while True:
+            time.sleep(0.05)
     """
     process = zygote.start(script(MARK + dedent(text)))
     begin(process)

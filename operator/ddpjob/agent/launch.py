@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
 from contextlib import suppress
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 from . import FOLDER, HEADER, PIPE, PYTHON
 from .files import socket_path
@@ -68,10 +69,12 @@ def run_by_zygote(kind: str, arguments: list[str]) -> None:
     stand-in that has ended, and no signal is lost.
     """
     waits, go = os.pipe()
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
     with socket.socket(socket.AF_UNIX) as zygote:
         try:
-            answers = request(zygote, kind, arguments, waits)
-            answer = answers.readline()
+            request(zygote, kind, arguments, waits)
+            answer = read_line(zygote, woken)
         except OSError:
             return
         if not answer:
@@ -86,19 +89,39 @@ def run_by_zygote(kind: str, arguments: list[str]) -> None:
             with suppress(ProcessLookupError):
                 send(process, number)
 
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         for name in PASSED_ON:
             signal.signal(getattr(signal, name), pass_on)
         with suppress(BrokenPipeError):
             os.write(go, b"!")
         try:
-            end_as(int(answers.readline()))
+            end_as(int(read_line(zygote, woken)))
         except (OSError, ValueError):
             # The zygote has ended. The agent ends what it has started.
             end_as(-signal.SIGKILL)
 
 
-def request(zygote: socket.socket, kind: str, arguments: list[str], waits: int) -> BinaryIO:
-    """Send a request, with the standard streams and the pipe. Return the stream of answers."""
+def read_line(zygote: socket.socket, woken: socket.socket) -> bytes:
+    """Return a line of the zygote, or nothing if it has ended.
+
+    A signal that comes just before a system call would not interrupt it, and the handler would wait
+    for the end of that call. A signal also makes `woken` readable.
+    """
+    line = b""
+    while not line.endswith(b"\n"):
+        readable, _, _ = select.select([zygote, woken], [], [])
+        if woken in readable:
+            woken.recv(4096)
+        if zygote in readable:
+            byte = zygote.recv(1)
+            if not byte:
+                return b""
+            line += byte
+    return line
+
+
+def request(zygote: socket.socket, kind: str, arguments: list[str], waits: int) -> None:
+    """Send a request, with the standard streams and the pipe."""
     folder = os.open(os.environ[FOLDER], os.O_RDONLY)
     zygote.connect(socket_path(folder))
     os.close(folder)
@@ -113,7 +136,6 @@ def request(zygote: socket.socket, kind: str, arguments: list[str], waits: int) 
     socket.send_fds(zygote, [b"\0"], [0, 1, 2, waits])
     os.close(waits)
     zygote.sendall(json.dumps(fields).encode() + b"\n")
-    return zygote.makefile("rb")
 
 
 def end_as(exit_code: int) -> NoReturn:
