@@ -103,7 +103,8 @@ dist: $(STAMP) ## wheels, chart and bill of materials of this version, in dist/
 	helm package dist/chart --destination dist
 	rm -r dist/chart
 	$(PYTHON) -m venv --clear dist/.venv
-	dist/.venv/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/ddpjob-*.whl)[controller]"
+	dist/.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r operator/requirements.lock
+	dist/.venv/bin/pip install --quiet --disable-pip-version-check --no-deps dist/ddpjob-*.whl
 	$(BIN)/cyclonedx-py environment dist/.venv --output-reproducible --of JSON -o dist/ddpjob-$(CURRENT).cdx.json
 	rm -rf dist/.venv
 

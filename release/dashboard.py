@@ -109,7 +109,7 @@ NUMBERS: Sequence[Panel] = (
         "Nodes in use",
         "Pods of jobs that are ready.",
         COUNT,
-        'sum(ddpjob_job_nodes{state="ready"}) or vector(0)',
+        'sum(ddpjob_job_nodes{state="ready"})',
     ),
 )
 

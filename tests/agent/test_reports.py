@@ -161,6 +161,7 @@ GROUP = "raise ExceptionGroup('several', [ValueError('bad')])"
         (f"fail({GROUP!r})", "an exception"),
         # The program has caught the exception, and goes on.
         ("fail('raise ValueError'); print('step\\n' * 40)", None),
+        ("fail('raise ValueError'); print('{\\\"step\\\": 1}')", None),
         ("fail('raise ValueError'); time.sleep(5.5)", None),
         ("print('ValueError: bad')", None),
         # Nobody failed: it was told to end.
@@ -169,7 +170,7 @@ GROUP = "raise ExceptionGroup('several', [ValueError('bad')])"
     ],
     ids=[
         *("exception", "another name", "long", "group"),
-        *("earlier", "long ago", "no traceback", "exit", "after SIGTERM"),
+        *("earlier", "a step later", "long ago", "no traceback", "exit", "after SIGTERM"),
     ],
 )
 def test_a_rank_that_torchrun_stopped_had_failed_if_it_was_ending_so(pod, written, exception):
@@ -191,8 +192,8 @@ time.sleep(600)
     found = pod(script)
     program = found.programs / "report.py"
     text = program.read_text()
-    assert "ENDING_SECONDS, READING_SECONDS = 10.0," in text
-    program.write_text(text.replace("READING_SECONDS = 10.0,", "READING_SECONDS = 5.0,"))
+    assert "ENDING_SECONDS = 10.0" in text
+    program.write_text(text.replace("ENDING_SECONDS = 10.0", "ENDING_SECONDS = 5.0"))
     found.assign(0, 2, flags=["--ranks=2"], wait=0.0)
     found.start()
     assert found.end() == 1

@@ -1,15 +1,17 @@
 """The chart is upgraded, rolled back and removed while a job runs."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ddpjob import __version__
 
 from .builders import script_job
 from .cluster import CHART, NAME, OPERATOR, SYSTEM, WORKERS, Cluster
-from .commands import run
+from .commands import run, wait_until
 from .namespace import Namespace
 
 JOB = "kept"
@@ -38,8 +40,8 @@ while not pathlib.Path("/tmp/finish").exists():
 
 
 @pytest.fixture
-def earlier(cluster: Cluster, tmp_path: Path) -> Path:
-    """Return a chart of an earlier version, whose image is loaded."""
+def earlier(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
+    """Yield the packaged chart of an earlier version, whose image is loaded."""
     image = f"ddpjob-operator:{EARLIER}"
     run("docker", "build", "--quiet", "--tag", image, "-", stdin=DOCKERFILE)
     run("kind", "load", "docker-image", "--name", NAME, "--nodes", ",".join(WORKERS), image)
@@ -49,30 +51,40 @@ def earlier(cluster: Cluster, tmp_path: Path) -> Path:
     about.write_text(about.read_text().replace(__version__, EARLIER))
     agent = run("docker", "run", "--rm", "--entrypoint", "python", image, "-c", AGENT)
     (chart / "files" / "agent-config-map").write_text(agent)
-    return chart
+    yield package(chart, tmp_path)
+    # The other tests need the operator, also if this one has failed.
+    cluster.install()
+
+
+def package(chart: Path, folder: Path) -> Path:
+    """Return a chart as a registry has it."""
+    run("helm", "package", chart, "--destination", folder)
+    version = yaml.safe_load((chart / "Chart.yaml").read_text())["version"]
+    return folder / f"ddpjob-operator-{version}.tgz"
 
 
 def test_a_job_runs_through_upgrade_rollback_and_removal(
-    cluster: Cluster, namespace: Namespace, earlier: Path
+    cluster: Cluster, namespace: Namespace, earlier: Path, tmp_path: Path
 ):
+    newer = package(CHART, tmp_path)
     cluster.install(chart=earlier)
-    assert operator_image(cluster) == f"ddpjob-operator:{EARLIER}"
+    wait_until_it_leads(cluster, f"ddpjob-operator:{EARLIER}")
     namespace.apply(*script_job(JOB, SCRIPT))
     first = wait_until_started(namespace, 0)
 
     # An upgrade restarts nothing. The next attempt gets the new agent, so all its pods are new.
-    cluster.install()
-    assert operator_image(cluster) == OPERATOR
+    cluster.install(chart=newer)
+    wait_until_it_leads(cluster, OPERATOR)
     assert namespace.uids(JOB) == first
     namespace.python(f"{JOB}-0-1", "open('/tmp/fail', 'w').close()")
     second = wait_until_started(namespace, 1)
-    assert not first.items() & second.items()
+    assert not set(first.values()) & set(second.values())
     assert len(agents(namespace)) == 2
     assert namespace.status(JOB)["failures"] == 1
 
     # Back to the version before, which finds a newer agent in the pods.
     cluster.rollback()
-    assert operator_image(cluster) == f"ddpjob-operator:{EARLIER}"
+    wait_until_it_leads(cluster, f"ddpjob-operator:{EARLIER}")
     assert running(namespace) == second
 
     # Without an operator the pods go on, and end. A new installation finds that out.
@@ -81,13 +93,25 @@ def test_a_job_runs_through_upgrade_rollback_and_removal(
         namespace.python(pod, "open('/tmp/finish', 'w').close()")
     namespace.wait_until_nothing_runs(JOB)
     assert namespace.status(JOB)["phase"] == "Running"
-    cluster.install()
+    cluster.install(chart=newer)
     namespace.wait_for_complete(JOB, failures=1)
 
 
-def operator_image(cluster: Cluster) -> str:
-    path = "jsonpath={.items[*].spec.template.spec.containers[*].image}"
-    return cluster.kubectl("get", "deployments", "--namespace", SYSTEM, "--output", path)
+def wait_until_it_leads(cluster: Cluster, image: str) -> None:
+    """Wait until an operator of this image holds the Lease: it has then looked at all jobs."""
+
+    def leads() -> bool:
+        lease = ("get", "lease", "ddpjob-operator", "--namespace", SYSTEM)
+        holder = cluster.kubectl(*lease, "--output", "jsonpath={.spec.holderIdentity}")
+        images = [
+            container["image"]
+            for pod in cluster.read.pods(SYSTEM)
+            for container in pod["spec"]["containers"]
+            if holder.startswith(pod["metadata"]["name"])
+        ]
+        return images == [image]
+
+    wait_until(f"an operator of {image} leads", leads, 60)
 
 
 def wait_until_started(namespace: Namespace, attempt: int) -> dict[str, str]:

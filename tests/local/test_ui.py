@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from ddpjob.cli.ui import listen, server
-from ddpjob.client import ClientError
+from ddpjob.client import ClientError, NotFound
 from ddpjob.client.local import LocalClient
 from ddpjob.local.run_files import LOCK
 from ddpjob.ui.sources import LocalSource
@@ -246,10 +246,10 @@ def test_a_second_run_of_a_job_has_a_page_of_its_own(browser, runs):
     assert "the second" not in browser.text("/jobs/-/digits")
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "kind: Pod", "a: [", "\x00"])
+@pytest.mark.parametrize("text", [b"", b"[1]", b"kind: Pod", b"a: [", b"\xff", b"a: 2026-13-45"])
 def test_a_folder_without_a_job_hides_no_other(browser, runs, text):
     (runs / "other").mkdir()
-    (runs / "other" / "job.yaml").write_text(text)
+    (runs / "other" / "job.yaml").write_bytes(text)
     assert "digits" in browser.text("/")
     assert browser.get("/jobs/-/other")[0] == 404
 
@@ -296,6 +296,16 @@ def test_what_a_job_prints_stays_text(browser):
 def test_an_address_that_does_not_exist_says_why(browser, path, sentence):
     assert browser.get(path)[0] == 404
     assert sentence in browser.text(path)
+
+
+@pytest.mark.parametrize("name", ["..", "", ".", "digits/../digits"])
+def test_a_name_that_leads_out_of_the_folder_is_no_job(runs, name):
+    (runs / "job.yaml").write_text(yaml.safe_dump(JOB))
+    (runs / "runs").mkdir()
+    with pytest.raises(NotFound):
+        LocalClient(runs / "runs").get(name)
+    with pytest.raises(NotFound):
+        LocalClient(runs).delete(name)
 
 
 def test_a_run_without_figures_has_no_curves(browser, runs):

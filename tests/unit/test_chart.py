@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
+from goldens import check_golden
 
+from ddpjob import __version__
 from ddpjob.core.agent_files import config_map_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -430,6 +432,31 @@ def test_promtool_accepts_the_rules() -> None:
     path = str(CHART / "files" / "rules.yaml")
     done = subprocess.run([PROMTOOL, "check", "rules", path], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Golden files
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("chart-default.yaml", ()),
+        ("chart-namespaces.yaml", ("watchNamespaces={team-a,team-b}", "podSecurity=restricted")),
+        ("chart-all.yaml", (*ALL_OBJECTS, "global.imageRegistry=registry.example")),
+    ],
+)
+def test_the_chart_equals_its_golden_file(name: str, settings: tuple[str, ...]) -> None:
+    objects = []
+    for manifest in rendered(*settings):
+        # These have the text of files beside the templates.
+        if manifest["kind"] in ("CustomResourceDefinition", "PrometheusRule"):
+            manifest["spec"] = "see files/"
+        if manifest["metadata"]["name"].endswith("-dashboard"):
+            manifest["data"] = "see files/"
+        if "helm.sh/hook" not in manifest["metadata"].get("annotations", {}):
+            text = json.dumps(manifest).replace(__version__, "VERSION")
+            objects.append(json.loads(text.replace(config_map_name(), "AGENT")))
+    check_golden(name, *objects)
 
 
 # The chart's own pods

@@ -1,16 +1,12 @@
-"""The rendered pods and the Service.
-
-The golden files are whole objects. `UPDATE_GOLDEN=1 pytest tests/unit` writes them again.
-"""
+"""The rendered pods and the Service."""
 
 import json
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
 from builders import a_job, a_status
+from goldens import check_golden
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -22,7 +18,6 @@ from ddpjob.core.readers import SpecError
 from ddpjob.core.render import agent_config_map, pods, service
 from ddpjob.core.status import Host
 
-GOLDEN = Path(__file__).parent / "golden"
 REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 
 DEFAULTS = Settings()
@@ -91,13 +86,6 @@ def test_a_pod_equals_its_golden_file(profile, settings):
 
 def test_the_service_equals_its_golden_file():
     check_golden("service.yaml", service(a_job()))
-
-
-def check_golden(name, rendered):
-    file = GOLDEN / name
-    if os.environ.get("UPDATE_GOLDEN"):
-        file.write_text(yaml.safe_dump(rendered, sort_keys=False, allow_unicode=True, width=120))
-    assert rendered == yaml.safe_load(file.read_text())
 
 
 # The gang

@@ -86,8 +86,12 @@ def run_by_zygote(kind: str, arguments: list[str]) -> None:
         send = os.killpg if kind == "worker" else os.kill
 
         def pass_on(number: int, _: object) -> None:
-            with suppress(ProcessLookupError):
+            try:
                 send(process, number)
+            except ProcessLookupError:
+                # The fork has no group of its own yet, or has ended.
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
 
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         for name in PASSED_ON:

@@ -74,6 +74,8 @@ class Output:
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
+        # What was found readable together has one time, since nobody knows its order.
+        self.now = time.time()
         self.steps: dict[int, tuple[float, float]] = {}
         self.begin(-1)
 
@@ -101,11 +103,14 @@ class Output:
 
     def copy(self, seconds: float) -> None:
         """Copy output for at most so many seconds."""
-        for key, _ in self.selector.select(seconds):
+        readable = self.selector.select(seconds)
+        self.now = time.time()
+        for key, _ in readable:
             self.read(key.data)
 
     def end(self) -> None:
         """Copy what is left of processes that have ended."""
+        self.now = time.time()
         for stream in self.streams:
             while stream.ended is None and self.read(stream):
                 pass
@@ -118,10 +123,10 @@ class Output:
         except BlockingIOError:
             return False
         if data and stream.worker:
-            self.last_time = time.time()
+            self.last_time = self.now
         text = stream.take(data)
         if TRACEBACK in text:
-            stream.traceback_time = time.time()
+            stream.traceback_time = self.now
         lines = text.splitlines(keepends=True)
         write(b"".join(self.marked(stream, line) for line in lines))
         if not data:
@@ -130,7 +135,7 @@ class Output:
 
     def close(self, stream: Stream) -> None:
         if stream.ended is None:
-            stream.ended = time.time()
+            stream.ended = self.now
             self.selector.unregister(stream.descriptor)
             os.close(stream.descriptor)
 

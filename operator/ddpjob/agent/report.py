@@ -28,15 +28,14 @@ INTERRUPTED, AMBIGUOUS = (-15, 143), (1, -6)
 
 # Seconds that a process may take to end after its exception: torch stops its threads and frees
 # devices. A peer may notice the loss, and end, before that. torchrun then sends SIGTERM to the
-# others, and what they write from then on has that cause. The second number is for output of two
-# ranks that the agent reads at once.
-ENDING_SECONDS, READING_SECONDS = 10.0, 0.02
+# others, and what they write from then on has that cause.
+ENDING_SECONDS = 10.0
 
 # The lines of a traceback between its header and its exception, and how many lines the exception
 # may have. torch puts the rank before each line. An exception group has a line at its left.
 FRAME = re.compile(r"(?:\[rank\d+\]: )?[ \t]")
 EXCEPTION_LINE = re.compile(
-    r"(?:\[rank\d+\]: )?(?!SystemExit|KeyboardInterrupt)([A-Za-z_][\w.]*(?::.*)?)$"
+    r"(?:\[rank\d+\]: )?(?!SystemExit|KeyboardInterrupt)([A-Za-z_][\w.<>]*(?::.*)?)$"
 )
 EXCEPTION_LINES = 25
 
@@ -139,15 +138,17 @@ class Judge:
 
 def own_exception(stream: Stream, first: float) -> str:
     """Return the exception of which a rank was about to end when the first one ended, or ""."""
-    if not -READING_SECONDS <= first - stream.traceback_time < ENDING_SECONDS:
+    if not 0.0 <= first - stream.traceback_time < ENDING_SECONDS:
         return ""
     _, _, rest = stream.text().rpartition(TRACEBACK.decode() + "\n")
     lines = [line for line in rest.splitlines() if not FRAME.match(line)]
     if not lines:
         # The traceback of a group, or the rank was stopped while it wrote.
         return "an exception"
+    # Figures of a later step: the program has caught the exception.
+    goes_on = len(lines) > EXCEPTION_LINES or any(line.startswith("{") for line in lines)
     found = EXCEPTION_LINE.match(lines[0])
-    return found[1][:EXCEPTION] if found and len(lines) <= EXCEPTION_LINES else ""
+    return found[1][:EXCEPTION] if found and not goes_on else ""
 
 
 def signal_name(exit_code: int) -> str:

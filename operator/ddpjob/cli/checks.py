@@ -80,7 +80,6 @@ def ui(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1. 0: any free one.")
     ] = 8090,
-    opens_browser: Annotated[bool, typer.Option("--open", help="Open the browser too.")] = False,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -100,15 +99,9 @@ def ui(
         from ddpjob.cli.session import run_until_interrupted
         from ddpjob.client.local import LocalClient
 
-        raise typer.Exit(
-            run_until_interrupted(
-                serve(LocalSource(LocalClient(runs)), port, opens_browser=opens_browser)
-            )
-        )
+        raise typer.Exit(run_until_interrupted(serve(LocalSource(LocalClient(runs)), port)))
     Connection(namespace, context, kubeconfig).run(
-        lambda client: serve(
-            ClusterSource(client, all_namespaces=all_namespaces), port, opens_browser=opens_browser
-        )
+        lambda client: serve(ClusterSource(client, all_namespaces=all_namespaces), port)
     )
 
 

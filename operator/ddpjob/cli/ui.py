@@ -3,7 +3,6 @@
 import os
 import secrets
 import socket
-import webbrowser
 
 import typer
 import uvicorn
@@ -17,19 +16,16 @@ HOST = "127.0.0.1"
 END_SECONDS = 1
 
 
-async def serve(source: Source, port: int, *, opens_browser: bool) -> int:
-    """Print the address of the pages, and serve them. Port 0 means any free one. Return 0."""
+async def serve(source: Source, port: int) -> int:
+    """Print the address of the pages, and serve them until Ctrl-C. Port 0 means any free one."""
     listening = listen(port)
     port = listening.getsockname()[1]
     token = secrets.token_urlsafe(24)
-    address = f"http://{HOST}:{port}/?token={token}"
-    typer.echo(f"Jobs of {source.title}: {address}")
+    typer.echo(f"Jobs of {source.title}: http://{HOST}:{port}/?token={token}")
     if "SSH_CONNECTION" in os.environ:
         forward = f"ssh -N -L {port}:{HOST}:{port} {socket.gethostname()}"
         typer.echo(f"On your own machine, first run: {forward}")
     typer.echo("Ctrl-C ends this program. The jobs go on.")
-    if opens_browser:
-        webbrowser.open(address)
     await server(source, token).serve(sockets=[listening])
     return 0
 

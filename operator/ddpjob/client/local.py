@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -114,7 +115,7 @@ class LocalClient:
 
     def _read(self, name: str) -> DDPJob | None:
         """Return a job, or None if there is none with this name, or if it is just being written."""
-        if Path(name).name != name or "\0" in name:
+        if name in ("", "..") or Path(name).name != name or "\0" in name:
             return None
         files = RunFiles(self.runs / name)
         try:
@@ -184,7 +185,8 @@ def _read_yaml(path: Path) -> Any:
     """Return what a file has, or None. A file may be gone at any time."""
     try:
         return yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError):
+    # A text that is not UTF-8, and a date that does not exist, raise ValueError.
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
 
 
@@ -209,12 +211,15 @@ def _read_lines(path: Path, tail: int | None = None) -> Sequence[str]:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ()
-    return lines if tail is None else lines[-tail:]
+    return lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]
 
 
 def _stopped(status: Status, files: RunFiles) -> Status:
     """Return the status of a run whose process has ended before the job."""
-    times = [path.stat().st_mtime for path in (files.status, files.metrics) if path.exists()]
+    times = []
+    for path in (files.status, files.metrics):
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
     ended = datetime.fromtimestamp(max(times), UTC) if times else None
     spent = seconds_until(status, ended) if ended else status.seconds
     return replace(

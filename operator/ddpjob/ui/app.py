@@ -42,6 +42,9 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
+# matplotlib writes its colours as styles, for a picture that is opened by itself.
+PICTURE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
 # Running jobs in a list whose progress is read.
 MAX_PROGRESS = 40
 
@@ -94,7 +97,7 @@ class Pages:
             raise HTTPException(404, f"job {job.name} has printed no figures")
         data = io.BytesIO()
         await asyncio.to_thread(figure.savefig, data, format="svg")
-        return Response(data.getvalue(), media_type="image/svg+xml")
+        return Response(data.getvalue(), media_type="image/svg+xml", headers=PICTURE)
 
     async def error(self, request: Request, error: Exception) -> Response:
         """Show an error of the cluster, an address that does not exist, or a fault of ours."""
@@ -150,7 +153,8 @@ def create_app(source: Source, token: str) -> Starlette:
             answer = await call_next(request)
         else:
             answer = PlainTextResponse("Open the address that ddpjob ui has printed.\n", 403)
-        answer.headers.update(HEADERS)
+        for name, value in HEADERS.items():
+            answer.headers.setdefault(name, value)
         return answer
 
     return Starlette(

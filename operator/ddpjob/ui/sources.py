@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from ddpjob.client import AsyncClient, ClientError, LogChoice, LogLine
 from ddpjob.client.local import LocalClient
@@ -21,12 +21,15 @@ LOG_LINES = 300
 CURVE_LINES = 20_000
 PROGRESS_LINES = 20
 
-# Longest wait for a kubelet, and for how long the figures of a job are kept, in seconds.
-LOG_SECONDS = 10.0
+# Longest wait for a kubelet, also in a list, where one must not delay the others; and for how long
+# the figures of a job are kept. In seconds.
+LOG_SECONDS, LIST_SECONDS = 10.0, 2.0
 KEPT_SECONDS = 10.0
 
-# Jobs whose figures are kept.
-MAX_KEPT = 20
+# Jobs whose figures, and jobs whose progress is kept.
+MAX_METRICS, MAX_PROGRESS = 20, 100
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -51,27 +54,40 @@ class Source(Protocol):
         ...
 
 
-class Kept:
-    """The figures of some jobs, which are read again after KEPT_SECONDS.
+class Kept(Generic[T]):
+    """What was read of the last `size` jobs, which is read again after KEPT_SECONDS.
 
-    A page asks for them every few seconds, for its text and for its picture.
+    Pages ask for it every few seconds, and several at once: for text, and for the picture.
     """
 
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[float, RunMetrics]] = {}
-        self._lock = asyncio.Lock()
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._found: dict[str, asyncio.Task[tuple[float, T]]] = {}
 
-    async def get(self, key: str, read: Callable[[], Awaitable[RunMetrics]]) -> RunMetrics:
-        async with self._lock:
-            when, metrics = self._found.pop(key, (0.0, RunMetrics()))
-            now = time.monotonic()
-            if not when or now - when > KEPT_SECONDS:
-                when, metrics = now, await read()
-            # The newest one is last.
-            self._found[key] = when, metrics
-            if len(self._found) > MAX_KEPT:
-                del self._found[next(iter(self._found))]
-            return metrics
+    async def get(self, key: str, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what `read` has returned for a job, or call it."""
+
+        async def timed() -> tuple[float, T]:
+            value = await read()
+            return time.monotonic(), value
+
+        task = self._found.pop(key, None)
+        if task is None or _is_old(task):
+            task = asyncio.create_task(timed())
+        # The newest one is last.
+        self._found[key] = task
+        if len(self._found) > self._size:
+            del self._found[next(iter(self._found))]
+        # A page that is closed does not end what others wait for.
+        return (await asyncio.shield(task))[1]
+
+
+def _is_old(task: "asyncio.Task[tuple[float, T]]") -> bool:
+    if not task.done():
+        return False
+    if task.cancelled() or task.exception():
+        return True
+    return time.monotonic() - task.result()[0] > KEPT_SECONDS
 
 
 class ClusterSource:
@@ -80,7 +96,8 @@ class ClusterSource:
     def __init__(self, client: AsyncClient, *, all_namespaces: bool) -> None:
         self._client = client
         self._all = all_namespaces
-        self._kept = Kept()
+        self._metrics: Kept[RunMetrics] = Kept(MAX_METRICS)
+        self._progress: Kept[Progress] = Kept(MAX_PROGRESS)
         self.title = "all namespaces" if all_namespaces else f"namespace {client.namespace}"
 
     async def jobs(self) -> Sequence[DDPJob]:
@@ -98,10 +115,13 @@ class ClusterSource:
         return ()
 
     async def progress(self, job: DDPJob) -> Progress:
-        with suppress(ClientError, TimeoutError):
-            async with asyncio.timeout(LOG_SECONDS):
-                return await self._client.progress(job, tail=PROGRESS_LINES)
-        return Progress()
+        async def read() -> Progress:
+            with suppress(ClientError, TimeoutError):
+                async with asyncio.timeout(LIST_SECONDS):
+                    return await self._client.progress(job, tail=PROGRESS_LINES)
+            return Progress()
+
+        return await self._progress.get(job.uid, read)
 
     async def metrics(self, job: DDPJob) -> RunMetrics:
         async def read() -> RunMetrics:
@@ -112,7 +132,7 @@ class ClusterSource:
                     )
             return RunMetrics()
 
-        return await self._kept.get(job.uid, read)
+        return await self._metrics.get(job.uid, read)
 
     async def log(self, job: DDPJob, node: int) -> Sequence[LogLine]:
         choice = LogChoice(nodes=frozenset({node}), tail=LOG_LINES)
@@ -134,7 +154,7 @@ class LocalSource:
 
     def __init__(self, client: LocalClient) -> None:
         self._client = client
-        self._kept = Kept()
+        self._metrics: Kept[RunMetrics] = Kept(MAX_METRICS)
         self.title = f"folder {client.runs}"
 
     async def jobs(self) -> Sequence[DDPJob]:
@@ -150,7 +170,7 @@ class LocalSource:
         return Progress.from_events((await self.metrics(job)).events)
 
     async def metrics(self, job: DDPJob) -> RunMetrics:
-        return await self._kept.get(
+        return await self._metrics.get(
             job.name, lambda: asyncio.to_thread(self._client.metrics, job.name)
         )
 
