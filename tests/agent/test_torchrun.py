@@ -10,12 +10,16 @@ TORCHRUN: list[str] = []
 SUMS = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
-total = torch.tensor(dist.get_rank() + 1.0)
-dist.all_reduce(total)
-print("total", total.item())
-if dist.get_rank() == 1:
-    raise ValueError("bad batch")
-dist.barrier()
+try:
+    total = torch.tensor(dist.get_rank() + 1.0)
+    dist.all_reduce(total)
+    print("total", total.item())
+    if dist.get_rank() == 1:
+        raise ValueError("bad batch")
+    dist.barrier()
+finally:
+    # Otherwise gloo's threads may abort the process at its end.
+    dist.destroy_process_group()
 """
 
 
@@ -56,8 +60,8 @@ def test_the_rank_that_failed_first_is_reported_and_its_peer_is_not(pod, port):
 
 def test_a_rank_that_its_peer_overtakes_at_the_end_is_reported(pod, port):
     # torchrun sees rank 0 first, which has lost its peer, and stops rank 1, which still ends.
-    leave = "import atexit, signal; atexit.register(signal.pause); dist.destroy_process_group()"
-    found = pod(SUMS.replace("    raise", f"    {leave}\n    raise"), command=TORCHRUN)
+    pause = "import atexit, signal; atexit.register(signal.pause)"
+    found = pod(SUMS.replace("raise", f"{pause}; raise"), command=TORCHRUN)
     found.assign(0, ranks=2, flags=flags(port))
     found.start()
     assert found.end() == 1

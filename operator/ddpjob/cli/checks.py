@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from ddpjob.cli.app import CLUSTER, HERE, MANIFESTS, app, require_choice
-from ddpjob.cli.options import AllNamespaces, Connection, Context, Kubeconfig, Namespace, Settings
+from ddpjob.cli.connection import Connection
+from ddpjob.cli.options import AllNamespaces, Context, Kubeconfig, Namespace, Settings
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests, or - for stdin.")]
 

@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from ddpjob.cli.app import CLUSTER, app, require_choice
+from ddpjob.cli.connection import Connection
 from ddpjob.cli.options import (
     Accelerator,
     AllNamespaces,
     Checkpoints,
     Code,
-    Connection,
     Context,
     Gpus,
     Image,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ddpjob.cli.options import Connection
+from ddpjob.cli.connection import Connection
 from ddpjob.client import AsyncClient, ClientError
 from ddpjob.kube.errors import CallFailed
 from ddpjob.kube.kinds import NAMESPACES

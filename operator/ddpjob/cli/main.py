@@ -12,11 +12,11 @@ import typer
 
 from ddpjob.cli import checks, cluster
 from ddpjob.cli.app import CLUSTER, HERE, MANIFESTS, OPERATOR, app, require_choice
+from ddpjob.cli.connection import Connection
 from ddpjob.cli.options import (
     Accelerator,
     Checkpoints,
     Code,
-    Connection,
     Context,
     Gpus,
     Image,

@@ -1,37 +1,11 @@
-"""The options that several commands have, and the cluster that they choose."""
+"""The options that several commands have."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from ddpjob.client import AsyncClient
-
-
-@dataclass(frozen=True)
-class Connection:
-    """The cluster and the namespace that a user chose. None is what the kubeconfig says."""
-
-    namespace: str | None = None
-    context: str | None = None
-    kubeconfig: Path | None = None
-
-    async def connect(self) -> "AsyncClient":
-        """Return a client of the cluster. Raises NotConnected."""
-        from ddpjob.client import AsyncClient
-
-        return await AsyncClient.connect(
-            kubeconfig=self.kubeconfig, context=self.context, namespace=self.namespace
-        )
-
-    def run(self, work: "Callable[[AsyncClient], Awaitable[int]]") -> NoReturn:
-        """Run a command with a client of the cluster, and end the program with its exit code."""
-        from ddpjob.cli.session import run_with_client
-
-        raise typer.Exit(run_with_client(self.connect, work))
+from ddpjob.cli.connection import Connection
 
 
 def chosen(context: typer.Context) -> Connection:

@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from ddpjob.cli.options import Connection
+from ddpjob.cli.connection import Connection
 from ddpjob.client import ClientError
 from ddpjob.core.readers import Dict
 from ddpjob.core.run_metrics import RunMetrics, parse_metric
