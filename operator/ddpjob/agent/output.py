@@ -74,7 +74,7 @@ class Output:
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        # What was found readable together has one time, since nobody knows its order.
+        # The time of all output that one `select` found. Its order is not known.
         self.now = time.time()
         self.steps: dict[int, tuple[float, float]] = {}
         self.begin(-1)

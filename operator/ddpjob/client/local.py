@@ -114,7 +114,7 @@ class LocalClient:
         return sorted(path.parent.name for path in self.runs.glob("*/job.yaml"))
 
     def _read(self, name: str) -> DDPJob | None:
-        """Return a job, or None if there is none with this name, or if it is just being written."""
+        """Return a job, or None if the folder has no readable manifest of a job."""
         if name in ("", "..") or Path(name).name != name or "\0" in name:
             return None
         files = RunFiles(self.runs / name)

@@ -292,7 +292,7 @@ def _read_times(value: Any) -> tuple[datetime, ...]:
 def goodput(seconds: Mapping[str, float]) -> str:
     """Return the part of a job's time that was spent on training, such as `87%`.
 
-    The string is empty before the end of the first attempt that trained.
+    The string is empty if none of these seconds was training.
     """
     training = seconds.get(Activity.TRAINING)
     if training is None:
