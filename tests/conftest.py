@@ -1,4 +1,4 @@
-"""Distribution of the tests over the three workers of `make test`, and the folder of real data.
+"""Distribution of the tests over the workers of `make test`, their signals, and the real data.
 
 Tests that share something slow to make stay in one worker. The cluster tests take longest, so one
 worker begins with them. They and the tests of the API server mostly wait, so three workers keep two
@@ -9,6 +9,7 @@ DDP_TEST_DATA=...    folder with cifar10.tar.zst, hymenoptera.tar.zst and the fo
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,13 @@ TOGETHER = ("tests/cluster/", "tests/apiserver/", "tests/trainer/test_ranks")
 # The order in which a worker takes them. The cluster tests take longest. The others end with the
 # short ones, so that no worker is idle for long at the end.
 ORDER = ("tests/cluster/", "tests/trainer/test_real_images.py", "tests/trainer/")
+
+# A job in the background of a shell ignores these, and so would the processes that tests signal.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        # A handler becomes the default action in a new program.
+        signal.signal(number, lambda *_: None)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REAL_DATA = Path(os.environ.get("DDP_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 

@@ -1,7 +1,7 @@
 """A real API server: etcd and kube-apiserver as two processes on this machine, as in envtest.
 
-There is no kubelet, scheduler or controller, so objects stay as they were created. This module does
-not depend on the operator.
+There is no kubelet, scheduler or controller, so objects stay as they were created. This module
+depends on nothing of the operator but the version of Kubernetes.
 """
 
 import base64
@@ -19,12 +19,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddpjob.core.kubernetes import NEWEST
+
 ROOT = Path(__file__).resolve().parents[2]
 CRD = ROOT / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
 NEEDED = ("etcd", "kube-apiserver", "kubectl")
 MISSING = (
-    "{} not found: run `setup-envtest use 1.36.x -p path`, and set KUBEBUILDER_ASSETS to the "
-    "folder that it prints "
+    f"{{}} not found: run `setup-envtest use {NEWEST}.x -p path`, and set KUBEBUILDER_ASSETS to "
+    "the folder that it prints "
     "(or put etcd, kube-apiserver and kubectl into /usr/local/kubebuilder/bin)"
 )
 ADMIN_TOKEN = "admin-of-the-tests"

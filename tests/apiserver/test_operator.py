@@ -84,13 +84,15 @@ def test_a_succeeded_node_may_lose_its_pod_while_its_peers_run(cluster, an_opera
     )
 
 
-def test_a_misspelt_field_below_the_crds_schema_fails_the_job_and_is_named(cluster, an_operator):
+def test_a_field_that_only_the_crd_accepts_fails_the_job_and_is_named(cluster, an_operator):
+    # It is misspelt, or one of a newer Kubernetes.
     an_operator()
     cluster.create_job("digits", podTemplate={"spec": {"securityContext": {"runAsUsr": 1000}}})
     cluster.until("digits", lambda: cluster.status("digits").get("phase") == "Failed")
     status = cluster.status("digits")
     assert status["reason"] == "InvalidPod"
     assert 'unknown field "spec.securityContext.runAsUsr"' in status["message"]
+    assert "if it is a field of a newer Kubernetes, remove it or upgrade" in status["message"]
 
 
 def test_an_api_server_that_is_killed_and_started_again_costs_nothing(

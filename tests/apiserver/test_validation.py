@@ -11,6 +11,7 @@ from envtest import ApiServer
 from test_crd import ACCEPTED, REFUSED, job
 
 from ddpjob.client.validation import validate
+from ddpjob.core.kubernetes import UNKNOWN_TO_CRD
 
 # Specs that are made by changes of good ones, and the changes in each.
 MUTATED = 400
@@ -66,7 +67,7 @@ def ask(apiserver: ApiServer, manifest: dict[str, Any]) -> list[str]:
 
 
 def without_hint(sentence: str) -> str:
-    return sentence.partition(" (did you mean")[0]
+    return sentence.partition(" (did you mean")[0].removesuffix(UNKNOWN_TO_CRD)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

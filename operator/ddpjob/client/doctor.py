@@ -10,6 +10,7 @@ from ddpjob import __version__
 from ddpjob.client.async_client import AsyncClient
 from ddpjob.client.errors import ClientError, NotConnected, client_errors
 from ddpjob.core import names
+from ddpjob.core.kubernetes import advice_on_version
 from ddpjob.core.readers import Dict, child, children, integer_or_zero, strings_or_empty
 from ddpjob.core.times import parse_time
 from ddpjob.kube.kinds import CRDS, DEPLOYMENTS, LEASES, NAMESPACES, NODES, Kind
@@ -68,7 +69,8 @@ async def examine(client: AsyncClient) -> AsyncGenerator[Finding, None]:
     """Yield the findings of all checks. Raises NotConnected without a cluster."""
     with client_errors():
         version = await client.api.call("GET", "version")
-    yield Finding("Kubernetes", f"{version['gitVersion']} answers")
+    found = version["gitVersion"]
+    yield Finding("Kubernetes", f"{found} answers", advice_on_version(found))
     for check in CHECKS:
         try:
             for finding in await check(client):

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ddpjob.core.kubernetes import UNKNOWN_TO_CRD, is_shape_of_pods
 from ddpjob.core.readers import did_you_mean
 
 # Fields of every object, which no schema describes.
@@ -47,6 +48,8 @@ def unknown_fields(value: Any, schema: Mapping[str, Any], path: str = "") -> Ite
             where = f"{path}.{key}" if path else key
             if child_schema is None:
                 hint = did_you_mean(key, schema.get("properties", {}))
+                if not hint and is_shape_of_pods(where):
+                    hint = UNKNOWN_TO_CRD
                 yield f'unknown field "{where}"{hint}'
             else:
                 yield from unknown_fields(child, child_schema, where)

@@ -1,6 +1,7 @@
 """The meaning of the API server's answer to a create request for the job."""
 
 from ddpjob.controller.errors import Refused
+from ddpjob.core.kubernetes import UNKNOWN_TO_CLUSTER
 from ddpjob.core.names import Reason
 from ddpjob.kube.errors import ApiError, is_admission
 
@@ -26,6 +27,9 @@ def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
     message = error.message
     if is_admission(message):
         return Refused(Reason.FORBIDDEN, message)
+    if error.status == 400 and "unknown field" in message:
+        told = _with_advice(message, UNKNOWN_TO_CLUSTER)
+        return Refused(Reason.INVALID_POD, told, final=True)
     if error.status in (400, 413, 422) or any(words in message for words in TOO_LARGE):
         return Refused(Reason.INVALID_POD, message, final=True)
     if error.status >= 500:

@@ -1,0 +1,39 @@
+"""The supported versions of Kubernetes. The chart, the tests and the documents follow this module.
+
+A job may use fields of a newer or an older Kubernetes. Each side that does not know a field refuses
+it with a sentence: the CRD before the job is created, the cluster when its pods are.
+"""
+
+import re
+
+# Minor versions of Kubernetes 1. The oldest starts sidecars without a feature gate.
+OLDEST_MINOR = 29
+# The newest on which the tests ran. The CRD has the fields of its pods.
+NEWEST_MINOR = 37
+
+OLDEST = f"1.{OLDEST_MINOR}"
+NEWEST = f"1.{NEWEST_MINOR}"
+
+# Fields of a job that have the shapes of a pod's fields.
+SHAPES_OF_PODS = ("spec.podTemplate.", "spec.volumes", "spec.volumeMounts", "spec.env")
+
+UNKNOWN_TO_CRD = f" (DDPJobs have the pod fields of Kubernetes {NEWEST})"
+UNKNOWN_TO_CLUSTER = (
+    "correct the field's name; if it is a field of a newer Kubernetes, remove it or upgrade the "
+    "cluster"
+)
+
+
+def is_shape_of_pods(path: str) -> bool:
+    """Return True if a field of a job is one of Kubernetes' own."""
+    return path.startswith(SHAPES_OF_PODS)
+
+
+def advice_on_version(git_version: str) -> str:
+    """Return what to do about the version of a cluster, such as `v1.36.1`, or an empty string."""
+    found = re.match(r"v1\.(\d+)", git_version)
+    if found and int(found[1]) < OLDEST_MINOR:
+        return f"upgrade the cluster: ddpjob needs Kubernetes {OLDEST} or newer"
+    if found and int(found[1]) > NEWEST_MINOR:
+        return f"ddpjob was tested up to Kubernetes {NEWEST}; look for a newer release of ddpjob"
+    return ""
