@@ -50,25 +50,25 @@ def image_folders(folder: Path, per_class: dict[str, int], suffix: str = "png") 
     return folder
 
 
-@pytest.fixture(scope="session")
-def launched(tmp_path_factory):
+@pytest.fixture(scope="module")
+def launched(request, tmp_path_factory):
     """Return a function that gives the outcomes of a number of ranks. Each launch runs once."""
 
     @cache
-    def launch_once(count: int, name: str = every_rank.SHARED) -> every_rank.Outcomes:
-        folder = tmp_path_factory.mktemp(f"{name}-{count}")
-        return every_rank.launch_ranks(count, folder, name)
+    def launch_once(count: int) -> every_rank.Outcomes:
+        folder = tmp_path_factory.mktemp(f"ranks-{count}")
+        return every_rank.launch_ranks(count, folder, request.module.__name__)
 
     return launch_once
 
 
-@pytest.fixture(scope="session", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
 def ranks(request, launched) -> every_rank.Outcomes:
     """Return what the marked functions returned on each of several ranks."""
     return launched(request.param)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def single(launched) -> every_rank.Outcomes:
     """Return what the marked functions returned on one process without a group."""
     return launched(1)

@@ -1,8 +1,7 @@
 """Run functions of test modules on every rank of a process group, and return what they returned.
 
-A test module marks a function with `@on_every_rank`. All marked functions run in one launch for
-each number of ranks, in the order in which they are written. A test asks for the values of a
-function:
+A test module marks functions with `@on_every_rank`. Those of a module run in one launch for each
+number of ranks, in the order in which they are written. A test asks for the values of a function:
 
     @on_every_rank
     def sum_of_ranks(runtime):
@@ -26,19 +25,12 @@ from . import launch
 
 RankFunction = Callable[[Any], Any]
 
-# The marked functions of each launch by their full name.
+# The marked functions of each module by their name.
 FUNCTIONS: dict[str, dict[str, RankFunction]] = defaultdict(dict)
-
-# The launch of all functions that do not need one of their own.
-SHARED = "shared"
 
 # The key of an outcome that is known only after the process group has ended. Its value is True if
 # neither the group nor one of its threads is left.
 GROUP_IS_GONE = "group is gone"
-
-
-def full_name(function: RankFunction) -> str:
-    return f"{function.__module__}.{function.__name__}"
 
 
 def on_every_rank(function: RankFunction) -> RankFunction:
@@ -46,23 +38,13 @@ def on_every_rank(function: RankFunction) -> RankFunction:
 
     The working directory of all ranks is one empty folder.
     """
-    FUNCTIONS[SHARED][full_name(function)] = function
+    FUNCTIONS[function.__module__][function.__name__] = function
     return function
-
-
-def on_every_rank_of(launch_name: str) -> Callable[[RankFunction], RankFunction]:
-    """Mark functions like `on_every_rank`, which then run in a launch of their own."""
-
-    def mark(function: RankFunction) -> RankFunction:
-        FUNCTIONS[launch_name][full_name(function)] = function
-        return function
-
-    return mark
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The results of all marked functions on each rank."""
+    """The results of the marked functions of a module on each rank."""
 
     by_rank: list[dict[str, Any]]
 
@@ -73,17 +55,16 @@ class Outcomes:
 
     def values(self, function: RankFunction) -> list[Any]:
         """Return what `function` returned, in the order of the ranks."""
-        return [outcome[full_name(function)] for outcome in self.by_rank]
+        return [outcome[function.__name__] for outcome in self.by_rank]
 
     def first(self, function: RankFunction) -> Any:
         """Return what `function` returned on rank 0."""
         return self.values(function)[0]
 
 
-def launch_ranks(count: int, folder: Path, launch_name: str) -> Outcomes:
-    """Run the marked functions of a launch on `count` ranks, which work in `folder`."""
-    modules = sorted({function.__module__ for function in FUNCTIONS[launch_name].values()})
-    command = ("-m", f"{__package__}.run_on_rank", folder, launch_name, *modules)
+def launch_ranks(count: int, folder: Path, module: str) -> Outcomes:
+    """Run the marked functions of a module on `count` ranks, which work in `folder`."""
+    command = ("-m", f"{__package__}.run_on_rank", folder, module)
     tests = Path(__file__).parents[1]
     if count == 1:
         runs = [launch.alone(*command, PYTHONPATH=tests)]

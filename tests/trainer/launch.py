@@ -1,5 +1,9 @@
-"""Starts the trainer as its users do: as one process, under torchrun, or as bare ranks."""
+"""Starts the trainer as its users do: as one process, under torchrun, or as bare ranks.
 
+The processes are forks of a server that has imported torch, except those of `new_python`.
+"""
+
+import atexit
 import contextlib
 import json
 import os
@@ -11,7 +15,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+
+from fork_server import ForkServer
 
 DEADLINE = 240.0  # seconds; a test reaches it only if a process hangs
 # Prefixes of variables that a launcher or a test may have set.
@@ -19,6 +26,8 @@ _OURS = (
     "MALLOC_",
     "GLIBC_",
     "SM_",
+    # torch sets it in this process.
+    "TORCHINDUCTOR_CACHE_DIR",
     "SLURM_",
     "DDP_",
     "TORCHELASTIC_",
@@ -36,6 +45,19 @@ def environment(**extra: object) -> dict[str, str]:
     """Return the environment without variables of launchers, with one thread and `extra`."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     return clean | {"OMP_NUM_THREADS": "1", **{name: str(value) for name, value in extra.items()}}
+
+
+@cache
+def fork_server() -> ForkServer:
+    """Return the server of this process, which starts when the first test needs it."""
+    server = ForkServer(environment())
+    atexit.register(server.close)
+    return server
+
+
+def python() -> Path:
+    """Return the program that starts a fork in place of a new Python."""
+    return fork_server().python
 
 
 class Run:
@@ -125,36 +147,33 @@ class Run:
 
 def alone(*arguments: object, **variables: object) -> Run:
     """Start `python …` as one process."""
+    # torchrun starts its workers with PYTHON_EXEC.
+    return Run([python(), *arguments], environment(PYTHON_EXEC=python(), **variables))
+
+
+def new_python(*arguments: object, **variables: object) -> Run:
+    """Start `python …` as a process that is no fork."""
     return Run([sys.executable, *arguments], environment(**variables))
 
 
 def torchrun(*arguments: object, processes: int = 2, **variables: object) -> Run:
     """Start `torchrun --standalone --nproc-per-node N …`."""
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        processes,
-    ]
-    return Run([*launcher, *arguments], environment(**variables))
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes)
+    return alone(*launcher, *arguments, **variables)
 
 
 def ranks(*arguments: object, processes: int = 2, **variables: object) -> list[Run]:
     """Start the ranks without an agent, which is faster. Each can be killed on its own."""
     port = free_port()
     return [
-        Run(
-            [sys.executable, *arguments],
-            environment(
-                RANK=rank,
-                LOCAL_RANK=rank,
-                WORLD_SIZE=processes,
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-                **variables,
-            ),
+        alone(
+            *arguments,
+            RANK=rank,
+            LOCAL_RANK=rank,
+            WORLD_SIZE=processes,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+            **variables,
         )
         for rank in range(processes)
     ]

@@ -1,6 +1,6 @@
-"""Call the marked functions of one launch on this rank, and save what they return.
+"""Call the marked functions of a module on this rank, and save what they return.
 
-python -m trainer.run_on_rank FOLDER LAUNCH MODULE...
+python -m trainer.run_on_rank FOLDER MODULE
 """
 
 import importlib
@@ -17,12 +17,11 @@ from ddp_trainer.process_group import process_group
 from .every_rank import FUNCTIONS, GROUP_IS_GONE, threads
 
 
-def main(folder: Path, launch_name: str, modules: list[str]) -> None:
+def main(folder: Path, module: str) -> None:
     os.chdir(folder)
-    for module in modules:
-        importlib.import_module(module)
+    importlib.import_module(module)
     torch.set_num_threads(1)
-    functions = FUNCTIONS[launch_name]
+    functions = FUNCTIONS[module]
     with process_group(device="cpu", tune_cpu=True) as runtime:
         outcome = {name: function(runtime) for name, function in functions.items()}
         rank = runtime.rank
@@ -34,4 +33,4 @@ def main(folder: Path, launch_name: str, modules: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -20,18 +20,15 @@ from ddp_trainer.runtime import Runtime
 from ddp_trainer.weights import read_part
 
 from . import launch
-from .every_rank import Outcomes, on_every_rank_of
+from .every_rank import Outcomes, on_every_rank
 
 SAMPLES = 24
-
-# DTensor's caches keep the process group alive, so these functions have a launch of their own.
-on_every_rank = on_every_rank_of("sharded")
 
 
 @pytest.fixture(scope="module")
 def ranks(launched) -> Outcomes:
     """Return what the marked functions returned on each of two ranks."""
-    return launched(2, "sharded")
+    return launched(2)
 
 
 class Job:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ddp_trainer import stragglers
 from ddp_trainer.stragglers import Position, StragglerDetector, describe_frozen, describe_slowest
 
-from .launch import DEADLINE, TRAINER, torchrun
+from .launch import DEADLINE, TRAINER, fork_server, torchrun
 
 
 def at(*positions: tuple[int, bool, float]) -> dict[int, Position]:
@@ -157,6 +157,16 @@ def test_a_store_that_does_not_answer_ends_the_wait():
     asked.close()
 
 
+def stand_ins_of_ranks() -> dict[str, psutil.Process]:
+    """Return what torchrun has started, by rank. Each rank stops with its stand-in."""
+    found = {}
+    for process in psutil.Process(fork_server().process.pid).children(recursive=True):
+        # A fork shows the variables of the server.
+        if "RANK" in process.environ():
+            found[process.environ()["RANK"]] = process
+    return found
+
+
 def test_of_three_ranks_the_one_that_freezes_is_named():
     run = torchrun(
         *TRAINER,
@@ -172,10 +182,7 @@ def test_of_three_ranks_the_one_that_freezes_is_named():
         processes=3,
     )
     run.wait_for("train")
-    workers = {
-        process.environ().get("RANK"): process
-        for process in psutil.Process(run.process.pid).children()
-    }
+    workers = stand_ins_of_ranks()
     workers["2"].suspend()
     workers["0"].wait(DEADLINE)
     # A suspended process ignores torchrun's SIGTERM, and SIGKILL would come after 30 s.

@@ -12,12 +12,11 @@ from ddp_trainer.workloads import messages
 
 from .launch import (
     TRAINER,
-    Run,
     alone,
-    environment,
     finish,
     free_port,
     group,
+    new_python,
     newest,
     ranks,
     torchrun,
@@ -52,9 +51,8 @@ def single(tmp_path_factory):
 def by_launch(*arguments):
     """Start two processes with the predecessor of torchrun. `arguments` begin with -m."""
     module_and_flags = arguments[1:]
-    launcher = [sys.executable, "-m", "torch.distributed.launch"]
-    settings = ["--nproc-per-node", 2, "--master-port", free_port()]
-    return Run([*launcher, *settings, "--module", *module_and_flags], environment())
+    settings = ("--nproc-per-node", 2, "--master-port", free_port())
+    return alone("-m", "torch.distributed.launch", *settings, "--module", *module_and_flags)
 
 
 @pytest.mark.parametrize("way", ["torchrun", "spawn", "launch"])
@@ -85,7 +83,7 @@ def test_spawned_processes_stop_after_the_same_step_at_a_signal(tmp_path):
 
 
 def test_the_error_names_a_spawned_process_that_was_killed():
-    run = alone(*TRAINER, "toy", "--spawn", 2, "--steps", 1_000_000)
+    run = new_python(*TRAINER, "toy", "--spawn", 2, "--steps", 1_000_000)
     run.wait_for("train", step=10)
     spawned = []
     for child in psutil.Process(run.process.pid).children():
