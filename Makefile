@@ -10,7 +10,7 @@ REGISTRY ?=
 IMAGES := $(if $(REGISTRY),$(REGISTRY)/)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-layer test-faults soak soak-cluster mutants test-gpu test-xla lint bench images docs dist locks release clean
+.PHONY: help demo test test-fast test-layer test-slow test-faults soak soak-cluster mutants test-gpu test-xla lint bench images docs dist locks release clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -19,13 +19,16 @@ demo: $(STAMP) ## train a job of two nodes on this machine: no cluster, no Docke
 	$(BIN)/ddpjob run --local examples/digits.yaml
 
 test: $(STAMP) ## every test that this machine can run; with Docker and kind the cluster tests too
-	$(BIN)/pytest -n 3 --no-loadscope-reorder --durations=30
+	$(BIN)/pytest -n 4 --no-loadscope-reorder
 
 test-fast: $(STAMP) ## the tests of seconds: no torch, no API server, no cluster
 	$(BIN)/pytest tests/unit tests/wiring
 
 test-layer: $(STAMP) ## LAYER=apiserver: the tests of one folder of tests/; WORKERS=3 side by side
 	$(BIN)/pytest $(if $(WORKERS),-n $(WORKERS)) tests/$(or $(LAYER),$(error name a folder of tests/: make test-layer LAYER=unit))
+
+test-slow: $(STAMP) ## the tests that have a cheaper sibling in `make test`
+	$(BIN)/pytest -m slow
 
 test-faults: $(STAMP) ## the slow faults on a kind cluster: nodes, processes, quotas, webhooks, deadlines
 	$(BIN)/pytest tests/cluster -m faults

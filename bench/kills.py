@@ -18,23 +18,20 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tests.cluster.builders import digits_with_checkpoints
 from tests.cluster.cluster import Cluster
 from tests.cluster.commands import CommandFailed, Object
 from tests.cluster.namespace import Namespace
-from tests.cluster.training import (
-    JOB,
-    LONG,
-    assert_same_weights,
-    signal_workers,
-    start_training,
-    weights,
-)
+from tests.cluster.training import JOB, assert_same_weights, signal_workers, start, weights
 
 MODES = ("InPlace", "Recreate")
 
 # Kills in one job, and the longest pause between two, in seconds. It is short enough that some
 # kills hit a restart.
 KILLS, PAUSE = 10, 8.0
+
+# Epochs of a job that lasts longer than most kills.
+LONG = 80
 
 # Epochs of a job that lasts longer than the run of `--goodput`.
 ENDLESS = 100_000
@@ -69,7 +66,7 @@ WAYS: tuple[Callable[[Namespace, str], None], ...] = (kill_rank, delete_pod, del
 
 def undisturbed_weights(cluster: Cluster) -> Object:
     with namespace_on(cluster) as namespace:
-        start_training(namespace, LONG)
+        start(namespace, digits_with_checkpoints(JOB, LONG))
         namespace.wait_for_complete(JOB, 300)
         return weights(namespace)
 
@@ -101,7 +98,8 @@ def survive(cluster: Cluster, kills: int, dice: random.Random) -> None:
     while done < kills:
         mode = MODES[(done // KILLS) % len(MODES)]
         with namespace_on(cluster) as namespace:
-            start_training(namespace, LONG, recovery=mode, failurePolicy=POLICY)
+            job = digits_with_checkpoints(JOB, LONG, recovery=mode, failurePolicy=POLICY)
+            start(namespace, job)
             done += kill_at_random(namespace, dice, min(KILLS, kills - done))
             status = namespace.wait_for_status(JOB, 300, phase="Complete")
             assert_same_weights(weights(namespace), expected)
@@ -111,7 +109,7 @@ def survive(cluster: Cluster, kills: int, dice: random.Random) -> None:
 
 def measure_goodput(cluster: Cluster, every: float, minutes: float, dice: random.Random) -> None:
     with namespace_on(cluster) as namespace:
-        start_training(namespace, ENDLESS, failurePolicy=POLICY)
+        start(namespace, digits_with_checkpoints(JOB, ENDLESS, failurePolicy=POLICY))
         end = time.monotonic() + minutes * 60
         kills = 0
         while time.monotonic() < end:

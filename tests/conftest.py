@@ -1,8 +1,8 @@
-"""Distribution of the tests over the workers of `make test`, their signals, and the real data.
+"""The workers of `make test`, the signals of the tests, and the folder of real data.
 
-Tests that share something slow to make stay in one worker. The cluster tests take longest, so one
-worker begins with them. They and the tests of the API server mostly wait, so three workers keep two
-cores busy. Plain `pytest` runs all tests in one process, which `-s` and `--pdb` need.
+`make test` has four workers. The cluster tests and those of the API server mostly wait, so four
+workers keep two cores busy. Plain `pytest` runs all tests in one process, which `-s` and `--pdb`
+need.
 
 DDP_TEST_DATA=...    folder with cifar10.tar.zst, hymenoptera.tar.zst and the folder mnist
 """
@@ -15,15 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import costs
 import pytest
-
-# Tests that share a cluster, an API server or launched ranks, by the beginning of their path. The
-# tests of any other file stay together too.
-TOGETHER = ("tests/cluster/", "tests/apiserver/", "tests/trainer/test_ranks")
-
-# The order in which a worker takes them. The cluster tests take longest. The others end with the
-# short ones, so that no worker is idle for long at the end.
-ORDER = ("tests/cluster/", "tests/trainer/test_real_images.py", "tests/trainer/")
+import scheduling
 
 # A job in the background of a shell ignores these, and so would the processes that tests signal.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -70,30 +64,23 @@ def real_data() -> Callable[..., Path]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each group of tests to one worker.
+    return scheduling.new_scheduler(config, log)
 
-    The mark `xdist_group` has no effect with pytest 9.2 and pytest-xdist 3.8.
-    """
-    from xdist.scheduler import LoadScopeScheduling
 
-    class InGroups(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            for prefix in TOGETHER:
-                if nodeid.startswith(prefix):
-                    return prefix
-            return nodeid.split("::")[0]
-
-    return InGroups(config, log)
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the tests. In the process that prints, also add their costs up."""
+    config.pluginmanager.register(costs.Meter())
+    if not is_worker(config):
+        config.pluginmanager.register(costs.Table())
+        config.pluginmanager.register(scheduling.ClusterEnd())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort the tests of a worker by ORDER. Within a place they stay as collected."""
+    """Sort the tests of a worker. Tests of equal places stay as collected."""
+    if is_worker(config):
+        items.sort(key=scheduling.place_of)
 
-    def place(item: pytest.Item) -> int:
-        for index, prefix in enumerate(ORDER):
-            if item.nodeid.startswith(prefix):
-                return index
-        return len(ORDER)
 
-    if hasattr(config, "workerinput"):
-        items.sort(key=place)
+def is_worker(config: pytest.Config) -> bool:
+    """Return True in a worker of pytest-xdist."""
+    return hasattr(config, "workerinput")

@@ -29,8 +29,13 @@ SEPARATE = {
     }
 }
 
-# A label of nodes that the second worker gets only at the end.
+# A label of nodes that the second worker gets only at the end, and the namespace of the job that
+# waits for it.
 LATE = "ddpjob.dev/test-late"
+WAITING = "waiting"
+
+# With one thread, every run of the same training has the same bits.
+EARLY_CHECKPOINTS = ("--checkpoint-every", "25", "--threads", "1")
 
 
 def job(name: str, *args: str, image: str = TRAINER, **spec: Any) -> Object:
@@ -57,13 +62,21 @@ def digits(name: str, epochs: int, **spec: Any) -> Object:
 def digits_with_checkpoints(name: str, epochs: int, **spec: Any) -> Object:
     """Return a job that writes a checkpoint early. It needs the claim `checkpoints`."""
     manifest = digits(name, epochs, checkpoint={"claimName": "checkpoints"}, **spec)
-    # With one thread, every run of the same training has the same bits.
-    manifest["spec"]["args"] += ["--checkpoint-every", "25", "--threads", "1"]
+    manifest["spec"]["args"] += EARLY_CHECKPOINTS
     return manifest
 
 
-def script_job(name: str, script: str, **spec: Any) -> tuple[Object, Object]:
-    """Return a ConfigMap with a user's script, and a job that runs it in the plain image."""
+def unhurried_digits(name: str, epochs: int, **spec: Any) -> tuple[Object, Object]:
+    """Return the same with pauses, and the ConfigMap of its script. An epoch takes a second."""
+    command = ("digits", "--epochs", str(epochs), *EARLY_CHECKPOINTS)
+    own = {"image": TRAINER, "checkpoint": {"claimName": "checkpoints"}}
+    return script_job(name, script("unhurried.py"), *command, **own, **spec)
+
+
+def script_job(
+    name: str, script: str, *args: str, image: str = PLAIN, **spec: Any
+) -> tuple[Object, Object]:
+    """Return a ConfigMap with a user's script, and a job that runs it, in the plain image."""
     scripts = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -73,7 +86,8 @@ def script_job(name: str, script: str, **spec: Any) -> tuple[Object, Object]:
     mounted = job(
         name,
         "/scripts/train.py",
-        image=PLAIN,
+        *args,
+        image=image,
         volumes=[{"name": "scripts", "configMap": {"name": f"{name}-script"}}],
         volumeMounts=[{"name": "scripts", "mountPath": "/scripts", "readOnly": True}],
         **spec,

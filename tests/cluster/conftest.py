@@ -1,4 +1,4 @@
-"""One kind cluster for all tests of this folder, and one namespace for each.
+"""One kind cluster for all tests of this folder and all workers, and one namespace for each test.
 
 KEEP_CLUSTER=1         use the existing cluster `ddpjob-test` and keep it: seconds, not minutes
 KIND_NODE_IMAGE=...    node image of the cluster (default: that of the kind release)
@@ -9,15 +9,15 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from .builders import LATE, SEPARATE, digits
+from .builders import LATE, SEPARATE, WAITING, digits
 from .cluster import WORKERS, Cluster
 from .commands import Object, Unavailable, node_image, require_tools, run
 from .namespace import Namespace
+from .sharing import RUN, locked, turn
 from .training import JOB, LONG, start_training, weights
 
 DATA_SETS = ("cifar10.tar.zst", "hymenoptera.tar.zst", "mnist")
@@ -36,43 +36,38 @@ def skip_or_fail(reason: str) -> None:
     pytest.skip(reason)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Give a test its turn on the cluster, from its first fixture to its last."""
+    if Path(__file__).parent not in item.path.parents:
+        return (yield)
+    with turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
 @pytest.fixture(scope="session")
-def in_background() -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Return a function that starts another one while the next tests run.
-
-    The end of the session waits for all of them.
-    """
-    started = []
-    with ThreadPoolExecutor() as pool:
-        yield lambda function: started.append(pool.submit(function))
-        for future in started:
-            future.result()
-
-
-@pytest.fixture(scope="package")
-def cluster(in_background: Callable[[Callable[[], None]], None]) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest) -> Cluster:
     """Return the cluster with images loaded and the chart installed.
 
-    It is deleted after the last test of this folder. The other tests of the worker do not wait for
-    that, and no longer share the machine with three kubelets.
+    The first worker creates it. tests/scheduling.py deletes it after the last test that uses it.
     """
     try:
         require_tools()
         node_image()
     except Unavailable as error:
         skip_or_fail(str(error))
-    keep = os.environ.get("KEEP_CLUSTER") == "1"
     cluster = Cluster()
-    if not keep:
-        cluster.delete()
-    cluster.up()
-    yield cluster
-    if not keep:
-        in_background(cluster.delete)
+    with locked("set-up"):
+        if not cluster.is_of(RUN):
+            if os.environ.get("KEEP_CLUSTER") != "1":
+                cluster.delete()
+            cluster.up(RUN)
+            if any("test_waiting" in item.nodeid for item in request.session.items):
+                start_waiting(cluster)
+    return cluster
 
 
-@pytest.fixture(scope="package")
-def waiting(cluster: Cluster) -> Iterator[Namespace]:
+def start_waiting(cluster: Cluster) -> None:
     """Start a job that may use one node only. It waits for the second while the other tests run.
 
     test_waiting.py looks at it at the end.
@@ -80,15 +75,13 @@ def waiting(cluster: Cluster) -> Iterator[Namespace]:
     first, second = WORKERS
     cluster.kubectl("label", "node", first, f"{LATE}=", "--overwrite")
     cluster.kubectl("label", "node", second, f"{LATE}-")
-    namespace = Namespace(cluster, f"waiting-{uuid.uuid4().hex[:6]}")
+    cluster.kubectl("delete", "namespace", WAITING, "--ignore-not-found")
     placement = {
         "nodeSelector": {LATE: ""},
         "affinity": SEPARATE,
         "topologySpreadConstraints": [],
     }
-    namespace.apply(digits("digits", 5, **placement))
-    yield namespace
-    namespace.delete()
+    Namespace(cluster, WAITING).apply(digits("digits", 5, **placement))
 
 
 def name_after(node_name: str) -> str:
@@ -102,9 +95,6 @@ def make_namespace(
     cluster: Cluster, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Namespace]]:
     """Return a function that makes a namespace with labels, named after the test."""
-    # The slow faults would disturb the waiting job.
-    if not request.node.get_closest_marker("faults"):
-        request.getfixturevalue("waiting")
     namespaces: list[Namespace] = []
 
     def make(**labels: str) -> Namespace:

@@ -6,7 +6,13 @@ import pytest
 
 from .cluster import WORKERS, Cluster
 from .namespace import Namespace
-from .training import JOB, assert_as_good_as_undisturbed, assert_resumed, start_training
+from .training import (
+    JOB,
+    SHORT,
+    assert_as_good_as_undisturbed,
+    assert_resumed,
+    start_training,
+)
 
 # The job of test_waiting.py holds the first worker, so the second one dies.
 SURVIVOR, VICTIM = WORKERS
@@ -21,11 +27,12 @@ def impatient_operator(cluster: Cluster) -> Iterator[None]:
     cluster.install()
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("impatient_operator")
 def test_a_job_moves_away_from_a_dead_node_and_leaves_nothing_there(
     cluster: Cluster, namespace: Namespace
 ):
-    start_training(namespace, 35)
+    start_training(namespace, SHORT)
     assert sorted(namespace.nodes_of(JOB).values()) == sorted(WORKERS)
     (lost,) = (pod for pod, node in namespace.nodes_of(JOB).items() if node == VICTIM)
     uid = namespace.pods(JOB)[lost]["metadata"]["uid"]

@@ -10,6 +10,8 @@ from .cluster import WORKERS, Cluster
 from .namespace import Namespace
 from .training import (
     JOB,
+    LONG,
+    SHORT,
     assert_as_good_as_undisturbed,
     assert_resumed,
     last_step,
@@ -43,7 +45,7 @@ def assert_no_index_was_refilled(seen: list[str], recovery: str = "InPlace") -> 
 def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
     namespace: Namespace, recovery: str
 ):
-    start_training(namespace, 35, recovery=recovery)
+    start_training(namespace, SHORT, recovery=recovery)
     signal_workers(namespace, f"{JOB}-0-1", signal.SIGKILL)
 
     assert namespace.wait_for_status(JOB, attempt=1)["restarts"] == 1
@@ -62,7 +64,7 @@ def test_a_killed_worker_process_costs_one_restart_and_no_checkpoint(
 def test_a_deleted_pod_costs_one_disruption_and_its_index_is_not_refilled(
     namespace: Namespace, recovery: str
 ):
-    start_training(namespace, 35, recovery=recovery)
+    start_training(namespace, SHORT, recovery=recovery)
     with namespace.watching_pods() as seen:
         namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--wait=false")
         assert_resumed(namespace, attempt=1)
@@ -76,8 +78,8 @@ def test_a_deleted_pod_costs_one_disruption_and_its_index_is_not_refilled(
 def test_a_pod_force_deleted_while_the_operator_is_down_costs_one_disruption(
     cluster: Cluster, namespace: Namespace
 ):
-    # More epochs: the job must still train when the operator's pod is gone.
-    start_training(namespace, 60)
+    # The job must still train when the operator's pod is gone.
+    start_training(namespace, LONG)
     with namespace.watching_pods() as seen:
         with cluster.operator_down():
             namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--force", "--grace-period=0")
@@ -91,7 +93,7 @@ def test_a_pod_force_deleted_while_the_operator_is_down_costs_one_disruption(
 
 
 def test_a_suspended_job_gives_its_pods_back_and_resumes_where_it_stopped(namespace: Namespace):
-    start_training(namespace, 35)
+    start_training(namespace, SHORT)
 
     namespace.patch(JOB, suspend=True)
     namespace.wait_until_nothing_runs(JOB)

@@ -10,6 +10,7 @@ from .commands import CommandFailed, Object
 from .namespace import Namespace
 from .training import (
     JOB,
+    LONG,
     assert_as_good_as_undisturbed,
     assert_resumed,
     signal_workers,
@@ -43,7 +44,7 @@ def kept(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 
 def test_pods_stay_when_a_rank_a_pod_and_node_0_are_lost(namespace: Namespace):
-    start_training(namespace, 60)
+    start_training(namespace, LONG)
     with namespace.watching_pods() as seen:
         status = lose_a_rank_a_pod_and_node_0(namespace)
 

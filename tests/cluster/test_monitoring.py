@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from .builders import digits_with_checkpoints
 from .cluster import Cluster
 from .commands import ROOT, Object, Unavailable
 from .namespace import Namespace
 from .prometheus import Prometheus
+from .training import JOB, SHORT, STEPS_PER_EPOCH, start_training
 
 DASHBOARD = ROOT / "charts" / "ddpjob-operator" / "files" / "dashboard.json"
 
 # What the panels showed. docs/images/dashboard.py draws it.
 SHOWN = ROOT / "build" / "dashboard.json"
-
-JOB = "digits"
 
 
 @pytest.fixture
@@ -36,9 +34,7 @@ def prometheus(cluster: Cluster, tmp_path: Path) -> Iterator[Prometheus]:
 
 def test_each_panel_of_the_dashboard_shows_a_run(namespace: Namespace, prometheus: Prometheus):
     start = time.time()
-    namespace.claim("checkpoints")
-    namespace.apply(digits_with_checkpoints(JOB, 60, hangTimeoutSeconds=300))
-    namespace.wait_for_checkpoint(JOB)
+    start_training(namespace, SHORT, hangTimeoutSeconds=300)
     namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--wait=false")
     status = namespace.wait_for_status(JOB, phase="Complete")
     assert status["disruptions"] == 1
@@ -54,7 +50,8 @@ def test_each_panel_of_the_dashboard_shows_a_run(namespace: Namespace, prometheu
     # The numbers are those of the run.
     metrics = {panel["title"]: panel["series"][0] for panel in shown}
     assert metrics["Operators that lead"][0]["value"][1] == "1"
-    assert last_value(metrics["Step"]) == pytest.approx(60 * 23, abs=23)
+    steps = SHORT * STEPS_PER_EPOCH
+    assert last_value(metrics["Step"]) == pytest.approx(steps, abs=STEPS_PER_EPOCH)
     assert 0 < last_value(metrics["Goodput of each job"]) <= 1
     legends = [one["metric"].get("budget") for one in metrics["Restarts"] if last(one) == 1]
     assert legends == ["disruptions"]

@@ -17,7 +17,7 @@ def nodes_of(pods: dict[str, Object]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def digits(cluster: Cluster, waiting: Namespace) -> Iterator[SimpleNamespace]:
+def digits(cluster: Cluster) -> Iterator[SimpleNamespace]:
     """Run the example `digits` once and return its status while it ran and afterwards."""
     namespace = Namespace(cluster, f"digits-{uuid.uuid4().hex[:6]}")
     namespace.apply(example("digits.yaml"))
@@ -120,7 +120,7 @@ def test_the_workloads_with_data_complete_as_jobs(default_namespace: Namespace):
         manifest["spec"]["args"] += flags
         namespace.apply(manifest)
 
-    size = ("--epochs", "1", "--limit-train", "3000", "--limit-test", "500")
+    size = ("--epochs", "1", "--limit-train", "2000", "--limit-test", "300")
     start(cifar10, *size, "--batch-size", "16", "--checkpoint-every", "20")
     start(mnist, "--epochs", "1")
     results = {name: namespace.wait_for_complete(name, 420)["result"] for name in (cifar10, mnist)}

@@ -10,7 +10,7 @@ import yaml
 from ddpjob import __version__
 
 from .builders import script_job
-from .cluster import CHART, NAME, OPERATOR, SYSTEM, WORKERS, Cluster
+from .cluster import CHART, OPERATOR, SYSTEM, Cluster
 from .commands import run, wait_until
 from .namespace import Namespace
 
@@ -44,7 +44,7 @@ def earlier(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
     """Yield the packaged chart of an earlier version, whose image is loaded."""
     image = f"ddpjob-operator:{EARLIER}"
     run("docker", "build", "--quiet", "--tag", image, "-", stdin=DOCKERFILE)
-    run("kind", "load", "docker-image", "--name", NAME, "--nodes", ",".join(WORKERS), image)
+    cluster.load(image)
     chart = tmp_path / "ddpjob-operator"
     shutil.copytree(CHART, chart)
     about = chart / "Chart.yaml"
@@ -63,6 +63,7 @@ def package(chart: Path, folder: Path) -> Path:
     return folder / f"ddpjob-operator-{version}.tgz"
 
 
+@pytest.mark.alone
 def test_a_job_runs_through_upgrade_rollback_and_removal(
     cluster: Cluster, namespace: Namespace, earlier: Path, tmp_path: Path
 ):

@@ -11,8 +11,14 @@ from .namespace import Namespace
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
 
 
-def test_a_plain_root_image_runs_a_script_from_a_config_map(namespace: Namespace):
-    namespace.apply(*script_job("fit", script("linear_fit.py")))
+def test_a_plain_root_image_runs_a_script_beside_a_sidecar_that_never_ends(namespace: Namespace):
+    sidecar = {
+        "name": "sidecar",
+        "image": PLAIN,
+        "command": ["python", "-c", "import signal; signal.pause()"],
+    }
+    pods = {"spec": {"containers": [sidecar]}}
+    namespace.apply(*script_job("fit", script("linear_fit.py"), podTemplate=pods))
 
     status = namespace.wait_for_complete("fit")
 
@@ -27,6 +33,7 @@ def restricted_pods(cluster: Cluster) -> Iterator[None]:
     cluster.install()
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("restricted_pods")
 def test_the_same_image_runs_where_the_level_restricted_is_enforced(
     make_namespace: Callable[..., Namespace],
@@ -49,14 +56,3 @@ def test_a_refusal_by_pod_security_is_the_reason_and_names_the_chart_value(
 
     assert status["phase"] == "Pending"
     assert "podSecurity" in status["message"]
-
-
-def test_a_sidecar_that_never_ends_does_not_keep_a_job_from_completing(namespace: Namespace):
-    sidecar = {
-        "name": "sidecar",
-        "image": PLAIN,
-        "command": ["python", "-c", "import signal; signal.pause()"],
-    }
-    namespace.apply(digits("digits", 5, podTemplate={"spec": {"containers": [sidecar]}}))
-
-    namespace.wait_for_complete("digits")

@@ -1,12 +1,24 @@
 """A job whose second node is missing from the first test on and comes in this last one."""
 
-from .builders import LATE
+from collections.abc import Iterator
+
+import pytest
+
+from .builders import LATE, WAITING
 from .cluster import WORKERS, Cluster
 from .namespace import Namespace
 
 SECONDS_SINCE_START = (
     "print(open('/proc/1/stat').read().split()[21], open('/proc/uptime').read().split()[0])"
 )
+
+
+@pytest.fixture
+def waiting(cluster: Cluster) -> Iterator[Namespace]:
+    """Return the namespace of the job that has waited since the cluster was created."""
+    namespace = Namespace(cluster, WAITING)
+    yield namespace
+    namespace.delete()
 
 
 def test_a_job_waits_for_a_node_longer_than_torchrun_would(cluster: Cluster, waiting: Namespace):

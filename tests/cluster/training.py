@@ -5,17 +5,20 @@ from typing import Any
 
 import torch
 
-from .builders import digits_with_checkpoints
+from .builders import unhurried_digits
 from .commands import Object
 from .namespace import Namespace
 
 JOB = "digits"
 
-# Epochs of a training that lasts longer than most faults.
-LONG = 80
+# Epochs of a training that lasts longer than most faults, and of one that lasts long enough for a
+# fault that comes at once.
+LONG = 40
+SHORT = 20
 
-# Steps between two checkpoints of `digits_with_checkpoints`.
+# Steps between two checkpoints, and steps of an epoch.
 CHECKPOINT_EVERY = 25
+STEPS_PER_EPOCH = 23
 
 # Run in a pod: find the ranks. torchrun starts a process with the variable RANK for each one; its
 # own children have the variable too.
@@ -54,12 +57,17 @@ def start_training(
 ) -> None:
     """Start a job of so many epochs and wait for its first checkpoint.
 
-    Most steps are still to come then. An epoch takes about a third of a second.
+    Most steps are still to come then. An epoch takes about a second.
     """
-    namespace.claim("checkpoints")
-    manifest = digits_with_checkpoints(JOB, epochs, **spec)
+    scripts, manifest = unhurried_digits(JOB, epochs, **spec)
     manifest["spec"]["args"] += flags
-    namespace.apply(manifest)
+    start(namespace, scripts, manifest)
+
+
+def start(namespace: Namespace, *objects: Object) -> None:
+    """Create a job of the name JOB, and wait for its first checkpoint."""
+    namespace.claim("checkpoints")
+    namespace.apply(*objects)
     namespace.wait_for_checkpoint(JOB)
 
 

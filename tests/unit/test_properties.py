@@ -29,8 +29,8 @@ from ddpjob.core.causes import judge
 from ddpjob.core.decide import decide
 from ddpjob.core.observe import observe
 
-# How many histories are drawn: the number of parts, and the histories of each. 2,000 take half a
-# minute for each property. Hypothesis remembers all examples of a part and becomes slower.
+# How many histories are drawn: the number of parts, and the histories of each. 2,000 take two
+# minutes. Hypothesis remembers all examples of a part and becomes slower.
 HISTORIES = {"dev": (1, 100), "ci": (1, 2_000), "soak": (50, 2_000)}
 PARTS, PER_PART = HISTORIES[os.environ.get("HYPOTHESIS_PROFILE", "dev")]
 
@@ -84,17 +84,17 @@ def worlds(draw) -> World:
 
 @histories
 @given(world=worlds())
-def test_every_history_keeps_the_invariants_and_can_end(part, world):
+def test_every_history_keeps_the_invariants_comes_to_rest_and_can_end(part, world):
     check(world)
+    world.settle()
+    assert_at_rest(world)
     run_without_accidents(world)
     assert world.status.finished or world.job.deleting
     check(world)
 
 
-@histories
-@given(world=worlds())
-def test_the_operator_comes_to_rest_and_then_writes_nothing(part, world):
-    world.settle()
+def assert_at_rest(world: World) -> None:
+    """Assert that the operator has nothing to write, and that something will wake it."""
     status = world.status
     waits = world.operator.plan().wake_after
     assert waits != 0

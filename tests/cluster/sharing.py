@@ -1,0 +1,40 @@
+"""Share one cluster between the workers of pytest-xdist.
+
+The first worker that needs the cluster creates it. A test has a turn on it: tests that are marked
+`alone` have it for themselves, all others at the same time.
+"""
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from .commands import ROOT
+
+LOCKS = ROOT / "build" / "locks"
+
+# The same for all workers of a run of pytest.
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+
+
+@contextmanager
+def locked(name: str, *, alone: bool = True) -> Iterator[None]:
+    """Hold a lock of this machine during the block, which others may share unless `alone`."""
+    LOCKS.mkdir(parents=True, exist_ok=True)
+    with (LOCKS / name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        # The lock ends when the file is closed.
+        yield
+
+
+@contextmanager
+def turn(*, alone: bool) -> Iterator[None]:
+    """Hold the cluster during the block.
+
+    Whoever waits for it alone holds the queue, so that others cannot come in between for ever.
+    """
+    with ExitStack() as stack:
+        with locked("queue"):
+            stack.enter_context(locked("cluster", alone=alone))
+        yield

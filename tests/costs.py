@@ -1,0 +1,117 @@
+"""Measure the wall and CPU time of each test, and print a table of the layers at the end of a run.
+
+The CPU time is that of pytest and of what it has started. What the Docker engine runs, such as the
+nodes of the cluster, is the rest of what the machine has used.
+"""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+DEAREST = 10
+
+# pytest-xdist carries a report's attributes to the process that prints.
+ATTRIBUTE = "costs"
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, its children, and what these have waited for.
+
+    A search for all descendants would take longer than most tests.
+    """
+    total = sum(os.times()[:4])
+    for process in children():
+        with suppress(psutil.Error):
+            total += sum(psutil.Process(process).cpu_times()[:4])
+    return total
+
+
+def children() -> list[int]:
+    """Return the processes that this one has started and not waited for, on Linux."""
+    found = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+def busy_seconds() -> float:
+    """Return the CPU time that the machine has used since it was started."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+
+
+@dataclass
+class Cost:
+    """Seconds of wall and of CPU time, and the number of tests."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    tests: int = 0
+
+    def add(self, other: "Cost") -> None:
+        self.wall += other.wall
+        self.cpu += other.cpu
+        self.tests += other.tests
+
+
+class Meter:
+    """Measure the phases of each test in the process that runs it."""
+
+    def __init__(self) -> None:
+        self._before = (time.monotonic(), cpu_seconds())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+        report = yield
+        now = (time.monotonic(), cpu_seconds())
+        wall, cpu = (after - before for after, before in zip(now, self._before, strict=True))
+        # A process that ends without being waited for takes its CPU time with it.
+        setattr(report, ATTRIBUTE, [wall, max(0.0, cpu)])
+        self._before = now
+        return report
+
+
+class Table:
+    """Add the costs up, and print them after the tests."""
+
+    def __init__(self) -> None:
+        self._began = (time.monotonic(), busy_seconds())
+        self._tests: dict[str, Cost] = defaultdict(Cost)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        wall, cpu = getattr(report, ATTRIBUTE, (0.0, 0.0))
+        self._tests[report.nodeid].add(Cost(wall, cpu, report.when == "call"))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if len(self._tests) < DEAREST:
+            return
+        terminalreporter.section("costs")
+        for line in self.lines():
+            terminalreporter.write_line(line)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the table: a row for each layer, then the dearest tests, then the whole."""
+        layers: dict[str, Cost] = defaultdict(Cost)
+        for nodeid, cost in self._tests.items():
+            layers["/".join(nodeid.split("/")[:2])].add(cost)
+        yield f"{'layer':<32}{'tests':>7}{'wall s':>9}{'CPU s':>9}"
+        for layer, cost in sorted(layers.items()):
+            yield f"{layer:<32}{cost.tests:>7}{cost.wall:>9.0f}{cost.cpu:>9.0f}"
+        wall = time.monotonic() - self._began[0]
+        busy = busy_seconds() - self._began[1]
+        rest = busy - sum(cost.cpu for cost in layers.values())
+        yield f"{'Docker, the machine':<32}{'':>7}{'':>9}{rest:>9.0f}"
+        yield f"{'all, side by side':<32}{len(self._tests):>7}{wall:>9.0f}{busy:>9.0f}"
+        yield ""
+        yield f"the {DEAREST} dearest tests: wall s, CPU s"
+        dearest = sorted(self._tests.items(), key=lambda test: -test[1].wall)
+        for nodeid, cost in dearest[:DEAREST]:
+            yield f"{cost.wall:>7.0f}{cost.cpu:>7.0f}  {nodeid}"

@@ -1,0 +1,103 @@
+"""Distribute the tests over the workers of pytest-xdist, and delete the cluster after its tests.
+
+Tests that share something slow to make stay in one worker. The tests of a file stay together too.
+"""
+
+import os
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+CLUSTER = "tests/cluster/"
+
+# The files of tests on the cluster that disturb its nodes or its operator, or would be disturbed.
+DISTURBING = tuple(
+    f"{CLUSTER}test_{name}.py"
+    for name in ("dead_node", "upgrade", "user_images", "faults", "lifecycle", "monitoring")
+)
+
+# Groups of files, by the beginnings of their paths, in the order in which workers take them. The
+# cluster tests take longest, and mostly wait. The tests of a file that is in no group come last.
+GROUPS = {
+    "cluster, disturbed": DISTURBING,
+    "cluster": (CLUSTER,),
+    "API server": ("tests/apiserver/",),
+}
+LONG_FILES = (
+    "tests/unit/test_properties.py",
+    "tests/trainer/test_real_images.py",
+    "tests/trainer/",
+    "tests/agent/",
+)
+
+
+def group_of(nodeid: str) -> str:
+    """Return the group of a test, or its file."""
+    for group, files in GROUPS.items():
+        if nodeid.startswith(files):
+            return group
+    return nodeid.partition("::")[0]
+
+
+def place_of(item: pytest.Item) -> tuple[int, bool]:
+    """Return the sort key of a test. Tests that have the cluster alone begin their group."""
+    order = [*GROUPS, *LONG_FILES]
+    group = group_of(item.nodeid)
+    places = [place for place, start in enumerate(order) if group.startswith(start)]
+    return min(places, default=len(order)), item.get_closest_marker("alone") is None
+
+
+class ClusterEnd:
+    """Delete the cluster in the background after its last test, so that its nodes use no CPU time.
+
+    Only the process that has the workers, or the only process, has it.
+    """
+
+    def __init__(self) -> None:
+        self._left: set[str] = set()
+        self._deletion: subprocess.Popen[bytes] | None = None
+
+    def _expect(self, nodeids: Sequence[str]) -> None:
+        self._left = {nodeid for nodeid in nodeids if nodeid.startswith(CLUSTER)}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._expect([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._expect(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown" and report.nodeid in self._left:
+            self._left.remove(report.nodeid)
+            if not self._left:
+                self.delete()
+
+    def delete(self) -> None:
+        from cluster.cluster import DELETE, READY
+
+        if READY.exists() and os.environ.get("KEEP_CLUSTER") != "1":
+            self._deletion = subprocess.Popen(DELETE, stderr=subprocess.DEVNULL)
+
+    def pytest_sessionfinish(self) -> None:
+        if self._left:
+            # The session was interrupted.
+            self.delete()
+        if self._deletion:
+            self._deletion.wait()
+
+
+def new_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return a scheduler that gives each group to one worker.
+
+    The mark `xdist_group` has no effect with pytest 9.2 and pytest-xdist 3.8.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class InGroups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return InGroups(config, log)
