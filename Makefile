@@ -18,16 +18,16 @@ help: ## this list
 demo: $(STAMP) ## train a job of two nodes on this machine: no cluster, no Docker, no data
 	$(BIN)/ddpjob run --local examples/digits.yaml
 
-test: $(STAMP) ## every test that this machine can run; with Docker and kind the cluster tests too
+test: $(STAMP) ## every test that this machine can run; with Docker and kind the cluster tests too; then what each layer took
 	$(BIN)/pytest -n 4 --no-loadscope-reorder
 
 test-fast: $(STAMP) ## the tests of seconds: no torch, no API server, no cluster
-	$(BIN)/pytest tests/unit tests/wiring
+	$(BIN)/pytest -n 2 --no-loadscope-reorder tests/unit tests/wiring
 
 test-layer: $(STAMP) ## LAYER=apiserver: the tests of one folder of tests/; WORKERS=3 side by side
 	$(BIN)/pytest $(if $(WORKERS),-n $(WORKERS)) tests/$(or $(LAYER),$(error name a folder of tests/: make test-layer LAYER=unit))
 
-test-slow: $(STAMP) ## the tests that have a cheaper sibling in `make test`
+test-slow: $(STAMP) ## tests that `make test` covers in part by faster ones
 	$(BIN)/pytest -m slow
 
 test-faults: $(STAMP) ## the slow faults on a kind cluster: nodes, processes, quotas, webhooks, deadlines
@@ -60,7 +60,7 @@ $(XLA)/.installed: trainer/pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv --clear $(XLA)
 	@echo "Setting up $(XLA): torch 2.9 with CUDA, on which torch_xla is built, then torch_xla; some minutes."
 	@$(XLA)/bin/pip install --quiet --disable-pip-version-check torch==2.9.0 torch_xla==2.9.0
-	@$(XLA)/bin/pip install --quiet --disable-pip-version-check -e trainer -r requirements-dev.txt
+	@$(XLA)/bin/pip install --quiet --disable-pip-version-check -e operator -e trainer -r requirements-dev.txt
 	@touch $@
 
 # cosmic-ray has a database and a web server among its dependencies, so it has its own environment.

@@ -20,7 +20,7 @@ import pytest
 import scheduling
 
 # A job in the background of a shell ignores these, and so would the processes that tests signal.
-for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+for number in (signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         # A handler becomes the default action in a new program.
         signal.signal(number, lambda *_: None)
@@ -70,6 +70,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_configure(config: pytest.Config) -> None:
     """Measure the tests. In the process that prints, also add their costs up."""
     config.pluginmanager.register(costs.Meter())
+    # The workers, which start later, inherit it.
+    scheduling.run_name()
     if not is_worker(config):
         config.pluginmanager.register(costs.Table())
         config.pluginmanager.register(scheduling.ClusterEnd())

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-DEAREST = 10
+SLOWEST = 10
 
 # pytest-xdist carries a report's attributes to the process that prints.
 ATTRIBUTE = "costs"
@@ -68,12 +68,16 @@ class Meter:
     def __init__(self) -> None:
         self._before = (time.monotonic(), cpu_seconds())
 
+    def pytest_runtest_logstart(self) -> None:
+        # The test has waited for its turn on the cluster before.
+        self._before = (time.monotonic(), cpu_seconds())
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
         report = yield
         now = (time.monotonic(), cpu_seconds())
         wall, cpu = (after - before for after, before in zip(now, self._before, strict=True))
-        # A process that ends without being waited for takes its CPU time with it.
+        # The CPU time of a process that nothing has waited for is lost when it ends.
         setattr(report, ATTRIBUTE, [wall, max(0.0, cpu)])
         self._before = now
         return report
@@ -91,14 +95,14 @@ class Table:
         self._tests[report.nodeid].add(Cost(wall, cpu, report.when == "call"))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if len(self._tests) < DEAREST:
+        if len(self._tests) < SLOWEST:
             return
         terminalreporter.section("costs")
         for line in self.lines():
             terminalreporter.write_line(line)
 
     def lines(self) -> Iterator[str]:
-        """Yield the table: a row for each layer, then the dearest tests, then the whole."""
+        """Yield the table: a row for each layer, then the slowest tests, then the whole."""
         layers: dict[str, Cost] = defaultdict(Cost)
         for nodeid, cost in self._tests.items():
             layers["/".join(nodeid.split("/")[:2])].add(cost)
@@ -111,7 +115,7 @@ class Table:
         yield f"{'Docker, the machine':<32}{'':>7}{'':>9}{rest:>9.0f}"
         yield f"{'all, side by side':<32}{len(self._tests):>7}{wall:>9.0f}{busy:>9.0f}"
         yield ""
-        yield f"the {DEAREST} dearest tests: wall s, CPU s"
-        dearest = sorted(self._tests.items(), key=lambda test: -test[1].wall)
-        for nodeid, cost in dearest[:DEAREST]:
+        yield f"the {SLOWEST} slowest tests: wall s, CPU s"
+        slowest = sorted(self._tests.items(), key=lambda test: -test[1].wall)
+        for nodeid, cost in slowest[:SLOWEST]:
             yield f"{cost.wall:>7.0f}{cost.cpu:>7.0f}  {nodeid}"

@@ -4,22 +4,23 @@ Tests that share something slow to make stay in one worker. The tests of a file 
 """
 
 import os
-import subprocess
+import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 CLUSTER = "tests/cluster/"
 
-# The files of tests on the cluster that disturb its nodes or its operator, or would be disturbed.
+# Files of tests that disturb the nodes or the operator, and of those that would notice it.
 DISTURBING = tuple(
     f"{CLUSTER}test_{name}.py"
     for name in ("dead_node", "upgrade", "user_images", "faults", "lifecycle", "monitoring")
 )
 
 # Groups of files, by the beginnings of their paths, in the order in which workers take them. The
-# cluster tests take longest, and mostly wait. The tests of a file that is in no group come last.
+# cluster tests take longest, and mostly wait. Files that are in no group come last.
 GROUPS = {
     "cluster, disturbed": DISTURBING,
     "cluster": (CLUSTER,),
@@ -43,10 +44,17 @@ def group_of(nodeid: str) -> str:
 
 def place_of(item: pytest.Item) -> tuple[int, bool]:
     """Return the sort key of a test. Tests that have the cluster alone begin their group."""
-    order = [*GROUPS, *LONG_FILES]
+    shares = item.get_closest_marker("alone") is None
     group = group_of(item.nodeid)
-    places = [place for place, start in enumerate(order) if group.startswith(start)]
-    return min(places, default=len(order)), item.get_closest_marker("alone") is None
+    if group in GROUPS:
+        return list(GROUPS).index(group), shares
+    places = [place for place, start in enumerate(LONG_FILES) if group.startswith(start)]
+    return len(GROUPS) + min(places, default=len(LONG_FILES)), shares
+
+
+def run_name() -> str:
+    """Return a name of this run of pytest, which its workers inherit."""
+    return os.environ.setdefault("DDP_TEST_RUN", uuid.uuid4().hex)
 
 
 class ClusterEnd:
@@ -57,7 +65,8 @@ class ClusterEnd:
 
     def __init__(self) -> None:
         self._left: set[str] = set()
-        self._deletion: subprocess.Popen[bytes] | None = None
+        self._pool = ThreadPoolExecutor()
+        self._deletions: list[Future[None]] = []
 
     def _expect(self, nodeids: Sequence[str]) -> None:
         self._left = {nodeid for nodeid in nodeids if nodeid.startswith(CLUSTER)}
@@ -76,17 +85,19 @@ class ClusterEnd:
                 self.delete()
 
     def delete(self) -> None:
-        from cluster.cluster import DELETE, READY
+        """Begin to delete the cluster, if this run has brought it up."""
+        from cluster.cluster import Cluster
 
-        if READY.exists() and os.environ.get("KEEP_CLUSTER") != "1":
-            self._deletion = subprocess.Popen(DELETE, stderr=subprocess.DEVNULL)
+        cluster = Cluster()
+        if cluster.is_of(run_name()) and os.environ.get("KEEP_CLUSTER") != "1":
+            self._deletions.append(self._pool.submit(cluster.delete))
 
     def pytest_sessionfinish(self) -> None:
         if self._left:
             # The session was interrupted.
             self.delete()
-        if self._deletion:
-            self._deletion.wait()
+        for deletion in self._deletions:
+            deletion.result()
 
 
 def new_scheduler(config: pytest.Config, log: Any) -> Any:

@@ -122,7 +122,7 @@ def assert_same(zygote: Zygote, *arguments: str) -> Done:
     return forked
 
 
-def test_the_imports_of_the_zygote_are_no_garbage_that_a_fork_searches(zygote, script):
+def test_a_fork_does_not_search_the_imports_for_garbage(zygote, script):
     done = zygote.fork(script(MARK + "import gc; print(gc.get_freeze_count() > 100_000)\n"))
     assert done.stdout == "forked\nTrue\n"
 

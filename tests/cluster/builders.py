@@ -67,7 +67,10 @@ def digits_with_checkpoints(name: str, epochs: int, **spec: Any) -> Object:
 
 
 def unhurried_digits(name: str, epochs: int, **spec: Any) -> tuple[Object, Object]:
-    """Return the same with pauses, and the ConfigMap of its script. An epoch takes a second."""
+    """Return the ConfigMap of a script, and a job that trains with pauses: a second an epoch.
+
+    It writes a checkpoint early, and needs the claim `checkpoints`.
+    """
     command = ("digits", "--epochs", str(epochs), *EARLY_CHECKPOINTS)
     own = {"image": TRAINER, "checkpoint": {"claimName": "checkpoints"}}
     return script_job(name, script("unhurried.py"), *command, **own, **spec)

@@ -65,10 +65,6 @@ def shorten_node_grace_period() -> None:
     run("docker", "exec", CONTROL_PLANE, "sh", "-c", f"{edit} && mv /root/new {manifest}")
 
 
-# Deletes the cluster.
-DELETE = ("kind", "delete", "cluster", "--name", NAME)
-
-
 class Cluster:
     """The cluster, its operator, and the folder that its nodes share."""
 
@@ -111,16 +107,18 @@ class Cluster:
         `kind load` sends all layers through a pipe to each node: that takes three times as long.
         """
         archive = self.shared / "images.tar"
-        run("docker", "save", "--output", archive, *images)
         command = ("ctr", "--namespace", "k8s.io", "images", "import", "--digests")
-        with ThreadPoolExecutor() as pool:
-            steps = [
-                pool.submit(run, "docker", "exec", node, *command, f"/var/ddpjob/{archive.name}")
-                for node in WORKERS
-            ]
-            for step in steps:
-                step.result()
-        archive.unlink()
+        try:
+            run("docker", "save", "--output", archive, *images)
+            with ThreadPoolExecutor() as pool:
+                steps = []
+                for node in WORKERS:
+                    into = ("docker", "exec", node, *command, f"/var/ddpjob/{archive.name}")
+                    steps.append(pool.submit(run, *into))
+                for step in steps:
+                    step.result()
+        finally:
+            archive.unlink(missing_ok=True)
 
     def _create(self, kept: bool) -> None:
         if kept:
@@ -138,7 +136,8 @@ class Cluster:
             shorten_node_grace_period()
 
     def delete(self) -> None:
-        run(*DELETE, KUBECONFIG=str(self.kubeconfig))
+        READY.unlink(missing_ok=True)
+        run("kind", "delete", "cluster", "--name", NAME, KUBECONFIG=str(self.kubeconfig))
         shutil.rmtree(SCRATCH, ignore_errors=True)
 
     # -- objects

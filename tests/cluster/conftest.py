@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from scheduling import run_name
 
 from .builders import LATE, SEPARATE, WAITING, digits
 from .cluster import WORKERS, Cluster
 from .commands import Object, Unavailable, node_image, require_tools, run
 from .namespace import Namespace
-from .sharing import RUN, locked, turn
+from .sharing import locked, turn
 from .training import JOB, LONG, start_training, weights
 
 DATA_SETS = ("cifar10.tar.zst", "hymenoptera.tar.zst", "mnist")
@@ -41,7 +42,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Give a test its turn on the cluster, from its first fixture to its last."""
     if Path(__file__).parent not in item.path.parents:
         return (yield)
-    with turn(alone=item.get_closest_marker("alone") is not None):
+    with turn(alone=any(map(item.get_closest_marker, ("alone", "faults")))):
         return (yield)
 
 
@@ -58,10 +59,10 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
         skip_or_fail(str(error))
     cluster = Cluster()
     with locked("set-up"):
-        if not cluster.is_of(RUN):
+        if not cluster.is_of(run_name()):
             if os.environ.get("KEEP_CLUSTER") != "1":
                 cluster.delete()
-            cluster.up(RUN)
+            cluster.up(run_name())
             if any("test_waiting" in item.nodeid for item in request.session.items):
                 start_waiting(cluster)
     return cluster

@@ -5,17 +5,13 @@ The first worker that needs the cluster creates it. A test has a turn on it: tes
 """
 
 import fcntl
-import os
-import uuid
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
-from .commands import ROOT
-
-LOCKS = ROOT / "build" / "locks"
-
-# The same for all workers of a run of pytest.
-RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+# The cluster has one name on a machine, so the locks are those of the machine.
+LOCKS = Path(tempfile.gettempdir()) / "ddpjob-test-locks"
 
 
 @contextmanager
@@ -32,7 +28,7 @@ def locked(name: str, *, alone: bool = True) -> Iterator[None]:
 def turn(*, alone: bool) -> Iterator[None]:
     """Hold the cluster during the block.
 
-    Whoever waits for it alone holds the queue, so that others cannot come in between for ever.
+    A test that waits for exclusive use holds the queue, so later tests cannot overtake it.
     """
     with ExitStack() as stack:
         with locked("queue"):

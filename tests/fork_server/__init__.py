@@ -7,7 +7,7 @@ ends as it ends. Where a fork could differ from a new Python, it becomes one (`w
 only slower. FORK_SERVER_LOG=FILE collects these programs with the reasons.
 
 A fork ends without the clean-up of the interpreter, which would take a second of CPU time.
-tests/trainer/test_fork_server.py holds both ways against each other.
+tests/trainer/test_fork_server.py compares both ways.
 """
 
 import shlex
@@ -16,7 +16,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from ddpjob.agent import SOCKET
 
@@ -39,15 +42,20 @@ class ForkServer:
             server.listen()
             # It ends when this process has ended.
             self.process = subprocess.Popen(
-                # The forks have no buffers for their output either.
-                [sys.executable, "-u", str(HERE), str(server.fileno())],
+                [sys.executable, str(HERE), str(server.fileno())],
                 env={**environment, "PYTHONPATH": ""},
                 pass_fds=[server.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # Ctrl-C is for the tests, which then close the server.
+                start_new_session=True,
             )
 
     def close(self) -> None:
-        """End the server. Its forks end with their stand-ins."""
+        """End the server and its forks."""
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                process.kill()
         self.process.kill()
         self.process.wait()
         self._folder.cleanup()

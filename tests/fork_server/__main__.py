@@ -1,12 +1,12 @@
 """Import torch and the trainer, and fork a process for each stand-in: python FOLDER DESCRIPTOR."""
 
 import atexit
-import gc
 import importlib
 import os
 import pkgutil
 import socket
 import sys
+import tempfile
 import threading
 from types import ModuleType
 
@@ -23,12 +23,10 @@ OWN_VARIABLES = {FOLDER, "PYTHON_EXEC", "PYTHONPATH"}
 
 def main(descriptor: int) -> None:
     """Serve the socket with this descriptor. Only a fork goes on after `serve`."""
+    server = Zygote(socket.socket(fileno=descriptor))
     # torch sets variables of its own.
     server_variables = variables()
     import_modules()
-    server = Zygote(socket.socket(fileno=descriptor))
-    # A fork copies each page that its garbage collection would touch.
-    gc.freeze()
     arguments = server.serve()["arguments"]
     del os.environ[FOLDER]
     sys.path[:0] = python_path()
@@ -79,16 +77,25 @@ def why_not(arguments: list[str], server_variables: dict[str, str]) -> str:
         return "Python has options"
     folders = python_path()
     try:
+        if not is_imported(arguments) and sets_variables(arguments):
+            return "it may set variables that torch reads when it starts"
         if arguments[0] != "-c":
-            program = ["-u", *arguments]
-            folders.append(worker.folder_of(program))
-            if not is_imported(arguments) and worker.sets_variables(worker.sources(program)):
-                return "it may set variables that torch reads when it starts"
+            folders.append(worker.folder_of(["-u", *arguments]))
         if any(map(worker.hidden_modules, filter(os.path.isdir, folders))):
             return "it has a module of its own in place of an imported one"
-    except (OSError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, RecursionError, IndexError) as error:
         return f"its program cannot be read: {error}"
     return ""
+
+
+def sets_variables(arguments: list[str]) -> str:
+    """Return what a program may do that has to be done before torch is imported, if anything."""
+    if arguments[0] != "-c":
+        return worker.sets_variables(worker.sources(["-u", *arguments]))
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(arguments[1])
+        file.flush()
+        return worker.sets_variables([file.name])
 
 
 def is_imported(arguments: list[str]) -> bool:
@@ -102,6 +109,7 @@ def run(arguments: list[str]) -> int:
     sys.orig_argv = [sys.executable, *arguments]
     if arguments[0] == "-u":
         arguments = arguments[1:]
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
         if arguments[0] == "-c":
             run_text(*arguments)

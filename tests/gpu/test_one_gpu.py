@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from trainer.launch import TRAINER, alone, torchrun
+from trainer.launch import TRAINER, new_python, torchrun
 
 DEVICE = os.environ.get("DDP_TEST_DEVICE", "cuda")
 BACKEND = {"cuda": "nccl", "cpu": "gloo"}[DEVICE]
@@ -23,7 +23,8 @@ TOY = (*TRAINER, "toy")
 
 def one_rank(*arguments, device=DEVICE, **variables):
     """Start one rank under torchrun, so that there is a process group."""
-    return torchrun(*arguments, "--device", device, processes=1, **variables)
+    options = ("--device", device)
+    return torchrun(*arguments, *options, processes=1, start=new_python, **variables)
 
 
 def result_of(run):
@@ -45,7 +46,7 @@ def test_a_group_of_one_rank_uses_the_device_and_its_backend(digits):
 
 
 def test_the_device_is_found_without_a_flag():
-    run = torchrun(*TOY, "--steps", 5, processes=1)
+    run = torchrun(*TOY, "--steps", 5, processes=1, start=new_python)
     result_of(run)
     assert run.of("start")[0]["device"] == DEVICE
 
@@ -122,7 +123,7 @@ with process_group(device="DEVICE") as runtime:
 def test_ddp_over_the_backend_trains_in_bf16_with_accumulation(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("DEVICE", DEVICE))
-    found = result_of(torchrun(script, processes=1))
+    found = result_of(torchrun(script, processes=1, start=new_python))
     assert found["same"]
     assert found["sums"] == [[1, 1], [1, 1]]
     assert found["learns"]
@@ -133,7 +134,7 @@ def test_a_second_process_without_a_gpu_is_refused_with_a_sentence():
     count = torch.cuda.device_count() if DEVICE == "cuda" else 0
     if not count:
         pytest.skip("every process has the CPU")
-    run = alone(
+    run = new_python(
         *TOY,
         "--device",
         DEVICE,

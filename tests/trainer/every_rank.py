@@ -69,7 +69,10 @@ def launch_ranks(count: int, folder: Path, module: str) -> Outcomes:
     if count == 1:
         runs = [launch.alone(*command, PYTHONPATH=tests)]
     else:
-        runs = launch.ranks(*command, processes=count, PYTHONPATH=tests)
+        # Two new Pythons also show that a process with a group ends well, and have hash seeds of
+        # their own.
+        start = launch.new_python if count == 2 else launch.alone
+        runs = launch.ranks(*command, processes=count, start=start, PYTHONPATH=tests)
     assert launch.finish(runs) == [0] * count, "\n".join(run.stderr for run in runs)
     return Outcomes([torch.load(folder / f"rank-{rank}.pt") for rank in range(count)])
 

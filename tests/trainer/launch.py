@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -141,8 +141,15 @@ class Run:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        # A fork ends after its stand-in. Then its output ends.
+        for reader in self._readers:
+            reader.join(10)
         for peer in self.peers:
             peer.kill()
+
+
+# Starts a program of Python: `alone` or `new_python`.
+Start = Callable[..., "Run"]
 
 
 def alone(*arguments: object, **variables: object) -> Run:
@@ -156,17 +163,21 @@ def new_python(*arguments: object, **variables: object) -> Run:
     return Run([sys.executable, *arguments], environment(**variables))
 
 
-def torchrun(*arguments: object, processes: int = 2, **variables: object) -> Run:
+def torchrun(
+    *arguments: object, processes: int = 2, start: Start = alone, **variables: object
+) -> Run:
     """Start `torchrun --standalone --nproc-per-node N …`."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes)
-    return alone(*launcher, *arguments, **variables)
+    return start(*launcher, *arguments, **variables)
 
 
-def ranks(*arguments: object, processes: int = 2, **variables: object) -> list[Run]:
+def ranks(
+    *arguments: object, processes: int = 2, start: Start = alone, **variables: object
+) -> list[Run]:
     """Start the ranks without an agent, which is faster. Each can be killed on its own."""
     port = free_port()
     return [
-        alone(
+        start(
             *arguments,
             RANK=rank,
             LOCAL_RANK=rank,

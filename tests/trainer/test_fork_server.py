@@ -114,10 +114,33 @@ def test_the_trainer_trains_the_same(tmp_path):
     assert fork.stderr == new.stderr
 
 
-def test_the_ranks_of_torchrun_are_forks_too():
-    run = torchrun("-m", "fork_server.is_fork", PYTHONPATH="tests")
+def test_the_ranks_of_torchrun_are_forks_too(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(IS_FORK)
+    run = torchrun(path)
     assert run.finish() == 0, run.stderr
     assert run.stray == ["True\n"] * 2
+
+
+WITH_A_CHILD = """
+import json, multiprocessing, signal
+child = multiprocessing.get_context("fork").Process(target=signal.pause)
+child.start()
+print(json.dumps({"event": "started"}), flush=True)
+signal.signal(signal.SIGTERM, lambda *_: None)
+child.join()
+print(json.dumps({"event": "child", "code": child.exitcode}), flush=True)
+"""
+
+
+def test_torchruns_signal_reaches_the_children_of_a_fork(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(WITH_A_CHILD)
+    run = torchrun(path, processes=1)
+    run.wait_for("started")
+    run.signal(signal.SIGTERM)
+    run.finish()
+    assert run.of("child")[0]["code"] == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(

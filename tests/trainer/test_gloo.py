@@ -44,7 +44,8 @@ with process_group(device="cpu") as runtime:
 def test_a_global_model_does_not_abort_the_end_of_a_process(kind):
     """Without a wait for gloo's threads, five of six such processes ended with SIGABRT."""
     for _ in range(2):
-        (run,) = launch.ranks("-c", SCRIPT, kind, processes=1)
+        # A fork of the tests ends without the clean-up of the interpreter.
+        (run,) = launch.ranks("-c", SCRIPT, kind, processes=1, start=launch.new_python)
         assert run.finish() == 0, run.stderr
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from .launch import TRAINER, environment, finish, newest, ranks, torchrun
+from .launch import TRAINER, environment, finish, new_python, newest, ranks, torchrun
 
 FLAGS = (
     "--stem torchvision --epochs 4 --limit-train 72 --batch-size 8 --learning-rate 0.01 "
@@ -31,12 +31,13 @@ def story(tmp_path_factory, tiny_cifar10):
     unbroken = ranks(*command, folder / "unbroken", "--checkpoint-every", 100)
     assert finish(unbroken) == [0, 0], unbroken[0].stderr
 
-    killed = ranks(*command, folder / "broken")
+    # How a process ends that has lost its peer, or was told to, is seen in new Pythons.
+    killed = ranks(*command, folder / "broken", start=new_python)
     killed[0].wait_for("checkpoint", step=3)
     killed[1].kill()
     killed_codes = finish(killed)
 
-    told = ranks(*command, folder / "broken")
+    told = ranks(*command, folder / "broken", start=new_python)
     told[0].wait_for("checkpoint", step=6)
     told[1].signal(signal.SIGTERM)
     told_codes = finish(told)

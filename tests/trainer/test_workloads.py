@@ -17,7 +17,7 @@ from ddp_trainer.sampler import GlobalBatchSampler
 from ddp_trainer.workloads.shared.classification import set_learning_rate
 from ddp_trainer.workloads.shared.schedule import constant
 
-from .launch import TRAINER, alone, group, newest, torchrun
+from .launch import TRAINER, alone, group, new_python, newest, torchrun
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,12 +53,16 @@ def losses_of(run):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """Return a complete run of digits on two ranks with default flags, and its folder."""
+    """Return a complete run of digits on two ranks with default flags, and its folder.
+
+    No process of it is a fork, so it also shows how a new Python ends.
+    """
     folder = tmp_path_factory.mktemp("digits")
     began = time.time()
     run = torchrun(
         *TRAINER,
         "digits",
+        start=new_python,
         DDP_CHECKPOINT_DIR=folder / "checkpoints",
         DDP_RESULT_FILE=folder / "result",
         DDP_HEARTBEAT_FILE=folder / "heartbeat",

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddpjob.core.kubernetes import NEWEST, OLDEST, advice_on_version
+from ddpjob.core.kubernetes import (
+    NEWEST,
+    OLDEST,
+    advice_on_version,
+    is_shape_of_pods,
+    note_on_version,
+)
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "ddpjob-operator"
@@ -29,17 +35,33 @@ def test_a_page_names_the_supported_versions(page):
     assert set(TESTED.findall(text)) == {NEWEST}
 
 
+def test_the_workflow_has_the_newest_api_server():
+    text = (ROOT / ".github" / "workflows" / "test.yaml").read_text()
+    assert set(re.findall(r"envtest-v(1\.\d+)\.", text)) == {NEWEST}
+
+
 @pytest.mark.parametrize(
-    ("version", "advice"),
+    ("version", "advice", "note"),
     [
-        ("v1.28.9", f"upgrade the cluster: ddpjob needs Kubernetes {OLDEST} or newer"),
-        (f"v{OLDEST}.0-eks-1", ""),
-        (f"v{NEWEST}.2", ""),
-        ("v1.99.0", f"tested up to Kubernetes {NEWEST}"),
-        ("unknown", ""),
+        ("v1.28.9", f"upgrade the cluster: ddpjob needs Kubernetes {OLDEST} or newer", ""),
+        (f"v{OLDEST}.0-eks-1", "", ""),
+        (f"v{NEWEST}.2", "", ""),
+        ("v1.99.0", "", f"; ddpjob was tested up to Kubernetes {NEWEST}"),
+        ("unknown", "", ""),
     ],
 )
-def test_doctor_has_advice_for_other_versions(version, advice):
-    found = advice_on_version(version)
-    assert advice in found
-    assert bool(found) == bool(advice)
+def test_doctor_says_what_to_do_about_other_versions(version, advice, note):
+    assert (advice_on_version(version), note_on_version(version)) == (advice, note)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("spec.podTemplate.spec.x", True),
+        ("spec.volumes[0].x", True),
+        ("spec.podTemplate.x", False),
+        ("spec.environment", False),
+    ],
+)
+def test_only_fields_below_a_pods_shape_are_kubernetes_own(path, expected):
+    assert is_shape_of_pods(path) == expected

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from trainer.launch import TRAINER, alone, torchrun
+from trainer.launch import TRAINER, new_python, torchrun
 
 from ddp_trainer.batch_norm import synchronise
 from ddp_trainer.process_group import process_group
@@ -38,7 +38,7 @@ def result_of(run):
 
 @pytest.fixture(scope="module")
 def by_environment():
-    run = torchrun(*DIGITS, processes=1, PJRT_DEVICE="CPU")
+    run = torchrun(*DIGITS, start=new_python, processes=1, PJRT_DEVICE="CPU")
     assert result_of(run)["accuracy"] > 0.9
     return run
 
@@ -51,23 +51,25 @@ def test_the_device_and_the_group_are_xla(by_environment):
 @pytest.mark.parametrize("meet", ["xla://", "file://{folder}/meet"])
 def test_every_init_method_gives_the_same_bits(meet, by_environment, tmp_path):
     flags = ("--init-method", meet.format(folder=tmp_path))
-    run = torchrun(*DIGITS, *flags, processes=1, PJRT_DEVICE="CPU")
+    run = torchrun(*DIGITS, *flags, start=new_python, processes=1, PJRT_DEVICE="CPU")
     assert result_of(run) == result_of(by_environment)
 
 
 def test_spawn_gives_the_same_bits(by_environment):
-    assert result_of(alone(*DIGITS, "--spawn", 1, PJRT_DEVICE="CPU")) == result_of(by_environment)
+    assert result_of(new_python(*DIGITS, "--spawn", 1, PJRT_DEVICE="CPU")) == result_of(
+        by_environment
+    )
 
 
 def test_it_learns_what_the_cpu_learns(by_environment):
-    expected = result_of(alone(*DIGITS, "--device", "cpu"))
+    expected = result_of(new_python(*DIGITS, "--device", "cpu"))
     assert result_of(by_environment)["loss"] == pytest.approx(expected["loss"], rel=0.1)
 
 
 def test_a_resumed_run_ends_with_the_same_bits_and_its_file_needs_no_xla(tmp_path):
     def toy(steps, folder, **variables):
         return result_of(
-            alone(*TRAINER, "toy", "--steps", steps, "--checkpoint-dir", folder, **variables)
+            new_python(*TRAINER, "toy", "--steps", steps, "--checkpoint-dir", folder, **variables)
         )
 
     toy(30, tmp_path / "two parts", PJRT_DEVICE="CPU")
@@ -106,7 +108,7 @@ def test_mnist_trains_on_xla(arm, tmp_path):
         header = np.array([magic, *shape], ">i4").tobytes()
         content = random.integers(0, 10, shape, np.uint8).tobytes()
         (tmp_path / f"t10k-{kind}-ubyte").write_bytes(header + content)
-    run = alone(
+    run = new_python(
         *TRAINER,
         "mnist",
         "--data",
@@ -156,7 +158,7 @@ def test_cifar10s_network_trains_on_xla_and_a_smaller_last_batch_compiles_nothin
             "--limit-test",
             images,
         )
-        run = alone(
+        run = new_python(
             "-c", COUNT_COMPILATIONS, "cifar10", "--data", tmp_path, *flags, PJRT_DEVICE="CPU"
         )
         assert math.isfinite(result_of(run)["loss"])
@@ -166,7 +168,7 @@ def test_cifar10s_network_trains_on_xla_and_a_smaller_last_batch_compiles_nothin
 
 
 def test_a_second_process_that_pjrt_does_not_know_is_refused():
-    run = torchrun(*TRAINER, "toy", PJRT_DEVICE="CPU")
+    run = torchrun(*TRAINER, "toy", start=new_python, PJRT_DEVICE="CPU")
     assert run.finish() != 0
     assert re.search(
         r"rank \d of 2, but torch_xla on CPU counts it as rank 0 of 1; PJRT on a CPU supports one",

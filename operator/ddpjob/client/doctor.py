@@ -10,7 +10,7 @@ from ddpjob import __version__
 from ddpjob.client.async_client import AsyncClient
 from ddpjob.client.errors import ClientError, NotConnected, client_errors
 from ddpjob.core import names
-from ddpjob.core.kubernetes import advice_on_version
+from ddpjob.core.kubernetes import advice_on_version, note_on_version
 from ddpjob.core.readers import Dict, child, children, integer_or_zero, strings_or_empty
 from ddpjob.core.times import parse_time
 from ddpjob.kube.kinds import CRDS, DEPLOYMENTS, LEASES, NAMESPACES, NODES, Kind
@@ -70,7 +70,8 @@ async def examine(client: AsyncClient) -> AsyncGenerator[Finding, None]:
     with client_errors():
         version = await client.api.call("GET", "version")
     found = version["gitVersion"]
-    yield Finding("Kubernetes", f"{found} answers", advice_on_version(found))
+    answer = f"{found} answers{note_on_version(found)}"
+    yield Finding("Kubernetes", answer, advice_on_version(found))
     for check in CHECKS:
         try:
             for finding in await check(client):

@@ -28,8 +28,8 @@ def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:
     if is_admission(message):
         return Refused(Reason.FORBIDDEN, message)
     if error.status == 400 and "unknown field" in message:
-        told = _with_advice(message, UNKNOWN_TO_CLUSTER)
-        return Refused(Reason.INVALID_POD, told, final=True)
+        explained = _with_advice(message, UNKNOWN_TO_CLUSTER)
+        return Refused(Reason.INVALID_POD, explained, final=True)
     if error.status in (400, 413, 422) or any(words in message for words in TOO_LARGE):
         return Refused(Reason.INVALID_POD, message, final=True)
     if error.status >= 500:

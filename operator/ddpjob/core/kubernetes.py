@@ -1,7 +1,7 @@
 """The supported versions of Kubernetes. The chart, the tests and the documents follow this module.
 
 A job may use fields of a newer or an older Kubernetes. Each side that does not know a field refuses
-it with a sentence: the CRD before the job is created, the cluster when its pods are.
+it with a message that names it: the CRD before the job is created, the cluster when its pods are.
 """
 
 import re
@@ -15,7 +15,16 @@ OLDEST = f"1.{OLDEST_MINOR}"
 NEWEST = f"1.{NEWEST_MINOR}"
 
 # Fields of a job that have the shapes of a pod's fields.
-SHAPES_OF_PODS = ("spec.podTemplate.", "spec.volumes", "spec.volumeMounts", "spec.env")
+SHAPES_OF_PODS = (
+    *(
+        "spec.podTemplate.spec.",
+        "spec.volumes[",
+        "spec.volumeMounts[",
+        "spec.env[",
+        "spec.envFrom[",
+    ),
+    *("spec.tolerations[", "spec.topologySpreadConstraints[", "spec.affinity."),
+)
 
 UNKNOWN_TO_CRD = f" (DDPJobs have the pod fields of Kubernetes {NEWEST})"
 UNKNOWN_TO_CLUSTER = (
@@ -30,10 +39,20 @@ def is_shape_of_pods(path: str) -> bool:
 
 
 def advice_on_version(git_version: str) -> str:
-    """Return what to do about the version of a cluster, such as `v1.36.1`, or an empty string."""
-    found = re.match(r"v1\.(\d+)", git_version)
-    if found and int(found[1]) < OLDEST_MINOR:
+    """Return what to do about the version of a cluster, such as `v1.28.1`, or an empty string."""
+    if 0 <= minor_of(git_version) < OLDEST_MINOR:
         return f"upgrade the cluster: ddpjob needs Kubernetes {OLDEST} or newer"
-    if found and int(found[1]) > NEWEST_MINOR:
-        return f"ddpjob was tested up to Kubernetes {NEWEST}; look for a newer release of ddpjob"
     return ""
+
+
+def note_on_version(git_version: str) -> str:
+    """Return what to know about the version of a cluster, or an empty string."""
+    if minor_of(git_version) > NEWEST_MINOR:
+        return f"; ddpjob was tested up to Kubernetes {NEWEST}"
+    return ""
+
+
+def minor_of(git_version: str) -> int:
+    """Return the minor version of Kubernetes 1, or -1 if the text is something else."""
+    found = re.match(r"v1\.(\d+)", git_version)
+    return int(found[1]) if found else -1
