@@ -72,7 +72,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(costs.Meter())
     # The workers, which start later, inherit it.
     scheduling.run_name()
-    if not is_worker(config):
+    if is_worker(config):
+        config.pluginmanager.register(scheduling.Priority())
+    else:
         config.pluginmanager.register(costs.Table())
         config.pluginmanager.register(scheduling.ClusterEnd())
 
