@@ -65,7 +65,7 @@ class Priority:
     """Let the cluster go first, in a worker of pytest-xdist.
 
     All nodes of the cluster together have the weight of one process of the tests. Without this, the
-    cluster tests would take longer than all others, and its idle nodes would use CPU time for longer.
+    cluster tests would end last, and idle nodes would use CPU time for longer.
     """
 
     def __init__(self) -> None:
