@@ -72,9 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(costs.Meter())
     # The workers, which start later, inherit it.
     scheduling.run_name()
-    if is_worker(config):
-        config.pluginmanager.register(scheduling.Priority())
-    else:
+    if not is_worker(config):
         config.pluginmanager.register(costs.Table())
         config.pluginmanager.register(scheduling.ClusterEnd())
 

@@ -7,15 +7,11 @@ import os
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 CLUSTER = "tests/cluster/"
-
-# By how much the programs of the other tests are nicer than the cluster.
-YIELDING = 7
 
 # Files of tests that disturb the nodes or the operator, and of those that would notice it.
 DISTURBING = tuple(
@@ -59,23 +55,6 @@ def place_of(item: pytest.Item) -> tuple[int, bool]:
 def run_name() -> str:
     """Return a name of this run of pytest, which its workers inherit."""
     return os.environ.setdefault("DDP_TEST_RUN", uuid.uuid4().hex)
-
-
-class Priority:
-    """Let the cluster go first, in a worker of pytest-xdist.
-
-    All nodes of the cluster together have the weight of one process of the tests. Without this, the
-    cluster tests would end last, and idle nodes would use CPU time for longer.
-    """
-
-    def __init__(self) -> None:
-        self._nice = os.getpriority(os.PRIO_PROCESS, 0)
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        nice = self._nice if nodeid.startswith(CLUSTER) else self._nice + YIELDING
-        # Only root may give itself more priority again.
-        with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
 class ClusterEnd:

@@ -126,8 +126,8 @@ WITH_A_CHILD = """
 import json, multiprocessing, signal
 child = multiprocessing.get_context("fork").Process(target=signal.pause)
 child.start()
-print(json.dumps({"event": "started"}), flush=True)
 signal.signal(signal.SIGTERM, lambda *_: None)
+print(json.dumps({"event": "started"}), flush=True)
 child.join()
 print(json.dumps({"event": "child", "code": child.exitcode}), flush=True)
 """
