@@ -104,7 +104,7 @@ class Cluster:
     def load(self, *images: str) -> None:
         """Copy images to the workers, each layer once, through the folder that the nodes share.
 
-        `kind load` sends all layers through a pipe to each node: that takes three times as long.
+        `kind load` would send all layers through a pipe to each node.
         """
         archive = self.shared / "images.tar"
         command = ("ctr", "--namespace", "k8s.io", "images", "import", "--digests")
