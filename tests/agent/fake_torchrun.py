@@ -48,7 +48,8 @@ def main() -> int:
             break
         if None not in codes:
             return 0
-        time.sleep(0.05)
+        # Like the `monitor_interval` of torchrun.
+        time.sleep(0.1)
 
     # Like torchrun: the others are ended, and all failures are reported with one time.
     for worker in workers:

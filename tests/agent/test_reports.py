@@ -1,9 +1,15 @@
 """What an agent reports on a failure."""
 
 import json
+import os
 import time
 
 import pytest
+
+from ddpjob.agent import HEADER
+from ddpjob.agent.output import TRACEBACK, Output
+from ddpjob.agent.report import Judge
+from ddpjob.core.agent_files import WORDS, agent_files
 
 FOLLOWER = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
@@ -204,6 +210,26 @@ time.sleep(600)
         assert known == expected
     else:
         assert (report["cause"], report["rank"]) == ("Follower", 0)
+
+
+@pytest.mark.parametrize(("exit_code", "cause"), [(143, "Follower"), (-15, "Failure")])
+def test_a_late_look_does_not_change_the_order_of_what_happened(exit_code, cause):
+    # Rank 0 has ended before rank 1 writes. The agent looks at both only then.
+    output = Output()
+    for rank, line in enumerate((FOLLOWER, "EOFError")):
+        read_end, write_end = os.pipe()
+        output.add(read_end, rank)
+        begin = HEADER + json.dumps({"rank": rank, "pid": 1}).encode()
+        os.write(write_end, b"\n".join([begin, TRACEBACK, line.encode(), b""]))
+        os.close(write_end)
+    while not output.have_all_ended():
+        output.copy(0.0)
+    codes = enumerate((1, exit_code))
+    failures = [
+        {"rank": rank, "localRank": rank, "exitCode": code, "exception": ""} for rank, code in codes
+    ]
+    judge = Judge(agent_files()[WORDS].encode(), 30.0)
+    assert judge.judge(1, output.streams, {"failures": failures})["cause"] == cause
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class Stream:
     """The output of torchrun or of a rank. It comes in pieces, and leaves in whole lines.
 
     `worker` is what the first line of a rank's pipe says: its rank and its process.
-    `traceback_time` is when the last traceback began.
+    `traceback_time` is when the last traceback began. Between `open_at` and `ended`, it has ended.
     """
 
     def __init__(self, descriptor: int, local_rank: int | None = None) -> None:
@@ -39,6 +39,7 @@ class Stream:
         self.partial = b""
         self.tail = b""
         self.traceback_time = 0.0
+        self.open_at = 0.0
         self.ended: float | None = None
 
     def take(self, data: bytes) -> bytes:
@@ -75,7 +76,7 @@ class Output:
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
         # The time of all output that one `select` found. Its order is not known.
-        self.now = time.time()
+        self.now = self.before = time.time()
         self.steps: dict[int, tuple[float, float]] = {}
         self.begin(-1)
 
@@ -104,13 +105,16 @@ class Output:
     def copy(self, seconds: float) -> None:
         """Copy output for at most so many seconds."""
         readable = self.selector.select(seconds)
-        self.now = time.time()
+        self.before, self.now = self.now, time.time()
         for key, _ in readable:
-            self.read(key.data)
+            # A pipe holds no more than one read takes, so the second one finds the end of a rank
+            # that ended before. What another rank writes after that is not found earlier.
+            if self.read(key.data):
+                self.read(key.data)
 
     def end(self) -> None:
         """Copy what is left of processes that have ended."""
-        self.now = time.time()
+        self.before, self.now = self.now, time.time()
         for stream in self.streams:
             while stream.ended is None and self.read(stream):
                 pass
@@ -135,7 +139,7 @@ class Output:
 
     def close(self, stream: Stream) -> None:
         if stream.ended is None:
-            stream.ended = self.now
+            stream.open_at, stream.ended = self.before, self.now
             self.selector.unregister(stream.descriptor)
             os.close(stream.descriptor)
 

@@ -71,13 +71,14 @@ class Judge:
         """
         begun = [stream for stream in streams if stream.worker]
         failures = record.get("failures", [])
-        first = min((streams[one["localRank"]].ended or 0.0 for one in failures), default=0.0)
+        ends = [streams[failure["localRank"]] for failure in failures]
         found = []
         for failure in failures:
             stream = streams[failure["localRank"]]
             cause, exception = self.cause(stream.text(), failure["exitCode"])
+            first = min(ends, key=lambda end: end.ended or 0.0)
             if self.was_stopped(failure["exitCode"], stream, first):
-                own = own_exception(stream, first)
+                own = own_exception(stream, failure["exitCode"], first)
                 if cause != "Follower" and own:
                     failure = {**failure, "exitCode": EXCEPTION_CODE}
                     exception = own
@@ -108,9 +109,9 @@ class Judge:
             return "Unclear", exception
         return "Failure", exception
 
-    def was_stopped(self, exit_code: int, stream: Stream, first: float) -> bool:
+    def was_stopped(self, exit_code: int, stream: Stream, first: Stream) -> bool:
         """Return True if torchrun has stopped a rank after the end of the first one."""
-        is_late = (stream.ended or 0.0) - first > self.patience
+        is_late = (stream.ended or 0.0) - (first.ended or 0.0) > self.patience
         return exit_code in INTERRUPTED or (exit_code == -9 and is_late)
 
     def hang(self, age: float, ranks: list[Stream]) -> Report:
@@ -136,9 +137,13 @@ class Judge:
         return any(pattern.search(text) for pattern in self.words.get(kind, []))
 
 
-def own_exception(stream: Stream, first: float) -> str:
+def own_exception(stream: Stream, exit_code: int, first: Stream) -> str:
     """Return the exception of which a rank was about to end when the first one ended, or ""."""
-    if not 0.0 <= first - stream.traceback_time < ENDING_SECONDS:
+    began = stream.traceback_time
+    # A rank that has handled SIGTERM may have written because of it.
+    handled = exit_code != -signal.SIGTERM
+    is_earlier = began < first.open_at or (not handled and began == first.ended)
+    if not is_earlier or first.open_at - began >= ENDING_SECONDS:
         return ""
     _, _, rest = stream.text().rpartition(TRACEBACK.decode() + "\n")
     lines = [line for line in rest.splitlines() if not FRAME.match(line)]
