@@ -124,11 +124,12 @@ release: $(STAMP) ## VERSION=1.2.3: set the version everywhere, then make dist a
 clean: ## remove the environment and the runs
 	rm -rf $(VENV) $(XLA) $(MUTANTS) $(SITE) ddpjob-runs build dist
 
-# torch first and by itself, so that no other package's range decides which build comes.
+# torch first and by itself, so that no other package's range decides which build comes. Python
+# compiles a module when it is first imported; to compile all of them takes half a minute.
 $(STAMP): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.12 …")'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "Install the venv module (on Debian: apt install python3-venv)."; exit 1; }
 	@echo "Setting up $(VENV): torch, then the rest; a few minutes the first time."
-	@$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -e 'operator[controller,local,ui,validate]' -e 'trainer[tensorboard]' -r requirements-dev.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e 'operator[controller,local,ui,validate]' -e 'trainer[tensorboard]' -r requirements-dev.txt
 	@touch $@

@@ -283,9 +283,9 @@ def double(item):
 
 if __name__ == "__main__":
     print("METHOD")
-    with multiprocessing.get_context("METHOD").Pool(2) as pool:
+    with multiprocessing.get_context("METHOD").Pool(1) as pool:
         print([item.value for item in pool.map(double, [Item(1), Item(2)])])
-    data = DataLoader(torch.arange(4.0), num_workers=2, multiprocessing_context="METHOD")
+    data = DataLoader(torch.arange(4.0), num_workers=1, multiprocessing_context="METHOD")
     print(sum(batch.item() for batch in data))
 """
 

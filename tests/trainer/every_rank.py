@@ -28,6 +28,10 @@ RankFunction = Callable[[Any], Any]
 # The marked functions of each module by their name.
 FUNCTIONS: dict[str, dict[str, RankFunction]] = defaultdict(dict)
 
+# Modules whose two ranks are new Pythons. So it is seen that a process with a group ends well, and
+# that nothing depends on the seed of hashes, which forks share.
+NEW_PYTHONS = ("test_ranks", "test_checkpoint_shards")
+
 # The key of an outcome that is known only after the process group has ended. Its value is True if
 # neither the group nor one of its threads is left.
 GROUP_IS_GONE = "group is gone"
@@ -69,9 +73,8 @@ def launch_ranks(count: int, folder: Path, module: str) -> Outcomes:
     if count == 1:
         runs = [launch.alone(*command, PYTHONPATH=tests)]
     else:
-        # Two new Pythons also show that a process with a group ends well, and have hash seeds of
-        # their own.
-        start = launch.new_python if count == 2 else launch.alone
+        is_new = count == 2 and module.rpartition(".")[2] in NEW_PYTHONS
+        start = launch.new_python if is_new else launch.alone
         runs = launch.ranks(*command, processes=count, start=start, PYTHONPATH=tests)
     assert launch.finish(runs) == [0] * count, "\n".join(run.stderr for run in runs)
     return Outcomes([torch.load(folder / f"rank-{rank}.pt") for rank in range(count)])

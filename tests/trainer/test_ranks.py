@@ -44,6 +44,9 @@ THREADS_BEFORE_THE_GROUP = threads()
 UNEVEN = 29
 EMPTY = 25
 
+# Ten epochs.
+STEPS = 40
+
 
 # Training compared with one process
 
@@ -109,17 +112,17 @@ def with_uneven_shares(runtime):
 
 @on_every_rank
 def with_empty_shares(runtime):
-    return train(runtime, samples(EMPTY), 100)
+    return train(runtime, samples(EMPTY), STEPS)
 
 
 @on_every_rank
 def with_uneven_shares_in_float64(runtime):
-    return train(runtime, samples(UNEVEN, torch.float64), 100)
+    return train(runtime, samples(UNEVEN, torch.float64), STEPS)
 
 
 @on_every_rank
 def with_empty_shares_filled_up(runtime):
-    return train(runtime, samples(EMPTY), 100, equal_shares=True)
+    return train(runtime, samples(EMPTY), STEPS, equal_shares=True)
 
 
 def test_parameters_are_equal_on_all_ranks(ranks):
@@ -133,13 +136,13 @@ def test_a_hundred_steps_with_uneven_shares_train_like_one_process(ranks, single
     assert difference(ranks.first(with_uneven_shares), expected) <= 1e-5
 
 
-def test_a_hundred_steps_in_float64_train_like_one_process(ranks, single):
+def test_ten_epochs_in_float64_train_like_one_process(ranks, single):
     """With float64, rounding does not decide a ReLU, so no difference grows."""
     expected = single.first(with_uneven_shares_in_float64)
     assert difference(ranks.first(with_uneven_shares_in_float64), expected) <= 1e-12
 
 
-def test_a_hundred_steps_with_empty_shares_train_like_one_process(ranks, single):
+def test_ten_epochs_with_empty_shares_train_like_one_process(ranks, single):
     expected = single.first(with_empty_shares)
     assert difference(ranks.first(with_empty_shares), expected) <= 1e-5
 

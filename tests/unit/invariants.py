@@ -281,8 +281,10 @@ def an_event_comes_only_with_a_change_of_the_status(world):
 
 def a_status_is_the_same_after_it_was_written_and_read(world):
     for turn in world.turns:
-        status = turn.plan.status.to_dict()
-        assert Status.from_dict(status).to_dict() == status
+        # An equal one was written and read before.
+        if turn.plan.status != turn.observed.status:
+            status = turn.plan.status.to_dict()
+            assert Status.from_dict(status).to_dict() == status
 
 
 # Time

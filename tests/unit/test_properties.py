@@ -5,7 +5,7 @@ which may be old and incomplete.
 """
 
 import os
-from copy import deepcopy
+import pickle
 from dataclasses import replace
 from datetime import timedelta
 
@@ -97,7 +97,14 @@ def test_every_history_keeps_the_invariants_comes_to_rest_and_can_end(part, worl
 
 def copy_of(world: World) -> World:
     """Return a world with the same past, whose turns do not change, and a future of its own."""
-    return deepcopy(world, {id(world.turns): list(world.turns)})
+    past, world.turns = world.turns, []
+    try:
+        # This takes a third of the time of `deepcopy`.
+        copied: World = pickle.loads(pickle.dumps(world))
+    finally:
+        world.turns = past
+    copied.turns = list(past)
+    return copied
 
 
 def assert_at_rest(world: World) -> None:
