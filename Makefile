@@ -19,10 +19,10 @@ demo: $(STAMP) ## train a job of two nodes on this machine: no cluster, no Docke
 	$(BIN)/ddpjob run --local examples/digits.yaml
 
 test: $(STAMP) ## every test that this machine can run; with Docker and kind the cluster tests too; then what each layer took
-	$(BIN)/pytest -n 4 --no-loadscope-reorder
+	$(BIN)/pytest -n 3 --no-loadscope-reorder
 
 test-fast: $(STAMP) ## the tests of seconds: no torch, no API server, no cluster
-	$(BIN)/pytest -n 2 --no-loadscope-reorder tests/unit tests/wiring
+	$(BIN)/pytest -n 4 --no-loadscope-reorder tests/unit tests/wiring
 
 test-layer: $(STAMP) ## LAYER=apiserver: the tests of one folder of tests/; WORKERS=3 side by side
 	$(BIN)/pytest $(if $(WORKERS),-n $(WORKERS)) tests/$(or $(LAYER),$(error name a folder of tests/: make test-layer LAYER=unit))
@@ -124,12 +124,13 @@ release: $(STAMP) ## VERSION=1.2.3: set the version everywhere, then make dist a
 clean: ## remove the environment and the runs
 	rm -rf $(VENV) $(XLA) $(MUTANTS) $(SITE) ddpjob-runs build dist
 
-# torch first and by itself, so that no other package's range decides which build comes. Python
-# compiles a module when it is first imported; to compile all of them takes half a minute.
+# torch first and by itself, so that no other package's range decides which build comes. pip would
+# compile the modules on one core. Some packages have a file that is no valid Python.
 $(STAMP): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.12 …")'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "Install the venv module (on Debian: apt install python3-venv)."; exit 1; }
 	@echo "Setting up $(VENV): torch, then the rest; a few minutes the first time."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e 'operator[controller,local,ui,validate]' -e 'trainer[tensorboard]' -r requirements-dev.txt
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :
 	@touch $@

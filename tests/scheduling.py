@@ -1,6 +1,6 @@
 """Distribute the tests over the workers of pytest-xdist, and delete the cluster after its tests.
 
-Tests that share something slow to make stay in one worker. The tests of a file stay together too.
+Tests that share something slow to make stay in one worker, and so do those of most files.
 """
 
 import os
@@ -26,20 +26,24 @@ GROUPS = {
     "cluster": (CLUSTER,),
     "API server": ("tests/apiserver/",),
 }
+# Tests that share nothing and mostly wait.
+SINGLE_TESTS = ("tests/wiring/",)
+
 LONG_FILES = (
     "tests/unit/test_properties.py",
     "tests/trainer/test_real_images.py",
     "tests/trainer/",
     "tests/agent/",
+    "tests/wiring/",
 )
 
 
 def group_of(nodeid: str) -> str:
-    """Return the group of a test, or its file."""
+    """Return the group of a test, its file, or the test itself."""
     for group, files in GROUPS.items():
         if nodeid.startswith(files):
             return group
-    return nodeid.partition("::")[0]
+    return nodeid if nodeid.startswith(SINGLE_TESTS) else nodeid.partition("::")[0]
 
 
 def place_of(item: pytest.Item) -> tuple[int, bool]:

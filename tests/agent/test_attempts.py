@@ -257,22 +257,27 @@ time.sleep(600)
     wait_until(lambda: not zombies(), zombies)
 
 
-def test_files_in_shared_memory_are_removed_before_the_next_attempt(pod, tmp_path):
+def test_the_memory_of_a_pod_is_emptied_between_two_attempts(pod, tmp_path):
     memory = tmp_path / "shm"
-    (memory / "deeper").mkdir(parents=True)
+    memory.mkdir()
+    # An init container has written this.
+    (memory / "prepared").touch()
     script = f"""
 import os, pathlib
 folder = pathlib.Path({str(memory)!r})
-print("found", sorted(path.name for path in folder.rglob("*") if path.is_file()))
-(folder / "a").touch(); (folder / "deeper" / "b").touch()
+print("found", sorted(str(path.relative_to(folder)) for path in folder.rglob("*")))
+(folder / "a").touch(); (folder / "deeper").mkdir(); (folder / "deeper" / "b").touch()
+(folder / "link").symlink_to({str(tmp_path)!r})
 os.kill(os.getpid(), 15)
 """
     found = pod(script, clear=str(memory))
     found.assign(0)
     found.start()
+    found.wait_for("found ['prepared']")
     found.wait_for("waiting for the next attempt")
     found.assign(1)
-    found.wait_for("found []", times=2)
+    found.wait_for("found []")
+    assert (tmp_path / "pod0" / "script.py").exists()
 
 
 def test_sigterm_is_passed_on_to_the_workers(pod):

@@ -50,6 +50,14 @@ def namespace(apiserver: ApiServer) -> Iterator[str]:
 
 
 @pytest.fixture
+def other_namespace(apiserver: ApiServer) -> Cluster:
+    """Return another namespace, whose users have no rights in that of the test."""
+    name = f"o-{uuid.uuid4().hex[:10]}"
+    assert apiserver.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}}).code == 201
+    return Cluster(apiserver, name)
+
+
+@pytest.fixture
 def cluster(apiserver: ApiServer, namespace: str) -> Cluster:
     """Return the namespace, with a simulated scheduler and kubelet."""
     return Cluster(apiserver, namespace)

@@ -249,6 +249,17 @@ class Cluster:
         answer = self.apiserver.request("POST", self._path("pods"), pod)
         assert answer.code == 201, answer.body
 
+    def forge_pod(self, victim: "Cluster", name: str, attempt: int = 0) -> None:
+        """Create a copy of a pod of another namespace in this one, for an attempt of its job."""
+        body = victim.pods_by_name(name)
+        metadata = body["metadata"]
+        forged = name.replace("-0-", f"-{attempt}-")
+        labels = {**metadata["labels"], "ddpjob.dev/attempt": str(attempt)}
+        made = {"name": forged, "labels": labels, "ownerReferences": metadata["ownerReferences"]}
+        pod = {"metadata": made, "spec": body["spec"]}
+        answer = self.apiserver.request("POST", self._path("pods"), pod)
+        assert answer.code == 201, answer.body
+
     def pods_by_name(self, name: str) -> dict[str, Any]:
         body: dict[str, Any] = self.apiserver.request("GET", self._path("pods", name)).body
         return body

@@ -135,6 +135,27 @@ def test_a_copied_pod_decides_nothing_and_is_reported(cluster, an_operator):
     cluster.until("digits", lambda: cluster.status("digits")["phase"] == "Complete")
 
 
+def test_pods_of_another_namespace_decide_nothing(cluster, other_namespace, an_operator):
+    # Whoever can read the job knows its UID, and may create pods somewhere else.
+    an_operator(scope=())
+    cluster.create_job("digits")
+    cluster.is_running("digits")
+    other_namespace.forge_pod(cluster, "digits-0-0", attempt=7)
+    for pod in ("digits-0-0", "digits-0-1"):
+        other_namespace.forge_pod(cluster, pod)
+        other_namespace.ends(pod, code=2)
+    cluster.ends("digits-0-0")
+    cluster.until("digits", lambda: cluster.status("digits").get("succeededNodes") == [0])
+    cluster.ends("digits-0-1")
+    cluster.until("digits", lambda: cluster.status("digits")["phase"] == "Complete")
+    status = cluster.status("digits")
+    assert (status["attempt"], status.get("lastFailure"), status.get("strayPods")) == (
+        0,
+        None,
+        None,
+    )
+
+
 # Dead nodes
 
 

@@ -30,6 +30,26 @@ count()
 """
 
 
+# A volume of the user's below /dev/shm, which is the operator's.
+CACHE = {
+    "spec": {
+        "volumes": [{"name": "cache", "emptyDir": {}}],
+        "containers": [
+            {"name": "trainer", "volumeMounts": [{"name": "cache", "mountPath": "/dev/shm/cache"}]}
+        ],
+    }
+}
+LEAVE_FILES = """
+for path in ("/dev/shm/left", "/dev/shm/cache/kept"):
+    open(path, "w").close()
+"""
+FIND_FILES = """
+import os
+assert not os.path.exists("/dev/shm/left")
+assert os.path.exists("/dev/shm/cache/kept")
+"""
+
+
 def log_of(namespace: Namespace, pod: str) -> str:
     try:
         return namespace.cluster.read.log(pod, namespace.name, "trainer")
@@ -44,7 +64,7 @@ def kept(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 
 def test_pods_stay_when_a_rank_a_pod_and_node_0_are_lost(namespace: Namespace):
-    start_training(namespace, LONG)
+    start_training(namespace, LONG, podTemplate=CACHE)
     with namespace.watching_pods() as seen:
         status = lose_a_rank_a_pod_and_node_0(namespace)
 
@@ -60,8 +80,10 @@ def lose_a_rank_a_pod_and_node_0(namespace: Namespace) -> Object:
     """Cause three losses, one after the other, and return the status of the complete job."""
     first = namespace.uids(JOB)
 
+    namespace.python(f"{JOB}-0-0", LEAVE_FILES)
     signal_workers(namespace, f"{JOB}-0-1", signal.SIGKILL)
     assert_resumed(namespace, attempt=1)
+    namespace.python(f"{JOB}-0-0", FIND_FILES)
     second = namespace.uids(JOB)
     assert f"{JOB}-0-0" in kept(first, second)
     assert f"{JOB}-1-1" in second

@@ -1,12 +1,18 @@
-"""Options and arguments of `ddpjob` that are wrong, and what the messages say."""
+"""Wrong options, arguments and jobs, and what `ddpjob` says of them."""
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from ddpjob.cli.main import app
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
 
 JOB = """
 apiVersion: ddpjob.dev/v1alpha1
@@ -77,3 +83,27 @@ def test_wrong_use_of_run_is_refused(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(JOB)
     assert message in refusal("run", *words.split())
+
+
+def test_a_command_ends_in_silence_with_the_program_that_reads_its_output():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpjob.cli.main", "validate", str(EXAMPLE)],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_validate_says_what_the_operator_would_refuse(tmp_path):
+    trainer = {"name": "trainer", "volumeMounts": [{"name": "v", "mountPath": "/checkpoints/"}]}
+    job = yaml.safe_load(JOB)
+    job["spec"]["podTemplate"] = {"spec": {"containers": [trainer]}}
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job))
+    done = CliRunner().invoke(app, ["validate", str(manifest)])
+    assert done.exit_code == 1
+    assert "with a mount at /checkpoints, checkpoints would not get to" in done.stdout

@@ -36,6 +36,7 @@ def test_both_arms_of_mnist_are_equally_accurate(real_data, tmp_path):
     assert min(accuracies) >= 0.75
 
 
+@pytest.mark.slow
 def test_weights_of_a_cifar10_run_help_with_other_photographs(real_data, tmp_path):
     # Without them, the network learns almost nothing from 244 photographs in so few epochs.
     images = ("cifar10/train/*/0[0-2]??.jpg", "cifar10/test/*/00[0-4]?.jpg")

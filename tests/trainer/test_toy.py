@@ -114,6 +114,7 @@ subprocess.run([sys.executable, "-c", {reported!r}], check=True)
     assert 50 < float(run.stdout) < 700
 
 
+@pytest.mark.slow
 def test_the_bucket_view_saves_the_memory_of_the_gradients():
     command = (*TRAINER, "toy", "--model", "wide", "--steps", 3, "--batch-size", 4)
     # Both runs at the same time.

@@ -206,7 +206,13 @@ def a_pod(index=0, status=None, *, attempt=0, deleted_at=None, grace=45, **spec)
     has no agent of this version, so it does not stay for another attempt.
     """
     name = names.pod_name("digits", attempt, index)
-    owner = {"kind": names.KIND, "name": "digits", "uid": JOB_UID, "controller": True}
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": "digits",
+        "uid": JOB_UID,
+        "controller": True,
+    }
     metadata = {
         "name": name,
         "namespace": "ml",

@@ -20,7 +20,7 @@ from ddpjob.core.decide import decide
 from ddpjob.core.job import Job
 from ddpjob.core.nodes import read_node
 from ddpjob.core.observe import NodeHealth, observe
-from ddpjob.core.pods import owner_uid, read_pod
+from ddpjob.core.pods import owner_of, read_pod
 from ddpjob.core.result import read_result
 from ddpjob.core.spec import MAX_NODES
 from ddpjob.core.torchrun_log import is_follower, parse_summary
@@ -93,8 +93,8 @@ def test_no_spec_of_a_pod_makes_decide_raise(tolerations, volumes):
 def test_no_metadata_makes_reading_a_pod_raise(metadata):
     read_pod({"metadata": metadata})
     read_pod({"metadata": {"labels": metadata}})
-    owner_uid({"metadata": metadata})
-    owner_uid({"metadata": {"ownerReferences": metadata}})
+    owner_of({"metadata": metadata})
+    owner_of({"metadata": {"ownerReferences": metadata}})
 
 
 @given(json, json)

@@ -23,7 +23,7 @@ from builders import (
 
 from ddpjob.core import names
 from ddpjob.core.observe import TrainerState
-from ddpjob.core.pods import owner_uid, read_pod
+from ddpjob.core.pods import owner_of, read_pod
 
 RUNNING_STATE = {"running": {}}
 SIDECAR = {"name": "mesh", "state": {"running": {}}}
@@ -339,16 +339,19 @@ def test_a_pod_without_the_labels_of_attempt_and_index_is_not_read(labels):
 )
 def test_an_object_without_metadata_is_not_read(pod):
     assert read_pod(pod) is None
-    assert owner_uid(pod) == ""
+    assert owner_of(pod) is None
 
 
-def test_the_owner_of_a_pod_is_the_job_that_controls_it():
+def test_the_owner_of_a_pod_is_the_job_of_its_namespace_that_controls_it():
     pod = a_pod(0)
-    assert owner_uid(pod) == pod["metadata"]["ownerReferences"][0]["uid"]
+    owner = pod["metadata"]["ownerReferences"][0]
+    assert owner_of(pod) == (pod["metadata"]["namespace"], owner["name"], owner["uid"])
 
 
-@pytest.mark.parametrize("change", [{"controller": False}, {"kind": "Job"}])
+@pytest.mark.parametrize(
+    "change", [{"controller": False}, {"kind": "Job"}, {"apiVersion": "ddpjob.dev/v1"}]
+)
 def test_an_owner_that_is_no_controlling_job_is_ignored(change):
     pod = a_pod(0)
     pod["metadata"]["ownerReferences"][0].update(change)
-    assert owner_uid(pod) == ""
+    assert owner_of(pod) is None

@@ -9,44 +9,30 @@ from builders import a_job, a_status
 from goldens import check_golden
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rendered import (
+    DEFAULTS,
+    RESTRICTED,
+    env_of,
+    mounts_of,
+    options_of,
+    render,
+    trainer_of,
+    volumes_of,
+)
 
 from ddpjob.core import names, profiles
 from ddpjob.core.assignment import assignment
 from ddpjob.core.plan import Assign
-from ddpjob.core.pod_context import Settings
 from ddpjob.core.readers import SpecError
 from ddpjob.core.render import agent_config_map, pods, service
 from ddpjob.core.status import Host
 
 REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 
-DEFAULTS = Settings()
-RESTRICTED = Settings(restricted=True)
-
-
-def render(index=0, *, nodes=2, attempt=0, settings=DEFAULTS, **spec):
-    """Return the pod of one node, of a job with these fields in its spec."""
-    status = a_status(attempt=attempt, nodes=nodes)
-    (pod,) = pods(a_job(status=status, nodes=nodes, **spec), [index], settings)
-    return pod
-
 
 def size_of(profile):
     """Return 2 nodes, or 1 if a job with this profile cannot have more."""
     return 2 if profiles.catalog()[profile].multi_node else 1
-
-
-def trainer_of(pod):
-    (container,) = (entry for entry in pod["spec"]["containers"] if entry["name"] == "trainer")
-    return container
-
-
-def env_of(pod):
-    """Return the trainer's variables: for each name its value or its source."""
-    found = {}
-    for item in trainer_of(pod)["env"]:
-        found[item["name"]] = item.get("value", item.get("valueFrom"))
-    return found
 
 
 def flags_of(pod):
@@ -57,11 +43,6 @@ def flags_of(pod):
 
 def assignment_of(pod):
     return json.loads(pod["metadata"]["annotations"][names.ANNOTATION_ASSIGNMENT])
-
-
-def options_of(pod):
-    """Return the options of the pod's agent."""
-    return json.loads(trainer_of(pod)["command"][-1])
 
 
 # Golden files
@@ -348,12 +329,6 @@ def test_the_users_resources_replace_those_of_the_profile():
     assert trainer_of(pod)["resources"]["limits"] == limits
 
 
-def test_the_users_tolerations_are_added_to_those_of_the_profile():
-    pod = render(accelerator="gpu", tolerations=[{"key": "mine", "operator": "Exists"}])
-    keys = [toleration["key"] for toleration in pod["spec"]["tolerations"]]
-    assert keys == ["mine", "nvidia.com/gpu"]
-
-
 def test_pod_fields_are_set_in_the_pod_or_in_its_trainer():
     pod_level = {
         "imagePullSecrets": [{"name": "s"}],
@@ -370,71 +345,17 @@ def test_pod_fields_are_set_in_the_pod_or_in_its_trainer():
     assert {key: trainer_of(pod)[key] for key in container_level} == container_level
 
 
-@pytest.mark.parametrize(
-    ("fields", "mounted"),
-    [
-        ({}, False),
-        ({"serviceAccountName": "me"}, True),
-        ({"podTemplate": {"spec": {"serviceAccountName": "me"}}}, True),
-        (
-            {
-                "podTemplate": {
-                    "spec": {"serviceAccountName": "me", "automountServiceAccountToken": False}
-                }
-            },
-            False,
-        ),
-    ],
-)
-def test_a_token_is_mounted_only_if_the_user_names_a_service_account(fields, mounted):
-    assert render(**fields)["spec"]["automountServiceAccountToken"] is mounted
-
-
-def test_the_users_node_affinity_keeps_the_instance_type_of_the_profile():
-    zone = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]}
-    required = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
-    affinity = {"nodeAffinity": {REQUIRED_AFFINITY: required}}
-    pod = render(accelerator="trn1.32xlarge", affinity=affinity)
-    rendered = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED_AFFINITY]
-    terms = rendered["nodeSelectorTerms"]
-    assert len(terms) == 2
-    for term in terms:
-        assert term["matchExpressions"][0] == zone
-        assert term["matchExpressions"][1]["key"] == "node.kubernetes.io/instance-type"
-
-
 # Volumes
-
-
-def mounts_of(pod):
-    return {mount["mountPath"]: mount["name"] for mount in trainer_of(pod)["volumeMounts"]}
-
-
-def volumes_of(pod):
-    return {volume["name"]: volume for volume in pod["spec"]["volumes"]}
 
 
 def test_every_mount_has_a_volume():
     pod = render(checkpoint={"claimName": "c"}, settings=RESTRICTED)
     volumes = volumes_of(pod)
-    own = {"/dev/shm", "/checkpoints", "/home/ddpjob"}
-    assert set(mounts_of(pod)) == {*own, "/ddpjob/agent", "/ddpjob/run", "/ddpjob/pod"}
+    own = {f"/ddpjob/{folder}" for folder in ("agent", "run", "pod", "shm")}
+    assert set(mounts_of(pod)) == {*own, "/dev/shm", "/checkpoints", "/home/ddpjob"}
     assert set(mounts_of(pod).values()) == set(volumes)
     assert volumes["ddpjob-shm"]["emptyDir"] == {"medium": "Memory"}
     assert volumes["ddpjob-checkpoint"]["persistentVolumeClaim"] == {"claimName": "c"}
-
-
-@pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/"])
-def test_the_users_shared_memory_replaces_that_of_the_operator(path):
-    pod = render(
-        volumes=[{"name": "mine", "emptyDir": {}}],
-        volumeMounts=[{"name": "mine", "mountPath": path}],
-    )
-    assert mounts_of(pod)[path] == "mine"
-    assert "ddpjob-shm" not in volumes_of(pod)
-    # Others may use it, so the agent does not clear it.
-    assert options_of(pod)["clear"] is None
-    assert options_of(render())["clear"] == "/dev/shm"
 
 
 def test_the_users_volumes_are_added_to_those_of_the_operator():
@@ -649,12 +570,3 @@ def test_the_addresses_come_from_the_settings():
     flags = flags_of(pod)
     assert options_of(pod)["port"] == "7001"
     assert (flags["rdzv-endpoint"], flags["local-addr"]) == ("127.0.0.1:1", "127.0.0.2")
-
-
-def test_a_pod_on_the_network_of_its_node_still_resolves_the_names_of_the_cluster():
-    # By default it would ask only the node's resolver, which does not know the gang's names.
-    overlay = {"spec": {"hostNetwork": True}}
-    assert render(podTemplate=overlay)["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
-    overlay["spec"]["dnsPolicy"] = "Default"
-    assert render(podTemplate=overlay)["spec"]["dnsPolicy"] == "Default"
-    assert "dnsPolicy" not in render()["spec"]

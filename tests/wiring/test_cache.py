@@ -1,10 +1,13 @@
 """The cache never goes back in time, whatever the order of events and the age of LISTs."""
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpjob.controller.cache import Cache
 from ddpjob.core import names
+from ddpjob.core.names import Identity
 from ddpjob.kube.kinds import NODES
 
 NAMES = ("one", "two")
@@ -22,7 +25,13 @@ def a_job(uid, version, name):
 
 
 def a_pod(uid, version, name):
-    owner = {"kind": names.KIND, "controller": True, "uid": f"owner-of-{name}"}
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "controller": True,
+        "name": name,
+        "uid": f"owner-of-{name}",
+    }
     labels = {names.LABEL_JOB: name, names.LABEL_ATTEMPT: "0", names.LABEL_INDEX: "0"}
     metadata = {
         "name": f"{name}-0-0",
@@ -172,11 +181,12 @@ def test_a_pod_that_lost_its_owner_is_removed():
     """`kubectl delete --cascade=orphan` leaves it; a new job of that name need not wait for it."""
     cache, pod = Cache(), a_pod("pod", 1, "one")
     cache.pods.see(pod)
-    assert cache.pods_of_other_jobs(("ml", "one"), "new") != []
+    new, old = (Identity("ml", "one", uid) for uid in ("new", "owner-of-one"))
+    assert cache.pods_of_earlier_jobs(new) != []
     pod["metadata"] |= {"ownerReferences": [], "resourceVersion": "2"}
     cache.pods.see(pod)
-    assert cache.pods_of_other_jobs(("ml", "one"), "new") == []
-    assert cache.pods_of("owner-of-one") == []
+    assert cache.pods_of_earlier_jobs(new) == []
+    assert cache.pods_of(old) == []
 
 
 def test_a_list_of_pods_in_another_etcd_does_not_bring_a_removed_job_back():
@@ -222,3 +232,72 @@ def test_the_cache_does_not_keep_what_only_pods_need():
     cache.jobs.see(job)
     kept = cache.job(("ml", "one")).value.unpack().spec
     assert (kept.pod_fields, kept.args, kept.image) == ({}, (), "")
+
+
+# What others may write into an owner reference, with what the operator writes first.
+OWNERS = {
+    "apiVersion": (names.API_VERSION, "ddpjob.dev/v1", "batch/v1", None),
+    "kind": (names.KIND, "Job"),
+    "controller": (True, False, None),
+    "name": ("one", "two"),
+    "uid": ("uid-1", "uid-2"),
+}
+
+
+@st.composite
+def pods_of_anybody(draw):
+    """Draw pods in two namespaces, with any owners and any label of a job."""
+    pods = []
+    for number in range(draw(st.integers(1, 6))):
+        pod = a_pod(f"pod-{number}", number + 1, draw(st.sampled_from(NAMES)))
+        owner = {field: draw(st.sampled_from(values)) for field, values in OWNERS.items()}
+        pod["metadata"] |= {
+            "namespace": draw(st.sampled_from(("ml", "evil"))),
+            "ownerReferences": [owner],
+        }
+        pods.append(pod)
+    return pods
+
+
+@given(pods_of_anybody())
+def test_a_pod_counts_for_the_job_that_its_namespace_and_its_whole_owner_name(pods):
+    cache = Cache()
+    for pod in pods:
+        cache.pods.see(pod)
+    for namespace in ("ml", "evil"):
+        for name, uid in itertools.product(NAMES, OWNERS["uid"]):
+            owner = {field: values[0] for field, values in OWNERS.items()}
+            right = (namespace, [owner | {"name": name, "uid": uid}])
+            expected = {
+                pod["metadata"]["uid"]
+                for pod in pods
+                if (pod["metadata"]["namespace"], pod["metadata"]["ownerReferences"]) == right
+            }
+            job = Identity(namespace, name, uid)
+            assert {pod.uid for pod in cache.pods_of(job)} == expected
+            earlier = [Identity(namespace, name, other) for other in OWNERS["uid"] if other != uid]
+            assert {pod.uid for pod in cache.pods_of_earlier_jobs(job)} == {
+                pod.uid for other in earlier for pod in cache.pods_of(other)
+            }
+
+
+def test_the_news_of_a_node_concern_the_jobs_that_have_pods_there():
+    cache = Cache()
+    for number, name in enumerate(NAMES):
+        cache.pods.see(a_pod(f"pod-{name}", number + 1, name))
+    node = {"metadata": {"name": "2"}}
+    assert set(cache.keys_of(NODES, node)) == {("ml", "two")}
+    cache.pods.drop("pod-two")
+    assert set(cache.keys_of(NODES, node)) == set()
+    assert set(cache.pods.by_node) == {"1"}
+
+
+def test_a_node_that_went_and_came_back_under_its_name_is_there():
+    cache = Cache()
+    for version, uid in ((1, "old"), (5, "new")):
+        metadata = {"name": "gpu-7", "uid": uid, "resourceVersion": str(version)}
+        cache.nodes.see({"metadata": metadata, "status": {}})
+    cache.nodes.drop_unlisted({"new"}, 6, None)
+    assert set(cache.nodes.by_name) == {"gpu-7"}
+    cache.nodes.drop("new")
+    assert cache.nodes.by_name == {}

@@ -11,7 +11,7 @@ from gang import a_job, until
 
 from ddpjob.controller import lease as module
 from ddpjob.controller.act import Actor
-from ddpjob.controller.cache import Cache
+from ddpjob.controller.cache import Cache, identity_of
 from ddpjob.controller.clock import wall_time
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
@@ -285,7 +285,7 @@ async def test_a_pod_that_was_deleted_by_force_runs_no_more(fake, api, a_lease, 
     forced = Delete("digits-0-1", kept["metadata"]["uid"], 0, forced="its node is unreachable")
     seen = cache.job(("ml", "digits"))
     await actor.apply(seen, Plan(seen.value.unpack().status, delete=(forced,)))
-    pods = [pod for pod in cache.pods_of(job["metadata"]["uid"]) if pod.name == "digits-0-1"]
+    pods = [pod for pod in cache.pods_of(identity_of(seen)) if pod.name == "digits-0-1"]
     assert [pod.released for pod in pods] == [True] * len(finalizers)
 
 

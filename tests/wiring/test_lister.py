@@ -41,7 +41,13 @@ def create_in(fake, namespace):
     job = a_job()
     job["metadata"] |= {"namespace": namespace}
     made = fake.create("ddpjobs", job)
-    owner = {"kind": names.KIND, "controller": True, "uid": made["metadata"]["uid"]}
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "controller": True,
+        "name": "digits",
+        "uid": made["metadata"]["uid"],
+    }
     labels = {names.LABEL_JOB: "digits", names.LABEL_ATTEMPT: "0", names.LABEL_INDEX: "0"}
     metadata = {"name": "digits-0-0", "namespace": namespace, "ownerReferences": [owner]}
     fake.create("pods", {"metadata": {**metadata, "labels": labels}, "spec": {}, "status": {}})

@@ -30,7 +30,7 @@ from typing import Any
 
 from . import FOLDER, PIPE, PYTHON, RECORD, SOCKET, report
 from .assignment import read_assignment
-from .files import clear_files, read_file, read_json
+from .files import empty_folder, read_file, read_json
 from .output import Output, log
 from .port import Port
 from .processes import (
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
     - `assignment`, `words`, `message`: files with the assignment, with the patterns of error
       messages, and for the termination message. `folder`: for pipes and small files.
-    - `clear`: a folder whose files are removed before each attempt, or null.
+    - `clear`: a folder that is emptied between two attempts, or null.
     - `port`: of /ready and /metrics, or null. `command`: what to start in place of torchrun.
       `flags`: what follows it.
     - `hang_seconds`: the longest time between two heartbeats, or null; `heartbeat`: File or Log.
@@ -183,14 +183,15 @@ class Agent:
 
     def start(self, assignment: dict[str, Any]) -> None:
         """Start the attempt of an assignment."""
+        if self.attempt >= 0 and self.options.clear:
+            # Before the first attempt, only an init container has written there.
+            empty_folder(self.options.clear)
+        empty_folder(self.folder, self.folder / SOCKET if self.zygote else None)
         self.attempt = assignment["attempt"]
         self.follower_wait = assignment["wait"]
         self.report = {"cause": "Stopped"}
         self.port.has_refused = False
         self.started = time.time()
-        # Remove what the last attempt has left, also in shared memory.
-        kept = self.folder / SOCKET if self.zygote else None
-        clear_files(filter(None, [self.folder, self.options.clear]), kept)
         # torchrun starts PYTHON_EXEC in place of its own interpreter.
         python = self.environment.get("PYTHON_EXEC", sys.executable)
         own = {
@@ -298,9 +299,8 @@ class Agent:
                 beat = os.stat(self.environment["DDP_HEARTBEAT_FILE"]).st_mtime
             except OSError:
                 return None
-        return (
-            max(0.0, time.time() - max(beat, self.times.thawed)) if beat >= self.started else None
-        )
+        age = time.time() - max(beat, self.times.thawed)
+        return max(0.0, age) if beat >= self.started else None
 
     def end_hang(self) -> None:
         """Collect the stack of each worker, and end the attempt."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,22 @@ def socket_path(folder: int) -> str:
     return f"/proc/self/fd/{folder}/{SOCKET}"
 
 
-def clear_files(folders: Iterable[str | Path], kept: Path | None) -> None:
-    """Remove all files in some folders but one. The folders inside them stay."""
-    for root in folders:
-        for folder, _, files in os.walk(root):
-            for path in (Path(folder, name) for name in files):
-                with suppress(OSError):
-                    if path != kept:
-                        path.unlink()
+def empty_folder(root: str | Path, kept: Path | None = None) -> None:
+    """Remove what is in a folder, except `kept`, and except what is mounted below the folder."""
+    found: list[Path] = []
+    for folder, inside, files in os.walk(root):
+        for path in [Path(folder, name) for name in inside]:
+            # A link to a folder is removed as a file is.
+            if path.is_symlink():
+                files.append(path.name)
+            if path.is_symlink() or path.is_mount():
+                inside.remove(path.name)
+            else:
+                found.append(path)
+        for path in [Path(folder, name) for name in files]:
+            with suppress(OSError):
+                if path != kept:
+                    path.unlink()
+    for path in reversed(found):
+        with suppress(OSError):
+            path.rmdir()

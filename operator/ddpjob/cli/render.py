@@ -35,6 +35,16 @@ def render(documents: Sequence[Document], node: int | None, *, restricted: bool)
     return 0
 
 
+def problem_of_pods(document: Document) -> str:
+    """Return why the operator could create no pod of a job that the API server accepts, or ""."""
+    try:
+        for _ in _objects(document, 0, Settings()):
+            pass
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
 def _objects(document: Document, node: int | None, settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield the Service and the pods of the first attempt. Raises SpecError."""
     DDPJob.from_manifest(document).check()

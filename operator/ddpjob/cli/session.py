@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
@@ -40,9 +40,14 @@ def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Otherwise Python reports the same error again when it flushes its output at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        end_with_the_pipe()
+
+
+def end_with_the_pipe() -> NoReturn:
+    """End the command, since the program that has read its output has ended."""
+    # Otherwise Python reports an error when it flushes its output at the end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(PIPE_CLOSED)
 
 
 def print_error(message: str) -> None:
@@ -57,7 +62,7 @@ class Output(Console):
         super().__init__(highlight=False, markup=False, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+        end_with_the_pipe()
 
 
 def note(message: str) -> None:

@@ -1,9 +1,10 @@
-"""`ddpjob validate`: the sentences of the API server, without one."""
+"""`ddpjob validate`: the sentences of the API server and of the operator, without a cluster."""
 
 from collections.abc import Sequence
 
 from rich.text import Text
 
+from ddpjob.cli.render import problem_of_pods
 from ddpjob.cli.session import Output
 from ddpjob.client.validation import validate as find_problems
 from ddpjob.core.documents import Document, is_job
@@ -18,6 +19,8 @@ def validate(documents: Sequence[Document]) -> int:
             continue
         name = (document.get("metadata") or {}).get("name") or "a job without a name"
         problems = find_problems(document)
+        if not problems and (problem := problem_of_pods(document)):
+            problems = [problem]
         if not problems:
             console.print(Text.assemble((f"{name}: ", "bold"), ("ok", "green")))
         for problem in problems:

@@ -17,7 +17,7 @@ from ddpjob.client.logs import (
     too_many_logs,
 )
 from ddpjob.core import names
-from ddpjob.core.pods import owner_uid
+from ddpjob.core.pods import owner_of
 from ddpjob.core.readers import Dict
 from ddpjob.core.user_job import DDPJob
 from ddpjob.kube.api import ApiClient, may_succeed_later
@@ -144,7 +144,7 @@ class Follower:
         if what == "DELETED" or has_ended(pod):
             self._ended.add(uid)
         log = PodLog.from_pod(pod)
-        if log is None or uid in self._logs or owner_uid(pod) != self.job.uid:
+        if log is None or uid in self._logs or owner_of(pod) != self.job.identity:
             return
         if has_begun(pod) and self.choice.has_pod(log):
             # Other connections are needed for the watches.

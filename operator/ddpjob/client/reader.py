@@ -15,7 +15,7 @@ from ddpjob.client.errors import (
 from ddpjob.client.follow import Follower, Item
 from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, merged_logs
 from ddpjob.core import names
-from ddpjob.core.pods import owner_uid
+from ddpjob.core.pods import owner_of
 from ddpjob.core.progress import Progress
 from ddpjob.core.readers import Dict, did_you_mean, quoted
 from ddpjob.core.run_metrics import RunMetrics, parse_metric
@@ -84,7 +84,7 @@ class JobReader:
         with client_errors():
             found, _ = await list_objects(self.api, PODS, job.namespace, query)
         # Those of an earlier job with this name may still end.
-        return [pod for pod in found if owner_uid(pod) == job.uid]
+        return [pod for pod in found if owner_of(pod) == job.identity]
 
     async def wait(
         self, name: str, *, namespace: str | None = None, timeout: float | None = None

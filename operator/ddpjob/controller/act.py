@@ -20,7 +20,7 @@ from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
 from ddpjob.core.observe import LONGEST_RETRY, Refusal
 from ddpjob.core.plan import Plan
-from ddpjob.core.pods import owner_uid
+from ddpjob.core.pods import owner_of
 from ddpjob.core.readers import Dict, SpecError
 from ddpjob.core.status import Status
 from ddpjob.kube.errors import ApiError, CallFailed
@@ -239,7 +239,7 @@ class Actor:
 
         async def look(name: str) -> None:
             pod = await self.writer.get(PODS.path(job.namespace, name))
-            if pod and owner_uid(pod) == job.uid and self.cache.pods.restore(pod):
+            if pod and owner_of(pod) == job.identity and self.cache.pods.restore(pod):
                 found.append(name)
 
         await run_all(look(name) for name in pod_names)
@@ -249,7 +249,7 @@ class Actor:
         """Decide again with pods that exist. Report those whose labels somebody has changed."""
         own = {
             pod.name
-            for pod in self.cache.pods_of(job.uid)
+            for pod in self.cache.pods_of(job.identity)
             if pod.name == names.pod_name(job.name, pod.born, pod.index)
         }
         changed = [name for name in existing if name not in own]

@@ -17,10 +17,10 @@ from ddpjob.controller.store import Seen, Store, namespace_of, uid_of, version_o
 from ddpjob.core import names
 from ddpjob.core.gangs import holds_room
 from ddpjob.core.job import Job
-from ddpjob.core.names import Phase, Reason
+from ddpjob.core.names import Identity, Phase, Reason
 from ddpjob.core.nodes import read_node
 from ddpjob.core.observe import Node, Pod
-from ddpjob.core.pods import owner_uid, read_pod
+from ddpjob.core.pods import owner_of, read_pod
 from ddpjob.core.readers import Dict
 from ddpjob.kube.kinds import JOBS, NODES, PODS, Kind
 
@@ -59,13 +59,24 @@ def _unpack(packed: bytes) -> Job:
 SeenJob = Seen[KeptJob]
 
 
+def identity_of(job: SeenJob) -> Identity:
+    return Identity(*job.value.key, job.uid)
+
+
 @dataclass(frozen=True, slots=True)
 class OwnedPod:
-    """A pod, the UID of its job, and the job's key."""
+    """A pod, and the job that controls it."""
 
     pod: Pod
-    owner: str
-    key: Key
+    owner: Identity
+
+    @property
+    def key(self) -> Key:
+        return key_of(self.owner)
+
+
+def key_of(job: Identity) -> Key:
+    return job.namespace, job.name
 
 
 def key_of_job(body: Dict) -> Key:
@@ -73,6 +84,7 @@ def key_of_job(body: Dict) -> Key:
 
 
 def key_of_pod(body: Dict) -> Key:
+    """Return the key of the job whose label a pod has. It only says at which job to look."""
     labels = body["metadata"].get("labels") or {}
     return namespace_of(body), str(labels.get(names.LABEL_JOB, ""))
 
@@ -83,9 +95,9 @@ def _read_job(body: Dict) -> KeptJob:
 
 def _read_owned_pod(body: Dict) -> OwnedPod | None:
     """Return None for a pod without an owner, as after `kubectl delete --cascade=orphan`."""
-    owner = owner_uid(body)
+    owner = owner_of(body)
     pod = read_pod(body) if owner else None
-    return OwnedPod(pod, owner, key_of_pod(body)) if pod else None
+    return OwnedPod(pod, owner) if pod and owner else None
 
 
 @dataclass
@@ -114,24 +126,34 @@ class Jobs(Store[KeptJob]):
                 self.incomplete[kept.key] = job
 
     def _remove(self, seen: SeenJob) -> None:
-        self.by_key.pop(seen.value.key, None)
-        self.incomplete.pop(seen.value.key, None)
+        key = seen.value.key
+        # Another job may have the name by now.
+        if self.by_key.get(key) is seen:
+            del self.by_key[key]
+            self.incomplete.pop(key, None)
 
 
 @dataclass
 class Pods(Store[OwnedPod]):
-    """Pods, with indices by their owner's UID and by their job's key."""
+    """Pods, with indices by their owner, by their owner's key, and by Kubernetes node."""
 
-    by_owner: dict[str, dict[str, Pod]] = field(default_factory=dict)
-    owners: dict[Key, set[str]] = field(default_factory=lambda: defaultdict(set))
+    by_owner: dict[Identity, dict[str, Pod]] = field(default_factory=dict)
+    owners: dict[Key, set[Identity]] = field(default_factory=lambda: defaultdict(set))
+    by_node: dict[str, dict[str, Key]] = field(default_factory=lambda: defaultdict(dict))
 
     def _add(self, seen: Seen[OwnedPod]) -> None:
         owned = seen.value
         self.by_owner.setdefault(owned.owner, {})[seen.uid] = owned.pod
         self.owners[owned.key].add(owned.owner)
+        if owned.pod.node_name:
+            self.by_node[owned.pod.node_name][seen.uid] = owned.key
 
     def _remove(self, seen: Seen[OwnedPod]) -> None:
         owned = seen.value
+        on_node = self.by_node.get(owned.pod.node_name, {})
+        on_node.pop(seen.uid, None)
+        if not on_node:
+            self.by_node.pop(owned.pod.node_name, None)
         siblings = self.by_owner[owned.owner]
         del siblings[seen.uid]
         if not siblings:
@@ -151,7 +173,9 @@ class Nodes(Store[Node]):
         self.by_name[seen.value.name] = seen.value
 
     def _remove(self, seen: Seen[Node]) -> None:
-        self.by_name.pop(seen.value.name, None)
+        # Another node may have registered under the name by now.
+        if self.by_name.get(seen.value.name) is seen.value:
+            del self.by_name[seen.value.name]
 
 
 @dataclass
@@ -171,12 +195,9 @@ class Cache:
         if kind == JOBS:
             return (key_of_job(body),)
         if kind == PODS:
-            return (key_of_pod(body),)
-        return self._keys_on_node(str(body["metadata"]["name"]))
-
-    def _keys_on_node(self, name: str) -> set[Key]:
-        owned = (seen.value for seen in self.pods.objects.values())
-        return {pod.key for pod in owned if pod.pod.node_name == name}
+            owner = owner_of(body)
+            return {key_of_pod(body), key_of(owner)} if owner else {key_of_pod(body)}
+        return set(self.pods.by_node.get(body["metadata"]["name"], {}).values())
 
     def job(self, key: Key) -> SeenJob | None:
         return self.jobs.by_key.get(key)
@@ -191,14 +212,13 @@ class Cache:
                 yield older.value.unpack()
         if yielding or job.status.reason in CONTESTED:
             for rival in self.jobs.incomplete.values():
-                if holds_room(rival, self.pods_of(rival.uid)):
+                if holds_room(rival, self.pods_of(rival.identity)):
                     yield rival
 
-    def pods_of(self, uid: str) -> list[Pod]:
-        """Return the pods of the job with this UID."""
-        return list(self.pods.by_owner.get(uid, {}).values())
+    def pods_of(self, job: Identity) -> list[Pod]:
+        return list(self.pods.by_owner.get(job, {}).values())
 
-    def pods_of_other_jobs(self, key: Key, uid: str) -> list[Pod]:
-        """Return the pods that still run and belong to earlier jobs of the same name."""
-        owners = self.pods.owners.get(key, set()) - {uid}
+    def pods_of_earlier_jobs(self, job: Identity) -> list[Pod]:
+        """Return the pods that still run and belong to other jobs of the same name."""
+        owners = self.pods.owners.get(key_of(job), set()) - {job}
         return [pod for owner in owners for pod in self.pods_of(owner) if not pod.released]

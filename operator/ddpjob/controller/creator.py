@@ -15,7 +15,7 @@ from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
 from ddpjob.core.plan import Assign
 from ddpjob.core.pod_context import Settings
-from ddpjob.core.pods import owner_uid
+from ddpjob.core.pods import owner_of
 from ddpjob.kube.errors import ApiError, Unreachable, is_admission
 from ddpjob.kube.kinds import CONFIG_MAPS, PODS, SERVICES, Kind
 
@@ -144,14 +144,13 @@ class Creator:
         found = await self.writer.get(kind.path(job.namespace, name))
         if found is None or found["metadata"].get("deletionTimestamp"):
             raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still being deleted")
-        owner = owner_uid(found)
-        if owner == job.uid:
+        owner = owner_of(found)
+        if owner == job.identity:
             # A pod that lost its labels for a moment was taken for gone.
             if kind == PODS:
                 self.cache.pods.restore(found)
             return found
-        labels = found["metadata"].get("labels", {})
-        if owner and labels.get(names.LABEL_JOB) == job.name:
+        if owner and owner.name == job.name:
             message = f"{what} of an earlier job with this name is still being deleted"
             raise Refused(Reason.NAME_IN_USE, message)
         message = (

@@ -13,10 +13,10 @@ from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 from kubernetes.aio.client.configuration import Configuration
 
 from ddpjob.controller.act import SOON, Actor
-from ddpjob.controller.cache import Cache, Key, SeenJob, key_of_pod
+from ddpjob.controller.cache import Cache, Key, SeenJob, identity_of, key_of_pod
 from ddpjob.controller.store import namespace_of
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.core.pods import owner_uid
+from ddpjob.core.pods import owner_of
 from ddpjob.core.readers import Dict
 from ddpjob.kube.kinds import JOBS, PODS, Kind
 
@@ -84,7 +84,7 @@ def _jobs_that_wait_for_end_of(pod: Dict, cache: Cache, actor: Actor) -> list[Se
     """
     seen = cache.job(key_of_pod(pod))
     waiting = actor.jobs_under_quota(namespace_of(pod))
-    return [*waiting, seen] if seen and seen.uid != owner_uid(pod) else waiting
+    return [*waiting, seen] if seen and identity_of(seen) != owner_of(pod) else waiting
 
 
 async def connection(configuration: Configuration) -> kopf.ConnectionInfo:

@@ -102,10 +102,10 @@ class Reconciler:
         nodes = self.cache.nodes.by_name if self.lister.reads_nodes else None
         return observe(
             job,
-            self.cache.pods_of(job.uid),
+            self.cache.pods_of(job.identity),
             self.actor.refusal_of(job.uid),
             nodes=nodes,
             policy=self.policy,
-            leftovers=tuple(self.cache.pods_of_other_jobs((job.namespace, job.name), job.uid)),
+            leftovers=tuple(self.cache.pods_of_earlier_jobs(job.identity)),
             older_gang=find_older_gang(job, self.cache.rivals_of(job)),
         )

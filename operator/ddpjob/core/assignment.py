@@ -16,10 +16,8 @@ from ddpjob.core.spec import Spec
 # them must not end an attempt.
 RENDEZVOUS_TIMEOUT = "3600"
 
-# Seconds that torchrun gives its workers after SIGTERM. The pod's grace period is longer, so that
-# the agent can still write its report.
-SHUTDOWN_SECONDS = 30
-GRACE_SECONDS = SHUTDOWN_SECONDS + 15
+# Seconds between SIGTERM and SIGKILL of a pod, unless podTemplate sets another number.
+GRACE_SECONDS = 45
 
 # Seconds that a pod which has only lost its peer waits for the next attempt.
 FOLLOWER_WAIT = 8
@@ -103,18 +101,15 @@ def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
     ]
 
 
-def agent_options(spec: Spec, port: str, clear: str | None) -> str:
-    """Return the options of a pod's agent, as JSON.
-
-    `port`: of /ready and /metrics. `clear`: a folder to empty before each attempt.
-    """
+def agent_options(spec: Spec, port: str) -> str:
+    """Return the options of a pod's agent, as JSON. `port` is that of /ready and /metrics."""
     hang = spec.lifecycle.hang_timeout
     options: dict[str, Any] = {
         "folder": names.RUN_FOLDER,
         "assignment": names.ASSIGNMENT_FILE,
         "words": f"{names.AGENT_FOLDER}/words.json",
         "message": names.MESSAGE_FILE,
-        "clear": clear,
+        "clear": names.MEMORY_FOLDER,
         "port": port,
         "command": None if _is_torchrun(spec) else list(spec.command),
         "flags": list(_own_flags(spec)),

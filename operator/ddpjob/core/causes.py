@@ -144,7 +144,7 @@ def _not_resumed(obs: Observation, now: datetime) -> Verdict | None:
     for index in obs.lost:
         if obs.status.born(index) < obs.attempt:
             return _stayed_in_vain(obs.pod_name(index), index, None)
-    for pod in obs.current:
+    for pod in sorted(obs.current, key=lambda pod: pod.index):
         is_lost = pod.disruption or find_end_of_node(obs, pod, now)
         if obs.has_missed_attempt(pod) or (pod.born < obs.attempt and is_lost):
             return _stayed_in_vain(pod.name, pod.index, pod)

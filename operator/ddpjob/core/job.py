@@ -50,6 +50,10 @@ class Job:
         except SpecError as error:
             return replace(job, spec_error=str(error))
 
+    @property
+    def identity(self) -> names.Identity:
+        return names.Identity(self.namespace, self.name, self.uid)
+
     def for_decisions(self) -> "Job":
         """Return the job without what only its pods need, which can be large."""
         if self.spec is None:

@@ -4,6 +4,7 @@ Group, labels, object names, phases, conditions, causes, reasons and variables.
 """
 
 from enum import StrEnum
+from typing import NamedTuple
 
 GROUP = "ddpjob.dev"
 VERSION = "v1alpha1"
@@ -39,15 +40,23 @@ AGENT_PORT = 29401
 HOME = "/home/ddpjob"
 SHARED_MEMORY = "/dev/shm"
 
-AGENT_VOLUME = "ddpjob-agent"
+# How the names of the operator's volumes begin.
+VOLUME_PREFIX = "ddpjob-"
+AGENT_VOLUME = f"{VOLUME_PREFIX}agent"
+CHECKPOINT_VOLUME = f"{VOLUME_PREFIX}checkpoint"
 
 # How the lines begin that an agent adds to the log of its pod.
 AGENT_LINE = "ddpjob agent: "
 
 # The agent's files in a pod: its program, its pipes and small files, its assignment, its report.
-AGENT_FOLDER = "/ddpjob/agent"
-RUN_FOLDER = "/ddpjob/run"
-POD_FOLDER = "/ddpjob/pod"
+FOLDER = "/ddpjob"
+AGENT_FOLDER = f"{FOLDER}/agent"
+RUN_FOLDER = f"{FOLDER}/run"
+POD_FOLDER = f"{FOLDER}/pod"
+
+# A second mount of the operator's volume at /dev/shm. The agent empties it between two attempts:
+# whatever is mounted at /dev/shm or below it, only files of that volume are here.
+MEMORY_FOLDER = f"{FOLDER}/shm"
 ASSIGNMENT_FILE = f"{POD_FOLDER}/assignment"
 MESSAGE_FILE = "/dev/termination-log"
 
@@ -165,6 +174,24 @@ def pod_name(job: str, attempt: int, index: int | str) -> str:
     It is unique over all jobs: the last two dashes separate the attempt and the index.
     """
     return f"{job}-{attempt}-{index}"
+
+
+class Identity(NamedTuple):
+    """A job as one object: another namespace, and another time, may have one of the same name."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+def is_own_volume(name: str) -> bool:
+    """Return True for the name of a volume that only the operator gives."""
+    return name.startswith(VOLUME_PREFIX)
+
+
+def is_own_path(path: str) -> bool:
+    """Return True for a path at which only the operator mounts volumes."""
+    return path == FOLDER or path.startswith(f"{FOLDER}/")
 
 
 def pod_on_node(pod: str, node: str) -> str:

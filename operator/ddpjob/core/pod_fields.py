@@ -61,9 +61,6 @@ OWNED_TRAINER_FIELDS = (
     "restartPolicy",
 )
 
-# The folder of the operator's own mounts.
-OPERATOR_PATH = "/ddpjob"
-
 OWNED = "is set by the operator; remove it"
 
 
@@ -134,18 +131,18 @@ def _refuse_duplicates(items: Sequence[Dict], key: str, where: str) -> None:
 
 def _refuse_operator_volume(volume: Dict, where: str) -> None:
     name = str(volume.get("name"))
-    if name.startswith("ddpjob-"):
+    if names.is_own_volume(name):
         raise SpecError(
-            f"{where}: the volume name {name} is reserved: names that begin with ddpjob- belong to "
-            "the operator; choose another name"
+            f"{where}: the volume name {name} is reserved: names that begin with "
+            f"{names.VOLUME_PREFIX} belong to the operator; choose another name"
         )
 
 
 def _refuse_operator_path(mount: Dict, where: str) -> None:
     path = str(mount.get("mountPath"))
-    if path == OPERATOR_PATH or path.startswith(f"{OPERATOR_PATH}/"):
+    if names.is_own_path(path):
         raise SpecError(
-            f"{where}: the path {path} is reserved: paths below {OPERATOR_PATH} belong to the "
+            f"{where}: the path {path} is reserved: paths below {names.FOLDER} belong to the "
             "operator; choose another path"
         )
 

@@ -42,12 +42,19 @@ EVICTED = "Evicted"
 INIT_FAILED = "InitFailed"
 
 
-def owner_uid(obj: Dict) -> str:
-    """Return the UID of the DDPJob that controls a pod or Service, or an empty string."""
-    for owner in children(child(obj, "metadata"), "ownerReferences"):
-        if owner.get("controller") and owner.get("kind") == names.KIND:
-            return str(owner.get("uid", ""))
-    return ""
+def owner_of(obj: Dict) -> names.Identity | None:
+    """Return the DDPJob that controls a pod or Service, or None.
+
+    An owner is in the namespace of what it owns. Anybody who may create a pod in any namespace can
+    write any owner into it, so no part of an identity is left out of a comparison.
+    """
+    metadata = child(obj, "metadata")
+    for owner in children(metadata, "ownerReferences"):
+        kind = (owner.get("apiVersion"), owner.get("kind"))
+        if owner.get("controller") and kind == (names.API_VERSION, names.KIND):
+            namespace = str(metadata.get("namespace", ""))
+            return names.Identity(namespace, str(owner.get("name", "")), str(owner.get("uid", "")))
+    return None
 
 
 def read_pod(body: Dict) -> Pod | None:

@@ -111,6 +111,17 @@ def require_strings(value: Any, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def normal_path(path: str) -> str:
+    """Return an absolute path in its shortest form: `/dev//shm/` becomes `/dev/shm`."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            parts[-1:] = []
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
 def mapping_or_empty(value: Any) -> Dict:
     return value if isinstance(value, Mapping) else {}
 

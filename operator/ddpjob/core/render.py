@@ -1,7 +1,7 @@
 """A planned pod, or the job's Service, as the object to create.
 
 The skeletons in `templates/` show an administrator the shape of each object. They get their values
-from pod_context.py. Last comes the user's overlay.
+from pod_context.py. The user's overlay follows, and merged_pod.py adds what follows from that.
 """
 
 import json
@@ -18,6 +18,7 @@ from ddpjob.core.agent_files import agent_files, config_map_name
 from ddpjob.core.assignment import assignment
 from ddpjob.core.job import Job
 from ddpjob.core.merge import merge
+from ddpjob.core.merged_pod import complete
 from ddpjob.core.pod_context import (
     ASSIGNMENT,
     HOSTNAME,
@@ -35,9 +36,6 @@ Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PLACEHOLDER = re.compile("\ue000[a-z]+\ue000")
 SURROGATES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
 
-# What the Pod Security level restricted asks of every container.
-RESTRICTED_CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
 
 def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[str, Any]]:
     """Yield the pods of the nodes `indices` of the job's current attempt, in their order.
@@ -45,7 +43,8 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
     The pods of a gang differ in a few values. So the skeleton is rendered and parsed once, and then
     only placeholders are replaced. Parsing YAML for each of 1,000 pods would take seconds.
 
-    Raises SpecError if the spec has fields of a shape that no pod has.
+    Raises SpecError if the spec has fields of a shape that no pod has, or mounts in place of those
+    of the operator.
     """
     assert job.status.attempt is not None
     attempt = job.status.attempt
@@ -76,27 +75,9 @@ def _render_shape(job: Job, settings: Settings) -> str:
     """Return what the pods of a gang have in common as JSON, with placeholders for the rest."""
     assert job.spec is not None
     text = _template("pod.yaml.j2").render(pod_context(job, job.spec, settings))
-    pod = merge(yaml.load(text, Loader=Loader), job.spec.pod_template)
-    if pod["spec"].get("hostNetwork"):
-        # By default such a pod asks only the node's resolver, which does not know the gang's names.
-        pod["spec"].setdefault("dnsPolicy", "ClusterFirstWithHostNet")
-    if settings.restricted:
-        pod = _restrict(pod)
+    merged = merge(yaml.load(text, Loader=Loader), job.spec.pod_template)
+    pod = complete(merged, job, job.spec, settings.restricted)
     return json.dumps(pod, ensure_ascii=False)
-
-
-def _restrict(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return the pod whose containers have the settings of the level restricted by default."""
-    spec = dict(pod["spec"])
-    for kind in ("initContainers", "containers"):
-        if kind in spec:
-            spec[kind] = [_restrict_container(container) for container in spec[kind]]
-    return {**pod, "spec": spec}
-
-
-def _restrict_container(container: dict[str, Any]) -> dict[str, Any]:
-    context = container.get("securityContext") or {}
-    return {**container, "securityContext": {**RESTRICTED_CONTEXT, **context}}
 
 
 def agent_config_map(job: Job) -> dict[str, Any]:

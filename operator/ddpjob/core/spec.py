@@ -18,6 +18,7 @@ from ddpjob.core.readers import (
     SpecError,
     child,
     did_you_mean,
+    normal_path,
     quoted,
     refuse,
     require_boolean,
@@ -108,7 +109,11 @@ class Checkpoint:
         if not MOUNT_PATH.fullmatch(path):
             wanted = "an absolute path other than '/' and without ':'"
             raise refuse("spec.checkpoint.mountPath", wanted, path)
-        return cls(claim, path.removesuffix("/"))
+        return cls(claim, normal_path(path))
+
+    def folder(self, job_name: str) -> str:
+        """Return the folder of a job's checkpoints."""
+        return f"{self.mount_path}/{job_name}"
 
 
 @dataclass(frozen=True)
@@ -292,7 +297,7 @@ def _refuse_mount_at_checkpoint(checkpoint: Checkpoint | None, pod_fields: Dict)
         return
     for mount in pod_fields.get("volumeMounts", ()):
         path = mount["mountPath"]
-        if path.removesuffix("/") == checkpoint.mount_path:
+        if normal_path(path) == checkpoint.mount_path:
             raise SpecError(
                 f"spec.volumeMounts: {path} is the mount path of spec.checkpoint; remove the mount "
                 "or choose another path"

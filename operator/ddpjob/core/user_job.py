@@ -161,6 +161,10 @@ class DDPJob:
         return str(self.metadata.get("uid", ""))
 
     @property
+    def identity(self) -> names.Identity:
+        return names.Identity(self.namespace, self.name, self.uid)
+
+    @property
     def created(self) -> datetime | None:
         return parse_time(self.metadata.get("creationTimestamp"))
 

@@ -14,6 +14,7 @@ from ddpjob.core.readers import (
     SpecError,
     child,
     children,
+    normal_path,
     quoted,
     refuse,
     require_object,
@@ -91,9 +92,9 @@ def _read_volumes(pod: Dict) -> dict[str, Dict]:
 def _read_mount_path(mount: Dict) -> str:
     where = "volumeMounts[].mountPath"
     given = require_string(mount.get("mountPath"), where)
-    path = given.rstrip("/")
+    path = normal_path(given)
     # A mount at / would rewrite every path.
-    if not path.startswith("/"):
+    if not path.startswith("/") or path == "/":
         raise refuse(where, "an absolute path other than '/'", given)
     if "subPathExpr" in mount:
         raise SpecError(

@@ -235,8 +235,7 @@ class LocalRun:
 
 
 def run_settings(find_port: Callable[[], int]) -> Settings:
-    # The processes of this machine share its /dev/shm.
-    return Settings(clears_memory=False, addresses=LocalAddresses(find_port))
+    return Settings(addresses=LocalAddresses(find_port))
 
 
 def _assign_node(body: dict[str, Any]) -> None:

@@ -1,0 +1,202 @@
+"""What follows from a pod does not depend on the way by which the user has set its fields."""
+
+import pytest
+from rendered import RESTRICTED, env_of, mounts_of, options_of, render, trainer_of, volumes_of
+
+from ddpjob.core import names
+from ddpjob.core.merged_pod import shutdown_seconds
+from ddpjob.core.pod_fields import POD_FIELDS
+from ddpjob.core.readers import SpecError, normal_path
+
+REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
+ZONE = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]}
+ZONE_AFFINITY = {
+    "nodeAffinity": {REQUIRED_AFFINITY: {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}]}}
+}
+
+# A value of each field that enters the pod. podTemplate may have all but the resources.
+VALUES = {
+    "imagePullPolicy": "Never",
+    "imagePullSecrets": [{"name": "s"}],
+    "env": [{"name": "OMP_NUM_THREADS", "value": "7"}],
+    "envFrom": [{"secretRef": {"name": "e"}}],
+    "volumes": [{"name": "mine", "emptyDir": {}}],
+    "volumeMounts": [{"name": "mine", "mountPath": "/dev//shm/"}],
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"key": "mine", "operator": "Exists"}],
+    "affinity": ZONE_AFFINITY,
+    "topologySpreadConstraints": [{"topologyKey": "k"}],
+    "serviceAccountName": "me",
+    "priorityClassName": "high",
+}
+OF_THE_TRAINER = ("imagePullPolicy", "env", "envFrom", "volumeMounts")
+
+
+def overlay(**fields):
+    """Return a podTemplate with these fields of the pod's spec and of the trainer."""
+    trainer = {
+        "name": "trainer",
+        **{key: fields.pop(key) for key in OF_THE_TRAINER if key in fields},
+    }
+    return {"spec": {**fields, "containers": [trainer]}}
+
+
+def in_both_ways(accelerator="cpu", **fields):
+    """Render the same fields as fields of the spec, and as those of podTemplate."""
+    return [
+        render(accelerator=accelerator, **fields),
+        render(accelerator=accelerator, podTemplate=overlay(**fields)),
+    ]
+
+
+def without_order(value):
+    if isinstance(value, dict):
+        return {key: without_order(item) for key, item in value.items()}
+    return sorted(map(without_order, value), key=str) if isinstance(value, list) else value
+
+
+def test_every_field_has_a_value_here():
+    assert set(VALUES) == set(POD_FIELDS) - {"resources"}
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", "trn1.32xlarge"])
+@pytest.mark.parametrize("name", VALUES)
+def test_a_field_has_the_same_effect_in_either_way(accelerator, name):
+    fields = {"volumes": VALUES["volumes"]} if name == "volumeMounts" else {}
+    of_spec, of_template = in_both_ways(accelerator, **fields, **{name: VALUES[name]})
+    assert without_order(of_spec) == without_order(of_template)
+    assert of_spec != render(accelerator=accelerator)
+
+
+# Nodes
+
+
+def test_the_tolerations_of_the_profile_are_added_once():
+    own = {"key": "aws.amazon.com/neuron", "operator": "Exists", "effect": "NoSchedule"}
+    for given in ([], [{"key": "mine", "operator": "Exists"}], [own]):
+        for pod in in_both_ways("trn1.32xlarge", tolerations=given):
+            found = pod["spec"]["tolerations"]
+            assert all(toleration in found for toleration in given)
+            assert found.count(own) == 1
+
+
+def test_the_users_node_affinity_keeps_the_instance_type_of_the_profile():
+    for pod in in_both_ways("trn1.32xlarge", affinity=ZONE_AFFINITY):
+        required = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED_AFFINITY]
+        terms = required["nodeSelectorTerms"]
+        assert len(terms) == 2
+        for term in terms:
+            assert term["matchExpressions"][0] == ZONE
+            assert term["matchExpressions"][1]["key"] == "node.kubernetes.io/instance-type"
+
+
+def test_an_overlay_cannot_remove_what_the_profile_needs():
+    pod = render(
+        accelerator="trn1.32xlarge", podTemplate={"spec": {"tolerations": None, "affinity": None}}
+    )
+    assert pod["spec"]["tolerations"]
+    assert pod["spec"]["affinity"] == render(accelerator="trn1.32xlarge")["spec"]["affinity"]
+
+
+@pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/", "/dev//shm", "//dev/./shm"])
+def test_the_users_shared_memory_replaces_that_of_the_operator(path):
+    mounted = {
+        "volumes": [{"name": "mine", "emptyDir": {}}],
+        "volumeMounts": [{"name": "mine", "mountPath": path}],
+    }
+    for pod in in_both_ways(**mounted):
+        mounts = {normal_path(path): name for path, name in mounts_of(pod).items()}
+        assert len(mounts) == len(mounts_of(pod))
+        assert mounts["/dev/shm"] == "mine"
+        # The agent empties the operator's own volume only.
+        assert options_of(pod)["clear"] == names.MEMORY_FOLDER
+        assert mounts[names.MEMORY_FOLDER] == "ddpjob-shm"
+
+
+def test_an_operators_volume_that_nothing_mounts_is_not_in_the_pod():
+    mounts = [{"name": "mine", "mountPath": names.HOME}]
+    pod = render(
+        settings=RESTRICTED, volumes=[{"name": "mine", "emptyDir": {}}], volumeMounts=mounts
+    )
+    assert set(mounts_of(pod).values()) == set(volumes_of(pod))
+    assert "ddpjob-home" not in volumes_of(pod)
+
+
+@pytest.mark.parametrize(
+    "path", ["/checkpoints", "/checkpoints/", "//checkpoints", "/checkpoints/digits"]
+)
+def test_a_mount_in_place_of_the_checkpoints_is_refused(path):
+    trainer = {"name": "trainer", "volumeMounts": [{"name": "mine", "mountPath": path}]}
+    volumes = [{"name": "mine", "emptyDir": {}}]
+    with pytest.raises(SpecError, match="checkpoints would not get to the claim c"):
+        render(
+            checkpoint={"claimName": "c"},
+            podTemplate={"spec": {"containers": [trainer], "volumes": volumes}},
+        )
+    # Without a claim, and beside the folder of the job, it is the user's.
+    render(podTemplate={"spec": {"containers": [trainer], "volumes": volumes}})
+    trainer["volumeMounts"][0]["mountPath"] = "/checkpoints/other"
+    render(
+        checkpoint={"claimName": "c"},
+        podTemplate={"spec": {"containers": [trainer], "volumes": volumes}},
+    )
+
+
+def test_a_mount_in_place_of_the_agent_is_refused():
+    mounted = {
+        "volumes": [{"name": "mine", "emptyDir": {}}],
+        "volumeMounts": [{"name": "mine", "mountPath": "//ddpjob/run"}],
+    }
+    with pytest.raises(SpecError, match="/ddpjob/run is reserved"):
+        render(**mounted)
+    with pytest.raises(SpecError, match="/ddpjob/run is reserved"):
+        render(podTemplate=overlay(**mounted))
+
+
+def test_the_options_of_a_mount_may_change():
+    trainer = {"name": "trainer", "volumeMounts": [{"mountPath": "/checkpoints", "readOnly": True}]}
+    pod = render(checkpoint={"claimName": "c"}, podTemplate={"spec": {"containers": [trainer]}})
+    assert {"mountPath": "/checkpoints", "readOnly": True, "name": "ddpjob-checkpoint"} in (
+        trainer_of(pod)["volumeMounts"]
+    )
+
+
+# Other consequences
+
+
+@pytest.mark.parametrize(
+    ("grace", "seconds"), [(0, 1), (1, 1), (10, 7), (30, 20), (45, 30), (120, 105)]
+)
+def test_workers_have_the_grace_period_of_the_pod_less_the_time_for_a_report(grace, seconds):
+    assert shutdown_seconds(grace) == seconds
+    pod = render(podTemplate={"spec": {"terminationGracePeriodSeconds": grace}})
+    assert env_of(pod)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == str(seconds)
+
+
+def test_the_users_own_shutdown_time_counts():
+    trainer = {"name": "trainer", "env": [{"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "9"}]}
+    pod = render(podTemplate={"spec": {"containers": [trainer]}})
+    assert env_of(pod)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "9"
+
+
+@pytest.mark.parametrize(
+    ("fields", "mounted"),
+    [
+        ({}, False),
+        ({"serviceAccountName": "me"}, True),
+        ({"serviceAccountName": "me", "automountServiceAccountToken": False}, False),
+        ({"automountServiceAccountToken": True}, True),
+    ],
+)
+def test_a_token_is_mounted_only_if_the_user_names_a_service_account(fields, mounted):
+    pod = render(podTemplate={"spec": fields})
+    assert pod["spec"]["automountServiceAccountToken"] is mounted
+
+
+def test_a_pod_on_the_network_of_its_node_still_resolves_the_names_of_the_cluster():
+    # By default it would ask only the node's resolver, which does not know the gang's names.
+    template = {"spec": {"hostNetwork": True}}
+    assert render(podTemplate=template)["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    template["spec"]["dnsPolicy"] = "Default"
+    assert render(podTemplate=template)["spec"]["dnsPolicy"] == "Default"
+    assert "dnsPolicy" not in render()["spec"]
