@@ -35,7 +35,7 @@ from world import CORDON, SPOT_TAINT, World
 from ddpjob.core.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.names import Reason
 from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import Pod, TrainerState
+from ddpjob.core.observe import OlderGang, Pod, TrainerState
 
 Action = Callable[[World, int], None]
 PodAction = Callable[[World, Pod], None]
@@ -375,11 +375,11 @@ def api_server_finds_the_pods_invalid(world: World, choice: int) -> None:
 
 
 def an_older_gang_is_incomplete(world: World, choice: int) -> None:
-    world.older_gang = "ml/older"
+    world.older_gang = OlderGang("uid-of-older", "older")
 
 
 def the_older_gang_runs(world: World, choice: int) -> None:
-    world.older_gang = ""
+    world.older_gang = None
 
 
 REPORTS = {
@@ -484,7 +484,7 @@ RARE = (
 def calm_down(world: World) -> None:
     """End what keeps a job from running, but leave dead nodes dead if the operator can see them."""
     world.refuse_pods = None
-    world.older_gang = ""
+    world.older_gang = None
     if world.job.spec and world.job.spec.lifecycle.suspended:
         world.change_spec(suspend=False)
     nodes = world.nodes[-1]

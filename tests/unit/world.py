@@ -40,6 +40,7 @@ from ddpjob.core.observe import (
     Node,
     NodeHealth,
     Observation,
+    OlderGang,
     Pod,
     Refusal,
     TrainerState,
@@ -119,7 +120,7 @@ class World:
         self.nodes = [{name: read_node(a_node(name)) for name in NODE_NAMES}]
         self.pods: dict[str, list[PodVersion]] = {}
         self.refuse_pods: Reason | None = None
-        self.older_gang = ""
+        self.older_gang: OlderGang | None = None
         self.created = 0
         self.meetings = 0
         self.turns: list[Turn] = []

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -67,7 +68,8 @@ class Actor:
     metrics: Metrics
     now: Callable[[], datetime]
     memories: dict[str, Memory] = field(default_factory=dict)
-    under_quota: set[str] = field(default_factory=set)
+    # The UIDs of jobs whose pods a quota refuses, by namespace. The first has waited longest.
+    under_quota: dict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
 
     def refusal_of(self, uid: str) -> Refusal | None:
         memory = self.memories.get(uid)
@@ -76,7 +78,10 @@ class Actor:
     def forget_removed_jobs(self) -> None:
         existing = self.cache.jobs.objects
         self.memories = {uid: m for uid, m in self.memories.items() if uid in existing}
-        self.under_quota &= existing.keys()
+        for namespace, waiting in list(self.under_quota.items()):
+            self.under_quota[namespace] = {uid: None for uid in waiting if uid in existing}
+            if not self.under_quota[namespace]:
+                del self.under_quota[namespace]
         self.reporter.forget_others(existing.keys())
 
     def retry_soon(self, uid: str) -> None:
@@ -87,10 +92,19 @@ class Actor:
             retry_at = min(memory.refusal.retry_at, soon)
             memory.refusal = replace(memory.refusal, retry_at=retry_at)
 
-    def jobs_under_quota(self, namespace: str) -> list[SeenJob]:
-        """Return the jobs of a namespace whose pods a quota refuses."""
-        refused = [self.cache.jobs.objects.get(uid) for uid in self.under_quota]
-        return [seen for seen in refused if seen and seen.namespace == namespace]
+    def next_under_quota(self, namespace: str) -> SeenJob | None:
+        """Return the job of a namespace that may have the place of a pod in a quota, or None.
+
+        Another pod that goes is for another job. A job that is refused again waits as the last one.
+        """
+        waiting = self.under_quota.get(namespace, {})
+        while waiting:
+            uid = next(iter(waiting))
+            del waiting[uid]
+            seen = self.cache.jobs.objects.get(uid)
+            if seen:
+                return seen
+        return None
 
     async def apply(self, seen: SeenJob, plan: Plan) -> float | None:
         """Carry out a plan for a job as it was seen. Raises CallFailed or LeaseLost.
@@ -285,7 +299,7 @@ class Actor:
     async def _create(self, job: Job, indices: tuple[int, ...], memory: Memory) -> None:
         """Create the Service and the pods of a gang, and remember a refusal."""
         memory.refusal = None
-        self.under_quota.discard(job.uid)
+        self.under_quota.get(job.namespace, {}).pop(job.uid, None)
         try:
             await self.creator.create_gang(job, indices)
         except SpecError as error:
@@ -294,7 +308,7 @@ class Actor:
         except Refused as refused:
             memory.refusals += 1
             if refused.reason == Reason.QUOTA:
-                self.under_quota.add(job.uid)
+                self.under_quota[job.namespace][job.uid] = None
             delay = exponential_delay(memory.refusals, FIRST_RETRY, LONGEST_RETRY.total_seconds())
             memory.refusal = Refusal(
                 refused.reason,

@@ -8,27 +8,24 @@ import pickle
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from ddpjob.controller.store import Seen, Store, namespace_of, uid_of, version_of
 from ddpjob.core import names
-from ddpjob.core.gangs import holds_room
+from ddpjob.core.gangs import Contests, older_gang, read_gang
 from ddpjob.core.job import Job
-from ddpjob.core.names import Identity, Phase, Reason
+from ddpjob.core.names import Identity
 from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import Node, Pod
+from ddpjob.core.observe import Node, OlderGang, Pod
 from ddpjob.core.pods import owner_of, read_pod
 from ddpjob.core.readers import Dict
 from ddpjob.kube.kinds import JOBS, NODES, PODS, Kind
 
 # (namespace, name) of a DDPJob.
 Key = tuple[str, str]
-
-# The reasons of gangs that may wait for each other.
-CONTESTED = (Reason.QUOTA, Reason.UNSCHEDULABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +99,10 @@ def _read_owned_pod(body: Dict) -> OwnedPod | None:
 
 @dataclass
 class Jobs(Store[KeptJob]):
-    """Jobs, and an index by key. `incomplete` are the gangs that fit only in part."""
+    """Jobs, and an index by key. `contests` has those that fit only in part, by their last look."""
 
     by_key: dict[Key, SeenJob] = field(default_factory=dict)
-    incomplete: dict[Key, Job] = field(default_factory=dict)
+    contests: Contests = field(default_factory=Contests)
 
     def see(self, body: Dict) -> bool:
         known = self.by_key.get(key_of_job(body))
@@ -117,20 +114,19 @@ class Jobs(Store[KeptJob]):
         return super().see(body)
 
     def _add(self, seen: SeenJob) -> None:
-        kept = seen.value
-        self.by_key[kept.key] = seen
-        # Such a job is Pending. The others need not be unpacked.
-        if kept.phase == Phase.PENDING:
-            job = kept.unpack()
-            if job.status.reason in CONTESTED:
-                self.incomplete[kept.key] = job
+        self.by_key[seen.value.key] = seen
 
     def _remove(self, seen: SeenJob) -> None:
         key = seen.value.key
         # Another job may have the name by now.
         if self.by_key.get(key) is seen:
             del self.by_key[key]
-            self.incomplete.pop(key, None)
+
+    def drop(self, uid: str, version: int = 0) -> bool:
+        seen = self.objects.get(uid)
+        if seen:
+            self.contests.forget(identity_of(seen))
+        return super().drop(uid, version)
 
 
 @dataclass
@@ -202,18 +198,14 @@ class Cache:
     def job(self, key: Key) -> SeenJob | None:
         return self.jobs.by_key.get(key)
 
-    def rivals_of(self, job: Job) -> Iterator[Job]:
-        """Yield the jobs that may need the same room, and the one that `job` gives way to."""
+    def older_gang_of(self, job: Job) -> OlderGang | None:
+        """Return the older job that `job` should give way to, and remember what `job` lacks."""
+        gang = read_gang(job, self.pods_of(job.identity))
+        self.jobs.contests.see(gang)
         yielding = job.status.yielding
-        if yielding:
-            namespace, _, name = yielding.to.partition("/")
-            older = self.job((namespace, name))
-            if older:
-                yield older.value.unpack()
-        if yielding or job.status.reason in CONTESTED:
-            for rival in self.jobs.incomplete.values():
-                if holds_room(rival, self.pods_of(rival.identity)):
-                    yield rival
+        older = self.jobs.objects.get(yielding.to) if yielding else None
+        yielded_to = older.value.unpack() if older else None
+        return older_gang(job, self.jobs.contests.in_the_way_of(gang), yielded_to)
 
     def pods_of(self, job: Identity) -> list[Pod]:
         return list(self.pods.by_owner.get(job, {}).values())

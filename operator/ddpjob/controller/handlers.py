@@ -82,9 +82,12 @@ def _jobs_that_wait_for_end_of(pod: Dict, cache: Cache, actor: Actor) -> list[Se
 
     One may wait for the pod's name, others for room in a quota.
     """
+    under_quota = actor.next_under_quota(namespace_of(pod))
+    waiting = [under_quota] if under_quota else []
     seen = cache.job(key_of_pod(pod))
-    waiting = actor.jobs_under_quota(namespace_of(pod))
-    return [*waiting, seen] if seen and identity_of(seen) != owner_of(pod) else waiting
+    if seen and identity_of(seen) != owner_of(pod):
+        waiting.append(seen)
+    return waiting
 
 
 async def connection(configuration: Configuration) -> kopf.ConnectionInfo:

@@ -12,7 +12,6 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.territory import CHECK_AFTER, Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core.decide import decide
-from ddpjob.core.gangs import find_older_gang
 from ddpjob.core.job import Job
 from ddpjob.core.observe import ClusterPolicy, Observation, observe
 from ddpjob.kube.api import ApiClient
@@ -107,5 +106,5 @@ class Reconciler:
             nodes=nodes,
             policy=self.policy,
             leftovers=tuple(self.cache.pods_of_earlier_jobs(job.identity)),
-            older_gang=find_older_gang(job, self.cache.rivals_of(job)),
+            older_gang=self.cache.older_gang_of(job),
         )

@@ -247,8 +247,8 @@ def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan |
         yielding = replace(yielding, until=min(yielding.until, now + YIELD_TIME))
         obs = with_status(obs, replace(obs.status, yielding=yielding))
         message = (
-            f"waits until the older job {obs.older_gang} runs, which needs the same room; at most "
-            f"until {format_time(yielding.until)}"
+            f"waits until {obs.older_gang} runs, which needs the same room; at most until "
+            f"{format_time(yielding.until)}"
         )
         status = describe(obs, Phase.PENDING, Reason.YIELDED, message)
         return Plan(status, wake_after=YIELD_INTERVAL)

@@ -1,34 +1,87 @@
 """Gangs that wait for each other: each holds a part of the room that both need.
 
-The older job keeps its pods. The younger one gives its pods back, see decide.py.
+The older job keeps its pods. The younger one gives its pods back, see decide.py. This is the last
+resort: it happens only if the pods of the younger one are what the older one lacks.
 """
 
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from ddpjob.core.job import Job
-from ddpjob.core.names import Reason
-from ddpjob.core.observe import Pod
+from ddpjob.core.names import Identity, Reason
+from ddpjob.core.observe import OlderGang, Pod
 
 # A job whose creation time cannot be read is the youngest.
 NEVER = datetime.max.replace(tzinfo=UTC)
 
+# How the scheduler says that nodes lack a resource, and that they may have no more pods.
+INSUFFICIENT = re.compile(r"\bInsufficient ([\w./-]*\w)")
+TOO_MANY_PODS = "Too many pods"
 
-def find_older_gang(job: Job, others: Iterable[Job]) -> str:
-    """Return the oldest job that keeps `job` from starting, as `namespace/name`; empty if none.
+# Entries of a queue that may be out of date before all are looked at.
+STALE_ENTRIES = 64
 
-    `others` are gangs that hold room. The one found is incomplete too, for want of nodes or of the
-    quota of the same namespace. If `job` has given way to it already, it counts until all its nodes
-    run.
+# A job's creation time and UID: of two jobs, the one with the smaller age is the older.
+Age = tuple[datetime, str]
+
+
+class Room(NamedTuple):
+    """What two gangs may both need: the quota of a namespace, or a resource on the same nodes.
+
+    `placement` is equal for pods that may run on the same nodes, see Pod. It is empty for a quota.
     """
-    older = [other for other in others if _age(other) < _age(job) and _is_in_the_way(other, job)]
-    oldest = min(older, key=_age, default=None)
-    return _name(oldest) if oldest else ""
+
+    namespace: str
+    resource: str
+    placement: str
 
 
-def holds_room(job: Job, pods: Iterable[Pod]) -> bool:
-    """Return True if an incomplete gang has pods that use up a quota, or room on nodes."""
-    return bool(pods_with_room(pods, job.status.reason == Reason.QUOTA))
+@dataclass(frozen=True)
+class Gang:
+    """A gang, the room that it lacks, and the room that its pods use up.
+
+    A gang that lacks nothing, or has no pods in the way of others, is of no interest to others.
+    """
+
+    job: Identity
+    age: Age
+    priority: int
+    lacks: frozenset[Room]
+    holds: frozenset[Room]
+
+
+def read_gang(job: Job, pods: Iterable[Pod]) -> Gang:
+    pods = list(pods)
+    status = job.status
+    is_waiting = not status.finished and status.starting_since is not None
+    quota = Room(job.namespace, "", "")
+    lacks: set[Room] = set()
+    if is_waiting and status.reason == Reason.QUOTA:
+        lacks = {quota}
+    elif is_waiting and status.reason == Reason.UNSCHEDULABLE:
+        lacks = {Room("", name, pod.placement) for pod in pods for name in shortages(pod)}
+    holds = {
+        Room("", name, pod.placement)
+        for pod in pods_with_room(pods, under_quota=False)
+        for name in pod.requests
+    }
+    if pods_with_room(pods, under_quota=True):
+        holds.add(quota)
+    priority = max((pod.priority for pod in pods), default=0)
+    age = (job.created or NEVER, job.uid)
+    return Gang(job.identity, age, priority, frozenset(lacks), frozenset(holds))
+
+
+def shortages(pod: Pod) -> set[str]:
+    """Return the resources that no node has enough of for a pending pod, as its scheduler says."""
+    if pod.blocked is None or pod.blocked.reason != Reason.UNSCHEDULABLE:
+        return set()
+    found = set(INSUFFICIENT.findall(pod.blocked.message))
+    return found | ({"pods"} if TOO_MANY_PODS in pod.blocked.message else set())
 
 
 def pods_with_room(pods: Iterable[Pod], under_quota: bool) -> list[Pod]:
@@ -36,20 +89,85 @@ def pods_with_room(pods: Iterable[Pod], under_quota: bool) -> list[Pod]:
     return [pod for pod in pods if not pod.ended and (under_quota or pod.node_name)]
 
 
-def _is_in_the_way(other: Job, job: Job) -> bool:
-    status = other.status
-    if status.finished or status.starting_since is None:
-        return False
-    if job.status.yielding and job.status.yielding.to == _name(other):
-        return True
-    if status.reason == Reason.QUOTA:
-        return other.namespace == job.namespace
-    return status.reason == Reason.UNSCHEDULABLE
+@dataclass
+class Queue:
+    """The gangs of one priority that lack the same room, the oldest first.
+
+    Entries that are out of date stay until they come first, or until they are too many.
+    """
+
+    entries: list[tuple[Age, Identity]] = field(default_factory=list)
+    members: set[Identity] = field(default_factory=set)
+
+    def add(self, gang: Gang) -> None:
+        if gang.job not in self.members:
+            self.members.add(gang.job)
+            heappush(self.entries, (gang.age, gang.job))
+
+    def oldest(self, current: set[Identity]) -> tuple[Age, Identity] | None:
+        """Return the oldest entry of those whose gangs are `current`."""
+        if len(self.entries) > STALE_ENTRIES + 2 * len(current):
+            self.members &= current
+            self.entries = [entry for entry in self.entries if entry[1] in current]
+            heapify(self.entries)
+        while self.entries and self.entries[0][1] not in current:
+            self.members.discard(heappop(self.entries)[1])
+        return self.entries[0] if self.entries else None
 
 
-def _age(job: Job) -> tuple[datetime, str]:
-    return job.created or NEVER, job.uid
+@dataclass
+class Contests:
+    """The gangs that hold room and lack some. For each room and priority, the oldest is known."""
+
+    gangs: dict[Identity, Gang] = field(default_factory=dict)
+    lacking: dict[Room, dict[int, set[Identity]]] = field(default_factory=dict)
+    queues: dict[Room, dict[int, Queue]] = field(default_factory=dict)
+
+    def see(self, gang: Gang) -> None:
+        """Take in a gang as it is now."""
+        if self.gangs.get(gang.job) == gang:
+            return
+        self.forget(gang.job)
+        if not gang.lacks or not gang.holds:
+            return
+        self.gangs[gang.job] = gang
+        for room in gang.lacks:
+            self.lacking.setdefault(room, {}).setdefault(gang.priority, set()).add(gang.job)
+            self.queues.setdefault(room, {}).setdefault(gang.priority, Queue()).add(gang)
+
+    def forget(self, job: Identity) -> None:
+        gang = self.gangs.pop(job, None)
+        if gang is None:
+            return
+        for room in gang.lacks:
+            of_room = self.lacking[room]
+            of_room[gang.priority].discard(job)
+            if not of_room[gang.priority]:
+                del of_room[gang.priority], self.queues[room][gang.priority]
+            if not of_room:
+                del self.lacking[room], self.queues[room]
+
+    def in_the_way_of(self, gang: Gang) -> Identity | None:
+        """Return the oldest job that lacks what a younger gang of no higher priority holds."""
+        found = []
+        for room in gang.holds if gang.lacks else ():
+            for priority, queue in self.queues.get(room, {}).items():
+                oldest = queue.oldest(self.lacking[room][priority])
+                if priority >= gang.priority and oldest and oldest[0] < gang.age:
+                    found.append(oldest)
+        return min(found)[1] if found else None
 
 
-def _name(job: Job) -> str:
-    return f"{job.namespace}/{job.name}"
+def older_gang(job: Job, contender: Identity | None, yielded_to: Job | None) -> OlderGang | None:
+    """Return the older job that keeps `job` from starting, or None.
+
+    `contender` lacks what `job` holds. `yielded_to` is the job that `job` has given way to, which
+    counts until all its nodes run.
+    """
+    if yielded_to and not yielded_to.status.finished and yielded_to.status.starting_since:
+        contender = yielded_to.identity
+    if contender is None:
+        return None
+    # The names of jobs in other namespaces are not for everybody who can read this one.
+    is_visible = contender.namespace == job.namespace
+    return OlderGang(contender.uid, contender.name if is_visible else "")

@@ -55,7 +55,7 @@ class UnreachableNode:
 
 @dataclass(frozen=True)
 class Yielding:
-    """The older job that a job gave its pods back for, and the end of that wait."""
+    """The UID of the older job that a job gave its pods back for, and the end of that wait."""
 
     to: str
     until: datetime

@@ -64,6 +64,8 @@ class Pod:
     - `looks_lost`: the control plane set the pod to not ready, and the kubelet did not.
     - `has_claims`: the pod mounts a PersistentVolumeClaim.
     - `tolerated`: keys of the taints that the pod tolerates; an empty key stands for every taint.
+    - `requests`: names of the resources that the pod needs. `priority`: that of its scheduling.
+    - `placement`: a digest of what decides on which nodes the pod may run.
     - `message`: the last words of the trainer. `summary`: which rank of the node failed first.
     - `result`: what the trainer wrote to $DDP_RESULT_FILE.
     - `reported`: the attempt that the agent's report is about. `hang`: that attempt hung.
@@ -89,6 +91,9 @@ class Pod:
     gated: bool
     has_claims: bool
     tolerated: tuple[str, ...]
+    requests: frozenset[str]
+    placement: str
+    priority: int
     disruption: Finding | None
     own_limit: Finding | None
     blocked: Finding | None
@@ -114,6 +119,17 @@ class Pod:
     @property
     def deleting(self) -> bool:
         return self.deletion_deadline is not None
+
+
+@dataclass(frozen=True, slots=True)
+class OlderGang:
+    """An older job that a younger one gives way to. `name` is empty in another namespace."""
+
+    uid: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"the older job {self.name}" if self.name else "an older job of another namespace"
 
 
 class NodeHealth(StrEnum):
@@ -178,7 +194,7 @@ class Observation:
     - `strays`: names of pods with the job's labels that no gang of it has.
     - `leftovers`: pods of earlier jobs of the same name that have not ended.
     - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
-    - `older_gang`: an older job that fits only in part too, as `namespace/name`.
+    - `older_gang`: an older job that lacks the room which this one holds, or has given back.
     - `is_current`: the API server has confirmed that the status is the newest.
     """
 
@@ -189,7 +205,7 @@ class Observation:
     leftovers: tuple[Pod, ...] = ()
     nodes: Mapping[str, Node] | None = None
     policy: ClusterPolicy = field(default_factory=ClusterPolicy)
-    older_gang: str = ""
+    older_gang: OlderGang | None = None
     is_current: bool = False
 
     @property

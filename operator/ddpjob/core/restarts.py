@@ -136,16 +136,17 @@ def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
 def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """Give the pods of an incomplete gang back, so that an older gang can become complete."""
     older = obs.older_gang
+    assert older is not None
     with_room = pods_with_room(obs.current, obs.is_under_quota)
     message = (
         f"only {len(with_room)} of {counted(obs.status.pods.desired, 'pod')} had room; all are "
-        f"deleted to make room for the older job {older}, which is incomplete too"
+        f"deleted to make room for {older}, which is incomplete too"
     )
     entry = record(obs, Cause.YIELDED, Reason.YIELDED, message)
     event = Event("Normal", Reason.YIELDED, message)
     obs = with_ended_attempt(obs, entry, now)
     plan = replace_gang(obs, spec, Change(Reason.YIELDED, event), now)
-    yielding = Yielding(older, now + YIELD_TIME)
+    yielding = Yielding(older.uid, now + YIELD_TIME)
     return replace(plan, status=replace(plan.status, yielding=yielding))
 
 
