@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,23 @@ def write(path: Path, *documents: dict[str, Any]) -> str:
     return str(path)
 
 
-def later(function: Callable[[], None]) -> threading.Timer:
-    """Run a function a moment later. A test that needs it waits for its effect."""
-    timer = threading.Timer(0.3, function)
+def later(function: Callable[[], None], when: Callable[[], bool] = lambda: True) -> None:
+    """Run a function a moment later, when a condition holds. The test waits for its effect."""
+
+    def wait() -> None:
+        while not when():
+            time.sleep(0.05)
+        function()
+
+    timer = threading.Timer(0.3, wait)
+    timer.daemon = True
     timer.start()
-    return timer
+
+
+def is_changed(apiserver: ApiServer, namespace: str) -> bool:
+    """Return True if the spec of the job `digits` was changed after its creation."""
+    answer = apiserver.request("GET", f"{JOBS.format(namespace)}/digits")
+    return bool(answer.body["metadata"]["generation"] > 1)
 
 
 # -- submit
@@ -280,8 +293,12 @@ def test_a_job_of_another_namespace_is_followed_there(
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
         body = {"status": {"phase": "Failed", "conditions": [condition]}}
-        later(lambda: void(apiserver.request("PATCH", path, body, MERGE)))
-        assert run("submit", file, "--wait").exit_code == 1
+
+        later(
+            lambda: void(apiserver.request("PATCH", path, body, MERGE)),
+            when=lambda: is_changed(apiserver, "default"),
+        )
+        assert run("submit", file, "--set", "spec.nodes=2", "--wait").exit_code == 1
     finally:
         apiserver.delete_jobs("default")
 
@@ -319,12 +336,20 @@ def test_a_script_is_submitted_with_its_code(
 
 
 def test_submit_waits_and_its_exit_code_is_that_of_the_job(
-    run: Command, set_status: Callable[..., None], tmp_path: Path
+    run: Command,
+    apiserver: ApiServer,
+    client: Client,
+    set_status: Callable[..., None],
+    tmp_path: Path,
 ) -> None:
     file = write(tmp_path / "job.yaml", a_job().manifest())
     run("submit", file)
-    later(lambda: set_status("digits", "Failed"))
-    ended = run("submit", file, "--wait")
+    # A job that has ended before would be refused.
+    later(
+        lambda: set_status("digits", "Failed"),
+        when=lambda: is_changed(apiserver, client.namespace),
+    )
+    ended = run("submit", file, "--set", "spec.nodes=2", "--wait")
     assert (ended.exit_code, "digits Failed: by the test" in ended.stdout) == (1, True)
 
 

@@ -104,8 +104,8 @@ def test_the_files_of_the_agent_are_in_the_folder_of_the_pod(tmp_path):
     options = json.loads(found.argv[4])
     assert options["message"] == str(found.message)
     assert options["assignment"] == str(found.assignment)
-    # It is that of the machine.
-    assert options["clear"] is None
+    # The shared memory of the machine is not the pod's.
+    assert options["clear"] == str(folder / "volumes/ddpjob-shm")
 
 
 def test_the_fields_of_a_pod_can_be_files(tmp_path):

@@ -33,9 +33,10 @@ from builders import (
 from world import CORDON, SPOT_TAINT, World
 
 from ddpjob.core.dead_nodes import OUT_OF_SERVICE
+from ddpjob.core.history import OlderGang
 from ddpjob.core.names import Reason
 from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import OlderGang, Pod, TrainerState
+from ddpjob.core.observe import Pod, TrainerState
 
 Action = Callable[[World, int], None]
 PodAction = Callable[[World, Pod], None]

@@ -20,10 +20,11 @@ from builders import (
     torchrun_summary,
     torchrun_tail,
     unschedulable,
+    waiting,
     written,
 )
 
-from ddpjob.core.names import Condition, Reason
+from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.policy import MAX_BUDGET
 from ddpjob.core.status import Backoff
 
@@ -304,3 +305,35 @@ def test_a_rendezvous_that_timed_out_waits_before_it_is_tried_again():
     job = a_running_job(ran=False, undecided_since=at(-10), backoff=Backoff(1))
     plan = plan_for(job, *pods)
     assert (budgets_used(plan), plan.status.backoff) == ((0, 0), Backoff(2, at(10)))
+
+
+REJECTED = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device"}
+
+
+def test_attempts_that_a_kubelet_rejects_use_no_budget_and_wait_longer_each_time():
+    spec = with_policy(maxDisruptions=0, maxRestarts=0)
+    waits = []
+    backoff = Backoff()
+    for attempt in range(4):
+        job = a_running_job(spec=spec, attempt=attempt, ran=False, backoff=backoff)
+        pods = a_pod(0, REJECTED, attempt=attempt), a_pod(1, waiting(), attempt=attempt)
+        plan = plan_for(job, *pods)
+        assert (plan.status.attempt, budgets_used(plan)) == (attempt + 1, (0, 0))
+        backoff = plan.status.backoff
+        waits.append((backoff.until - NOW).total_seconds() if backoff.until else 0)
+    assert waits == [0, 10, 20, 40]
+
+
+def test_an_attempt_that_ran_ends_the_series_of_rejected_ones():
+    job = a_running_job(backoff=Backoff(3))
+    plan = plan_for(job, *ONE_DELETED, now=at(300))
+    assert (plan.status.backoff, budgets_used(plan)) == (Backoff(), (0, 1))
+
+
+def test_a_script_that_goes_missing_later_is_an_ordinary_failure():
+    # A claim was not mounted, for example.
+    earlier = {"attempt": 0, "cause": "Disruption"}
+    job = a_running_job(attempts=(earlier,))
+    pods = a_pod(0, running()), a_pod(1, failed(torchrun_tail("no-script")))
+    plan = plan_for(job, *pods)
+    assert (plan.status.phase, budgets_used(plan)) == (Phase.RESTARTING, (1, 0))

@@ -164,7 +164,8 @@ def test_a_dead_node_does_not_end_an_attempt_before_it_ran_either():
     pods = a_pod(0, running()), a_pod(1, waiting())
     job = watched(job, *pods, nodes=UNREACHABLE)
     plan = plan_for(job, *pods, nodes=UNREACHABLE, now=at(30))
-    assert (plan.status.attempt, budgets_used(plan)) == (1, (0, 1))
+    # No budget is used before all nodes ran.
+    assert (plan.status.attempt, budgets_used(plan)) == (1, (0, 0))
     assert forced(plan) == ["digits-0-1"]
 
 

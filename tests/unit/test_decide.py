@@ -381,6 +381,27 @@ def test_an_invalid_pod_fails_the_job_with_the_message_of_the_api_server():
     assert plan.create == ()
 
 
+@pytest.mark.parametrize(
+    ("status", "pods"),
+    [
+        # Its pods ran before, and a node was drained.
+        (a_status(attempt=3, attempt_started=2, latched=False), ()),
+        # Another pod of the attempt was accepted.
+        (a_status(attempt=0, latched=False), (a_pod(0, running()),)),
+    ],
+    ids=["ran", "accepted"],
+)
+def test_an_invalid_pod_of_a_job_that_had_pods_is_tried_again(status, pods):
+    message = 'spec.containers[1].name: Invalid value: "Side_Car"'
+    refusal = a_refusal(Reason.INVALID_POD, message, final=True)
+    plan = plan_for(a_job(status=status), *pods, refusal=refusal)
+    assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.INVALID_POD)
+    assert plan.status.message == message
+    assert (plan.create, plan.wake_after) == ((), 7)
+    later = plan_for(a_job(status=plan.status), *pods, refusal=refusal, now=at(7))
+    assert later.create
+
+
 def test_a_missing_pod_is_confirmed_whatever_else_has_failed():
     # A pod whose labels were changed is not in the cache. Its trainer still runs.
     plan = plan_for(a_running_job(), a_pod(0, failed(FAILURE)))

@@ -27,9 +27,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.core.gangs import Contests, older_gang, read_gang
-from ddpjob.core.history import Yielding
+from ddpjob.core.history import OlderGang, Yielding
 from ddpjob.core.names import Condition, Identity, Phase, Reason
-from ddpjob.core.observe import ClusterPolicy, OlderGang, Refusal
+from ddpjob.core.observe import ClusterPolicy, Refusal
 from ddpjob.core.restarts import YIELD_TIME
 from ddpjob.core.timers import QUOTA_TIMEOUT
 from ddpjob.core.times import format_time
@@ -49,11 +49,13 @@ NO_GPU = unschedulable(
 )
 
 
-def a_gang(name, created=0, *, namespace="ml", placed=GPU, pending=GPU, why=NO_GPU, **fields):
+def a_gang(name, created=0, *, placed=GPU, pending=GPU, **fields):
     """Return a gang of one pod that has a node and one that has none, `created` s after NOW.
 
-    `placed` and `pending` are fields of the pods' spec, with those of the container.
+    `placed` and `pending` are fields of the pods' spec, with those of the container. `why`: why the
+    second has no node. Other fields are those of the status.
     """
+    why, namespace = fields.pop("why", NO_GPU), fields.pop("namespace", "ml")
     reason = str(fields.pop("reason", Reason.UNSCHEDULABLE))
     values = {"reason": reason, "starting_since": NOW, **fields}
     job = a_job(name=name, status=a_status(ran=False, **values))

@@ -59,6 +59,7 @@ CORE_MODULES = {
     "dataclasses",
     "datetime",
     "hashlib",
+    "heapq",
     "difflib",
     "enum",
     "functools",

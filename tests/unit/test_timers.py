@@ -218,9 +218,9 @@ def test_a_moment_that_has_passed_does_not_wake_the_operator_again():
     assert plan_for(job, *BOTH_RUN).wake_after is None
 
 
-def test_a_final_refusal_is_not_tried_again():
-    final = Refusal(Reason.INVALID_POD, "invalid", at(7), final=True)
-    assert seconds_until("refusal_is_retried", observation(a_starting_job(), refusal=final)) is None
+def test_a_refusal_is_tried_again():
+    refusal = Refusal(Reason.INVALID_POD, "invalid", at(7))
+    assert seconds_until("refusal_is_retried", observation(a_starting_job(), refusal=refusal)) == 7
 
 
 def test_the_end_of_a_back_off_that_is_too_far_away_is_ignored():

@@ -26,6 +26,7 @@ from builders import (
 )
 
 from ddpjob.core.decide import decide
+from ddpjob.core.history import OlderGang
 from ddpjob.core.job import Job
 from ddpjob.core.names import (
     ANNOTATION_ASSIGNMENT,
@@ -40,7 +41,6 @@ from ddpjob.core.observe import (
     Node,
     NodeHealth,
     Observation,
-    OlderGang,
     Pod,
     Refusal,
     TrainerState,

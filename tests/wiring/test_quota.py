@@ -42,5 +42,7 @@ def test_a_job_that_was_deleted_takes_no_turn():
 
 
 class Nobody:
+    """A reporter of events that has nothing to forget."""
+
     def forget_others(self, existing):
         pass

@@ -304,19 +304,9 @@ class Actor:
             await self.creator.create_gang(job, indices)
         except SpecError as error:
             log.exception("%s/%s: cannot render a pod", job.namespace, job.name)
-            memory.refusal = Refusal(Reason.INVALID_POD, str(error), self.now(), final=True)
+            self._remember(job, memory, Refused(Reason.INVALID_POD, str(error), final=True))
         except Refused as refused:
-            memory.refusals += 1
-            if refused.reason == Reason.QUOTA:
-                self.under_quota[job.namespace][job.uid] = None
-            delay = exponential_delay(memory.refusals, FIRST_RETRY, LONGEST_RETRY.total_seconds())
-            memory.refusal = Refusal(
-                refused.reason,
-                refused.message,
-                self.now() + timedelta(seconds=delay),
-                refused.final,
-                refused.counts_ended_pods,
-            )
+            self._remember(job, memory, refused)
         except (ApiError, GaveWay) as error:
             # The status and the startup deadline need to know why pods are missing.
             reason = getattr(error, "reason", "") or Reason.NO_ANSWER
@@ -324,3 +314,17 @@ class Actor:
             raise
         else:
             memory.refusals = 0
+
+    def _remember(self, job: Job, memory: Memory, refused: Refused) -> None:
+        """Remember a refusal, and when to try again."""
+        memory.refusals += 1
+        if refused.reason == Reason.QUOTA:
+            self.under_quota[job.namespace][job.uid] = None
+        delay = exponential_delay(memory.refusals, FIRST_RETRY, LONGEST_RETRY.total_seconds())
+        memory.refusal = Refusal(
+            refused.reason,
+            refused.message,
+            self.now() + timedelta(seconds=delay),
+            refused.final,
+            refused.counts_ended_pods,
+        )

@@ -16,10 +16,11 @@ from typing import Any
 from ddpjob.controller.store import Seen, Store, namespace_of, uid_of, version_of
 from ddpjob.core import names
 from ddpjob.core.gangs import Contests, older_gang, read_gang
+from ddpjob.core.history import OlderGang
 from ddpjob.core.job import Job
 from ddpjob.core.names import Identity
 from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import Node, OlderGang, Pod
+from ddpjob.core.observe import Node, Pod
 from ddpjob.core.pods import owner_of, read_pod
 from ddpjob.core.readers import Dict
 from ddpjob.kube.kinds import JOBS, NODES, PODS, Kind

@@ -277,7 +277,8 @@ def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | 
         return _wait_for_leftovers(obs, now)
     obs = with_status(obs, replace(obs.status, yielding=None))
     refusal = obs.refusal
-    if refusal and refusal.final:
+    had_pods = obs.pods or obs.status.attempt_started is not None
+    if refusal and refusal.final and not had_pods:
         return stop(obs, spec, refusal.reason, refusal.message, now)
     until = backoff_end(obs.status, now)
     if until and now < until:

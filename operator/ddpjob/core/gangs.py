@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from ddpjob.core.history import OlderGang
 from ddpjob.core.job import Job
 from ddpjob.core.names import Identity, Reason
-from ddpjob.core.observe import OlderGang, Pod
+from ddpjob.core.observe import Pod
 
 # A job whose creation time cannot be read is the youngest.
 NEVER = datetime.max.replace(tzinfo=UTC)

@@ -53,6 +53,17 @@ class UnreachableNode:
         return {"name": self.name, "since": format_time(self.since)}
 
 
+@dataclass(frozen=True, slots=True)
+class OlderGang:
+    """An older job that a younger one gives way to. `name` is empty in another namespace."""
+
+    uid: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"the older job {self.name}" if self.name else "an older job of another namespace"
+
+
 @dataclass(frozen=True)
 class Yielding:
     """The UID of the older job that a job gave its pods back for, and the end of that wait."""

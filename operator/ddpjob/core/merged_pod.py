@@ -39,12 +39,13 @@ RESTRICTED_CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop"
 def complete(merged: Dict, job: Job, spec: Spec, restricted: bool) -> Object:
     """Return a merged pod with what follows from it.
 
-    Raises SpecError if a mount of the user's takes the place of one that the operator needs.
+    Raises SpecError if the trainer is not in it, or if a mount of the user's takes the place of one
+    that the operator needs.
     """
     pod: Object = deepcopy(dict(merged))
     pod_spec = pod["spec"]
     profile = catalog()[spec.accelerator]
-    (trainer,) = (one for one in pod_spec["containers"] if one["name"] == names.TRAINER)
+    trainer = _trainer(pod_spec)
     for container in _containers(pod_spec):
         if "volumeMounts" in container:
             container["volumeMounts"] = _one_for_each_path(container["volumeMounts"])
@@ -66,6 +67,17 @@ def complete(merged: Dict, job: Job, spec: Spec, restricted: bool) -> Object:
             own = container.get("securityContext") or {}
             container["securityContext"] = {**RESTRICTED_CONTEXT, **own}
     return pod
+
+
+def _trainer(pod_spec: Object) -> Object:
+    for container in pod_spec.get("containers", ()):
+        if container.get("name") == names.TRAINER:
+            found: Object = container
+            return found
+    raise SpecError(
+        f"spec.podTemplate.spec.containers: must not remove the container {names.TRAINER}; omit "
+        "the field or give a list of containers"
+    )
 
 
 def _containers(pod_spec: Object) -> list[Object]:
@@ -130,7 +142,7 @@ def shutdown_seconds(grace: int) -> int:
 
 def _add_variables(trainer: Object, variables: dict[str, str]) -> None:
     """Put variables that the user has not set before the others, which may refer to them."""
-    given = trainer["env"]
+    given = trainer.get("env", [])
     known = {entry["name"] for entry in given}
     added = [{"name": name, "value": text} for name, text in variables.items() if name not in known]
     trainer["env"] = [*added, *given]

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ddpjob.core import names
-from ddpjob.core.history import Steps
+from ddpjob.core.history import OlderGang, Steps
 from ddpjob.core.job import Job
 from ddpjob.core.status import Status
 from ddpjob.core.torchrun_log import Summary
@@ -64,8 +64,7 @@ class Pod:
     - `looks_lost`: the control plane set the pod to not ready, and the kubelet did not.
     - `has_claims`: the pod mounts a PersistentVolumeClaim.
     - `tolerated`: keys of the taints that the pod tolerates; an empty key stands for every taint.
-    - `requests`: names of the resources that the pod needs. `priority`: that of its scheduling.
-    - `placement`: a digest of what decides on which nodes the pod may run.
+    - `requests`: names of resources. `placement`: a digest of what decides about nodes. `priority`.
     - `message`: the last words of the trainer. `summary`: which rank of the node failed first.
     - `result`: what the trainer wrote to $DDP_RESULT_FILE.
     - `reported`: the attempt that the agent's report is about. `hang`: that attempt hung.
@@ -119,17 +118,6 @@ class Pod:
     @property
     def deleting(self) -> bool:
         return self.deletion_deadline is not None
-
-
-@dataclass(frozen=True, slots=True)
-class OlderGang:
-    """An older job that a younger one gives way to. `name` is empty in another namespace."""
-
-    uid: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"the older job {self.name}" if self.name else "an older job of another namespace"
 
 
 class NodeHealth(StrEnum):

@@ -1,14 +1,11 @@
 """Read a pod, as the API server shows it, into a Pod. No state of a pod is an error."""
 
-import hashlib
-import json
-import sys
 from datetime import datetime, timedelta
-from functools import lru_cache
 from typing import Any
 
 from ddpjob.core import names
 from ddpjob.core.observe import Finding, Pod, TrainerState
+from ddpjob.core.placement import read_placement, read_requests
 from ddpjob.core.readers import Dict, child, children, integer_or_none, integer_or_zero
 from ddpjob.core.termination import read_termination
 from ddpjob.core.times import LAST_MOMENT, parse_time
@@ -38,9 +35,6 @@ LOST_BY_CONTAINERD = ("Unknown", 255)
 
 # The first year of Unix time. A runtime reports it, or year 1, for a time that it does not know.
 UNKNOWN_YEAR = 1970
-
-# Where an affinity has the rules that must hold.
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 # A kubelet's reason for pods that it evicts.
 EVICTED = "Evicted"
@@ -103,8 +97,8 @@ def read_pod(body: Dict) -> Pod | None:
         gated=_schedule_condition(status).get("reason") == GATED,
         has_claims=any("persistentVolumeClaim" in v for v in children(spec, "volumes")),
         tolerated=_tolerated(spec),
-        requests=_requests(spec),
-        placement=_placement(spec),
+        requests=read_requests(spec),
+        placement=read_placement(spec),
         priority=integer_or_zero(spec.get("priority")),
         disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
         own_limit=_own_limit(status),
@@ -316,33 +310,6 @@ def _deletion_time(metadata: Dict) -> datetime | None:
     except OverflowError:
         # The API server accepts any 64-bit number.
         return deadline
-
-
-def _requests(spec: Dict) -> frozenset[str]:
-    """Return the resources that a pod needs. Each pod takes a place among those of its node."""
-    found = {"pods"}
-    for kind in ("containers", "initContainers"):
-        for container in children(spec, kind):
-            resources = child(container, "resources")
-            found |= {*child(resources, "requests"), *child(resources, "limits")}
-    return _shared(frozenset(found))
-
-
-def _placement(spec: Dict) -> str:
-    """Return a digest of a pod's node selector, required affinity and tolerations."""
-    affinity = child(spec, "affinity")
-    required = {kind: child(affinity, kind).get(REQUIRED) for kind in affinity}
-    required = {kind: rules for kind, rules in required.items() if rules}
-    tolerations = sorted(children(spec, "tolerations"), key=str)
-    rules = [child(spec, "nodeSelector"), required, tolerations]
-    text = json.dumps(rules, sort_keys=True, default=str)
-    return sys.intern(hashlib.sha256(text.encode()).hexdigest()[:16])
-
-
-@lru_cache(maxsize=1024)
-def _shared(names: frozenset[str]) -> frozenset[str]:
-    """Return one object for equal sets, since all pods of a job have equal ones."""
-    return names
 
 
 def _schedule_condition(status: Dict) -> Dict:

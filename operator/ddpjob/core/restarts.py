@@ -71,10 +71,12 @@ def _hopeless(
 ) -> Ending | None:
     """Return the end of a job that must not restart, or None."""
     failed = verdict.cause in (Cause.FAILURE, Cause.HANG)
-    if failed and verdict.script_missing:
+    # A script that was there in an earlier attempt is on a volume that may come back.
+    was_there = verdict.script_missing and bool(status.attempts)
+    if failed and verdict.script_missing and not was_there:
         reason: str = Reason.SCRIPT_NOT_FOUND
         why = "Python did not find it; check spec.args and the image"
-    elif _has_own_exit_code(verdict) and not policy.is_retryable(verdict.exit_code):
+    elif _has_own_exit_code(verdict) and not (was_there or policy.is_retryable(verdict.exit_code)):
         reason = Reason.NON_RETRYABLE
         why = "failurePolicy.nonRetryableExitCodes has this code, so the job does not restart"
     elif not is_used_up(status, verdict.cause, policy, now):

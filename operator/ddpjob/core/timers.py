@@ -104,7 +104,7 @@ def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 
 def refusal_is_retried(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     refusal = obs.refusal
-    if refusal is None or refusal.final or not refusal.is_too_early(now):
+    if refusal is None or not refusal.is_too_early(now):
         return None
     return refusal.retry_at
 

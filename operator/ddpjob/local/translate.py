@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob.core import names
-from ddpjob.core.readers import Dict, SpecError, children, require_string
+from ddpjob.core.readers import Dict, children, require_string
 from ddpjob.local.env import expand, read_env
 from ddpjob.local.mounts import Mounts, read_mounts
 from ddpjob.local.run_files import RunFiles
@@ -56,13 +56,12 @@ def translate(pod: Dict, files: RunFiles) -> Command:
 
 
 def _trainer(pod: Dict) -> Dict:
-    for container in children(pod["spec"], "containers"):
-        if container.get("name") == names.TRAINER:
-            return container
-    raise SpecError(
-        f"spec.podTemplate.spec.containers: must not remove the container {names.TRAINER}; omit "
-        "the field or give a list of containers"
+    (found,) = (
+        container
+        for container in children(pod["spec"], "containers")
+        if container["name"] == names.TRAINER
     )
+    return found
 
 
 def _working_folder(value: Any, mounts: Mounts) -> Path | None:
