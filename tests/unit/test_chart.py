@@ -364,7 +364,26 @@ def test_a_network_policy_lets_only_the_port_of_probes_be_reached() -> None:
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     # Egress to the API server must stay open.
     assert policy["policyTypes"] == ["Ingress"]
-    assert policy["ingress"] == [{"ports": [{"port": "http"}], "from": json.loads(source)}]
+    # `/metrics` names all jobs. Those of the release's namespace include the pod of `helm test`.
+    own = {"podSelector": {}}
+    assert policy["ingress"] == [{"ports": [{"port": "http"}], "from": [own, *json.loads(source)]}]
+    alone = only(rendered("networkPolicy.enabled=true"), "NetworkPolicy")["spec"]
+    assert alone["ingress"] == [{"ports": [{"port": "http"}], "from": [own]}]
+
+
+@pytest.mark.parametrize("name", ["a" * 53, "a" * 50 + "-bc"])
+def test_labels_are_short_enough_whatever_the_release_is_called(name: str) -> None:
+    done = helm("template", name, str(CHART), "--set", f"fullnameOverride={'f' * 63}")
+    assert done.returncode == 0, done.stderr
+    for manifest in yaml.safe_load_all(done.stdout):
+        for value in ((manifest or {}).get("metadata", {}).get("labels") or {}).values():
+            assert len(str(value)) <= 63
+
+
+def test_a_chart_that_depends_on_this_one_can_switch_it_off() -> None:
+    # Helm checks the value of `condition: ddpjob-operator.enabled` against the schema too.
+    done = helm("template", "x", str(CHART), "--set", "enabled=true")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_pod_monitor_selects_the_agents_of_jobs() -> None:
@@ -515,6 +534,7 @@ def test_the_chart_passes_helms_strict_lint() -> None:
         "image.registry=r.example/",
         "podDisruptionBudget.maxUnavailable=0",
         "networkPolicy.egress=true",
+        "commonLabels.team=a b",
         "extraEnv={a}",
     ],
 )

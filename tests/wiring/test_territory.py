@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from fake_api import FakeApi, hanging_webhook, refusal, unanswered
-from gang import until
+from gang import a_job, status, until
 
 from ddpjob.controller import territory
 from ddpjob.controller.territory import CHECK_AFTER, DURATION, MARK, RENEW_AFTER, Territory
@@ -156,3 +156,16 @@ async def test_marks_of_namespaces_without_jobs_are_forgotten(installed):
 
 def test_a_mark_is_checked_more_often_than_it_ends():
     assert CHECK_AFTER < RENEW_AFTER < territory.DURATION / 2
+
+
+async def test_a_job_of_another_installations_namespace_is_told_so(fake, operator):
+    # Whoever may write Leases in the namespace, or restores a backup, can cause this.
+    metadata = {"name": MARK, "namespace": "ml"}
+    fake.create("leases", {"metadata": metadata, "spec": {"holderIdentity": "gone/operator"}})
+    fake.create("ddpjobs", a_job())
+    await until(lambda: fake.all("events"))
+    (event,) = fake.all("events")
+    assert event["reason"] == "NotServed"
+    assert "another installation of the operator, gone/operator" in event["message"]
+    assert "takes over 180 s after that Lease was last renewed" in event["message"]
+    assert (status(fake), fake.all("pods")) == ({}, [])

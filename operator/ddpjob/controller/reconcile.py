@@ -11,6 +11,7 @@ from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.territory import CHECK_AFTER, Territory
 from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.core import names
 from ddpjob.core.decide import decide
 from ddpjob.core.job import Job
 from ddpjob.core.observe import ClusterPolicy, Observation, observe
@@ -83,6 +84,8 @@ class Reconciler:
             return
         is_served = await self.territory.serves(key[0])
         if not is_served:
+            if is_served is False:
+                await self._say_who_serves(seen.value.unpack())
             self.queue.add(key, CLAIM_INTERVAL if is_served is None else CHECK_AFTER)
             return
         observation = self._observe(seen.value.unpack())
@@ -96,6 +99,12 @@ class Reconciler:
         wake_after = await self.actor.apply(seen, plan)
         if wake_after is not None:
             self.queue.add(key, wake_after)
+
+    async def _say_who_serves(self, job: Job) -> None:
+        """Say in an event why nothing happens. The status belongs to the other installation."""
+        if not job.status.finished and job.managed_by == names.CONTROLLER:
+            message = self.territory.why_not(job.namespace)
+            await self.actor.reporter.post_once(job, "NotServed", message)
 
     def _observe(self, job: Job) -> Observation:
         nodes = self.cache.nodes.by_name if self.lister.reads_nodes else None

@@ -89,6 +89,17 @@ class Territory:
         finally:
             self._claiming.discard(namespace)
 
+    def why_not(self, namespace: str) -> str:
+        """Return why this installation does nothing in a namespace that it does not serve."""
+        mark = self.marks.get(namespace)
+        return (
+            f"the Lease {MARK} of this namespace names another installation of the operator, "
+            f"{mark.holder if mark else 'which has just written it'}: {self.installation} does "
+            f"nothing here, and takes over {DURATION:.0f} s after that Lease was last renewed. If "
+            "that installation does not exist any more, nothing else is to be done; else give each "
+            "installation its own watchNamespaces, or uninstall one"
+        )
+
     def forget_others(self, namespaces: Set[str]) -> None:
         """Forget the marks of all namespaces but these, which have jobs."""
         self.marks = {name: mark for name, mark in self.marks.items() if name in namespaces}
