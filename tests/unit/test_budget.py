@@ -332,8 +332,25 @@ def test_an_attempt_that_ran_ends_the_series_of_rejected_ones():
 
 def test_a_script_that_goes_missing_later_is_an_ordinary_failure():
     # A claim was not mounted, for example.
-    earlier = {"attempt": 0, "cause": "Disruption"}
-    job = a_running_job(attempts=(earlier,))
     pods = a_pod(0, running()), a_pod(1, failed(torchrun_tail("no-script")))
-    plan = plan_for(job, *pods)
+    plan = plan_for(a_running_job(seconds={"training": 3600}), *pods)
     assert (plan.status.phase, budgets_used(plan)) == (Phase.RESTARTING, (1, 0))
+    # A job whose pods were only rejected before has not shown that the script exists.
+    job = a_running_job(attempts=({"attempt": 0, "cause": "Disruption"},))
+    assert plan_for(job, *pods).status.reason == Reason.SCRIPT_NOT_FOUND
+
+
+def test_a_peer_that_is_lost_before_all_nodes_ran_uses_the_budget():
+    # A rank that ends with 0 after some steps, before the operator has seen all ready, looks so.
+    pods = a_pod(0, running()), a_pod(1, failed(follower_summary(1)))
+    job = a_running_job(ran=False, undecided_since=NOW)
+    plan = plan_for(job, *pods, now=at(60))
+    assert budgets_used(plan) == (0, 1)
+
+
+def test_the_startup_deadline_goes_on_over_attempts_that_use_no_budget():
+    spec = with_policy(maxDisruptions=0)
+    job = a_running_job(spec=spec, ran=False, starting_since=NOW)
+    pods = a_pod(0, REJECTED), a_pod(1, waiting())
+    plan = plan_for(job, *pods, now=at(30))
+    assert (budgets_used(plan), plan.status.starting_seconds) == ((0, 0), 30)

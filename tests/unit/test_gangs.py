@@ -56,12 +56,12 @@ def a_gang(name, created=0, *, placed=GPU, pending=GPU, **fields):
     second has no node. Other fields are those of the status.
     """
     why, namespace = fields.pop("why", NO_GPU), fields.pop("namespace", "ml")
-    reason = str(fields.pop("reason", Reason.UNSCHEDULABLE))
-    values = {"reason": reason, "starting_since": NOW, **fields}
+    refusal = fields.pop("refusal", None)
+    values = {"starting_since": NOW, **fields}
     job = a_job(name=name, status=a_status(ran=False, **values))
     job = replace(job, created=at(created), uid=f"uid-of-{name}", namespace=namespace)
     pods = (a_pod(0, running(), **pod_spec(placed)), a_pod(1, why, **pod_spec(pending)))
-    return read_gang(job, read_pods(*pods))
+    return read_gang(job, read_pods(*pods), refusal)
 
 
 def pod_spec(fields):
@@ -120,7 +120,7 @@ HIGH = {"priority": 1000}
 OTHERS = {
     "it runs": {"starting_since": None},
     "it is finished": {"conditions": a_condition(Condition.COMPLETE)},
-    "it waits for something else": {"reason": Reason.IMAGE_PULL},
+    "it waits for something else": {"why": waiting("ErrImagePull")},
     "it lacks another resource": {
         "why": unschedulable("0/3 nodes are available: 3 Insufficient cpu.")
     },
@@ -130,7 +130,11 @@ OTHERS = {
     "it needs other nodes by a selector": {"pending": GPU | ZONE},
     "it needs other nodes by affinity": {"pending": GPU | POOL},
     "it needs other nodes by a toleration": {"pending": GPU | TOLERATION},
-    "it has waited in vain for a quota of its own": {"namespace": "other", "reason": Reason.QUOTA},
+    "it lacks a quota of its own namespace": {
+        "namespace": "other",
+        "refusal": QUOTA,
+        "why": waiting(),
+    },
 }
 
 
@@ -166,18 +170,23 @@ def test_too_many_pods_are_a_lack_that_every_pod_is_part_of():
     assert in_the_way(a_gang("younger", 10), a_gang("older", why=full)) == "older"
 
 
-@pytest.mark.parametrize("reason", [Reason.QUOTA, Reason.UNSCHEDULABLE])
-def test_gangs_may_wait_for_each_other_for_different_reasons(reason):
-    (other,) = {Reason.QUOTA, Reason.UNSCHEDULABLE} - {reason}
-    younger = a_gang("younger", 10, reason=reason)
-    assert in_the_way(younger, a_gang("older", reason=other)) == "older"
+UNDER_QUOTA = {"refusal": QUOTA, "why": waiting()}
+
+
+def test_gangs_may_wait_for_each_other_for_different_reasons():
+    assert in_the_way(a_gang("younger", 10, **UNDER_QUOTA), a_gang("older")) == "older"
+    assert in_the_way(a_gang("younger", 10), a_gang("older", **UNDER_QUOTA)) == "older"
 
 
 def test_a_quota_is_shared_within_a_namespace():
-    younger = a_gang("younger", 10, reason=Reason.QUOTA)
-    assert in_the_way(younger, a_gang("older", reason=Reason.QUOTA)) == "older"
-    other = a_gang("older", reason=Reason.QUOTA, namespace="other")
-    assert in_the_way(younger, other) is None
+    younger = a_gang("younger", 10, **UNDER_QUOTA)
+    assert in_the_way(younger, a_gang("older", **UNDER_QUOTA)) == "older"
+    assert in_the_way(younger, a_gang("older", namespace="other", **UNDER_QUOTA)) is None
+
+
+def test_a_gang_that_lacks_nothing_is_in_nobodys_way():
+    gang = a_gang("gang", why=running())
+    assert (gang.lacks, gang.holds) == (frozenset(), frozenset())
 
 
 def test_gangs_that_changed_or_went_are_in_the_way_no_more():

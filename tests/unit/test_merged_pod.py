@@ -153,6 +153,18 @@ def test_a_mount_in_place_of_the_agent_is_refused():
         render(podTemplate=overlay(**mounted))
 
 
+def test_not_even_another_volume_of_the_operator_may_be_mounted_there():
+    # The agent would empty the claim of the checkpoints.
+    mounts = [{"name": "ddpjob-checkpoint", "mountPath": "//ddpjob/shm"}]
+    with pytest.raises(SpecError, match="is reserved"):
+        render(checkpoint={"claimName": "c"}, volumeMounts=mounts)
+
+
+def test_empty_lists_of_other_containers_are_no_error():
+    template = {"spec": {"initContainers": [{"name": "i", "volumeMounts": None}]}}
+    assert render(podTemplate=template)["spec"]["initContainers"][0]["name"] == "i"
+
+
 def test_the_options_of_a_mount_may_change():
     trainer = {"name": "trainer", "volumeMounts": [{"mountPath": "/checkpoints", "readOnly": True}]}
     pod = render(checkpoint={"claimName": "c"}, podTemplate={"spec": {"containers": [trainer]}})

@@ -142,7 +142,7 @@ def own_exception(stream: Stream, exit_code: int, first: Stream) -> str:
     began = stream.traceback_time
     # A rank that has handled SIGTERM may have written because of it.
     handled = exit_code != -signal.SIGTERM
-    is_earlier = began < first.open_at or (not handled and began == first.ended)
+    is_earlier = began < first.open_at or (not handled and began <= (first.ended or 0.0))
     if not is_earlier or first.open_at - began >= ENDING_SECONDS:
         return ""
     _, _, rest = stream.text().rpartition(TRACEBACK.decode() + "\n")

@@ -95,7 +95,7 @@ class Actor:
     def next_under_quota(self, namespace: str) -> SeenJob | None:
         """Return the job of a namespace that may have the place of a pod in a quota, or None.
 
-        Another pod that goes is for another job. A job that is refused again waits as the last one.
+        Another pod that goes is for another job.
         """
         waiting = self.under_quota.get(namespace, {})
         while waiting:
@@ -103,6 +103,8 @@ class Actor:
             del waiting[uid]
             seen = self.cache.jobs.objects.get(uid)
             if seen:
+                # Until it is refused again or has its pods, it waits as the last one.
+                waiting[uid] = None
                 return seen
         return None
 
@@ -114,6 +116,8 @@ class Actor:
         # If a pod is missing in the cache, restart only if the API server confirms that it is gone.
         # Delete a pod by force only if the API server confirms the state of its node.
         job = seen.value.unpack()
+        if plan.status.finished or plan.status.reason in (Reason.SUSPENDED, Reason.YIELDED):
+            self.under_quota.get(job.namespace, {}).pop(job.uid, None)
         existing = await self._find_existing(job, plan.confirm)
         if existing:
             return await self._keep(job, existing)

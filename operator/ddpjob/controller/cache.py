@@ -20,7 +20,7 @@ from ddpjob.core.history import OlderGang
 from ddpjob.core.job import Job
 from ddpjob.core.names import Identity
 from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import Node, Pod
+from ddpjob.core.observe import Node, Pod, Refusal
 from ddpjob.core.pods import owner_of, read_pod
 from ddpjob.core.readers import Dict
 from ddpjob.kube.kinds import JOBS, NODES, PODS, Kind
@@ -199,9 +199,9 @@ class Cache:
     def job(self, key: Key) -> SeenJob | None:
         return self.jobs.by_key.get(key)
 
-    def older_gang_of(self, job: Job) -> OlderGang | None:
+    def older_gang_of(self, job: Job, refusal: Refusal | None) -> OlderGang | None:
         """Return the older job that `job` should give way to, and remember what `job` lacks."""
-        gang = read_gang(job, self.pods_of(job.identity))
+        gang = read_gang(job, self.pods_of(job.identity), refusal)
         self.jobs.contests.see(gang)
         yielding = job.status.yielding
         older = self.jobs.objects.get(yielding.to) if yielding else None

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from ddpjob.controller.act import Actor
-from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.cache import Cache, Key, identity_of
 from ddpjob.controller.errors import GaveWay, LeaseLost
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
@@ -83,7 +83,12 @@ class Reconciler:
         if seen is None or not self.lister.knows_pods_of(key[0]):
             return
         is_served = await self.territory.serves(key[0])
+        # The job may have changed or gone meanwhile.
+        seen = self.cache.job(key)
+        if seen is None:
+            return
         if not is_served:
+            self.cache.jobs.contests.forget(identity_of(seen))
             if is_served is False:
                 await self._say_who_serves(seen.value.unpack())
             self.queue.add(key, CLAIM_INTERVAL if is_served is None else CHECK_AFTER)
@@ -115,5 +120,5 @@ class Reconciler:
             nodes=nodes,
             policy=self.policy,
             leftovers=tuple(self.cache.pods_of_earlier_jobs(job.identity)),
-            older_gang=self.cache.older_gang_of(job),
+            older_gang=self.cache.older_gang_of(job, self.actor.refusal_of(job.uid)),
         )

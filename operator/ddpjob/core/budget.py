@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddpjob.core.backoff import exponential_delay
-from ddpjob.core.names import Cause
+from ddpjob.core.names import Cause, Reason
 from ddpjob.core.policy import FailurePolicy
 from ddpjob.core.status import Backoff, Status
 from ddpjob.core.times import since
@@ -17,14 +17,16 @@ LASTING = timedelta(minutes=5)
 FIRST_DELAY = 10
 LONGEST_DELAY = 300
 
+# Reasons of disruptions that may be a job's own fault: a rank that ended too early looks like a
+# lost peer, and a download may fill the disk of its node.
+DOUBTFUL = (Reason.PEER_LOST, "TerminationByKubelet", "Evicted")
+
 
 def is_used_up(status: Status, cause: Cause, policy: FailurePolicy, now: datetime) -> bool:
     """Return True if a restart for this cause would exceed its budget.
 
     With a window, only the restarts within it count.
     """
-    if is_of_the_cluster(status, cause):
-        return False
     if cause in (Cause.FAILURE, Cause.HANG):
         total, times, limit = status.failures, status.failure_times, policy.max_restarts
     elif cause is Cause.DISRUPTION:
@@ -36,23 +38,26 @@ def is_used_up(status: Status, cause: Cause, policy: FailurePolicy, now: datetim
     return total >= limit
 
 
-def is_of_the_cluster(status: Status, cause: Cause) -> bool:
-    """Return True for an attempt that was lost before all its nodes ran.
+def is_free(status: Status, cause: Cause, reason: str) -> bool:
+    """Return True for an attempt that the cluster has lost before all its nodes ran.
 
     Its pods were rejected by a kubelet, or their node went away. That uses no budget, since a short
     fault of the cluster would use up any.
     """
-    return cause is Cause.DISRUPTION and status.running_time is None
+    is_early = cause is Cause.DISRUPTION and status.running_time is None
+    return is_early and reason not in DOUBTFUL
+
+
+def count_free_restart(status: Status, now: datetime) -> Status:
+    """Return the status with the back-off before the attempt after one that was free."""
+    return replace(status, backoff=_grown(status, now))
 
 
 def count_restart(status: Status, cause: Cause, policy: FailurePolicy, now: datetime) -> Status:
     """Return the status with one more restart, its time, and the back-off before it."""
     if cause is Cause.NOT_RESUMED:
         return status
-    uses_no_budget = is_of_the_cluster(status, cause)
     status = replace(status, backoff=_next_backoff(status, cause, now))
-    if uses_no_budget:
-        return status
     if cause in (Cause.FAILURE, Cause.HANG):
         times = _newest(status.failure_times, policy.max_restarts, now)
         return replace(status, failures=status.failures + 1, failure_times=times)
@@ -73,14 +78,18 @@ def _newest(times: Sequence[datetime], budget: int, now: datetime) -> tuple[date
 def _next_backoff(status: Status, cause: Cause, now: datetime) -> Backoff:
     """Return the back-off before the next attempt: 0, 10, 20, 40 … 300 s.
 
-    It grows with each attempt in a row that failed before it had trained for LASTING, or that was
-    lost before all its nodes ran. An attempt that ran and was disrupted neither waits nor counts.
+    It grows with each attempt in a row that failed before it had trained for LASTING. A disrupted
+    attempt neither waits nor counts, unless it was lost before all its nodes ran.
     """
     trained = since(status.running_time, now) if status.running_time else timedelta(0)
     if trained >= LASTING:
         return Backoff()
-    if cause is Cause.DISRUPTION and not is_of_the_cluster(status, cause):
+    if cause is Cause.DISRUPTION and status.running_time is not None:
         return Backoff(status.backoff.count)
+    return _grown(status, now)
+
+
+def _grown(status: Status, now: datetime) -> Backoff:
     count = status.backoff.count + 1
     return Backoff(count, now + timedelta(seconds=backoff_seconds(count)))
 

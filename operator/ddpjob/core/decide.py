@@ -277,7 +277,8 @@ def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | 
         return _wait_for_leftovers(obs, now)
     obs = with_status(obs, replace(obs.status, yielding=None))
     refusal = obs.refusal
-    had_pods = obs.pods or obs.status.attempt_started is not None
+    # At the first attempt such a refusal ends the job, so a later one had pods.
+    had_pods = obs.pods or obs.attempt > 0
     if refusal and refusal.final and not had_pods:
         return stop(obs, spec, refusal.reason, refusal.message, now)
     until = backoff_end(obs.status, now)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ddpjob.core.history import OlderGang
 from ddpjob.core.job import Job
 from ddpjob.core.names import Identity, Reason
-from ddpjob.core.observe import Pod
+from ddpjob.core.observe import Pod, Refusal
 
 # A job whose creation time cannot be read is the youngest.
 NEVER = datetime.max.replace(tzinfo=UTC)
@@ -55,23 +55,24 @@ class Gang:
     holds: frozenset[Room]
 
 
-def read_gang(job: Job, pods: Iterable[Pod]) -> Gang:
+def read_gang(job: Job, pods: Iterable[Pod], refusal: Refusal | None) -> Gang:
+    """Return the gang of a job. `refusal` is that of the API server, such as for a quota."""
     pods = list(pods)
-    status = job.status
-    is_waiting = not status.finished and status.starting_since is not None
     quota = Room(job.namespace, "", "")
     lacks: set[Room] = set()
-    if is_waiting and status.reason == Reason.QUOTA:
-        lacks = {quota}
-    elif is_waiting and status.reason == Reason.UNSCHEDULABLE:
+    holds: set[Room] = set()
+    if not job.status.finished and job.status.starting_since is not None:
         lacks = {Room("", name, pod.placement) for pod in pods for name in shortages(pod)}
-    holds = {
-        Room("", name, pod.placement)
-        for pod in pods_with_room(pods, under_quota=False)
-        for name in pod.requests
-    }
-    if pods_with_room(pods, under_quota=True):
-        holds.add(quota)
+        if refusal and refusal.reason == Reason.QUOTA:
+            lacks.add(quota)
+    if lacks:
+        holds = {
+            Room("", name, pod.placement)
+            for pod in pods_with_room(pods, under_quota=False)
+            for name in pod.requests
+        }
+        if pods_with_room(pods, under_quota=True):
+            holds.add(quota)
     priority = max((pod.priority for pod in pods), default=0)
     age = (job.created or NEVER, job.uid)
     return Gang(job.identity, age, priority, frozenset(lacks), frozenset(holds))

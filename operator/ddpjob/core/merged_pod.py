@@ -47,7 +47,7 @@ def complete(merged: Dict, job: Job, spec: Spec, restricted: bool) -> Object:
     profile = catalog()[spec.accelerator]
     trainer = _trainer(pod_spec)
     for container in _containers(pod_spec):
-        if "volumeMounts" in container:
+        if container.get("volumeMounts"):
             container["volumeMounts"] = _one_for_each_path(container["volumeMounts"])
     _refuse_replaced_mounts(trainer, spec.checkpoint, job.name)
     _remove_unused_volumes(pod_spec)
@@ -96,7 +96,7 @@ def _refuse_replaced_mounts(trainer: Dict, checkpoint: Checkpoint | None, job_na
     """Raise SpecError for a user's mount in place of the agent's files or of the checkpoints."""
     for mount in children(trainer, "volumeMounts"):
         path = normal_path(mount["mountPath"])
-        if names.is_own_path(path) and not names.is_own_volume(mount["name"]):
+        if names.is_own_path(path) and mount["name"] != names.OWN_MOUNTS.get(path):
             raise SpecError(
                 f"volumeMounts: {path} is reserved: paths below {names.FOLDER} belong to the "
                 "operator; choose another path"

@@ -57,6 +57,14 @@ POD_FOLDER = f"{FOLDER}/pod"
 # A second mount of the operator's volume at /dev/shm. The agent empties it between two attempts:
 # whatever is mounted at /dev/shm or below it, only files of that volume are here.
 MEMORY_FOLDER = f"{FOLDER}/shm"
+
+# The operator's volume at each of these paths.
+OWN_MOUNTS = {
+    AGENT_FOLDER: AGENT_VOLUME,
+    RUN_FOLDER: f"{VOLUME_PREFIX}run",
+    POD_FOLDER: f"{VOLUME_PREFIX}pod",
+    MEMORY_FOLDER: f"{VOLUME_PREFIX}shm",
+}
 ASSIGNMENT_FILE = f"{POD_FOLDER}/assignment"
 MESSAGE_FILE = "/dev/termination-log"
 

@@ -149,12 +149,17 @@ def _volumes(spec: Spec, settings: Settings) -> tuple[list[Dict], list[Dict]]:
     annotation = {"fieldPath": f"metadata.annotations['{names.ANNOTATION_ASSIGNMENT}']"}
     assignment = {"items": [{"path": ASSIGNMENT_NAME, "fieldRef": annotation}]}
     memory = {"emptyDir": {"medium": "Memory"}}
+    agent = {"configMap": {"name": config_map_name()}}
     sources: list[tuple[str, Dict, Sequence[str]]] = [
-        (names.AGENT_VOLUME, {"configMap": {"name": config_map_name()}}, [names.AGENT_FOLDER]),
-        ("ddpjob-run", memory, [names.RUN_FOLDER]),
-        ("ddpjob-pod", {"downwardAPI": assignment}, [names.POD_FOLDER]),
+        (names.OWN_MOUNTS[names.AGENT_FOLDER], agent, [names.AGENT_FOLDER]),
+        (names.OWN_MOUNTS[names.RUN_FOLDER], memory, [names.RUN_FOLDER]),
+        (names.OWN_MOUNTS[names.POD_FOLDER], {"downwardAPI": assignment}, [names.POD_FOLDER]),
         # Without this volume /dev/shm has 64 MiB.
-        ("ddpjob-shm", memory, [names.SHARED_MEMORY, names.MEMORY_FOLDER]),
+        (
+            names.OWN_MOUNTS[names.MEMORY_FOLDER],
+            memory,
+            [names.SHARED_MEMORY, names.MEMORY_FOLDER],
+        ),
     ]
     if spec.checkpoint:
         claim = {"persistentVolumeClaim": {"claimName": spec.checkpoint.claim}}

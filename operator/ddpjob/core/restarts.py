@@ -8,14 +8,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.attempts import begin_attempt
-from ddpjob.core.budget import count_restart, is_used_up
+from ddpjob.core.budget import count_free_restart, count_restart, is_free, is_used_up
 from ddpjob.core.causes import Verdict
 from ddpjob.core.deletions import current_grace, delete_all_unfinished
 from ddpjob.core.describe import stop_running, with_status
 from ddpjob.core.gangs import pods_with_room
 from ddpjob.core.history import Yielding, count_failed_node, forget_old_failures
 from ddpjob.core.in_place import pods_that_stay
-from ddpjob.core.names import Cause, Phase, Reason
+from ddpjob.core.names import Activity, Cause, Phase, Reason
 from ddpjob.core.observe import Observation, Pod
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
 from ddpjob.core.pods import INIT_FAILED
@@ -59,7 +59,10 @@ def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetim
     ending = _hopeless(obs.status, policy, verdict, now)
     if ending:
         return fail(obs, spec, ending, now)
-    counted_status = count_restart(obs.status, verdict.cause, policy, now)
+    if is_free(obs.status, verdict.cause, verdict.reason):
+        counted_status = count_free_restart(obs.status, now)
+    else:
+        counted_status = count_restart(obs.status, verdict.cause, policy, now)
     event = Event("Warning", "Restarting", verdict.message)
     obs = with_ended_attempt(with_status(obs, counted_status), entry, now)
     stay = pods_that_stay(obs, spec, verdict.cause, verdict.pod, now)
@@ -71,15 +74,17 @@ def _hopeless(
 ) -> Ending | None:
     """Return the end of a job that must not restart, or None."""
     failed = verdict.cause in (Cause.FAILURE, Cause.HANG)
-    # A script that was there in an earlier attempt is on a volume that may come back.
-    was_there = verdict.script_missing and bool(status.attempts)
+    # The script of a job that has trained is on a volume that may come back.
+    was_there = verdict.script_missing and status.seconds.get(Activity.TRAINING, 0) > 0
     if failed and verdict.script_missing and not was_there:
         reason: str = Reason.SCRIPT_NOT_FOUND
         why = "Python did not find it; check spec.args and the image"
     elif _has_own_exit_code(verdict) and not (was_there or policy.is_retryable(verdict.exit_code)):
         reason = Reason.NON_RETRYABLE
         why = "failurePolicy.nonRetryableExitCodes has this code, so the job does not restart"
-    elif not is_used_up(status, verdict.cause, policy, now):
+    elif is_free(status, verdict.cause, verdict.reason) or not is_used_up(
+        status, verdict.cause, policy, now
+    ):
         return None
     elif failed:
         reason = Reason.MAX_RESTARTS
@@ -159,7 +164,8 @@ def replace_gang(obs: Observation, spec: Spec, change: Change, now: datetime) ->
     """
     message = change.event.message[:MAX_MESSAGE]
     begun = begin_attempt(obs, spec, obs.attempt + 1, now, change.stay)
-    never_started = change.reason in (Reason.RENDEZVOUS_TIMEOUT, Reason.YIELDED)
+    was_lost_early = change.reason == Reason.DISRUPTION and obs.status.running_time is None
+    never_started = was_lost_early or change.reason in (Reason.RENDEZVOUS_TIMEOUT, Reason.YIELDED)
     status = replace(
         begun,
         # A gang that has never started does not get the time of startupDeadlineSeconds again.

@@ -94,7 +94,7 @@ def _read_mount_path(mount: Dict) -> str:
     given = require_string(mount.get("mountPath"), where)
     path = normal_path(given)
     # A mount at / would rewrite every path.
-    if not path.startswith("/") or path == "/":
+    if not given.startswith("/") or path == "/":
         raise refuse(where, "an absolute path other than '/'", given)
     if "subPathExpr" in mount:
         raise SpecError(

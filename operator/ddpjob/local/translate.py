@@ -59,7 +59,7 @@ def _trainer(pod: Dict) -> Dict:
     (found,) = (
         container
         for container in children(pod["spec"], "containers")
-        if container["name"] == names.TRAINER
+        if container.get("name") == names.TRAINER
     )
     return found
 
