@@ -5,6 +5,7 @@ import copy
 import itertools
 import socket
 import time
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -610,3 +611,28 @@ async def test_no_job_is_reconciled_before_the_first_list():
         territory=None,
     )
     await reconciler.look_at(("ml", a_job()["metadata"]["name"]))
+
+
+async def test_a_job_that_goes_while_its_look_waits_is_not_looked_at():
+    # It would stay among the gangs to which younger ones give way.
+    cache = Cache()
+    metadata = {**a_job()["metadata"], "uid": "u", "resourceVersion": "1"}
+    cache.jobs.see({**a_job(), "metadata": metadata})
+
+    class Slow:
+        async def serves(self, namespace):
+            cache.jobs.drop("u")
+            return True
+
+    reconciler = Reconciler(
+        api=None,
+        cache=cache,
+        lister=SimpleNamespace(knows_pods_of=lambda namespace: True),
+        actor=None,
+        queue=None,
+        metrics=None,
+        policy=None,
+        territory=Slow(),
+    )
+    await reconciler.look_at(("ml", "digits"))
+    assert cache.jobs.contests.gangs == {}
