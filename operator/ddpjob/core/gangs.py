@@ -95,25 +95,23 @@ def pods_with_room(pods: Iterable[Pod], under_quota: bool) -> list[Pod]:
 class Queue:
     """The gangs of one priority that lack the same room, the oldest first.
 
-    Entries that are out of date stay until they come first, or until they are too many.
+    `current` are those that lack it now. Other entries stay until they come first, or until they
+    are too many.
     """
 
+    current: set[Identity] = field(default_factory=set)
     entries: list[tuple[Age, Identity]] = field(default_factory=list)
-    members: set[Identity] = field(default_factory=set)
 
     def add(self, gang: Gang) -> None:
-        if gang.job not in self.members:
-            self.members.add(gang.job)
-            heappush(self.entries, (gang.age, gang.job))
+        self.current.add(gang.job)
+        heappush(self.entries, (gang.age, gang.job))
 
-    def oldest(self, current: set[Identity]) -> tuple[Age, Identity] | None:
-        """Return the oldest entry of those whose gangs are `current`."""
-        if len(self.entries) > STALE_ENTRIES + 2 * len(current):
-            self.members &= current
-            self.entries = [entry for entry in self.entries if entry[1] in current]
+    def oldest(self) -> tuple[Age, Identity] | None:
+        if len(self.entries) > STALE_ENTRIES + 2 * len(self.current):
+            self.entries = [entry for entry in set(self.entries) if entry[1] in self.current]
             heapify(self.entries)
-        while self.entries and self.entries[0][1] not in current:
-            self.members.discard(heappop(self.entries)[1])
+        while self.entries and self.entries[0][1] not in self.current:
+            heappop(self.entries)
         return self.entries[0] if self.entries else None
 
 
@@ -122,7 +120,6 @@ class Contests:
     """The gangs that hold room and lack some. For each room and priority, the oldest is known."""
 
     gangs: dict[Identity, Gang] = field(default_factory=dict)
-    lacking: dict[Room, dict[int, set[Identity]]] = field(default_factory=dict)
     queues: dict[Room, dict[int, Queue]] = field(default_factory=dict)
 
     def see(self, gang: Gang) -> None:
@@ -134,7 +131,6 @@ class Contests:
             return
         self.gangs[gang.job] = gang
         for room in gang.lacks:
-            self.lacking.setdefault(room, {}).setdefault(gang.priority, set()).add(gang.job)
             self.queues.setdefault(room, {}).setdefault(gang.priority, Queue()).add(gang)
 
     def forget(self, job: Identity) -> None:
@@ -142,19 +138,19 @@ class Contests:
         if gang is None:
             return
         for room in gang.lacks:
-            of_room = self.lacking[room]
-            of_room[gang.priority].discard(job)
-            if not of_room[gang.priority]:
-                del of_room[gang.priority], self.queues[room][gang.priority]
+            of_room = self.queues[room]
+            of_room[gang.priority].current.discard(job)
+            if not of_room[gang.priority].current:
+                del of_room[gang.priority]
             if not of_room:
-                del self.lacking[room], self.queues[room]
+                del self.queues[room]
 
     def in_the_way_of(self, gang: Gang) -> Identity | None:
         """Return the oldest job that lacks what a younger gang of no higher priority holds."""
         found = []
         for room in gang.holds if gang.lacks else ():
             for priority, queue in self.queues.get(room, {}).items():
-                oldest = queue.oldest(self.lacking[room][priority])
+                oldest = queue.oldest()
                 if priority >= gang.priority and oldest and oldest[0] < gang.age:
                     found.append(oldest)
         return min(found)[1] if found else None

@@ -12,6 +12,7 @@ from typing import Any
 
 from ddpjob.core import names
 from ddpjob.core.job import Job
+from ddpjob.core.placement import REQUIRED
 from ddpjob.core.profiles import Profile, catalog
 from ddpjob.core.readers import Dict, SpecError, child, children, normal_path
 from ddpjob.core.spec import Checkpoint, Spec
@@ -19,7 +20,6 @@ from ddpjob.core.spec import Checkpoint, Spec
 Object = dict[str, Any]
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED_AFFINITY = "preferredDuringSchedulingIgnoredDuringExecution"
 HOST_NAME = "kubernetes.io/hostname"
 
@@ -190,14 +190,14 @@ def _with_instance_types(affinity: Dict, profile: Profile) -> Dict:
         {"key": INSTANCE_TYPE, "operator": "DoesNotExist"},
     ]
     node_affinity = affinity.get("nodeAffinity") or {}
-    given = node_affinity.get(REQUIRED_AFFINITY) or {}
+    given = node_affinity.get(REQUIRED) or {}
     # Terms are alternatives, so each of them needs the instance type.
     terms = []
     for term in given.get("nodeSelectorTerms") or [{}]:
         for instance_type in instance_types:
             expressions = [*(term.get("matchExpressions") or ()), instance_type]
             terms.append({**term, "matchExpressions": expressions})
-    required = {REQUIRED_AFFINITY: {"nodeSelectorTerms": terms}}
+    required = {REQUIRED: {"nodeSelectorTerms": terms}}
     return {**affinity, "nodeAffinity": {**node_affinity, **required}}
 
 
