@@ -22,6 +22,7 @@ from builders import (
     rejected_by_kubelet,
     running,
     scheduling_gated,
+    shut_down,
     starting,
     succeeded,
     torchrun_summary,
@@ -337,6 +338,11 @@ def user_resumes_the_job(world: World, choice: int) -> None:
     world.change_spec(suspend=False)
 
 
+def user_retries_the_job(world: World, choice: int) -> None:
+    """Raise spec.retries, which takes a job up again only if it has failed."""
+    world.change_spec(retries=world.job.spec.lifecycle.retries + 1)
+
+
 def user_sets_a_deadline(world: World, choice: int) -> None:
     field = ("activeDeadlineSeconds", "startupDeadlineSeconds")[choice % 2]
     world.change_spec(**{field: (60, 3000, None)[choice % 3]})
@@ -396,6 +402,7 @@ REPORTS = {
     "a_limit_of_its_own": lambda now, index: over_own_limit(when=now),
     "a_refused_pod": lambda now, index: rejected_by_kubelet(),
     "a_drain": lambda now, index: ended(137, when=now, conditions=[disruption_target(when=now)]),
+    "a_shutdown": lambda now, index: shut_down(),
     "no_room": lambda now, index: unschedulable(),
     "a_scheduling_gate": lambda now, index: scheduling_gated(),
     "no_image": lambda now, index: waiting("ImagePullBackOff", "no such image"),
@@ -461,6 +468,7 @@ OF_USERS = (
     user_changes_the_number_of_nodes,
     user_suspends_the_job,
     user_resumes_the_job,
+    user_retries_the_job,
     user_sets_a_deadline,
     crd_gets_a_new_field,
     api_server_begins_to_refuse_pods,

@@ -18,23 +18,23 @@ from ddpjob.core.conditions import (
     stamp_conditions,
 )
 from ddpjob.core.decide import decide
-from ddpjob.core.history import FailedNode, UnreachableNode, Yielding
+from ddpjob.core.history import Backoff, FailedNode, Retried, UnreachableNode, Yielding
 from ddpjob.core.job import Job
 from ddpjob.core.names import Condition
 from ddpjob.core.nodes import read_node
 from ddpjob.core.observe import Observation, Pod, observe
 from ddpjob.core.plan import Plan
 from ddpjob.core.pods import read_pod
-from ddpjob.core.status import Backoff, Host, PodCounts, Status
+from ddpjob.core.status import Host, PodCounts, Status
 from ddpjob.core.times import format_time
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 JOB_UID = "0b4c6f3e-9d52-4c43-b4f0-2f4c0f6f1d11"
 
 # The end of the message of a job that has failed and has no checkpoint.
-DELETE_AND_CREATE = (
-    "correct the cause or the spec, then delete the job and create it again: it begins anew, "
-    "unless its script saves checkpoints itself"
+WHAT_TO_DO = (
+    "correct the cause, then raise spec.retries (ddpjob retry digits): the job begins anew, unless "
+    "its script saves checkpoints itself. To change its spec, delete it and create it again"
 )
 
 # The last 2048 bytes of the logs of torchrun 2.13, which is what a kubelet keeps of a log.
@@ -144,8 +144,11 @@ FULL_STATUS = Status(
     running_time=at(5),
     failures=1,
     disruptions=1,
+    announced_disruptions=3,
     failure_times=(NOW,),
     disruption_times=(at(1),),
+    announced_times=(at(2),),
+    retried=Retried(1, 1, 1, 2),
     attempts=(
         {
             "attempt": 0,
@@ -170,7 +173,7 @@ FULL_STATUS = Status(
     activity_since=at(5),
     seconds={"queued": 1, "starting": 4},
     failed_nodes=(FailedNode("node-1", 2, NOW),),
-    unreachable_nodes=(UnreachableNode("node-2", NOW),),
+    unreachable_nodes=(UnreachableNode("node-2", NOW, "uid-2"),),
     yielding=Yielding("ml/older", at(11)),
     stray_pods=("copy",),
     selector="ddpjob.dev/job-uid=x",
@@ -386,6 +389,14 @@ def evicted(**fields):
     return {**over_own_limit(message, **fields), "conditions": [target]}
 
 
+def shut_down():
+    """Return the status after a kubelet that shuts its node down has ended the pod."""
+    message = "Pod was terminated in response to imminent node shutdown."
+    target = disruption_target("TerminationByKubelet", message)
+    ended_pod = {**ended(143), "phase": "Failed", "reason": "Terminated", "message": message}
+    return {**ended_pod, "conditions": [target]}
+
+
 def over_own_limit(message="Usage of EmptyDir volume exceeds the limit 1Gi.", **fields):
     """Return the status after the kubelet evicted a pod for exceeding a limit of its own."""
     return {**ended(137, **fields), "phase": "Failed", "reason": "Evicted", "message": message}
@@ -442,10 +453,10 @@ def slow_rank_summary(rank=1, when=NOW):
 # Kubernetes nodes
 
 
-def a_node(name="node-0", ready="True", *taints):
+def a_node(name="node-0", ready="True", *taints, uid=""):
     """Return a node as the API server shows it. Its taints are given by their keys."""
     return {
-        "metadata": {"name": name},
+        "metadata": {"name": name, "uid": uid or f"uid-of-{name}"},
         "spec": {"taints": [{"key": key, "effect": "NoSchedule"} for key in taints]},
         "status": {"conditions": [{"type": "Ready", "status": ready}]},
     }
@@ -483,8 +494,15 @@ def deleted_pods(plan: Plan) -> list[str]:
 
 
 def budgets_used(plan: Plan) -> tuple[int, int]:
-    """Return (failures, disruptions)."""
+    """Return (failures, disruptions that were not announced)."""
     return plan.status.failures, plan.status.disruptions
+
+
+def restarts_by_budget(plan: Plan) -> dict[str, int]:
+    """Return the restarts that are counted, by the budget, without those that are 0."""
+    status = plan.status.to_dict()
+    budgets = ("failures", "disruptions", "announcedDisruptions")
+    return {budget: status[budget] for budget in budgets if status.get(budget)}
 
 
 def condition(status: Status, kind: Condition) -> dict:

@@ -115,19 +115,24 @@ def pods_are_created_only_for_a_job_that_may_run(world):
 def attempts_and_counters_never_decrease(world):
     for _, old, new in written(world):
         assert (new.attempt or 0) >= (old.attempt or 0)
-        assert new.failures >= old.failures
-        assert new.disruptions >= old.disruptions
+        assert all(now >= before for before, now in zip(costs(old), costs(new), strict=True))
+        assert new.retried.retries >= old.retried.retries
+
+
+def costs(status: Status) -> tuple[int, int, int]:
+    return status.failures, status.disruptions, status.announced_disruptions
 
 
 def a_restart_costs_one_and_everything_else_costs_nothing(world):
     for turn, old, new in written(world):
-        cost = (new.failures - old.failures, new.disruptions - old.disruptions)
-        assert cost in ((0, 0), (1, 0), (0, 1))
+        cost = tuple(now - before for before, now in zip(costs(old), costs(new), strict=True))
+        assert cost in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
         if is_recovery(turn):
-            assert cost == (0, 0)
-        elif cost != (0, 0):
-            assert new.attempt == old.attempt + 1
-            causes = BROKEN if cost == (1, 0) else (Cause.DISRUPTION,)
+            assert sum(cost) == 0
+        elif sum(cost):
+            # The next attempt of a job that is suspended at the same look begins later.
+            assert new.attempt == old.attempt + (not new.has(Condition.SUSPENDED))
+            causes = BROKEN if cost == (1, 0, 0) else (Cause.DISRUPTION,)
             assert new.last_failure["cause"] in causes
             assert new.last_failure["attempt"] == old.attempt
             assert new.attempts[0]["attempt"] == old.attempt
@@ -136,10 +141,12 @@ def a_restart_costs_one_and_everything_else_costs_nothing(world):
 def a_budget_is_never_exceeded(world):
     for turn, old, new in written(world):
         policy = turn.observed.job.spec.failure_policy
-        if policy.window is None and new.failures > old.failures:
-            assert new.failures <= policy.max_restarts
-        if policy.window is None and new.disruptions > old.disruptions:
-            assert new.disruptions <= policy.max_disruptions
+        limits = (policy.max_restarts, policy.max_disruptions, policy.max_announced)
+        before = (new.retried.failures, new.retried.disruptions, new.retried.announced_disruptions)
+        rows = zip(costs(old), costs(new), before, limits, strict=True)
+        for was, is_now, at_retry, limit in rows:
+            if policy.window is None and is_now > was and limit is not None:
+                assert is_now - at_retry <= limit
 
 
 def each_attempt_is_in_the_history_once(world):
@@ -162,11 +169,25 @@ def a_new_attempt_or_end_is_reported_by_one_event(world):
 def a_finished_job_never_changes(world):
     for turn in world.turns:
         old = turn.observed.status
-        if old.finished:
+        if old.finished and not is_taken_up_again(turn):
             reasons = {event.reason for event in turn.plan.events}
             assert turn.plan.create == ()
             assert reasons <= {"StrayPods"}
             assert without_surroundings(turn.plan.status) == without_surroundings(old)
+
+
+def is_taken_up_again(turn: Turn) -> bool:
+    wanted = turn.observed.job.spec.lifecycle.retries
+    old = turn.observed.status
+    return old.has(Condition.FAILED) and wanted > old.retried.retries
+
+
+def a_job_is_taken_up_again_only_if_it_was_asked_for(world):
+    for turn, old, new in written(world):
+        if old.finished and not new.finished:
+            assert is_taken_up_again(turn)
+            assert new.retried.retries == turn.observed.job.spec.lifecycle.retries
+            assert costs(new) == costs(old)
 
 
 def a_node_that_succeeded_is_never_lost(world):
@@ -321,6 +342,7 @@ INVARIANTS = (
     each_attempt_is_in_the_history_once,
     a_new_attempt_or_end_is_reported_by_one_event,
     a_finished_job_never_changes,
+    a_job_is_taken_up_again_only_if_it_was_asked_for,
     a_node_that_succeeded_is_never_lost,
     a_job_is_deleted_only_after_its_time_to_live,
     pods_that_trained_may_write_a_checkpoint,

@@ -2,9 +2,9 @@
 
 import pytest
 from builders import (
-    DELETE_AND_CREATE,
     FOLLOWER_ERROR,
     NOW,
+    WHAT_TO_DO,
     a_pod,
     a_running_job,
     at,
@@ -24,9 +24,9 @@ from builders import (
     written,
 )
 
+from ddpjob.core.history import Backoff
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.policy import MAX_BUDGET
-from ddpjob.core.status import Backoff
 
 ONE_FAILED = (a_pod(0, running()), a_pod(1, failed(torchrun_summary(1))))
 ONE_DELETED = (a_pod(0, running()), a_pod(1, running(), deleted_at=NOW))
@@ -166,7 +166,7 @@ def test_by_default_wrong_use_ends_the_job_at_once(code):
     assert plan.status.message == (
         "rank 1 in pod digits-0-1 failed with exit code 2; "
         "failurePolicy.nonRetryableExitCodes has this "
-        f"code, so the job does not restart; {DELETE_AND_CREATE}"
+        f"code, so the job does not restart; {WHAT_TO_DO}"
     )
     assert budgets_used(plan) == (0, 0)
 
@@ -229,7 +229,7 @@ def test_a_script_that_python_does_not_find_ends_the_job_at_once(tail):
     pods = a_pod(0, running()), a_pod(1, failed(torchrun_tail(tail)))
     plan = plan_for(job, *pods)
     assert plan.status.reason == Reason.SCRIPT_NOT_FOUND
-    end = f"; Python did not find it; check spec.args and the image; {DELETE_AND_CREATE}"
+    end = f"; Python did not find it; check spec.args and the image; {WHAT_TO_DO}"
     assert plan.status.message.endswith(end)
 
 

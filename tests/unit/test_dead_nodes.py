@@ -22,6 +22,7 @@ from builders import (
     observation,
     plan_for,
     read_pods,
+    restarts_by_budget,
     running,
     succeeded,
     torchrun_summary,
@@ -93,7 +94,7 @@ def test_a_node_that_is_lost_ends_the_attempt_after_30_seconds(nodes):
 
 def test_the_status_says_since_when_a_node_is_unreachable():
     job = watched(a_running_job(), *BOTH_RUN, nodes=UNREACHABLE, since=at(3))
-    assert job.status.unreachable_nodes == (UnreachableNode("node-1", at(3)),)
+    assert job.status.unreachable_nodes == (UnreachableNode("node-1", at(3), "uid-of-node-1"),)
     again = plan_for(job, *BOTH_RUN, nodes=UNREACHABLE, now=at(9))
     assert again.status.unreachable_nodes == job.status.unreachable_nodes
 
@@ -129,7 +130,7 @@ def test_a_node_that_is_unreachable_again_has_its_whole_time_again():
 def test_a_clock_that_was_set_back_delays_the_end_of_a_node_and_does_not_prevent_it():
     job = watched(a_running_job(), *BOTH_RUN, nodes=UNREACHABLE, since=at(7200))
     plan = plan_for(job, *BOTH_RUN, nodes=UNREACHABLE, now=NOW)
-    assert plan.status.unreachable_nodes == (UnreachableNode("node-1", NOW),)
+    assert plan.status.unreachable_nodes == (UnreachableNode("node-1", NOW, "uid-of-node-1"),)
     assert plan.wake_after == 30
 
 
@@ -434,10 +435,27 @@ def test_without_nodes_a_dead_node_time_of_never_forces_nothing():
 # Nodes that are about to end
 
 
+def test_a_node_that_registers_anew_under_its_name_is_another_one():
+    old = nodes_of(a_node("node-0"), a_node("node-1", "Unknown", uid="old"), a_node("node-2"))
+    new = nodes_of(a_node("node-0"), a_node("node-1", "Unknown", uid="new"), a_node("node-2"))
+    job = watched(a_running_job(), *BOTH_RUN, nodes=old)
+    job = watched(job, *BOTH_RUN, nodes=new, since=at(29))
+    assert plan_for(job, *BOTH_RUN, nodes=new, now=at(58)).status.attempt == 0
+    assert plan_for(job, *BOTH_RUN, nodes=new, now=at(59)).status.attempt == 1
+
+
+def test_a_node_that_is_gone_does_not_get_its_time_again():
+    old = nodes_of(a_node("node-0"), a_node("node-1", "Unknown", uid="old"), a_node("node-2"))
+    job = watched(a_running_job(), *BOTH_RUN, nodes=old)
+    gone = nodes_of(a_node("node-0"), a_node("node-2"))
+    job = watched(job, *BOTH_RUN, nodes=gone, since=at(20))
+    assert plan_for(job, *BOTH_RUN, nodes=gone, now=at(30)).status.attempt == 1
+
+
 def test_a_spot_notice_moves_the_gang_with_its_own_grace_period():
     nodes = nodes_of(a_node("node-0"), a_node("node-1", "True", SPOT_TAINT))
     plan = plan_for(a_running_job(), *BOTH_RUN, nodes=nodes, policy=SPOT)
-    assert (plan.status.attempt, budgets_used(plan)) == (1, (0, 1))
+    assert (plan.status.attempt, restarts_by_budget(plan)) == (1, {"announcedDisruptions": 1})
     assert plan.status.last_failure["reason"] == "NodeEnding"
     assert SPOT_TAINT in plan.status.last_failure["message"]
     assert [delete.grace for delete in plan.delete] == [None, None]

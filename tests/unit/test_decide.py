@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 from builders import (
-    DELETE_AND_CREATE,
     NOW,
+    WHAT_TO_DO,
     a_finished_job,
     a_job,
     a_pod,
@@ -25,7 +25,9 @@ from builders import (
     oom_killed,
     plan_for,
     rejected_by_kubelet,
+    restarts_by_budget,
     running,
+    shut_down,
     succeeded,
     torchrun_summary,
     torchrun_tail,
@@ -36,10 +38,11 @@ from builders import (
 )
 
 from ddpjob.core.decide import RULES, decide
+from ddpjob.core.history import Backoff
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Refusal
 from ddpjob.core.plan import MAX_MESSAGE, Delete, Event
-from ddpjob.core.status import Backoff, Status, is_transition
+from ddpjob.core.status import Status, is_transition
 
 # The message of a pod whose rank failed by itself, and of one that lost its peer.
 FAILURE = torchrun_summary(rank=1)
@@ -53,6 +56,7 @@ def nothing_changes(plan):
 def test_the_rules_have_the_order_of_the_design():
     assert [rule.__name__ for rule in RULES] == [
         "status_is_behind",
+        "job_is_taken_up_again",
         "job_is_finished",
         "all_nodes_succeeded",
         "job_is_suspended",
@@ -377,7 +381,7 @@ def test_an_invalid_pod_fails_the_job_with_the_message_of_the_api_server():
     plan = plan_for(a_starting_job(), refusal=refusal)
     assert plan.status.has(Condition.FAILED)
     assert plan.status.reason == Reason.INVALID_POD
-    assert plan.status.message == f"{message}; {DELETE_AND_CREATE}"
+    assert plan.status.message == f"{message}; {WHAT_TO_DO}"
     assert plan.create == ()
 
 
@@ -460,33 +464,43 @@ def test_a_job_completes_even_if_its_number_of_nodes_was_changed():
 
 PREEMPTED = disruption_target("PreemptionByScheduler", "preempted by x")
 WAYS_TO_END = {
-    "a worker raised": (a_pod(1, failed(FAILURE)), "Failure", (1, 0)),
-    "a worker exited non-zero": (a_pod(1, failed(torchrun_tail("exit"))), "Failure", (1, 0)),
-    "a worker was killed": (a_pod(1, failed(torchrun_tail("kill"))), "Failure", (1, 0)),
-    "a container ran out of memory": (a_pod(1, oom_killed()), "Failure", (1, 0)),
-    "a pod was deleted": (a_pod(1, running(), deleted_at=NOW), "Disruption", (0, 1)),
-    "a pod was evicted by its kubelet": (a_pod(1, evicted()), "Disruption", (0, 1)),
-    "a pod was drained": (a_pod(1, failed(conditions=[disruption_target()])), "Disruption", (0, 1)),
+    "a worker raised": (a_pod(1, failed(FAILURE)), "Failure", "failures"),
+    "a worker exited non-zero": (a_pod(1, failed(torchrun_tail("exit"))), "Failure", "failures"),
+    "a worker was killed": (a_pod(1, failed(torchrun_tail("kill"))), "Failure", "failures"),
+    "a container ran out of memory": (a_pod(1, oom_killed()), "Failure", "failures"),
+    "a pod was deleted": (a_pod(1, running(), deleted_at=NOW), "Disruption", "disruptions"),
+    "a pod was evicted by its kubelet": (a_pod(1, evicted()), "Disruption", "disruptions"),
+    "a pod was drained": (
+        a_pod(1, failed(conditions=[disruption_target()])),
+        "Disruption",
+        "announcedDisruptions",
+    ),
     "a pod was preempted": (
         a_pod(1, failed(FAILURE, conditions=[PREEMPTED])),
         "Disruption",
-        (0, 1),
+        "announcedDisruptions",
     ),
-    "a kubelet rejected a pod": (a_pod(1, rejected_by_kubelet()), "Disruption", (0, 1)),
+    "a taint drove a pod away": (
+        a_pod(1, {**running(), "conditions": [disruption_target("DeletionByTaintManager")]}),
+        "Disruption",
+        "announcedDisruptions",
+    ),
+    "a node shut down": (a_pod(1, shut_down()), "Disruption", "announcedDisruptions"),
+    "a kubelet rejected a pod": (a_pod(1, rejected_by_kubelet()), "Disruption", "disruptions"),
     "a node had no room for a pod": (
         a_pod(1, rejected_by_kubelet("OutOfcpu")),
         "Disruption",
-        (0, 1),
+        "disruptions",
     ),
 }
 
 
-@pytest.mark.parametrize(("pod", "cause", "budgets"), WAYS_TO_END.values(), ids=WAYS_TO_END)
-def test_an_attempt_ends_when(pod, cause, budgets):
+@pytest.mark.parametrize(("pod", "cause", "budget"), WAYS_TO_END.values(), ids=WAYS_TO_END)
+def test_an_attempt_ends_when(pod, cause, budget):
     plan = plan_for(a_running_job(), a_pod(0, failed(FOLLOWER)), pod)
     assert plan.status.last_failure["cause"] == cause
     assert plan.status.last_failure["pod"] == "digits-0-1"
-    assert budgets_used(plan) == budgets
+    assert restarts_by_budget(plan) == {budget: 1}
     assert plan.status.attempt == 1
 
 

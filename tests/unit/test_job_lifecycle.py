@@ -1,9 +1,11 @@
 """When a job waits, ends and is cleaned up: suspend, deadlines, time to live, managedBy."""
 
+from dataclasses import replace
+
 import pytest
 from builders import (
-    DELETE_AND_CREATE,
     NOW,
+    WHAT_TO_DO,
     a_condition,
     a_finished_job,
     a_job,
@@ -31,12 +33,13 @@ from builders import (
 )
 
 from ddpjob.core.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
+from ddpjob.core.history import Backoff
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Refusal
-from ddpjob.core.status import Backoff
 
 ALL_RUNNING = (a_pod(0, running()), a_pod(1, running()))
 ALL_SUCCEEDED = (a_pod(0, succeeded()), a_pod(1, succeeded()))
+FAILED = a_pod(1, failed(torchrun_summary(1)))
 ENDING = (a_pod(0, running(), deleted_at=NOW), a_pod(1, running(), deleted_at=NOW))
 
 
@@ -151,9 +154,117 @@ def test_a_finished_job_is_not_suspended():
     assert (plan.status.phase, plan.events) == (Phase.COMPLETE, ())
 
 
-def test_a_suspension_ends_the_back_off():
+def test_the_back_off_goes_on_after_a_suspension():
+    job = suspended(a_running_job(backoff=Backoff(4, at(80)), spec={"suspend": True}), *ALL_RUNNING)
+    plan = plan_for(resumed(job), *ALL_SUCCEEDED[:0])
+    assert plan.status.backoff == Backoff(4, at(80))
+    assert plan_for(written(resumed(job), plan), now=at(79)).create == ()
+    assert plan_for(written(resumed(job), plan), now=at(80)).create == (0, 1)
+
+
+def test_a_suspended_attempt_that_had_lasted_ends_the_back_off():
     job = a_running_job(backoff=Backoff(4, at(80)), spec={"suspend": True})
-    assert plan_for(job, *ALL_RUNNING).status.backoff == Backoff()
+    assert plan_for(job, *ALL_RUNNING, now=at(400)).status.backoff == Backoff()
+
+
+def test_a_failure_at_the_look_that_also_sees_the_suspension_is_counted():
+    job = a_running_job(spec={"suspend": True}, backoff=Backoff(1))
+    plan = plan_for(job, a_pod(0, running()), FAILED)
+    status = plan.status
+    assert (status.phase, status.failures, status.attempt) == (Phase.SUSPENDED, 1, 0)
+    assert status.last_failure["pod"] == "digits-0-1"
+    assert [entry["cause"] for entry in status.attempts] == ["Failure"]
+    assert status.backoff == Backoff(2, at(10))
+
+
+def test_a_pod_that_is_gone_at_the_look_that_also_sees_the_suspension_is_confirmed():
+    plan = plan_for(a_running_job(spec={"suspend": True}), a_pod(0, running()))
+    assert (plan.status.phase, plan.status.disruptions) == (Phase.SUSPENDED, 1)
+    assert plan.confirm == ("digits-0-1",)
+
+
+def test_a_failure_beyond_the_budget_ends_the_job_although_it_is_to_be_suspended():
+    job = a_running_job(spec={"suspend": True}, failures=3)
+    assert plan_for(job, a_pod(0, running()), FAILED).status.reason == Reason.MAX_RESTARTS
+
+
+def test_what_ends_while_the_job_is_being_suspended_is_not_counted():
+    job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
+    for pods in [(a_pod(0, running()), FAILED), (a_pod(0, running()),), ()]:
+        status = plan_for(job, *pods).status
+        assert (status.phase, status.restarts) == (Phase.SUSPENDED, 0)
+        assert status.attempts[0]["cause"] == "Suspended"
+
+
+# Taken up again
+
+
+def a_failed_job(**spec):
+    """Return a job that has used up its restarts, as its last look has written it."""
+    job = a_running_job(failures=3, disruptions=2, spec=spec, attempt=5)
+    pods = a_pod(0, running(), attempt=5), a_pod(1, failed(torchrun_summary(1)), attempt=5)
+    return written(job, plan_for(job, *pods))
+
+
+def taken_up(job, retries=1):
+    return a_job(nodes=job.spec.nodes, retries=retries, generation=4, status=job.status)
+
+
+def test_a_failed_job_is_taken_up_again_when_its_retries_grow():
+    plan = plan_for(taken_up(a_failed_job()), now=at(60))
+    status = plan.status
+    assert (status.attempt, status.phase, status.reason) == (6, Phase.RESTARTING, Reason.RETRIED)
+    assert not status.has(Condition.FAILED)
+    assert (status.failures, status.disruptions, status.completion_time) == (3, 2, None)
+    assert status.attempts[0]["cause"] == "Failure"
+    assert reasons(plan) == ["Retried"]
+    assert plan_for(written(taken_up(a_failed_job()), plan), now=at(60)).create == (0, 1)
+
+
+def test_a_job_that_is_taken_up_again_has_its_budgets_anew():
+    job = written(taken_up(a_failed_job()), plan_for(taken_up(a_failed_job())))
+    for restart in range(1, 5):
+        status = replace(job.status, running_time=NOW, attempt_started=job.status.attempt)
+        job = a_job(nodes=2, retries=1, status=status)
+        pods = [a_pod(0, running(), attempt=status.attempt)]
+        pods.append(a_pod(1, failed(torchrun_summary(1)), attempt=status.attempt))
+        job = written(job, plan_for(job, *pods))
+        assert job.status.has(Condition.FAILED) == (restart == 4)
+    assert job.status.failures == 6
+
+
+def test_a_failed_job_is_taken_up_once_for_each_larger_number():
+    job = a_failed_job()
+    job = written(taken_up(job), plan_for(taken_up(job)))
+    assert plan_for(taken_up(job)).status.reason != Reason.RETRIED
+    failed_again = replace(job.status, conditions=a_condition(Condition.FAILED))
+    assert plan_for(a_job(retries=1, status=failed_again)).status.attempt == 6
+    assert plan_for(a_job(retries=2, status=failed_again)).status.attempt == 7
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_number_that_a_job_had_before_it_failed_does_not_take_it_up(retries):
+    job = a_failed_job(retries=retries)
+    assert plan_for(taken_up(job, retries)).status.has(Condition.FAILED)
+
+
+def test_a_larger_budget_does_not_take_a_failed_job_up():
+    status = a_failed_job().status
+    job = a_job(failurePolicy={"maxRestarts": 100}, status=status)
+    assert plan_for(job).status.has(Condition.FAILED)
+
+
+def test_a_complete_job_is_not_taken_up():
+    job = a_finished_job(Condition.COMPLETE)
+    plan = plan_for(a_job(retries=1, status=job.status))
+    assert plan.status.has(Condition.COMPLETE)
+
+
+def test_a_job_that_was_too_long_active_has_its_time_anew():
+    status = replace(a_failed_job().status, active_seconds=100)
+    job = a_job(retries=1, activeDeadlineSeconds=60, status=status)
+    plan = plan_for(job)
+    assert plan_for(written(job, plan)).status.phase == Phase.STARTING
 
 
 def test_pods_that_trained_may_write_a_checkpoint_also_if_their_successor_is_suspended():
@@ -275,7 +386,7 @@ def test_a_job_that_was_active_for_too_long_fails():
     assert plan.status.reason == Reason.DEADLINE
     limit = "activeDeadlineSeconds=100"
     assert plan.status.message == (
-        f"the job was active for {limit}, in all its attempts; {DELETE_AND_CREATE}"
+        f"the job was active for {limit}, in all its attempts; {WHAT_TO_DO}"
     )
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
     assert plan.status.attempts[0]["cause"] == "Stopped"
@@ -362,7 +473,7 @@ def test_a_gang_that_does_not_start_fails_with_what_blocks_it():
     assert plan.status.reason == Reason.IMAGE_PULL
     assert plan.status.message == (
         "not all nodes were running within startupDeadlineSeconds=100: 1 of 2 pods cannot start; "
-        f"digits-0-1: no such image; {DELETE_AND_CREATE}"
+        f"digits-0-1: no such image; {WHAT_TO_DO}"
     )
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
 

@@ -29,11 +29,10 @@ from builders import (
     written,
 )
 
-from ddpjob.core.history import UnreachableNode
+from ddpjob.core.history import Backoff, UnreachableNode
 from ddpjob.core.names import Reason
 from ddpjob.core.nodes import read_node
 from ddpjob.core.observe import ClusterPolicy, Refusal
-from ddpjob.core.status import Backoff
 from ddpjob.core.timers import QUOTA_TIMEOUT, TIMERS, run_clocks, seconds_until_next
 
 BOTH_RUN = (a_pod(0, running()), a_pod(1, running()))

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 from builders import (
-    DELETE_AND_CREATE,
     NOW,
+    WHAT_TO_DO,
     a_job,
     a_pod,
     a_running_job,
@@ -28,8 +28,8 @@ from builders import (
 )
 
 from ddpjob.core.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
+from ddpjob.core.history import Backoff
 from ddpjob.core.names import Condition, Phase, Reason
-from ddpjob.core.status import Backoff
 from ddpjob.core.times import format_time
 
 # The message of a pod whose rank failed by itself, and of one that lost its peer.
@@ -215,7 +215,7 @@ def test_a_job_fails_when_its_restarts_are_used_up():
     assert plan.status.reason == Reason.MAX_RESTARTS
     assert plan.status.message == (
         "rank 1 in pod digits-0-1 failed with exit code 1: ValueError: boom; "
-        f"maxRestarts=3 is used up; {DELETE_AND_CREATE}"
+        f"maxRestarts=3 is used up; {WHAT_TO_DO}"
     )
     assert (plan.status.attempt, plan.status.restarts) == (0, 3)
     assert [(event.kind, event.reason) for event in plan.events] == [("Warning", "Failed")]
@@ -225,13 +225,13 @@ def test_a_job_fails_when_its_restarts_are_used_up():
 def test_a_failed_job_with_checkpoints_says_that_it_resumes():
     spec = {"checkpoint": {"claimName": "runs"}}
     plan = plan_for(a_running_job(failures=3, spec=spec), *ONE_FAILED)
-    assert plan.status.message.endswith("create it again: it resumes from its last checkpoint")
+    assert "(ddpjob retry digits): the job resumes from its last checkpoint." in plan.status.message
 
 
 def test_what_to_do_follows_a_message_that_ends_with_a_full_stop():
     job = a_running_job(spec={"startupDeadlineSeconds": 1}, ran=False, starting_since=at(-9))
     plan = plan_for(job, a_pod(0, running()), a_pod(1, unschedulable("0/3 nodes fit.")))
-    assert f"0/3 nodes fit; {DELETE_AND_CREATE}" in plan.status.message
+    assert f"0/3 nodes fit; {WHAT_TO_DO}" in plan.status.message
 
 
 def test_a_long_message_does_not_cut_off_what_to_do():
@@ -241,7 +241,7 @@ def test_a_long_message_does_not_cut_off_what_to_do():
     )
     plan = plan_for(a_running_job(failures=3), *pods)
     assert len(plan.status.message) <= 1024
-    assert plan.status.message.endswith(DELETE_AND_CREATE)
+    assert plan.status.message.endswith(WHAT_TO_DO)
 
 
 def test_a_job_fails_when_its_disruptions_are_used_up():
@@ -250,7 +250,7 @@ def test_a_job_fails_when_its_disruptions_are_used_up():
     assert plan.status.reason == Reason.MAX_DISRUPTIONS
     assert plan.status.message == (
         "pod digits-0-1 is gone: it was deleted, or its Kubernetes node was removed; "
-        f"maxDisruptions=20 is used up; {DELETE_AND_CREATE}"
+        f"maxDisruptions=20 is used up; {WHAT_TO_DO}"
     )
     assert plan.confirm == ("digits-0-1",)
 
@@ -364,11 +364,24 @@ def test_more_and_fewer_nodes_begin_an_attempt_of_that_size(nodes):
     assert (plan.status.attempt, plan.status.pods.desired) == (1, nodes)
 
 
-def test_another_number_of_nodes_ends_the_back_off():
+def test_the_back_off_goes_on_with_another_number_of_nodes():
     job = a_running_job(spec={"nodes": 4}, backoff=Backoff(3, NOW))
     plan = plan_for(job, *ALL_RUNNING)
-    assert plan.status.backoff == Backoff()
+    assert plan.status.backoff == Backoff(3, NOW)
     assert plan_for(written(a_job(nodes=4), plan)).create == (0, 1, 2, 3)
+
+
+def test_a_failure_at_the_look_that_also_sees_another_number_of_nodes_is_counted():
+    job = a_running_job(spec={"nodes": 4})
+    status = plan_for(job, *ONE_FAILED).status
+    assert (status.failures, status.pods.desired) == (1, 4)
+    assert (status.reason, status.last_failure["pod"]) == (Reason.FAILURE, "digits-0-1")
+
+
+def test_a_failure_that_is_not_certain_yet_does_not_delay_another_number_of_nodes():
+    job = a_running_job(spec={"nodes": 4})
+    status = plan_for(job, a_pod(0, failed(FOLLOWER)), a_pod(1, running())).status
+    assert (status.reason, status.failures, status.pods.desired) == (Reason.RESIZED, 0, 4)
 
 
 def test_the_number_of_nodes_can_change_before_any_pod_was_created():

@@ -1,4 +1,4 @@
-"""`ddpjob wait`, `suspend`, `resume`, `scale`, `restart` and `delete`."""
+"""`ddpjob wait`, `suspend`, `resume`, `retry`, `scale`, `restart` and `delete`."""
 
 import asyncio
 from collections.abc import Iterator
@@ -34,9 +34,18 @@ async def suspend(client: AsyncClient, name: str) -> int:
 
 async def resume(client: AsyncClient, name: str) -> int:
     job = await client.resume(name)
-    place = "its last checkpoint" if job.checkpoint else "the beginning: it has no spec.checkpoint"
-    Output().print(f"{name} resumed from {place}")
+    Output().print(f"{name} resumed from {_beginning(job)}")
     return 0
+
+
+async def retry(client: AsyncClient, name: str) -> int:
+    job = await client.retry(name)
+    Output().print(f"{name} taken up again from {_beginning(job)}")
+    return 0
+
+
+def _beginning(job: DDPJob) -> str:
+    return "its last checkpoint" if job.checkpoint else "the beginning: it has no spec.checkpoint"
 
 
 async def scale(client: AsyncClient, name: str, nodes: int) -> int:

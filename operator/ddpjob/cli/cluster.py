@@ -250,6 +250,23 @@ def resume(
     Connection(namespace, context, kubeconfig).run(lambda client: resume(client, job))
 
 
+@app.command(short_help="Take a Failed job up again.", rich_help_panel=CLUSTER)
+def retry(
+    job: JobName,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Take a Failed job up again from its last checkpoint.
+
+    The job keeps its counters and its history. Its budgets and its active time begin anew. To run a
+    job again from its manifest, use ddpjob restart.
+    """
+    from ddpjob.cli.change import retry
+
+    Connection(namespace, context, kubeconfig).run(lambda client: retry(client, job))
+
+
 @app.command(short_help="Change the number of nodes.", rich_help_panel=CLUSTER)
 def scale(
     job: JobName,

@@ -100,6 +100,18 @@ class AsyncClient(JobReader):
         """Resume a suspended job from its last checkpoint."""
         return await self._change(name, namespace, {"suspend": False})
 
+    async def retry(self, name: str, *, namespace: str | None = None) -> DDPJob:
+        """Take a Failed job up again, with its counters, its history and its last checkpoint.
+
+        Raises Rejected for a job that has not failed.
+        """
+        job = await self.get(name, namespace=namespace)
+        if job.phase == Phase.FAILED:
+            retries = job.spec.get("retries", 0) + 1
+            return await self._change_spec(job, {"retries": retries})
+        advice = f"ddpjob restart {name} runs it again" if job.finished else "nothing is to be done"
+        raise Rejected(f"job {name} is {job.phase}, and only a Failed job is taken up; {advice}")
+
     async def scale(self, name: str, nodes: int, *, namespace: str | None = None) -> DDPJob:
         """Change the number of nodes. A running job begins a new attempt of that size."""
         return await self._change(name, namespace, {"nodes": nodes})
@@ -156,15 +168,17 @@ class AsyncClient(JobReader):
             return await self.api.call("POST", path, job.manifest(), CREATE)
 
     async def _change(self, name: str, namespace: str | None, spec: Mapping[str, Any]) -> DDPJob:
-        place = namespace or self.namespace
-        job = await self.get(name, namespace=place)
+        job = await self.get(name, namespace=namespace)
         if job.finished:
             raise Rejected(
                 f"job {name} is {job.phase}, so it cannot be changed; ddpjob restart {name} runs "
                 "it again"
             )
-        body = {"metadata": {"name": name, "namespace": place}, "spec": spec}
-        return DDPJob.from_manifest(await self._patch(JOBS, body))
+        return await self._change_spec(job, spec)
+
+    async def _change_spec(self, job: DDPJob, spec: Mapping[str, Any]) -> DDPJob:
+        metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
+        return DDPJob.from_manifest(await self._patch(JOBS, {"metadata": metadata, "spec": spec}))
 
     async def _patch(self, kind: Kind, body: Dict) -> dict[str, Any]:
         metadata = body["metadata"]

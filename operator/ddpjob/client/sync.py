@@ -212,6 +212,10 @@ class Client:
         """Suspend a job. Its pods get SIGTERM and their grace period; its checkpoints stay."""
         return self._run(self._client.suspend(name, namespace=namespace))
 
+    def retry(self, name: str, *, namespace: str | None = None) -> DDPJob:
+        """Take a Failed job up again, with its counters, its history and its last checkpoint."""
+        return self._run(self._client.retry(name, namespace=namespace))
+
     def resume(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Resume a suspended job from its last checkpoint."""
         return self._run(self._client.resume(name, namespace=namespace))

@@ -19,7 +19,7 @@ from ddpjob.core import names
 from ddpjob.core.backoff import exponential_delay
 from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
-from ddpjob.core.observe import LONGEST_RETRY, Refusal
+from ddpjob.core.observe import LONGEST_RETRY, Node, Refusal
 from ddpjob.core.plan import Plan
 from ddpjob.core.pods import owner_of
 from ddpjob.core.readers import Dict, SpecError
@@ -285,20 +285,21 @@ class Actor:
 
         The watch of nodes may be interrupted. With Roles only, nodes are not read.
         """
-        known = self.cache.nodes.by_name
-        if not known:
+        nodes = self.cache.nodes
+        if not nodes.by_name:
             return False
-        before = {name: known.get(name) for name in node_names}
+        before = {name: nodes.by_name.get(name) for name in node_names}
+        read: dict[str, Node | None] = {}
 
         async def look(name: str) -> None:
             query = {"fieldSelector": f"metadata.name={name}"}
             answer = await self.writer.get(NODES.collection(), query)
-            for node in (answer or {}).get("items", ()):
-                if node["metadata"]["name"] == name:
-                    self.cache.nodes.restore(node)
+            items = (answer or {}).get("items", ())
+            found = [node for node in items if node["metadata"]["name"] == name]
+            read[name] = nodes.correct(name, found[0] if found else None)
 
         await run_all(look(name) for name in node_names)
-        return before != {name: known.get(name) for name in node_names}
+        return read != before
 
     async def _create(self, job: Job, indices: tuple[int, ...], memory: Memory) -> None:
         """Create the Service and the pods of a gang, and remember a refusal."""

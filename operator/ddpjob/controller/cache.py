@@ -174,6 +174,18 @@ class Nodes(Store[Node]):
         if self.by_name.get(seen.value.name) is seen.value:
             del self.by_name[seen.value.name]
 
+    def correct(self, name: str, body: Dict | None) -> Node | None:
+        """Take in the node of a name as it was just read, or its absence, and return it.
+
+        Whatever the watch has shown, the index then has what the API server has.
+        """
+        if body is not None:
+            self.restore(body)
+            self.by_name[name] = self.read(body) or Node(name)
+        elif name in self.by_name:
+            self.drop(self.by_name.pop(name).uid)
+        return self.by_name.get(name)
+
 
 @dataclass
 class Cache:

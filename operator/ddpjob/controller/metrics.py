@@ -76,6 +76,7 @@ def _samples(job: Job) -> Iterator[Sample]:
     yield "phase", (status.phase or str(Phase.PENDING),), 1
     yield "restarts", ("failures",), status.failures
     yield "restarts", ("disruptions",), status.disruptions
+    yield "restarts", ("announced",), status.announced_disruptions
     if status.attempt is not None:
         yield "attempt", (), status.attempt
         yield "nodes", ("desired",), status.pods.desired

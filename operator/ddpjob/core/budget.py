@@ -1,13 +1,14 @@
 """The budgets of a job: how many restarts it has used, and how long it waits before the next."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ddpjob.core.backoff import exponential_delay
+from ddpjob.core.history import Backoff
 from ddpjob.core.names import Cause, Reason
 from ddpjob.core.policy import FailurePolicy
-from ddpjob.core.status import Backoff, Status
+from ddpjob.core.status import Status
 from ddpjob.core.times import since
 
 # After an attempt in which all nodes ran for so long, the back-off begins anew.
@@ -21,50 +22,91 @@ LONGEST_DELAY = 300
 # lost peer, and a download may fill the disk of its node.
 DOUBTFUL = (Reason.PEER_LOST, "TerminationByKubelet", "Evicted")
 
+# Reasons of disruptions that somebody has announced: an eviction by the API as in a drain, a taint,
+# a pod of higher priority, and the shutdown of a node.
+ANNOUNCED = (
+    "EvictionByEvictionAPI",
+    "DeletionByTaintManager",
+    "PreemptionByScheduler",
+    Reason.NODE_SHUTDOWN,
+    Reason.NODE_ENDING,
+)
 
-def is_used_up(status: Status, cause: Cause, policy: FailurePolicy, now: datetime) -> bool:
-    """Return True if a restart for this cause would exceed its budget.
 
-    With a window, only the restarts within it count.
+@dataclass(frozen=True)
+class Budget:
+    """One budget of a job.
+
+    - `total` and `times`: its fields in the status, the restarts and the newest of their times.
+    - `limit`: its field in the policy. `option`: that field in a manifest.
+    - `used_up`: the reason of a job that has no restart left.
+    """
+
+    total: str
+    times: str
+    limit: str
+    option: str
+    used_up: Reason
+
+
+FAILURES = Budget("failures", "failure_times", "max_restarts", "maxRestarts", Reason.MAX_RESTARTS)
+DISRUPTIONS = Budget(
+    "disruptions", "disruption_times", "max_disruptions", "maxDisruptions", Reason.MAX_DISRUPTIONS
+)
+ANNOUNCED_DISRUPTIONS = Budget(
+    "announced_disruptions",
+    "announced_times",
+    "max_announced",
+    "maxAnnouncedDisruptions",
+    Reason.MAX_DISRUPTIONS,
+)
+
+
+def budget_of(status: Status, cause: Cause, reason: str) -> Budget | None:
+    """Return the budget that a restart uses, or None.
+
+    An attempt that the cluster has lost before all its nodes ran uses none: its pods were rejected
+    by a kubelet, or their node went away. A short fault of the cluster would use up any budget.
     """
     if cause in (Cause.FAILURE, Cause.HANG):
-        total, times, limit = status.failures, status.failure_times, policy.max_restarts
-    elif cause is Cause.DISRUPTION:
-        total, times, limit = status.disruptions, status.disruption_times, policy.max_disruptions
-    else:
+        return FAILURES
+    is_early = status.running_time is None and reason not in DOUBTFUL
+    if cause is not Cause.DISRUPTION or is_early:
+        return None
+    return ANNOUNCED_DISRUPTIONS if reason in ANNOUNCED else DISRUPTIONS
+
+
+def is_used_up(status: Status, budget: Budget, policy: FailurePolicy, now: datetime) -> bool:
+    """Return True if one more restart would exceed a budget.
+
+    Restarts before the job was last taken up again do not count. With a window, only those within
+    it do.
+    """
+    limit: int | None = getattr(policy, budget.limit)
+    if limit is None:
         return False
+    total: int = getattr(status, budget.total) - getattr(status.retried, budget.total)
     if policy.window is not None:
-        total = sum(since(time, now) <= policy.window for time in times)
+        total = sum(since(time, now) <= policy.window for time in getattr(status, budget.times))
     return total >= limit
 
 
-def is_free(status: Status, cause: Cause, reason: str) -> bool:
-    """Return True for an attempt that the cluster has lost before all its nodes ran.
-
-    Its pods were rejected by a kubelet, or their node went away. That uses no budget, since a short
-    fault of the cluster would use up any.
-    """
-    is_early = cause is Cause.DISRUPTION and status.running_time is None
-    return is_early and reason not in DOUBTFUL
-
-
-def count_free_restart(status: Status, now: datetime) -> Status:
-    """Return the status with the back-off before the attempt after one that was free."""
-    return replace(status, backoff=_grown(status, now))
-
-
-def count_restart(status: Status, cause: Cause, policy: FailurePolicy, now: datetime) -> Status:
+def count_restart(
+    status: Status, cause: Cause, reason: str, policy: FailurePolicy, now: datetime
+) -> Status:
     """Return the status with one more restart, its time, and the back-off before it."""
     if cause is Cause.NOT_RESUMED:
         return status
+    budget = budget_of(status, cause, reason)
     status = replace(status, backoff=_next_backoff(status, cause, now))
-    if cause in (Cause.FAILURE, Cause.HANG):
-        times = _newest(status.failure_times, policy.max_restarts, now)
-        return replace(status, failures=status.failures + 1, failure_times=times)
-    if cause is Cause.DISRUPTION:
-        times = _newest(status.disruption_times, policy.max_disruptions, now)
-        return replace(status, disruptions=status.disruptions + 1, disruption_times=times)
-    return status
+    if budget is None:
+        return status
+    limit = getattr(policy, budget.limit) or 0
+    counted = {
+        budget.total: getattr(status, budget.total) + 1,
+        budget.times: _newest(getattr(status, budget.times), limit, now),
+    }
+    return replace(status, **counted)
 
 
 def _newest(times: Sequence[datetime], budget: int, now: datetime) -> tuple[datetime, ...]:
@@ -81,17 +123,21 @@ def _next_backoff(status: Status, cause: Cause, now: datetime) -> Backoff:
     It grows with each attempt in a row that failed before it had trained for LASTING. A disrupted
     attempt neither waits nor counts, unless it was lost before all its nodes ran.
     """
-    trained = since(status.running_time, now) if status.running_time else timedelta(0)
-    if trained >= LASTING:
+    if _has_lasted(status, now):
         return Backoff()
     if cause is Cause.DISRUPTION and status.running_time is not None:
         return Backoff(status.backoff.count)
-    return _grown(status, now)
-
-
-def _grown(status: Status, now: datetime) -> Backoff:
     count = status.backoff.count + 1
     return Backoff(count, now + timedelta(seconds=backoff_seconds(count)))
+
+
+def kept_backoff(status: Status, now: datetime) -> Backoff:
+    """Return the back-off after an attempt that did not fail, such as a suspended one."""
+    return Backoff() if _has_lasted(status, now) else status.backoff
+
+
+def _has_lasted(status: Status, now: datetime) -> bool:
+    return status.running_time is not None and since(status.running_time, now) >= LASTING
 
 
 def backoff_seconds(count: int) -> float:

@@ -57,17 +57,29 @@ def is_not_ready(obs: Observation, name: str) -> bool:
 def track_unreachable(obs: Observation, now: datetime) -> tuple[UnreachableNode, ...]:
     """Return the unreachable nodes of the job, each with the time at which that was first seen.
 
-    While most nodes are not ready, no time runs.
+    While most nodes are not ready, no time runs. For a node that has registered anew under the name
+    it begins anew.
     """
     known = {node.name: node for node in obs.status.unreachable_nodes}
     used = {pod.node_name for pod in (*obs.pods, *obs.leftovers) if not pod.released}
     found = []
     for name in sorted(known.keys() | used):
         if is_unreachable(obs, name):
-            first_seen = min(known[name].since, now) if name in known else now
-            if name in used or since(first_seen, now) < REMEMBERED:
-                found.append(UnreachableNode(name, first_seen))
+            node = _since(obs, name, known.get(name), now)
+            if name in used or since(node.since, now) < REMEMBERED:
+                found.append(node)
     return () if is_cut_off(obs) else tuple(found)
+
+
+def _since(
+    obs: Observation, name: str, known: UnreachableNode | None, now: datetime
+) -> UnreachableNode:
+    """Return an unreachable node as the status keeps it. A node that is gone keeps its UID."""
+    node = (obs.nodes or {}).get(name)
+    uid = node.uid if node else ""
+    if known is None or (uid and known.uid and uid != known.uid):
+        return UnreachableNode(name, now, uid)
+    return UnreachableNode(name, min(known.since, now), uid or known.uid)
 
 
 def is_dead(obs: Observation, pod: Pod, now: datetime) -> bool:

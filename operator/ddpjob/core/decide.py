@@ -47,7 +47,7 @@ from ddpjob.core.reports import (
     report_strays,
     report_unused_devices,
 )
-from ddpjob.core.restarts import YIELD_TIME, give_way, resize, restart_or_fail
+from ddpjob.core.restarts import YIELD_TIME, give_way, resize, restart_or_fail, retry
 from ddpjob.core.spec import Spec
 from ddpjob.core.suspension import resume, suspend
 from ddpjob.core.timers import is_due, run_clocks, seconds_until_next
@@ -145,6 +145,13 @@ def status_is_behind(obs: Observation, spec: Spec, now: datetime) -> Plan | None
     return recover(obs, spec, now)
 
 
+def job_is_taken_up_again(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    wanted = spec.lifecycle.retries > obs.status.retried.retries
+    if not wanted or not obs.status.has(Condition.FAILED):
+        return None
+    return retry(obs, spec, now)
+
+
 def job_is_finished(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if not obs.status.finished:
         return None
@@ -211,9 +218,7 @@ def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
         first_seen = min(obs.status.undecided_since or now, now)
         status = replace(recount(obs), attempt_started=latch(obs), undecided_since=first_seen)
         return Plan(status)
-    # The API server has to confirm that missing pods are gone, so that they do not train on.
-    confirm = tuple(map(obs.pod_name, obs.lost))
-    return replace(restart_or_fail(obs, spec, verdict, now), confirm=confirm)
+    return restart_or_fail(obs, spec, verdict, now)
 
 
 def gang_is_silent(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -310,6 +315,7 @@ def all_pods_exist(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
 
 RULES: tuple[Rule, ...] = (
     status_is_behind,  # Somebody changed the status: go on with what the pods show.
+    job_is_taken_up_again,  # Before the end: spec.retries has grown since the job has failed.
     job_is_finished,  # A finished job never runs again: clean up.
     all_nodes_succeeded,  # Before failures: a node that succeeded cannot be lost any more.
     job_is_suspended,  # No pods, whatever happens to them while they end.

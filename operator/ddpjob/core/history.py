@@ -1,4 +1,4 @@
-"""The records in a status: ended attempts, and the Kubernetes nodes that caused trouble.
+"""The records in a status: ended attempts, back-off, and the Kubernetes nodes that caused trouble.
 
 People read the attempts. The budgets and the windows have their own fields.
 """
@@ -44,13 +44,18 @@ class FailedNode:
 
 @dataclass(frozen=True)
 class UnreachableNode:
-    """A Kubernetes node that the control plane cannot reach, and when the operator saw that."""
+    """A Kubernetes node that the control plane cannot reach, and when the operator saw that.
+
+    `uid` is empty for a node that was gone already.
+    """
 
     name: str
     since: datetime
+    uid: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "since": format_time(self.since)}
+        fields = {"name": self.name, "uid": self.uid, "since": format_time(self.since)}
+        return {key: value for key, value in fields.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,52 @@ class Yielding:
         return {"to": self.to, "until": format_time(self.until)}
 
 
+@dataclass(frozen=True)
+class Backoff:
+    """`count` attempts in a row failed early; no pod is created before `until`."""
+
+    count: int = 0
+    until: datetime | None = None
+
+    @classmethod
+    def from_dict(cls, data: Dict) -> "Backoff":
+        return cls(integer_or_zero(data.get("count")), parse_time(data.get("until")))
+
+    def to_dict(self) -> dict[str, Any]:
+        if not self.count:
+            return {}
+        until = {"until": format_time(self.until)} if self.until else {}
+        return {"count": self.count, **until}
+
+
+@dataclass(frozen=True)
+class Retried:
+    """The `spec.retries` of the job's last beginning, and the restarts that it had used by then."""
+
+    retries: int = 0
+    failures: int = 0
+    disruptions: int = 0
+    announced_disruptions: int = 0
+
+    @classmethod
+    def from_dict(cls, data: Dict) -> "Retried":
+        return cls(
+            integer_or_zero(data.get("retries")),
+            integer_or_zero(data.get("failures")),
+            integer_or_zero(data.get("disruptions")),
+            integer_or_zero(data.get("announcedDisruptions")),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = {
+            "retries": self.retries,
+            "failures": self.failures,
+            "disruptions": self.disruptions,
+            "announcedDisruptions": self.announced_disruptions,
+        }
+        return fields if any(fields.values()) else {}
+
+
 def read_failed_nodes(value: Any) -> tuple[FailedNode, ...]:
     found = []
     for entry in mappings_or_empty(value):
@@ -95,7 +146,8 @@ def read_unreachable_nodes(value: Any) -> tuple[UnreachableNode, ...]:
     for entry in mappings_or_empty(value):
         time = parse_time(entry.get("since"))
         if time:
-            found.append(UnreachableNode(str(entry.get("name", "")), time))
+            name, uid = (str(entry.get(key, "")) for key in ("name", "uid"))
+            found.append(UnreachableNode(name, time, uid))
     return tuple(found)
 
 

@@ -105,7 +105,7 @@ class Condition(StrEnum):
 
 
 class Cause(StrEnum):
-    """The kinds of causes that end an attempt. Only the first three use a budget."""
+    """The kinds of causes that end an attempt. Only the first three can use a budget."""
 
     FAILURE = "Failure"
     HANG = "Hang"
@@ -144,6 +144,7 @@ class Reason(StrEnum):
     RESIZED = "Resized"
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
+    RETRIED = "Retried"
     YIELDED = "YieldedToOlderJob"
     FAILURE = "Failure"
     HANG = "Hang"
@@ -154,6 +155,7 @@ class Reason(StrEnum):
     PEER_LOST = "PeerLost"
     NODE_UNREACHABLE = "NodeUnreachable"
     NODE_ENDING = "NodeEnding"
+    NODE_SHUTDOWN = "NodeShutdown"
     NODE_RESTARTED = "NodeRestarted"
     SUCCEEDED = "Succeeded"
     MAX_RESTARTS = "MaxRestartsExceeded"

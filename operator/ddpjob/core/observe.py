@@ -19,7 +19,6 @@ from ddpjob.core.torchrun_log import Summary
 # The status keeps attempts as int32.
 MAX_ATTEMPT = 2_147_483_646
 
-
 # Longest time between two tries to create what the API server refuses.
 LONGEST_RETRY = timedelta(seconds=60)
 
@@ -135,6 +134,7 @@ class Node:
     name: str
     health: NodeHealth = NodeHealth.READY
     taints: tuple[str, ...] = ()
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from ddpjob.core.status import Status, is_transition
 MAX_MESSAGE = 1024
 
 # What a person can do after a job has failed.
-NEXT_STEP = "correct the cause or the spec, then delete the job and create it again"
+NEXT_STEP = "correct the cause, then raise spec.retries"
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,10 @@ UNKNOWN_YEAR = 1970
 # A kubelet's reason for pods that it evicts.
 EVICTED = "Evicted"
 
+# The reason of the condition DisruptionTarget and that of the pod if its node shuts down. A kubelet
+# that evicts a pod gives the same condition and EVICTED.
+SHUT_DOWN = ("TerminationByKubelet", "Terminated")
+
 # The reason of a pod whose init container failed. Its exit code is not the worker's.
 INIT_FAILED = "InitFailed"
 
@@ -233,6 +237,8 @@ def _disruption(body: Dict, end: Dict | None) -> Finding | None:
     target = _disruption_target(status)
     if target:
         reason = str(target.get("reason") or "Disrupted")
+        if (reason, status.get("reason")) == SHUT_DOWN:
+            reason = names.Reason.NODE_SHUTDOWN
         message = _with_words(f"{pod} was disrupted", target.get("message"))
         return Finding(reason, message, parse_time(target.get("lastTransitionTime")))
     if end is not None and _is_lost(end) and not _own_limit(status):

@@ -24,6 +24,9 @@ MAX_SECONDS = 2**31 - 1
 
 MAX_EXIT_CODES = 32
 
+# The largest int32.
+MAX_RETRIES = 2**31 - 1
+
 # argparse ends a script that was used wrongly with this code, and so does Python if it cannot find
 # the script.
 WRONG_USE = 2
@@ -59,13 +62,15 @@ class FailurePolicy:
     """Budgets of a job in restarts of the whole gang.
 
     - `max_restarts` limits the restarts after failures of the job itself, `max_disruptions` those
-      after lost pods.
+      after lost pods, and `max_announced` those after disruptions that were announced; None does
+      not limit them.
     - `window`: restarts that are older do not count; None counts all of them.
     - `non_retryable`: exit codes of a worker that end the job at once.
     """
 
     max_restarts: int = 3
     max_disruptions: int = 20
+    max_announced: int | None = None
     window: timedelta | None = None
     non_retryable: tuple[int, ...] = (WRONG_USE,)
 
@@ -75,10 +80,12 @@ class FailurePolicy:
         fields = require_fields(data, where)
         restarts = fields.get("maxRestarts", cls.max_restarts)
         disruptions = fields.get("maxDisruptions", cls.max_disruptions)
+        announced = fields.get("maxAnnouncedDisruptions")
         codes = fields.get("nonRetryableExitCodes", list(cls.non_retryable))
         return cls(
             max_restarts=require_integer(restarts, f"{where}.maxRestarts", 0, MAX_BUDGET),
             max_disruptions=require_integer(disruptions, f"{where}.maxDisruptions", 0, MAX_BUDGET),
+            max_announced=_read_limit(announced, f"{where}.maxAnnouncedDisruptions"),
             window=_read_seconds(fields, "windowSeconds", 1, where),
             non_retryable=_read_exit_codes(codes, f"{where}.nonRetryableExitCodes"),
         )
@@ -99,6 +106,7 @@ class Lifecycle:
     """When a job waits, ends and is cleaned up.
 
     - `suspended`: the job has no pods.
+    - `retries`: a Failed job is taken up again each time that this number grows.
     - `active_deadline`: longest active time, summed over suspensions.
     - `startup_deadline`: longest time in which not all nodes of an attempt run.
     - `time_to_live`: the job is deleted so long after it has finished.
@@ -108,6 +116,7 @@ class Lifecycle:
     """
 
     suspended: bool = False
+    retries: int = 0
     active_deadline: timedelta | None = None
     startup_deadline: timedelta | None = None
     time_to_live: timedelta | None = None
@@ -121,6 +130,7 @@ class Lifecycle:
     def from_fields(cls, fields: Dict) -> "Lifecycle":
         return cls(
             suspended=require_boolean(fields.get("suspend", False), "spec.suspend"),
+            retries=require_integer(fields.get("retries", 0), "spec.retries", 0, MAX_RETRIES),
             active_deadline=_read_seconds(fields, "activeDeadlineSeconds", 1),
             startup_deadline=_read_seconds(fields, "startupDeadlineSeconds", 1),
             time_to_live=_read_seconds(fields, "ttlSecondsAfterFinished", 0),
@@ -140,6 +150,10 @@ def _read_choice(fields: Dict, key: str, default: Choice) -> Choice:
         wanted = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise refuse(f"spec.{key}", wanted, value)
     return type(default)(value)
+
+
+def _read_limit(value: Any, where: str) -> int | None:
+    return None if value is None else require_integer(value, where, 0, MAX_BUDGET)
 
 
 def _read_seconds(fields: Dict, key: str, low: int, where: str = "spec") -> timedelta | None:

@@ -8,21 +8,22 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.attempts import begin_attempt
-from ddpjob.core.budget import count_free_restart, count_restart, is_free, is_used_up
-from ddpjob.core.causes import Verdict
+from ddpjob.core.budget import budget_of, count_restart, is_used_up, kept_backoff
+from ddpjob.core.causes import Verdict, judge
+from ddpjob.core.conditions import set_condition
 from ddpjob.core.deletions import current_grace, delete_all_unfinished
 from ddpjob.core.describe import stop_running, with_status
 from ddpjob.core.gangs import pods_with_room
-from ddpjob.core.history import Yielding, count_failed_node, forget_old_failures
+from ddpjob.core.history import Backoff, Retried, Yielding, count_failed_node, forget_old_failures
 from ddpjob.core.in_place import pods_that_stay
-from ddpjob.core.names import Activity, Cause, Phase, Reason
+from ddpjob.core.names import Activity, Cause, Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Pod
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
 from ddpjob.core.pods import INIT_FAILED
 from ddpjob.core.policy import FailurePolicy
 from ddpjob.core.readers import Dict
 from ddpjob.core.spec import Spec
-from ddpjob.core.status import Backoff, Status, starting_seconds
+from ddpjob.core.status import Status, starting_seconds
 from ddpjob.core.times import format_time
 from ddpjob.core.transitions import Ending, fail, grace_of, record, with_ended_attempt
 
@@ -49,6 +50,27 @@ class Change:
 
 def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetime) -> Plan:
     """Restart the gang after a failed attempt, or end the job if that cannot help."""
+    counted_obs = count_failure(obs, spec, verdict, now)
+    if isinstance(counted_obs, Plan):
+        return counted_obs
+    event = Event("Warning", "Restarting", verdict.message)
+    stay = pods_that_stay(counted_obs, spec, verdict.cause, verdict.pod, now)
+    change = Change(REASONS[verdict.cause], event, stay)
+    return replace(replace_gang(counted_obs, spec, change, now), confirm=lost_pods(obs))
+
+
+def lost_pods(obs: Observation) -> tuple[str, ...]:
+    """Return the pods that the API server has to confirm as gone, so that they do not train on."""
+    return tuple(map(obs.pod_name, obs.lost))
+
+
+def count_failure(
+    obs: Observation, spec: Spec, verdict: Verdict, now: datetime
+) -> Observation | Plan:
+    """Return the Observation with an ended attempt in its history, its budget and its back-off.
+
+    Return the end of the job as a Plan if no other attempt can help.
+    """
     policy = spec.failure_policy
     if verdict.cause is Cause.NOT_RESUMED:
         # The failure before is still the one that people look for.
@@ -58,21 +80,16 @@ def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetim
         entry = obs.status.last_failure
     ending = _hopeless(obs.status, policy, verdict, now)
     if ending:
-        return fail(obs, spec, ending, now)
-    if is_free(obs.status, verdict.cause, verdict.reason):
-        counted_status = count_free_restart(obs.status, now)
-    else:
-        counted_status = count_restart(obs.status, verdict.cause, policy, now)
-    event = Event("Warning", "Restarting", verdict.message)
-    obs = with_ended_attempt(with_status(obs, counted_status), entry, now)
-    stay = pods_that_stay(obs, spec, verdict.cause, verdict.pod, now)
-    return replace_gang(obs, spec, Change(REASONS[verdict.cause], event, stay), now)
+        return replace(fail(obs, spec, ending, now), confirm=lost_pods(obs))
+    status = count_restart(obs.status, verdict.cause, verdict.reason, policy, now)
+    return with_ended_attempt(with_status(obs, status), entry, now)
 
 
 def _hopeless(
     status: Status, policy: FailurePolicy, verdict: Verdict, now: datetime
 ) -> Ending | None:
     """Return the end of a job that must not restart, or None."""
+    budget = budget_of(status, verdict.cause, verdict.reason)
     failed = verdict.cause in (Cause.FAILURE, Cause.HANG)
     # The script of a job that has trained is on a volume that may come back.
     was_there = verdict.script_missing and status.seconds.get(Activity.TRAINING, 0) > 0
@@ -82,16 +99,11 @@ def _hopeless(
     elif _has_own_exit_code(verdict) and not (was_there or policy.is_retryable(verdict.exit_code)):
         reason = Reason.NON_RETRYABLE
         why = "failurePolicy.nonRetryableExitCodes has this code, so the job does not restart"
-    elif is_free(status, verdict.cause, verdict.reason) or not is_used_up(
-        status, verdict.cause, policy, now
-    ):
-        return None
-    elif failed:
-        reason = Reason.MAX_RESTARTS
-        why = f"maxRestarts={policy.max_restarts} is used up"
+    elif budget and is_used_up(status, budget, policy, now):
+        reason = budget.used_up
+        why = f"{budget.option}={getattr(policy, budget.limit)} is used up"
     else:
-        reason = Reason.MAX_DISRUPTIONS
-        why = f"maxDisruptions={policy.max_disruptions} is used up"
+        return None
     message = f"{verdict.message}; {why}"
     grace = current_grace(status, status.attempt or 0)
     return Ending(reason, message, status.last_failure, grace)
@@ -130,14 +142,48 @@ def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> dict[str
 
 
 def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
-    """Begin an attempt with another number of nodes. It costs no budget and no back-off."""
+    """Begin an attempt with another number of nodes. It costs no budget and no back-off.
+
+    A failure that is certain at the same look is counted all the same.
+    """
+    verdict = judge(obs, now)
+    if isinstance(verdict, Verdict):
+        return restart_or_fail(obs, spec, verdict, now)
     message = f"nodes changed from {obs.status.pods.desired} to {spec.nodes}"
     entry = record(obs, Cause.RESIZED, Reason.RESIZED, message)
-    obs = with_status(obs, replace(obs.status, backoff=Backoff()))
+    obs = with_status(obs, replace(obs.status, backoff=kept_backoff(obs.status, now)))
     event = Event("Normal", "Resized", message)
     stay = pods_that_stay(obs, spec, Cause.RESIZED, None, now)
     obs = with_ended_attempt(obs, entry, now)
     return replace_gang(obs, spec, Change(Reason.RESIZED, event, stay), now)
+
+
+def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Take a Failed job up again, with its counters, its history and its last checkpoint.
+
+    Its budgets and its active time begin anew.
+    """
+    status = obs.status
+    message = f"the job was taken up again: spec.retries is {spec.lifecycle.retries}"
+    conditions = set_condition(status.conditions, Condition.FAILED, False, Reason.RETRIED, message)
+    status = replace(
+        status,
+        conditions=conditions,
+        completion_time=None,
+        active_seconds=0,
+        backoff=Backoff(),
+        retried=Retried(
+            spec.lifecycle.retries,
+            status.failures,
+            status.disruptions,
+            status.announced_disruptions,
+        ),
+        failure_times=(),
+        disruption_times=(),
+        announced_times=(),
+    )
+    event = Event("Normal", "Retried", message)
+    return replace_gang(with_status(obs, status), spec, Change(Reason.RETRIED, event), now)
 
 
 def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:

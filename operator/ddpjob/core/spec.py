@@ -68,6 +68,7 @@ KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
         "checkpoint",
         "failurePolicy",
         "suspend",
+        "retries",
         "activeDeadlineSeconds",
         "startupDeadlineSeconds",
         "ttlSecondsAfterFinished",
@@ -84,6 +85,7 @@ KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
     "spec.failurePolicy": (
         "maxRestarts",
         "maxDisruptions",
+        "maxAnnouncedDisruptions",
         "windowSeconds",
         "nonRetryableExitCodes",
     ),

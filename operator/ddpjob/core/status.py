@@ -1,13 +1,15 @@
 """The status of a DDPJob: its parts, and its form in the manifest."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.conditions import Conditions, find_condition
 from ddpjob.core.history import (
+    Backoff,
     FailedNode,
+    Retried,
     UnreachableNode,
     Yielding,
     read_failed_nodes,
@@ -24,7 +26,7 @@ from ddpjob.core.readers import (
     mappings_or_empty,
     strings_or_empty,
 )
-from ddpjob.core.times import format_time_or_none, parse_time, since
+from ddpjob.core.times import format_time, format_time_or_none, parse_time, since
 
 
 @dataclass(frozen=True)
@@ -41,23 +43,6 @@ class PodCounts:
     def from_dict(cls, data: Dict) -> "PodCounts":
         counts = {entry.name: integer_or_zero(data.get(entry.name)) for entry in fields(cls)}
         return cls(**{name: min(max(count, 0), MAX_NODES) for name, count in counts.items()})
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """`count` attempts in a row failed early; no pod is created before `until`."""
-
-    count: int = 0
-    until: datetime | None = None
-
-    @classmethod
-    def from_dict(cls, data: Dict) -> "Backoff":
-        return cls(integer_or_zero(data.get("count")), parse_time(data.get("until")))
-
-    def to_dict(self) -> dict[str, Any]:
-        if not self.count:
-            return {}
-        return _without_absent({"count": self.count, "until": format_time_or_none(self.until)})
 
 
 @dataclass(frozen=True)
@@ -99,8 +84,9 @@ class Status:
     when it ended. Such pods get time to write a checkpoint. It is None in the first attempt, and
     in a status from an older operator version that did not record it.
 
-    `failures` and `disruptions` are the restarts by cause, in total; the times are the newest ones,
-    as many as a budget can need. `attempts` is the history for people, newest first.
+    `failures`, `disruptions` and `announced_disruptions` are the restarts by budget, in total; the
+    times are the newest ones, as many as a budget can need. `retried` is what a Failed job had used
+    when it was taken up again. `attempts` is the history for people, newest first.
 
     Four clocks, each None while it does not run: `undecided_since`, a failure was seen whose cause
     is not certain yet; `silent_since`, all containers run and some are not ready;
@@ -131,8 +117,11 @@ class Status:
     running_time: datetime | None = None
     failures: int = 0
     disruptions: int = 0
+    announced_disruptions: int = 0
     failure_times: tuple[datetime, ...] = ()
     disruption_times: tuple[datetime, ...] = ()
+    announced_times: tuple[datetime, ...] = ()
+    retried: Retried = field(default_factory=Retried)
     attempts: tuple[Dict, ...] = ()
     undecided_since: datetime | None = None
     silent_since: datetime | None = None
@@ -151,7 +140,7 @@ class Status:
     pods: PodCounts = PodCounts()
     succeeded_nodes: tuple[int, ...] = ()
     resolved: Dict = field(default_factory=dict)
-    backoff: Backoff = Backoff()
+    backoff: Backoff = field(default_factory=Backoff)
     last_failure: Dict = field(default_factory=dict)
     ignored_fields: tuple[str, ...] = ()
     start_time: datetime | None = None
@@ -180,8 +169,8 @@ class Status:
 
     @property
     def restarts(self) -> int:
-        """Restarts of the gang that have used a budget."""
-        return self.failures + self.disruptions
+        """Restarts of the gang that count against a budget."""
+        return self.failures + self.disruptions + self.announced_disruptions
 
     @classmethod
     def from_dict(cls, data: Any) -> "Status":
@@ -205,8 +194,11 @@ class Status:
             running_time=parse_time(entries.get("runningTime")),
             failures=integer_or_zero(failures),
             disruptions=integer_or_zero(entries.get("disruptions")),
+            announced_disruptions=integer_or_zero(entries.get("announcedDisruptions")),
             failure_times=_read_times(entries.get("failureTimes")),
             disruption_times=_read_times(entries.get("disruptionTimes")),
+            announced_times=_read_times(entries.get("announcedDisruptionTimes")),
+            retried=Retried.from_dict(mapping_or_empty(entries.get("retried"))),
             attempts=mappings_or_empty(entries.get("attempts")),
             undecided_since=parse_time(entries.get("undecidedSince")),
             silent_since=parse_time(entries.get("silentSince")),
@@ -252,8 +244,11 @@ class Status:
             "restarts": self.restarts,
             "failures": self.failures,
             "disruptions": self.disruptions,
-            "failureTimes": [format_time_or_none(time) for time in self.failure_times],
-            "disruptionTimes": [format_time_or_none(time) for time in self.disruption_times],
+            "announcedDisruptions": self.announced_disruptions or None,
+            "failureTimes": _write_times(self.failure_times),
+            "disruptionTimes": _write_times(self.disruption_times),
+            "announcedDisruptionTimes": _write_times(self.announced_times),
+            "retried": self.retried.to_dict(),
             "attempts": [dict(attempt) for attempt in self.attempts],
             "undecidedSince": format_time_or_none(self.undecided_since),
             "silentSince": format_time_or_none(self.silent_since),
@@ -282,6 +277,10 @@ class Status:
             "result": dict(self.result),
         }
         return _without_absent(entries)
+
+
+def _write_times(times: Iterable[datetime]) -> list[str]:
+    return [format_time(time) for time in times]
 
 
 def _read_times(value: Any) -> tuple[datetime, ...]:

@@ -4,6 +4,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddpjob.core.attempts import selector_of
+from ddpjob.core.budget import kept_backoff
+from ddpjob.core.causes import Verdict, judge
 from ddpjob.core.conditions import set_condition
 from ddpjob.core.dead_nodes import describe_wait
 from ddpjob.core.deletions import delete_all_unfinished
@@ -11,14 +13,26 @@ from ddpjob.core.describe import describe, describe_pods, stop_running, with_sta
 from ddpjob.core.names import Cause, Condition, Phase, Reason
 from ddpjob.core.observe import Observation
 from ddpjob.core.plan import Event, Plan
-from ddpjob.core.restarts import Change, replace_gang
+from ddpjob.core.restarts import Change, count_failure, lost_pods, replace_gang
 from ddpjob.core.spec import Spec
-from ddpjob.core.status import Backoff, PodCounts
+from ddpjob.core.status import PodCounts
 from ddpjob.core.transitions import RESUMED, grace_of, not_suspended, record, with_ended_attempt
 
 
 def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
-    """Give the pods of the job back. They get their grace period, to write a checkpoint."""
+    """Give the pods of the job back. They get their grace period, to write a checkpoint.
+
+    A failure that is certain when the suspension begins is counted. What ends afterwards was ended
+    by the suspension.
+    """
+    begins = not obs.status.has(Condition.SUSPENDED)
+    verdict = judge(obs, now) if begins and obs.status.attempt is not None else None
+    has_failed = isinstance(verdict, Verdict)
+    if isinstance(verdict, Verdict):
+        counted_obs = count_failure(obs, spec, verdict, now)
+        if isinstance(counted_obs, Plan):
+            return counted_obs
+        obs = counted_obs
     remaining = [pod for pod in obs.pods if not pod.released]
     message = "suspended; to resume, set spec.suspend to false"
     if remaining:
@@ -27,9 +41,9 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     delete = delete_all_unfinished(obs, grace_of(obs), now)
     reason = Reason.SUSPENDED
     events: tuple[Event, ...] = ()
-    if not obs.status.has(Condition.SUSPENDED):
+    if begins:
         events = (Event("Normal", "Suspended", message),)
-        if obs.status.attempt is not None:
+        if obs.status.attempt is not None and not has_failed:
             entry = record(obs, Cause.SUSPENDED, reason, "the job was suspended")
             obs = with_ended_attempt(obs, entry, now)
     status = describe(obs, Phase.SUSPENDED, reason, message)
@@ -40,11 +54,12 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     status = replace(
         status,
         conditions=set_condition(conditions, Condition.SUSPENDED, True, reason, message),
-        backoff=Backoff(),
+        backoff=kept_backoff(status, now) if begins and not has_failed else status.backoff,
         undecided_since=None,
         silent_since=None,
     )
-    return Plan(status, delete=delete, events=events)
+    confirm = lost_pods(obs) if has_failed else ()
+    return Plan(status, delete=delete, events=events, confirm=confirm)
 
 
 def resume(obs: Observation, spec: Spec, now: datetime) -> Plan:

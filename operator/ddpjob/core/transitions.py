@@ -11,10 +11,7 @@ from ddpjob.core.attempts import begin_attempt
 from ddpjob.core.conditions import Conditions, set_condition
 from ddpjob.core.deletions import clean_up, current_grace
 from ddpjob.core.describe import describe, with_status
-from ddpjob.core.history import (
-    add_attempt,
-    ended_attempt,
-)
+from ddpjob.core.history import Retried, add_attempt, ended_attempt
 from ddpjob.core.names import Cause, Condition, Phase, Reason
 from ddpjob.core.observe import Observation
 from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
@@ -61,8 +58,9 @@ def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
 
 def begin(obs: Observation, spec: Spec, now: datetime) -> Status:
-    """Return the status of the first attempt."""
-    begun = replace(begin_attempt(obs, spec, 0, now), start_time=now)
+    """Return the status of the first attempt. A `spec.retries` that it has already asks nothing."""
+    retried = Retried(spec.lifecycle.retries)
+    begun = replace(begin_attempt(obs, spec, 0, now), start_time=now, retried=retried)
     was_suspended = begun.has(Condition.SUSPENDED)
     return replace(begun, conditions=not_suspended(obs)) if was_suspended else begun
 
@@ -107,12 +105,14 @@ def stop(obs: Observation, spec: Spec, reason: str, message: str, now: datetime)
 
 
 def fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
-    step = _next_step(spec)
+    step = _next_step(obs.job.name, spec)
     message = f"{ending.message[: MAX_MESSAGE - len(step) - 2].rstrip('.')}; {step}"
     obs = with_ended_attempt(obs, ending.record, now)
     status = replace(
         describe(obs, Phase.FAILED, ending.reason, message),
         completion_time=now,
+        # Only a number that grows from now on takes the job up again.
+        retried=replace(obs.status.retried, retries=spec.lifecycle.retries),
         succeeded_nodes=(),
         result={},
         conditions=_set_finished(obs, Condition.FAILED, ending.reason, message),
@@ -121,12 +121,15 @@ def fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
     return Plan(status, delete=clean_up(obs, spec, ending.grace, now), events=(event,))
 
 
-def _next_step(spec: Spec) -> str:
+def _next_step(name: str, spec: Spec) -> str:
     """Return what a person can do after the job has failed."""
-    again = "it begins anew, unless its script saves checkpoints itself"
+    again = "begins anew, unless its script saves checkpoints itself"
     if spec.checkpoint:
-        again = "it resumes from its last checkpoint"
-    return f"{NEXT_STEP}: {again}"
+        again = "resumes from its last checkpoint"
+    return (
+        f"{NEXT_STEP} (ddpjob retry {name}): the job {again}. To change its spec, delete it and "
+        "create it again"
+    )
 
 
 def _set_finished(obs: Observation, kind: Condition, reason: str, message: str) -> Conditions:

@@ -42,6 +42,7 @@ class FailurePolicy(TypedDict, total=False):
 
     maxRestarts: int
     maxDisruptions: int
+    maxAnnouncedDisruptions: int
     windowSeconds: int
     nonRetryableExitCodes: list[int]
 
@@ -69,6 +70,7 @@ class SpecFields(TypedDict, total=False):
     heartbeat: Literal["File", "Log"]
     fastStart: bool
     suspend: bool
+    retries: int
     activeDeadlineSeconds: int
     startupDeadlineSeconds: int
     ttlSecondsAfterFinished: int
@@ -182,7 +184,10 @@ class DDPJob:
 
     @property
     def finished(self) -> bool:
-        return self.status.finished
+        """True for a job that has ended, unless the operator has still to take it up again."""
+        retries = integer_or_zero(self.spec.get("retries"))
+        is_retried = self.status.has(Condition.FAILED) and retries > self.status.retried.retries
+        return self.status.finished and not is_retried
 
     @property
     def succeeded(self) -> bool:

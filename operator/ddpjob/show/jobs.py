@@ -155,6 +155,8 @@ def _describe_nodes(job: DDPJob) -> str:
     if job.status.restarts:
         failures = counted(job.status.failures, "failure")
         text += f", {failures}, {counted(job.status.disruptions, 'disruption')}"
+    if job.status.announced_disruptions:
+        text += f", {counted(job.status.announced_disruptions, 'announced disruption')}"
     return text
 
 
