@@ -290,6 +290,13 @@ def waiting(reason="ContainerCreating", message=""):
     return {"phase": "Pending", **trainer_status(state)}
 
 
+def creating(seconds):
+    """Return the status of a pod that has had a node for so long, and no container yet."""
+    since = format_time(at(-seconds))
+    condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": since}
+    return {**waiting(), "conditions": [condition]}
+
+
 def not_scheduled(reason, message):
     entry = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     return {"phase": "Pending", "conditions": [entry]}

@@ -37,7 +37,7 @@ RIGHTS = {
     ("", "pods", "create delete get list patch watch"),
     ("", "services", "create get"),
     ("", "configmaps", "create"),
-    ("", "configmaps", "patch"),
+    ("", "configmaps", "get"),
     ("", "events", "create"),
     ("coordination.k8s.io", "leases", "create"),
     ("coordination.k8s.io", "leases", "get update"),
@@ -133,10 +133,12 @@ def test_the_operator_can_read_and_change_only_its_own_lease() -> None:
     assert bound == [None, [lease.removeprefix(flag)]]
 
 
-def test_the_operator_can_change_only_the_config_map_of_the_agent() -> None:
+def test_the_operator_can_read_only_the_config_map_of_the_agent() -> None:
     """If this fails, write the new name into the chart's files/agent-config-map."""
     rules = only(rendered("rbac.aggregateRoles=false"), "ClusterRole")["rules"]
-    (rule,) = (rule for rule in rules if rule["verbs"] == ["patch"])
+    (rule,) = (
+        rule for rule in rules if (rule["resources"], rule["verbs"]) == (["configmaps"], ["get"])
+    )
     assert rule["resourceNames"] == [config_map_name()]
 
 

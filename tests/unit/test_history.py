@@ -69,7 +69,10 @@ WAYS_TO_END = {
         (a_pod(0, failed(torchrun_tail("rendezvous-timeout"))), a_pod(1, unschedulable())),
     ),
     "Resized": (a_running_job(spec={"nodes": 3}), (a_pod(0, running()), a_pod(1, running()))),
-    "Suspended": (a_running_job(spec={"suspend": True}), (a_pod(0, running()),)),
+    "Suspended": (
+        a_running_job(spec={"suspend": True}),
+        (a_pod(0, running()), a_pod(1, running())),
+    ),
     "Stopped": (
         a_running_job(active_since=at(-9), spec={"activeDeadlineSeconds": 9}),
         (a_pod(0, running()), a_pod(1, running())),

@@ -206,15 +206,14 @@ def test_a_fast_start_is_the_default_without_devices(fields, expected):
     assert options_of(render(**fields))["fast_start"] is expected
 
 
-def test_the_files_of_the_agent_fit_into_a_config_map_that_its_jobs_own():
-    config_map = agent_config_map(a_job())
+def test_the_files_of_the_agent_fit_into_a_config_map_that_the_lease_of_the_namespace_owns():
+    config_map = agent_config_map("ml", "uid-of-lease")
     assert config_map["immutable"] is True
     assert {"agent.py", "zygote.py", "start.sh", "words.json"} <= set(config_map["data"])
     assert sum(map(len, config_map["data"].values())) < 100_000
     (owner,) = config_map["metadata"]["ownerReferences"]
-    assert owner["name"] == "digits"
-    # Several jobs own it, and only one could be its controller.
-    assert "controller" not in owner
+    assert (owner["kind"], owner["uid"]) == ("Lease", "uid-of-lease")
+    assert "ownerReferences" not in agent_config_map("ml", "")["metadata"]
     (volume,) = (v for v in render()["spec"]["volumes"] if v["name"] == "ddpjob-agent")
     assert volume["configMap"]["name"] == config_map["metadata"]["name"]
 

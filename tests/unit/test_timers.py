@@ -13,6 +13,7 @@ from builders import (
     a_starting_job,
     an_agents_pod,
     at,
+    creating,
     failed,
     follower_summary,
     nodes_of,
@@ -157,6 +158,25 @@ A_MOMENT = {
             refusal=QUOTA_FOR_LONG,
         ),
         15,
+    ),
+    "an older gang may be incomplete by now": (
+        "contest_is_looked_at",
+        observation(
+            a_running_job(ran=False, starting_since=at(-601)),
+            a_pod(0, running()),
+            a_pod(1, unschedulable()),
+        ),
+        60,
+    ),
+    "a pod has a node, and no container yet": (
+        "agent_is_checked",
+        observation(a_running_job(ran=False), a_pod(0, creating(4)), a_pod(1, creating(3))),
+        6,
+    ),
+    "a pod still has no container": (
+        "agent_is_checked_again",
+        observation(a_running_job(ran=False), a_pod(0, creating(11)), a_pod(1, creating(3))),
+        30,
     ),
 }
 
@@ -333,3 +353,10 @@ def test_the_administrators_gang_timeout_is_used():
 
 def test_under_a_quota_a_gang_gives_way_within_a_minute():
     assert timedelta(seconds=60) > QUOTA_TIMEOUT
+
+
+def test_the_agent_is_looked_for_only_while_a_pod_has_waited_for_long():
+    job = a_running_job(ran=False)
+    assert plan_for(job, a_pod(0, creating(10)), a_pod(1, running())).check_agent
+    assert not plan_for(job, a_pod(0, creating(9)), a_pod(1, running())).check_agent
+    assert not plan_for(job, a_pod(0, starting()), a_pod(1, running())).check_agent

@@ -49,11 +49,15 @@ HANGING_WEBHOOK = (
 
 
 class Asked(NamedTuple):
-    """One request: monotonic seconds, method (WATCH for a stream) and path without its query."""
+    """One request: monotonic seconds, method (WATCH for a stream), and path without its query.
+
+    `limit` is that of a LIST; 0: it has none.
+    """
 
     time: float
     method: str
     path: str
+    limit: int = 0
 
 
 class Change(NamedTuple):
@@ -250,7 +254,9 @@ class FakeApi:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         method = "WATCH" if request.query.get("watch") == "true" else request.method
-        self.log.append(Asked(time.monotonic(), method, request.path))
+        self.log.append(
+            Asked(time.monotonic(), method, request.path, int(request.query.get("limit", 0)))
+        )
         await self._flowing.wait()
 
         async def proceed() -> web.StreamResponse:
@@ -418,9 +424,13 @@ class FakeApi:
         while streams == self._streams:
             await self._flowing.wait()
             news, changed = self._history[place:], self._changed
-            for change in news:
-                if change.plural == plural and _selected(change.object, namespace, request):
+            for number, change in enumerate(news, place):
+                if change.plural != plural:
+                    continue
+                if _selected(change.object, namespace, request):
                     await _send(stream, change.type, change.object)
+                elif self._was_selected(number, namespace, request):
+                    await _send(stream, "DELETED", change.object)
             place += len(news)
             if not news:
                 await _send(
@@ -428,6 +438,13 @@ class FakeApi:
                 )
                 await changed.wait()
         return stream
+
+    def _was_selected(self, number: int, namespace: str | None, request: web.Request) -> bool:
+        """Return True if the version before a change was in the watch, as for a lost label."""
+        uid = self._history[number].object["metadata"]["uid"]
+        earlier = (change.object for change in reversed(self._history[:number]))
+        before = next((obj for obj in earlier if obj["metadata"]["uid"] == uid), None)
+        return before is not None and _selected(before, namespace, request)
 
 
 async def _send(stream: web.StreamResponse, kind: str, obj: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """Recovery in place through the operator: pods that stay get another assignment."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from fake_api import refusal, unanswered
 from gang import a_job, assignment, fails, is_running, pods, runs, status, until
@@ -96,14 +98,48 @@ async def test_a_pod_that_vanishes_before_its_assignment_costs_nothing_more(fake
 # The ConfigMap with the agent
 
 
-async def test_jobs_share_the_config_map_of_the_agent_and_all_own_it(fake, operator):
-    uids = [fake.create("ddpjobs", a_job(name))["metadata"]["uid"] for name in ("one", "two")]
+async def test_jobs_share_the_config_map_of_the_agent_which_the_lease_owns(fake, operator):
+    for name in ("one", "two"):
+        fake.create("ddpjobs", a_job(name))
     await until(lambda: {"one-0-0", "two-0-0"} <= set(pods(fake)))
     (config_map,) = fake.all("configmaps")
     assert config_map["metadata"]["name"] == AGENT
     assert config_map["data"] == dict(agent_files())
-    owners = config_map["metadata"]["ownerReferences"]
-    assert sorted(owner["uid"] for owner in owners) == sorted(uids)
+    (owner,) = config_map["metadata"]["ownerReferences"]
+    assert owner["uid"] == fake.get("leases", "ddpjob-installation")["metadata"]["uid"]
+
+
+async def test_a_job_that_starts_asks_nothing_about_an_agent_that_exists(fake, operator):
+    fake.create("ddpjobs", a_job("first"))
+    await until(lambda: "first-0-0" in pods(fake))
+    before = len(requests_for_agents(fake))
+    names = [f"job-{number}" for number in range(10)]
+    for name in names:
+        fake.create("ddpjobs", a_job(name))
+    await until(lambda: {f"{name}-0-1" for name in names} <= set(pods(fake)))
+    assert len(requests_for_agents(fake)) == before == 1
+
+
+def requests_for_agents(fake):
+    return [asked for asked in fake.log if "/configmaps" in asked.path]
+
+
+async def test_an_agent_that_is_gone_is_created_again_when_a_pod_waits_for_it(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await until(lambda: "digits-0-1" in pods(fake))
+    fake.remove("configmaps", AGENT)
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "True",
+        "lastTransitionTime": (datetime.now(UTC) - timedelta(seconds=9)).isoformat(),
+    }
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    fake.change(
+        "pods",
+        "digits-0-0",
+        status={"phase": "Pending", "conditions": [scheduled], "containerStatuses": [waiting]},
+    )
+    await until(lambda: fake.get("configmaps", AGENT))
 
 
 async def test_a_config_map_with_other_content_is_not_used(fake, operator):

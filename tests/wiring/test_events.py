@@ -272,15 +272,14 @@ async def test_a_pod_of_an_unknown_attempt_makes_the_operator_read_the_job_again
     assert status(fake)["attempt"] == 1
 
 
-async def test_a_pod_missing_from_a_list_but_found_by_get_costs_nothing(
-    fake, quick_resync, operator
-):
+async def test_a_pod_missing_from_a_watch_but_found_by_get_costs_nothing(fake, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     labels = dict(fake.get("pods", "digits-0-1")["metadata"]["labels"])
     del labels["ddpjob.dev/job"]
     fake.change("pods", "digits-0-1", metadata={"labels": labels})
-    await until(lambda: len(fake.reads(POD_PATH)) >= 2)
+    await until(lambda: fake.reads(POD_PATH))
+    await settled(fake)
     assert (status(fake)["attempt"], status(fake).get("disruptions", 0)) == (0, 0)
 
 
@@ -599,7 +598,7 @@ async def test_no_job_is_reconciled_before_the_first_list():
             },
         }
     )
-    lister = Lister(api=None, cache=cache, queue=None, after_list=None)
+    lister = Lister(api=None, cache=cache, queue=None, after_turn=None)
     reconciler = Reconciler(
         api=None,
         cache=cache,

@@ -225,7 +225,7 @@ async def test_a_lost_lease_is_not_released(fake, a_lease, clock):
 
 
 def an_actor(writer, cache, clock):
-    creator = Creator(writer, cache, Settings())
+    creator = Creator(writer, cache, Settings(), lambda namespace: "")
     reporter = Reporter(writer, "first")
     deleter = Deleter(writer, cache, reporter)
     return Actor(writer, cache, creator, deleter, reporter, clock, Metrics(cache, ()), wall_time)

@@ -187,3 +187,91 @@ async def test_with_roles_only_nodes_are_not_asked_for(fake, a_lister):
     await found.list_once()
     assert found.reads_nodes is False
     assert fake.reads(f"/{NODES.collection()}") == []
+
+
+# A turn without a gap
+
+
+def lists(fake):
+    """Return the limits of the LISTs so far, by their plurals."""
+    return [(asked.path.rpartition("/")[2], asked.limit) for asked in fake.log if asked.limit]
+
+
+async def test_a_turn_without_a_gap_reads_one_object_of_each_kind(fake, a_lister):
+    for number in range(30):
+        fake.create("ddpjobs", a_job(f"job-{number}"))
+    found = a_lister()
+    await found.take_turn()
+    assert (found.synced, len(found.queue)) == (True, 30)
+    before = len(lists(fake))
+    await found.take_turn()
+    assert sorted(lists(fake)[before:]) == [("ddpjobs", 1), ("nodes", 1), ("pods", 1)]
+
+
+async def test_after_a_gap_a_turn_finds_what_has_gone(fake, a_lister):
+    for name in ("one", "two"):
+        fake.create("ddpjobs", a_job(name))
+    found = a_lister()
+    await found.take_turn()
+    fake.remove("ddpjobs", "one")
+    await found.take_turn()
+    assert found.cache.job(("ml", "one"))
+    found.note_gap()
+    await found.take_turn()
+    assert not found.cache.job(("ml", "one"))
+    assert found.cache.job(("ml", "two"))
+
+
+async def test_a_turn_that_finds_no_object_lists_them(fake, a_lister):
+    # kopf lists nothing after a gap in which all objects have gone.
+    fake.create("ddpjobs", a_job())
+    found = a_lister()
+    await found.take_turn()
+    fake.remove("ddpjobs", "digits")
+    await found.take_turn()
+    assert not found.cache.job(("ml", "digits"))
+
+
+async def test_everything_is_listed_once_an_hour(fake, a_lister, monkeypatch):
+    for name in ("one", "two"):
+        fake.create("ddpjobs", a_job(name))
+    found = a_lister()
+    await found.take_turn()
+    fake.remove("ddpjobs", "one")
+    monkeypatch.setattr(lister, "COMPLETE_INTERVAL", 0)
+    await found.take_turn()
+    assert not found.cache.job(("ml", "one"))
+
+
+async def test_a_turn_without_a_gap_notices_an_etcd_that_was_restored(fake, a_lister, monkeypatch):
+    monkeypatch.setattr(lister, "LONGEST_LAG", 0)
+    found = a_lister()
+    old = fake.snapshot()
+    fake.create("ddpjobs", a_job())
+    await found.take_turn()
+    fake.stale_list = old
+    with pytest.raises(CannotRun, match="as after etcd was restored from a backup"):
+        await found.take_turn()
+
+
+async def test_a_watched_namespace_that_can_be_read_again_is_listed(fake, a_lister):
+    create_in(fake, "ml")
+    create_in(fake, "other")
+    found = a_lister("ml", "other")
+    fake.fault("GET", ".*/other/ddpjobs", refusal(403, "Forbidden", "no"))
+    await found.take_turn()
+    assert (found.readable, found.cache.job(("other", "digits"))) == (["ml"], None)
+    await found.take_turn()
+    assert (found.readable, found.knows_pods_of("other")) == (["ml", "other"], True)
+    assert found.cache.job(("other", "digits"))
+
+
+async def test_a_turn_forgets_removals_of_which_no_answer_can_arrive_any_more(fake, a_lister):
+    found = a_lister()
+    body = fake.create("ddpjobs", a_job())
+    await found.take_turn()
+    found.cache.jobs.forget(body)
+    for number in range(2):
+        fake.create("ddpjobs", a_job(f"job-{number}"))
+        await found.take_turn()
+    assert found.cache.jobs.gone == {}

@@ -87,15 +87,15 @@ capabilities:
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete, patch]
-# The agent of the pods is in a ConfigMap. patch makes one more job its owner. It is limited to that
-# ConfigMap, whose name has the hash of its content; a create cannot be limited by name.
+# The agent of the pods is in a ConfigMap. get is limited to it: its name has the hash of its
+# content. A create cannot be limited by name.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [create]
 - apiGroups: [""]
   resources: [configmaps]
   resourceNames: [{{ .Files.Get "files/agent-config-map" | trim }}]
-  verbs: [patch]
+  verbs: [get]
 - apiGroups: [""]
   resources: [services]
   verbs: [get, create]

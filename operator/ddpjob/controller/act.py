@@ -41,6 +41,9 @@ SOON = 0.5
 # Seconds for the deletion of ended pods, before the job goes on without it.
 ENDED_PODS_TIMEOUT = 2.0
 
+# Shortest time in seconds between two looks for the agent's ConfigMap for one job.
+AGENT_INTERVAL = 25.0
+
 # Seconds before the next look at the job: at once, and if only a person can solve what was found.
 AGAIN = 0.0
 LATER = 30.0
@@ -48,9 +51,13 @@ LATER = 30.0
 
 @dataclass(slots=True)
 class Memory:
-    """The last write and refusal of a job. A restart of the process may lose them."""
+    """The last write and refusal of a job. A restart of the process may lose them.
+
+    `agent_checked`: when it was last looked whether the agent's ConfigMap exists.
+    """
 
     last_write: float = float("-inf")
+    agent_checked: float = float("-inf")
     refusal: Refusal | None = None
     refusals: int = 0
 
@@ -124,8 +131,12 @@ class Actor:
         if await self._any_node_differs({delete.node for delete in plan.delete if delete.node}):
             return AGAIN
 
-        # A plan that only reports progress is written at most every PROGRESS_INTERVAL seconds.
         memory = self.memories.setdefault(job.uid, Memory())
+        if plan.check_agent and self.clock() - memory.agent_checked >= AGENT_INTERVAL:
+            memory.agent_checked = self.clock()
+            await self._check_agent(job)
+
+        # A plan that only reports progress is written at most every PROGRESS_INTERVAL seconds.
         changed = plan.status.to_dict() != job.status.to_dict()
         wait = memory.last_write + PROGRESS_INTERVAL - self.clock()
         if changed and wait > 0 and plan.only_reports_progress(job.status):
@@ -180,6 +191,14 @@ class Actor:
             what = error or "no answer"
             log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, what)
         return AGAIN
+
+    async def _check_agent(self, job: Job) -> None:
+        """Create the agent's ConfigMap anew if it is gone, as a pod that waits for it shows."""
+        try:
+            await self.creator.check_agent(job.namespace)
+        except (Refused, ApiError) as error:
+            message = f"the pods may wait for the ConfigMap of the agent: {error}"
+            await self.reporter.post_once(job, "NoAgent", message)
 
     async def _assign(self, job: Job, plan: Plan) -> None:
         """Assign the pods that stay: they begin to end the last attempt before all else.

@@ -1,6 +1,6 @@
 """Creates the objects of a gang, assigns its pods, and says why the API server refuses one."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +10,14 @@ from ddpjob.controller.errors import GaveWay, Refused
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.writer import Writer, run_all
 from ddpjob.core import names, render
+from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.assignment import assignment
 from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
 from ddpjob.core.plan import Assign
 from ddpjob.core.pod_context import Settings
 from ddpjob.core.pods import owner_of
+from ddpjob.core.readers import Dict
 from ddpjob.kube.errors import ApiError, Unreachable, is_admission
 from ddpjob.kube.kinds import CONFIG_MAPS, PODS, SERVICES, Kind
 
@@ -36,13 +38,15 @@ OWN_LABELS = (names.LABEL_JOB, names.LABEL_ATTEMPT, names.LABEL_INDEX)
 class Creator:
     """Creates the objects of jobs, with the administrator's settings.
 
-    `with_agent` are namespaces that have had the agent's ConfigMap.
+    - `lease_of`: returns the UID of the Lease of a namespace, which owns the agent's ConfigMap.
+    - `with_agent`: the namespaces that have this ConfigMap, each with the UID of its Lease.
     """
 
     writer: Writer
     cache: Cache
     settings: Settings
-    with_agent: set[str] = field(default_factory=set)
+    lease_of: Callable[[str], str]
+    with_agent: dict[str, str] = field(default_factory=dict)
 
     async def create_gang(self, job: Job, indices: tuple[int, ...]) -> None:
         """Create the Service and the agent's ConfigMap, then the pods side by side.
@@ -50,38 +54,38 @@ class Creator:
         Raises Refused or SpecError.
         """
         await self._create_object(job, SERVICES, render.service(job))
-        await self._provide_agent(job)
+        if self.with_agent.get(job.namespace) != self.lease_of(job.namespace):
+            await self.provide_agent(job.namespace)
         pods = render.pods(job, indices, self.settings)
         await run_all(self._create_object(job, PODS, pod) for pod in pods)
 
-    async def _provide_agent(self, job: Job) -> None:
-        """Create the ConfigMap with the agent, or become one more owner of it. Raises Refused.
+    async def provide_agent(self, namespace: str) -> None:
+        """Create the ConfigMap with the agent. Raises Refused.
 
-        Either takes one write: the first job of a namespace creates it, and the others own it too.
+        One that exists is compared: anybody who may write ConfigMaps could have made it.
         """
-        body = render.agent_config_map(job)
+        lease = self.lease_of(namespace)
+        body = render.agent_config_map(namespace, lease)
         name = body["metadata"]["name"]
-        is_known = job.namespace in self.with_agent
         with self._refusals():
-            for creates in (not is_known, is_known):
-                try:
-                    if creates:
-                        path = CONFIG_MAPS.collection(job.namespace)
-                        await self.writer.write("POST", path, body)
-                    else:
-                        # The API server compares the content: it is immutable.
-                        path = CONFIG_MAPS.path(job.namespace, name)
-                        await self.writer.write("PATCH", path, body)
-                except ApiError as error:
-                    if error.status == 422:
-                        message = f"ConfigMap {name} exists with other content; delete it"
-                        raise Refused(Reason.NAME_IN_USE, message) from error
-                    if not (_exists(error) if creates else error.status == 404):
-                        raise
-                else:
-                    self.with_agent.add(job.namespace)
-                    return
-        raise Refused(Reason.NAME_IN_USE, f"ConfigMap {name} is being deleted")
+            try:
+                await self.writer.write("POST", CONFIG_MAPS.collection(namespace), body)
+            except ApiError as error:
+                if not _exists(error):
+                    raise
+                _compare(await self.writer.get(CONFIG_MAPS.path(namespace, name)), body)
+        self.with_agent[namespace] = lease
+
+    async def check_agent(self, namespace: str) -> None:
+        """Create the ConfigMap with the agent anew if it is gone. Raises Refused."""
+        with self._refusals():
+            found = await self.writer.get(CONFIG_MAPS.path(namespace, config_map_name()))
+        if found is None:
+            await self.provide_agent(namespace)
+
+    def forget_others(self, namespaces: Set[str]) -> None:
+        """Forget all namespaces but these, which have jobs."""
+        self.with_agent = {name: uid for name, uid in self.with_agent.items() if name in namespaces}
 
     async def assign(self, job: Job, assigns: Iterable[Assign]) -> None:
         """Give pods that stay the assignment of the current attempt, side by side."""
@@ -161,6 +165,16 @@ class Creator:
 
 def _exists(error: ApiError) -> bool:
     return error.status == 409 and error.reason == "AlreadyExists"
+
+
+def _compare(found: Dict | None, wanted: Dict) -> None:
+    """Raise Refused if the ConfigMap that has the name is going, or has other content."""
+    name = wanted["metadata"]["name"]
+    if found is None or found["metadata"].get("deletionTimestamp"):
+        raise Refused(Reason.NAME_IN_USE, f"ConfigMap {name} is being deleted")
+    if found.get("data") != wanted["data"]:
+        message = f"ConfigMap {name} exists with other content; delete it"
+        raise Refused(Reason.NAME_IN_USE, message)
 
 
 def _require_labels(sent: Mapping[str, Any], created: Mapping[str, Any]) -> None:

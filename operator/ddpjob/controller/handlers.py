@@ -13,12 +13,12 @@ from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 from kubernetes.aio.client.configuration import Configuration
 
 from ddpjob.controller.act import SOON, Actor
-from ddpjob.controller.cache import Cache, Key, SeenJob, identity_of, key_of_pod
+from ddpjob.controller.cache import Cache, SeenJob, identity_of, key_of_pod
+from ddpjob.controller.lister import Lister
 from ddpjob.controller.store import namespace_of
-from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core.pods import owner_of
 from ddpjob.core.readers import Dict
-from ddpjob.kube.kinds import JOBS, PODS, Kind
+from ddpjob.kube.kinds import JOBS, NODES, PODS, WATCHED, Kind
 
 # Seconds that a pod's event waits. The pods of a gang change together, and one look at the job
 # serves many of their events.
@@ -31,13 +31,7 @@ PAGE_SIZE = 25
 TOKEN_LIFETIME = timedelta(minutes=10)
 
 
-def registry(
-    cache: Cache,
-    queue: WorkQueue[Key],
-    actor: Actor,
-    configuration: Configuration,
-    kinds: Iterable[Kind],
-) -> kopf.OperatorRegistry:
+def registry(lister: Lister, actor: Actor, configuration: Configuration) -> kopf.OperatorRegistry:
     """Return the handlers of one operator: one for each kind that it watches."""
     handlers = kopf.OperatorRegistry()
 
@@ -45,18 +39,14 @@ def registry(
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await connection(configuration)
 
-    for kind in kinds:
-        _watch(kind, cache, queue, actor, handlers)
+    for kind in WATCHED:
+        if kind is not NODES or lister.reads_nodes:
+            _watch(kind, lister, actor, handlers)
     return handlers
 
 
-def _watch(
-    kind: Kind,
-    cache: Cache,
-    queue: WorkQueue[Key],
-    actor: Actor,
-    handlers: kopf.OperatorRegistry,
-) -> None:
+def _watch(kind: Kind, lister: Lister, actor: Actor, handlers: kopf.OperatorRegistry) -> None:
+    cache, queue = lister.cache, lister.queue
     store = cache.stores[kind]
     labels = {kind.selector: kopf.PRESENT} if kind.selector else None
     delay = 0.0 if kind == JOBS else GATHER_SECONDS
@@ -66,6 +56,9 @@ def _watch(
     )
     async def event(event: Mapping[str, Any], **_: Any) -> None:
         body = event["object"]
+        if event["type"] is None:
+            # kopf lists the objects, because it cannot go on where its watch has ended.
+            lister.note_gap()
         is_deleted = event["type"] == "DELETED"
         is_news = store.forget(body) if is_deleted else store.see(body)
         if is_deleted and kind == PODS:

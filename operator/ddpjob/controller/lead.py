@@ -21,7 +21,7 @@ from ddpjob.controller.workqueue import WORKERS
 from ddpjob.core import names
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, Unreachable
-from ddpjob.kube.kinds import JOBS, NODES, WATCHED
+from ddpjob.kube.kinds import JOBS
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,11 @@ async def lead(operator: Operator, probes: Probes) -> None:
     log.info("leading; watching %s", ", ".join(lister.namespaces) or "all namespaces")
 
     # Work until kopf ends, because a signal stopped it, or until another part fails.
-    workers = [operator.reconciler.work() for _ in range(WORKERS)]
-    async with _background(operator.lease.keep(), lister.run(), *workers) as failed:
+    reconciler = operator.reconciler
+    workers = [reconciler.work() for _ in range(WORKERS)]
+    async with _background(
+        operator.lease.keep(), lister.run(), reconciler.keep_marks(), *workers
+    ) as failed:
         watches = asyncio.create_task(_watch(operator))
         try:
             await asyncio.wait([watches, failed], return_when=asyncio.FIRST_COMPLETED)
@@ -99,11 +102,7 @@ async def _watch(operator: Operator) -> None:
     await _require_crd(operator.api)
     lister = operator.lister
     namespaces = await _readable_namespaces(lister)
-    reconciler = operator.reconciler
-    kinds = [kind for kind in WATCHED if kind is not NODES or lister.reads_nodes]
-    registry = handlers.registry(
-        reconciler.cache, reconciler.queue, reconciler.actor, operator.configuration, kinds
-    )
+    registry = handlers.registry(lister, operator.reconciler.actor, operator.configuration)
     try:
         await kopf.operator(
             registry=registry,

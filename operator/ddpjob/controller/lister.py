@@ -1,12 +1,14 @@
-"""The periodic LIST, which corrects the cache.
+"""The LISTs, which begin and correct the cache.
 
-It finds the deletions that a watch missed, and the namespaces that cannot be read.
+A complete LIST finds the deletions that a watch missed. It is needed after a gap of a watch, and
+once an hour. Every minute, a LIST of one object of each kind shows whether the API server still
+answers, whether the operator may still read, and that the API server has not gone back in time.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.controller.cache import Cache, Key
@@ -19,16 +21,16 @@ from ddpjob.kube.kinds import NODES, PODS, WATCHED, Kind
 
 log = logging.getLogger(__name__)
 
-# Seconds between two LISTs.
+# Seconds between two turns, and between two complete LISTs without a gap.
 INTERVAL = 60.0
+COMPLETE_INTERVAL = 3600.0
 
-# Seconds between the first LISTs. kopf makes its own first LIST after ours, and no watch reports a
-# deletion between the two.
+# Seconds between the first LISTs, which are complete. kopf makes its own first LIST after ours, and
+# no watch reports a deletion between the two.
 EARLY_INTERVALS = (2.0, 10.0)
 
 # Seconds before a failed LIST is tried again, until the first LIST has succeeded.
 RETRY_INTERVAL = 1.0
-
 
 # Longest time in seconds for which a replica of the API server may lag behind the others.
 LONGEST_LAG = 50.0
@@ -38,6 +40,9 @@ NO_NODES = (
     "Kubernetes itself has evicted them, which takes 5 minutes, and spot notices are not seen."
 )
 
+# What reads the objects of a kind, in a namespace or in all, with so many tries for a page.
+Read = Callable[[Kind, str | None, int], Awaitable[None]]
+
 NO_ROLE = "Give the operator its Role there, or remove the namespace from watchNamespaces."
 
 
@@ -45,9 +50,9 @@ NO_ROLE = "Give the operator its Role there, or remove the namespace from watchN
 class Lister:
     """Lists what is watched, in the watched namespaces, or in all if there are none.
 
-    - `after_list`: called after each LIST of all namespaces that can be read.
+    - `after_turn`: called after each turn.
     - `last_turn`: monotonic time at which the last page of a LIST was requested.
-    - `versions`: resourceVersion of the last complete LIST of each kind and namespace.
+    - `versions`: resourceVersion of the last LIST of each kind and namespace.
     - `unreadable`: watched namespaces that the last LIST could not read.
     - `unwatched`: watched namespaces that were unreadable when the watches began.
     - `reads_nodes`: whether Kubernetes nodes can be read; None before the first LIST of them.
@@ -56,7 +61,7 @@ class Lister:
     api: ApiClient
     cache: Cache
     queue: WorkQueue[Key]
-    after_list: Callable[[], None]
+    after_turn: Callable[[], None]
     namespaces: Sequence[str] = ()
     last_turn: float = 0.0
     versions: dict[tuple[Kind, str | None], int] = field(default_factory=dict)
@@ -68,6 +73,10 @@ class Lister:
     # Watched namespaces that were listed at least once.
     _listed: set[str] = field(default_factory=set)
     _complete: bool = False
+    # Whether a watch may have missed a deletion since the last complete LIST began, and when that
+    # was, in monotonic seconds.
+    _has_gap: bool = True
+    _last_complete: float = 0.0
     # Monotonic time since which the LISTs of a kind are older than an earlier one.
     _back_since: dict[Kind, float] = field(default_factory=dict)
 
@@ -91,7 +100,7 @@ class Lister:
         return [name for name in self.namespaces if name not in self.unreadable]
 
     async def run(self) -> None:
-        """List at once, again after a few seconds, and then every minute.
+        """List everything at once and again after a few seconds, then take a turn every minute.
 
         Raises NamespaceAppeared if a namespace can be read that is not watched: kopf takes its
         namespaces only once. Raises CannotRun if the API server has gone back in time.
@@ -100,70 +109,103 @@ class Lister:
         while True:
             self._turn()
             try:
-                await self.list_once()
+                await self.take_turn()
             except CallFailed as error:
                 log.warning("cannot list jobs and pods: %s", error)
             appeared = self.unwatched - self.unreadable
             if appeared:
                 found = ", ".join(sorted(appeared))
                 raise NamespaceAppeared(f"{found} can be read now; the next start watches it")
-            await asyncio.sleep(next(early, INTERVAL) if self.synced else RETRY_INTERVAL)
+            await asyncio.sleep(self._pause(early))
+
+    def _pause(self, early: Iterator[float]) -> float:
+        """Return the seconds until the next turn. The early ones list everything."""
+        if not self.synced:
+            return RETRY_INTERVAL
+        for seconds in early:
+            self.note_gap()
+            return seconds
+        return INTERVAL
+
+    def note_gap(self) -> None:
+        """Let the next turn list everything, because a watch may have missed a deletion."""
+        self._has_gap = True
+
+    async def take_turn(self) -> None:
+        """List everything if that is needed, or one object of each kind. Raises CallFailed."""
+        is_due = time.monotonic() - self._last_complete >= COMPLETE_INTERVAL
+        if not (self._has_gap or is_due):
+            await self._read_all(self._check)
+        # The check may have found a gap.
+        if self._has_gap or is_due:
+            await self.list_once()
+        self.after_turn()
 
     async def list_once(self) -> None:
         """List every namespace that can be read. Raises CallFailed if none can.
 
         A namespace that cannot be read stops no other one.
         """
-        kinds = await self._readable_kinds()
-        if self.namespaces:
-            await self._list_namespaces(kinds)
-        else:
-            for kind in kinds:
-                await self._list(kind, None)
-
+        self._has_gap = False
+        self._last_complete = time.monotonic()
+        try:
+            await self._read_all(self._list)
+        except CallFailed:
+            self._has_gap = True
+            raise
         # Every job gets a look, whatever the watches have missed.
         self._complete = True
         for key in self.cache.jobs.by_key:
             self.queue.add(key)
-        self.after_list()
 
-    async def _list_namespaces(self, kinds: Sequence[Kind]) -> None:
-        """List the watched namespaces. Raises CallFailed if none can be read.
+    async def _read_all(self, read: Read) -> None:
+        kinds = await self._readable_kinds(read)
+        if self.namespaces:
+            await self._read_namespaces(kinds, read)
+        else:
+            for kind in kinds:
+                await read(kind, None, PAGE_TRIES)
 
-        One that fails is listed again after all others, with several tries for each page.
+    async def _read_namespaces(self, kinds: Sequence[Kind], read: Read) -> None:
+        """Read the watched namespaces. Raises CallFailed if none can be read.
+
+        One that fails is read again after all others, with several tries for each page.
         """
         failed: dict[str, CallFailed] = {}
         for namespace in self.namespaces:
-            error = await self._list_namespace(namespace, kinds, tries=1)
+            error = await self._read_namespace(namespace, kinds, read, tries=1)
             if error:
                 failed[namespace] = error
         for namespace, first in list(failed.items()):
             if may_succeed_later(first):
-                error = await self._list_namespace(namespace, kinds, tries=PAGE_TRIES)
+                error = await self._read_namespace(namespace, kinds, read, tries=PAGE_TRIES)
                 if error is None:
                     del failed[namespace]
         self._report_unreadable(failed)
         if len(failed) == len(self.namespaces):
             raise next(iter(failed.values()))
 
-    async def _list_namespace(
-        self, namespace: str, kinds: Sequence[Kind], tries: int
+    async def _read_namespace(
+        self, namespace: str, kinds: Sequence[Kind], read: Read, tries: int
     ) -> CallFailed | None:
+        if namespace in self.unreadable or namespace not in self._listed:
+            # What happened there meanwhile is not known.
+            read = self._list
         try:
             for kind in kinds:
-                await self._list(kind, namespace, tries)
+                await read(kind, namespace, tries)
         except CallFailed as error:
             return error
         self._note_listed(namespace)
         return None
 
-    async def _readable_kinds(self) -> list[Kind]:
-        """List the nodes, and return the other kinds. With Roles only, nodes cannot be read."""
+    async def _readable_kinds(self, read: Read) -> list[Kind]:
+        """Read the nodes, and return the other kinds. With Roles only, nodes cannot be read."""
         if self.namespaces:
             error: ApiError | str = "watchNamespaces is set, so the operator has Roles only"
         else:
             try:
-                await self._list(NODES, None)
+                await read(NODES, None, PAGE_TRIES)
             except ApiError as refusal:
                 if refusal.status != 403:
                     raise
@@ -184,10 +226,17 @@ class Lister:
             log.warning("cannot read namespace %s: %s. %s", namespace, error, advice)
         self.unreadable = frozenset(failed)
 
-    async def _list(self, kind: Kind, namespace: str | None, tries: int = PAGE_TRIES) -> None:
+    async def _check(self, kind: Kind, namespace: str | None, tries: int) -> None:
+        """Read one object of a kind. Note a gap if there is none, and the cache has some."""
+        store = self.cache.stores[kind]
+        found, version = await self.api.one_of(kind, namespace, self._turn, tries)
+        if not found and store.has_older(version, namespace):
+            self.note_gap()
+        self._note_version(kind, namespace, version)
+
+    async def _list(self, kind: Kind, namespace: str | None, tries: int) -> None:
         """Show every object of a kind to the cache, and remove those that do not exist any more."""
         store = self.cache.stores[kind]
-        before = self.versions.get((kind, namespace), 0)
         listed = set()
         version = 0
         async for objects, page_version in self.api.pages(kind, namespace, self._turn, tries):
@@ -198,9 +247,13 @@ class Lister:
             if kind == PODS and objects:
                 self._pass(namespace_of(objects[-1]))
         store.drop_unlisted(listed, version, namespace)
+        self._note_version(kind, namespace, version)
+
+    def _note_version(self, kind: Kind, namespace: str | None, version: int) -> None:
+        before = self.versions.get((kind, namespace), 0)
         if self._went_back(kind, before, version):
             return
-        store.prune(before)
+        self.cache.stores[kind].prune(before)
         self.versions[kind, namespace] = version
 
     def _turn(self) -> None:
@@ -224,8 +277,8 @@ class Lister:
         )
 
     def _note_listed(self, namespace: str) -> None:
-        """Look at the jobs of a watched namespace as soon as it was listed for the first time."""
-        if namespace in self._listed:
+        """Look at the jobs of a watched namespace as soon as it can be read."""
+        if namespace in self._listed and namespace not in self.unreadable:
             return
         self._listed.add(namespace)
         for key in self.cache.jobs.by_key:

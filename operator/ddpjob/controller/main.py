@@ -159,22 +159,26 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     queue.on_wait = metrics.waits.observe
     writer = Writer(api, lease)
     reporter = Reporter(writer, identity)
+    installation = f"{options.lease_namespace}/{options.lease_name}"
+    territory = Territory(writer, installation, clock)
     actor = Actor(
         writer=writer,
         cache=cache,
-        creator=Creator(writer, cache, Settings(restricted=options.restricted)),
+        creator=Creator(
+            writer, cache, Settings(restricted=options.restricted), territory.uid_of_mark
+        ),
         deleter=Deleter(writer, cache, reporter),
         reporter=reporter,
         clock=clock,
         metrics=metrics,
         now=SteadyClock().now,
     )
-    installation = f"{options.lease_namespace}/{options.lease_name}"
-    territory = Territory(writer, installation, clock)
 
     def forget_what_is_gone() -> None:
         actor.forget_removed_jobs()
-        territory.forget_others({namespace for namespace, _ in cache.jobs.by_key})
+        with_jobs = {namespace for namespace, _ in cache.jobs.by_key}
+        territory.forget_others(with_jobs)
+        actor.creator.forget_others(with_jobs)
 
     lister = Lister(api, cache, queue, forget_what_is_gone, options.namespaces)
     reconciler = Reconciler(api, cache, lister, actor, queue, metrics, options.policy, territory)

@@ -1,5 +1,6 @@
 """The workers of the queue. Each takes the key of a job, observes the cache, decides and acts."""
 
+import asyncio
 import logging
 import time
 from dataclasses import dataclass, field, replace
@@ -11,9 +12,11 @@ from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.territory import CHECK_AFTER, Territory
 from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.controller.writer import run_all
 from ddpjob.core import names
 from ddpjob.core.decide import decide
 from ddpjob.core.job import Job
+from ddpjob.core.names import Phase
 from ddpjob.core.observe import ClusterPolicy, Observation, observe
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import CallFailed
@@ -27,6 +30,8 @@ CLAIM_INTERVAL = 0.5
 # for that, each waits longer, so that they do not use up the CPU: so many looks a second.
 GAVE_WAY_INTERVAL = 2.0
 GAVE_WAY_RATE = 20
+
+FINISHED = (str(Phase.COMPLETE), str(Phase.FAILED))
 
 
 @dataclass
@@ -48,6 +53,23 @@ class Reconciler:
         """Look at jobs for ever. Raises LeaseLost."""
         while True:
             await self._reconcile(await self.queue.get())
+
+    async def keep_marks(self) -> None:
+        """Renew the marks of the namespaces with unfinished jobs for ever. Raises LeaseLost."""
+        while True:
+            await asyncio.sleep(CHECK_AFTER)
+            namespaces = {
+                namespace
+                for (namespace, _), seen in self.cache.jobs.by_key.items()
+                if seen.value.phase not in FINISHED
+            }
+            await run_all(self._keep_mark(namespace) for namespace in sorted(namespaces))
+
+    async def _keep_mark(self, namespace: str) -> None:
+        try:
+            await self.territory.serves(namespace)
+        except CallFailed as error:
+            log.debug("cannot renew the mark of namespace %s: %s", namespace, error)
 
     async def _reconcile(self, key: Key) -> None:
         """Look at one job, and give its key back. Raises LeaseLost."""

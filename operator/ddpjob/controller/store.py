@@ -89,6 +89,13 @@ class Store(Generic[Value]):
         self.see(body)
         return uid in self.objects
 
+    def has_older(self, version: int, namespace: str | None) -> bool:
+        """Return True if an object is known that is not newer than a version."""
+        return any(
+            seen.version <= version and namespace in (None, seen.namespace)
+            for seen in self.objects.values()
+        )
+
     def drop_unlisted(self, listed: Set[str], version: int, namespace: str | None) -> None:
         """Remove the objects that a complete LIST at `version` does not contain.
 

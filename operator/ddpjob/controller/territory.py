@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddpjob.controller.writer import Writer
+from ddpjob.core import names
 from ddpjob.kube.errors import ApiError, CallFailed, Unreachable
 from ddpjob.kube.kinds import LEASES
 
 log = logging.getLogger(__name__)
 
-# Name of the Lease in each namespace with jobs.
-MARK = "ddpjob-installation"
+MARK = names.INSTALLATION_LEASE
 
 # Seconds after which a mark is renewed, or read again, and after which it no longer counts.
 RENEW_AFTER = 60.0
@@ -32,11 +32,13 @@ DURATION = 180.0
 class Mark:
     """What is known of the mark of one namespace, with monotonic times.
 
+    - `uid`: the UID of the Lease.
     - `holder`: the installation that serves the namespace.
     - `changed`: when the mark was first seen in this version.
     - `checked`: when it was last read or written.
     """
 
+    uid: str
     holder: str
     version: str
     changed: float
@@ -100,6 +102,11 @@ class Territory:
             "installation its own watchNamespaces, or uninstall one"
         )
 
+    def uid_of_mark(self, namespace: str) -> str:
+        """Return the UID of the Lease of a namespace; empty if it cannot be read or written."""
+        mark = self.marks.get(namespace)
+        return mark.uid if mark else ""
+
     def forget_others(self, namespaces: Set[str]) -> None:
         """Forget the marks of all namespaces but these, which have jobs."""
         self.marks = {name: mark for name, mark in self.marks.items() if name in namespaces}
@@ -150,7 +157,7 @@ class Territory:
         old = self.marks.get(namespace)
         version = str(lease["metadata"]["resourceVersion"])
         changed = old.changed if old and old.version == version else now
-        mark = Mark(_holder(lease), version, changed, now)
+        mark = Mark(str(lease["metadata"]["uid"]), _holder(lease), version, changed, now)
         is_news = old is None or old.holder != mark.holder
         if is_news and mark.holder != self.installation:
             log.warning(

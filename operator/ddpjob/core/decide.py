@@ -107,7 +107,10 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     if any(not is_due(timer, obs, spec, now) for timer in came):
         waits.append(0.0)
     wake_after = min((wait for wait in waits if wait is not None), default=None)
-    return replace(plan, status=after.status, assign=assign, wake_after=wake_after)
+    check_agent = is_due(timers.agent_is_checked, after, spec, now)
+    return replace(
+        plan, status=after.status, assign=assign, check_agent=check_agent, wake_after=wake_after
+    )
 
 
 def _first_match(obs: Observation, spec: Spec, now: datetime) -> Plan:

@@ -14,6 +14,9 @@ PLURAL = "ddpjobs"
 
 MANAGER = "ddpjob-operator"
 
+# The Lease in each namespace with jobs that names the installation which serves it.
+INSTALLATION_LEASE = "ddpjob-installation"
+
 # The value of spec.managedBy that means this operator. It is also the default.
 CONTROLLER = f"{GROUP}/operator"
 

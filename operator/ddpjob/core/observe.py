@@ -53,6 +53,7 @@ class Pod:
     - `address`: the pod's IP address. `agent`: the ConfigMap with its agent.
     - `held`: the pod knows its attempt, and must not start it yet.
     - `ready`: the workers of its attempt have met. `ready_since`: since when, or an empty string.
+    - `creating_since`: the pod has had a node since then, and no container yet.
     - `released`: no container of the pod runs any more. A kubelet reports the end of the containers
       before the pod's phase.
     - `started`: the trainer's container was started at some time.
@@ -82,6 +83,7 @@ class Pod:
     held: bool
     ready: bool
     ready_since: str
+    creating_since: datetime | None
     released: bool
     deletion_deadline: datetime | None
     started: bool

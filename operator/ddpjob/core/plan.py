@@ -64,6 +64,7 @@ class Plan:
     - `events`: the events to post.
     - `delete_job`: delete the job itself, with everything that it owns.
     - `confirm`: names of pods. If the API server still has one of them, the plan is discarded.
+    - `check_agent`: make sure that the ConfigMap with the agent exists.
     - `wake_after`: seconds after which to decide again, even if nothing changes.
     """
 
@@ -74,6 +75,7 @@ class Plan:
     events: tuple[Event, ...] = ()
     delete_job: bool = False
     confirm: tuple[str, ...] = ()
+    check_agent: bool = False
     wake_after: float | None = None
 
     def only_reports_progress(self, before: Status) -> bool:

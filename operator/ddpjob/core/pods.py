@@ -94,6 +94,7 @@ def read_pod(body: Dict) -> Pod | None:
         held=HELD in str(child(metadata, "annotations").get(names.ANNOTATION_ASSIGNMENT)),
         ready=_is_ready(metadata, status),
         ready_since=_ready_since(status),
+        creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
         released=_is_removed(metadata) or _is_released(status, end),
         deletion_deadline=_deletion_deadline(metadata),
         started="terminated" in container or "running" in container,
@@ -136,6 +137,16 @@ def _agent(spec: Dict) -> str:
 def _ready_since(status: Dict) -> str:
     ready = _condition(status, "Ready")
     return str(ready.get("lastTransitionTime", "")) if ready.get("status") == "True" else ""
+
+
+def _creating_since(status: Dict) -> datetime | None:
+    """Return since when a pod has had a node, if its kubelet has not created a container yet."""
+    scheduled = _condition(status, "PodScheduled")
+    statuses = (*children(status, "initContainerStatuses"), *children(status, "containerStatuses"))
+    has_one = any("waiting" not in child(container, "state") for container in statuses)
+    if has_one or scheduled.get("status") != "True":
+        return None
+    return parse_time(scheduled.get("lastTransitionTime"))
 
 
 def _is_ready(metadata: Dict, status: Dict) -> bool:

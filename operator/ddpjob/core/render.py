@@ -80,13 +80,18 @@ def _render_shape(job: Job, settings: Settings) -> str:
     return json.dumps(pod, ensure_ascii=False)
 
 
-def agent_config_map(job: Job) -> dict[str, Any]:
-    """Return the ConfigMap with the agent's files in the namespace of a job.
+def agent_config_map(namespace: str, lease_uid: str) -> dict[str, Any]:
+    """Return the ConfigMap with the agent's files for the jobs of a namespace.
 
-    Every job that uses it owns it. Kubernetes removes it with the last of them.
+    The Lease of the namespace owns it; without one, nobody does.
     """
     text = _template("agent.yaml.j2").render(
-        common_context(job), name=config_map_name(), files=agent_files()
+        namespace=namespace,
+        lease=names.INSTALLATION_LEASE,
+        lease_uid=lease_uid,
+        labels={names.LABEL_MANAGED_BY: names.MANAGER},
+        name=config_map_name(),
+        files=agent_files(),
     )
     rendered: dict[str, Any] = yaml.load(text, Loader=Loader)
     return rendered

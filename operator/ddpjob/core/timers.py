@@ -26,6 +26,14 @@ Timer = Callable[[Observation, Spec, datetime], datetime | None]
 # no autoscaler can help.
 QUOTA_TIMEOUT = timedelta(seconds=20)
 
+# A pod that has had a node for so long, and no container, may wait for the agent's ConfigMap, which
+# is then looked for. The next time is so much later: an image or a volume may also be the reason.
+CREATION_TIME = timedelta(seconds=10)
+CREATION_INTERVAL = timedelta(seconds=30)
+
+# Time between two looks at a gang that would give way to an older one.
+CONTEST_INTERVAL = timedelta(seconds=60)
+
 # Time between two looks while most Kubernetes nodes are not ready.
 CUT_OFF_INTERVAL = timedelta(seconds=5)
 
@@ -141,6 +149,23 @@ def node_is_dead(obs: Observation, spec: Spec, now: datetime) -> datetime | None
     return next_death(obs, now)
 
 
+def agent_is_checked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Return when to look whether the ConfigMap exists that pods without a container wait for."""
+    since_when = [pod.creating_since for pod in obs.current if pod.creating_since]
+    return later(min(since_when), CREATION_TIME) if since_when else None
+
+
+def agent_is_checked_again(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    checked = agent_is_checked(obs, spec, now)
+    return later(now, CREATION_INTERVAL) if checked and checked <= now else None
+
+
+def contest_is_looked_at(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Look again: no event concerns the job when an older gang becomes incomplete."""
+    began = gang_timeout(obs, spec, now)
+    return later(now, CONTEST_INTERVAL) if began and began <= now else None
+
+
 def cut_off_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     """Look again soon: no event concerns the job when another Kubernetes node is ready again."""
     if not is_cut_off(obs):
@@ -174,6 +199,9 @@ TIMERS: tuple[Timer, ...] = (
     cut_off_ends,
     pod_is_overdue,
     gang_timeout,
+    contest_is_looked_at,
+    agent_is_checked,
+    agent_is_checked_again,
 )
 
 

@@ -244,9 +244,7 @@ class ApiClient:
         A page that fails is requested again, up to `tries` times. `before_try` is called before
         each request. Raises ApiError or Unreachable.
         """
-        query = {"limit": str(FIRST_PAGE)}
-        if kind.selector:
-            query["labelSelector"] = kind.selector
+        query = _list_query(kind, FIRST_PAGE)
         while True:
             answer, size = await self._page(kind.collection(namespace), query, before_try, tries)
             metadata = answer["metadata"]
@@ -256,6 +254,18 @@ class ApiClient:
                 return
             query["continue"] = metadata["continue"]
             query["limit"] = str(_next_page(len(objects), size))
+
+    async def one_of(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        before_try: Callable[[], None],
+        tries: int = PAGE_TRIES,
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Return (at most one object, resourceVersion of the LIST). Raises as `pages` does."""
+        query = _list_query(kind, 1)
+        answer, _ = await self._page(kind.collection(namespace), query, before_try, tries)
+        return answer["items"], int(answer["metadata"]["resourceVersion"])
 
     async def _page(
         self, path: str, query: Mapping[str, str], before_try: Callable[[], None], tries: int
@@ -270,6 +280,11 @@ class ApiClient:
                     raise
                 await asyncio.sleep(exponential_delay(number, FIRST_PAGE_RETRY, LONGEST_PAGE_RETRY))
         raise AssertionError("the last try returns or raises")
+
+
+def _list_query(kind: Kind, limit: int) -> dict[str, str]:
+    selector = {"labelSelector": kind.selector} if kind.selector else {}
+    return {"limit": str(limit), **selector}
 
 
 def may_succeed_later(error: CallFailed) -> bool:
