@@ -20,8 +20,6 @@ from ddpjob.core.times import LAST_MOMENT, later
 from ddpjob.core.torchrun_log import (
     RENDEZVOUS_TIMEOUT,
     Summary,
-    has_timed_out,
-    is_follower,
     last_line,
 )
 
@@ -72,7 +70,7 @@ class Verdict:
             return False
         # The other ranks of the node may be followers of the one that the summary names.
         summary = self.pod.summary
-        return not (summary.lost_peer if summary else is_follower(self.pod.message))
+        return not (summary.lost_peer if summary else self.pod.follower)
 
     @property
     def blames_node(self) -> bool:
@@ -288,7 +286,7 @@ def _silent_peer_verdict(
 def _is_innocent(pod: Pod, ambiguous_too: bool) -> bool:
     summary = pod.summary
     if summary is None:
-        return is_follower(pod.message)
+        return pod.follower
     return summary.lost_peer or (summary.ambiguous and ambiguous_too)
 
 
@@ -298,8 +296,7 @@ def _suspicion(pod: Pod) -> tuple[bool, bool, datetime, int]:
     Followers come last, and of those the ones whose connection broke: the process that they were
     connected to may have ended because it had waited too long for a third one.
     """
-    broken = not has_timed_out(pod.message)
-    return is_follower(pod.message), broken, _end_time(pod), pod.index
+    return pod.follower, not pod.timed_out, _end_time(pod), pod.index
 
 
 def _some(names: Sequence[str]) -> str:

@@ -106,8 +106,8 @@ def death_of(obs: Observation, pod: Pod) -> datetime | None:
         return None
     if node and node.health is NodeHealth.NOT_READY:
         return overdue
-    lost = [lost for lost in obs.status.unreachable_nodes if lost.name == pod.node_name]
-    return later(lost[0].since, wait) if lost else overdue
+    lost_since = obs.unreachable_since.get(pod.node_name)
+    return later(lost_since, wait) if lost_since else overdue
 
 
 def next_death(obs: Observation, now: datetime) -> datetime | None:
@@ -133,9 +133,9 @@ def describe_wait(obs: Observation, pod: Pod, now: datetime) -> str:
         f"-n {obs.job.namespace} delete pod {pod.name} --force"
     )
     end = f"after {wait.total_seconds():.0f} s the pod is deleted by force" if wait else by_hand
-    for lost in obs.status.unreachable_nodes:
-        if lost.name == pod.node_name:
-            return f"; the node is unreachable since {format_time(lost.since)}; {end}"
+    lost_since = obs.unreachable_since.get(pod.node_name)
+    if lost_since:
+        return f"; the node is unreachable since {format_time(lost_since)}; {end}"
     if is_cut_off(obs):
         return describe_cut_off(obs)
     deadline = pod.deletion_deadline

@@ -58,7 +58,8 @@ def delete_all_unfinished(
     `grace` is for those of the current attempt.
     """
     older_grace = previous_grace(obs.status, obs.attempt)
-    others = [pod for pod in obs.pods if pod not in obs.older and pod not in stay]
+    apart = {pod.uid for pod in (*obs.older, *stay)}
+    others = [pod for pod in obs.pods if pod.uid not in apart]
     return (
         *delete_unfinished(obs, obs.older, older_grace, now),
         *delete_unfinished(obs, others, grace, now),

@@ -65,7 +65,8 @@ class Pod:
     - `has_claims`: the pod mounts a PersistentVolumeClaim.
     - `tolerated`: keys of the taints that the pod tolerates; an empty key stands for every taint.
     - `requests`: names of resources. `placement`: a digest of what decides about nodes. `priority`.
-    - `message`: the last words of the trainer. `summary`: which rank of the node failed first.
+    - `message`: the last words of the trainer. `follower`, `timed_out`: what they say about a peer.
+    - `summary`: which rank of the node failed first.
     - `result`: what the trainer wrote to $DDP_RESULT_FILE.
     - `reported`: the attempt that the agent's report is about. `hang`: that attempt hung.
     - `steps`: the first and the last step of each attempt in which the pod took part.
@@ -100,6 +101,8 @@ class Pod:
     exit_code: int | None
     exit_reason: str
     message: str
+    follower: bool
+    timed_out: bool
     summary: Summary | None
     result: Mapping[str, str]
     reported: int | None
@@ -236,6 +239,11 @@ class Observation:
         """
         newest = -1 if self.status.attempt is None else self.status.attempt
         return any(pod.attempt > newest for pod in self.pods)
+
+    @cached_property
+    def unreachable_since(self) -> Mapping[str, datetime]:
+        """Return since when each unreachable Kubernetes node was seen to be that."""
+        return {node.name: node.since for node in self.status.unreachable_nodes}
 
     @cached_property
     def unready_nodes(self) -> int:

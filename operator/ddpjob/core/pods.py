@@ -111,6 +111,8 @@ def read_pod(body: Dict) -> Pod | None:
         exit_code=integer_or_none((end or {}).get("exitCode")),
         exit_reason=str((end or {}).get("reason") or ""),
         message=termination.text,
+        follower=termination.follower,
+        timed_out=termination.timed_out,
         summary=termination.summary,
         result=termination.result,
         reported=termination.attempt,

