@@ -407,26 +407,12 @@ def test_metrics_of_each_job_can_be_switched_off() -> None:
     assert "--no-job-metrics" in arguments(rendered("metrics.jobs=false"))
 
 
-# The rules for Prometheus
-
-
-RULES = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
-ALERTS = [rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule]
+# Rules and dashboard
 
 
 def test_the_rule_object_has_the_rules_of_the_file() -> None:
     rule = only(rendered("metrics.prometheusRule.enabled=true"), "PrometheusRule")
-    assert rule["spec"] == RULES
-
-
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_each_alert_has_a_row_in_its_runbook(alert: Manifest) -> None:
-    assert {"summary", "description", "runbook_url"} == set(alert["annotations"])
-    _, _, path = alert["annotations"]["runbook_url"].partition("/blob/main/")
-    page, _, section = path.partition("#")
-    text = (ROOT / page).read_text()
-    assert f"\n## {section.capitalize()}\n" in text
-    assert f"\n| {alert['alert']} |" in text
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
 
 
 def test_the_dashboard_is_a_config_map_that_grafanas_sidecar_finds() -> None:
@@ -440,17 +426,6 @@ def test_the_dashboard_is_what_its_script_writes() -> None:
     script = runpy.run_path(str(ROOT / "release" / "dashboard.py"))
     written = script["OUT"].read_text()
     assert written == script["build"](), "run python release/dashboard.py"
-
-
-PROMTOOL = shutil.which("promtool")
-
-
-@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool: apt install prometheus")
-def test_promtool_accepts_the_rules() -> None:
-    assert PROMTOOL is not None
-    path = str(CHART / "files" / "rules.yaml")
-    done = subprocess.run([PROMTOOL, "check", "rules", path], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # Golden files

@@ -13,6 +13,7 @@ from ddpjob.core.accounting import seconds_until
 from ddpjob.core.job import Job
 from ddpjob.core.names import Activity, Cause, Phase, Reason
 from ddpjob.core.status import Status
+from ddpjob.core.times import parse_time
 from ddpjob.kube.kinds import resource_of
 
 # What is known of each job, and the labels beside `namespace` and `ddpjob`, its name. Prometheus
@@ -25,6 +26,11 @@ JOB_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "nodes": ("Nodes of the current attempt, by state: desired or ready", ("state",)),
     "activity_seconds": ("Seconds of each activity", ("activity",)),
     "goodput_ratio": ("Part of these seconds that an unfinished job has trained", ()),
+    "attempt_end_timestamp_seconds": (
+        "Unix time at which an attempt last ended, by the cause of its end",
+        ("cause",),
+    ),
+    "completion_timestamp_seconds": ("Unix time at which a job finished", ()),
 }
 
 
@@ -86,6 +92,22 @@ def _samples(job: Job) -> Iterator[Sample]:
     # A job that has never trained, or that has finished, has no goodput to watch.
     if Activity.TRAINING in seconds and not status.finished:
         yield "goodput_ratio", (), seconds[Activity.TRAINING] / max(1, sum(seconds.values()))
+    for cause, ended in _last_ends(status):
+        yield "attempt_end_timestamp_seconds", (cause,), ended.timestamp()
+    if status.completion_time:
+        yield "completion_timestamp_seconds", (), status.completion_time.timestamp()
+
+
+def _last_ends(status: Status) -> Iterator[tuple[Cause, datetime]]:
+    """Yield the causes that ended attempts of the job's history, each with its newest time."""
+    ends: dict[str, datetime | None] = {}
+    # The newest attempt comes first.
+    for attempt in status.attempts:
+        ends.setdefault(str(attempt.get("cause")), parse_time(attempt.get("end")))
+    for cause in Cause:
+        ended = ends.get(cause)
+        if ended:
+            yield cause, ended
 
 
 class Metrics:
