@@ -113,6 +113,14 @@ def test_an_attempt_that_somebody_has_changed_has_no_metric(attempt: dict[str, A
     assert not [line for line in lines(cache) if line.startswith(name)]
 
 
+def test_a_job_in_an_excluded_namespace_has_no_metrics() -> None:
+    cache = Cache()
+    cache.jobs.see(a_job(**RUNNING))
+    found = lines(cache, excluded={"team"})
+    assert not [line for line in found if "digits" in line]
+    assert 'ddpjob_jobs{phase="Running"} 0.0' in found
+
+
 def test_a_job_that_is_gone_has_no_metrics() -> None:
     cache = Cache()
     cache.jobs.see(a_job())

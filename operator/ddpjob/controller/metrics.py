@@ -1,14 +1,15 @@
 """Prometheus metrics of the operator."""
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Set, Sized
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ddpjob.controller.cache import Cache
+from ddpjob.controller.cache import Cache, KeptJob
 from ddpjob.core.accounting import seconds_until
 from ddpjob.core.job import Job
 from ddpjob.core.names import Activity, Cause, Phase, Reason
@@ -34,16 +35,28 @@ JOB_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+@dataclass(frozen=True)
+class CountedJobs:
+    """The jobs in the cache that have metrics: those of the namespaces that are not excluded."""
+
+    cache: Cache
+    excluded: Set[str]
+
+    def __iter__(self) -> Iterator[KeptJob]:
+        for seen in self.cache.jobs.objects.values():
+            if seen.namespace not in self.excluded:
+                yield seen.value
+
+
 class JobsByPhase(Collector):
     """Counts the jobs in the cache at each scrape, so that the numbers cannot drift."""
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+    def __init__(self, jobs: CountedJobs) -> None:
+        self._jobs = jobs
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily("ddpjob_jobs", "DDPJobs by phase", labels=["phase"])
-        jobs = (seen.value for seen in self._cache.jobs.objects.values())
-        phases = Tally(job.phase or Phase.PENDING for job in jobs)
+        phases = Tally(job.phase or Phase.PENDING for job in self._jobs)
         for phase in Phase:
             family.add_metric([str(phase)], phases.get(str(phase), 0))
         yield family
@@ -55,8 +68,8 @@ class EachJob(Collector):
     A cluster with very many jobs may do without, since each of them adds about 15 series.
     """
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+    def __init__(self, jobs: CountedJobs) -> None:
+        self._jobs = jobs
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         families = {
@@ -65,8 +78,8 @@ class EachJob(Collector):
             )
             for name, (text, more) in JOB_FAMILIES.items()
         }
-        for seen in self._cache.jobs.objects.values():
-            job = seen.value.unpack()
+        for kept in self._jobs:
+            job = kept.unpack()
             for name, values, number in _samples(job):
                 families[name].add_metric([job.namespace, job.name, *values], number)
         yield from families.values()
@@ -113,14 +126,23 @@ def _last_ends(status: Status) -> Iterator[tuple[Cause, datetime]]:
 class Metrics:
     """The metrics of one operator, in a separate registry.
 
-    `each_job` is whether there are metrics with the names of jobs.
+    `each_job` is whether there are metrics with the names of jobs. Jobs in `excluded` namespaces
+    are not counted.
     """
 
-    def __init__(self, cache: Cache, queue: Sized, *, each_job: bool = True) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        queue: Sized,
+        *,
+        each_job: bool = True,
+        excluded: Set[str] = frozenset(),
+    ) -> None:
         registry = CollectorRegistry()
-        registry.register(JobsByPhase(cache))
+        jobs = CountedJobs(cache, excluded)
+        registry.register(JobsByPhase(jobs))
         if each_job:
-            registry.register(EachJob(cache))
+            registry.register(EachJob(jobs))
         self._registry = registry
         self.reconciles = Counter(
             "ddpjob_reconciles",
