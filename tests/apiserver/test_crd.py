@@ -25,6 +25,7 @@ MUTABLE = {
     "nodes",
     "failurePolicy",
     "suspend",
+    "retries",
     "activeDeadlineSeconds",
     "startupDeadlineSeconds",
     "ttlSecondsAfterFinished",
@@ -646,6 +647,19 @@ def test_no_leaf_of_the_spec_can_change(shared_jobs: Jobs, place: str) -> None:
     assert refusal_of(*path) in answer.body["message"]
 
 
+def test_retries_can_only_grow(jobs: Jobs) -> None:
+    jobs.made(job())
+    assert jobs.patch({"retries": 2}).code == 200
+    for smaller in (1, None):
+        answer = jobs.patch({"retries": smaller})
+        assert answer.code == 422
+        assert "spec.retries: Invalid value" in answer.body["message"]
+        assert (
+            "can only grow; each larger number takes a Failed job up again"
+            in answer.body["message"]
+        )
+
+
 def test_nodes_the_failure_policy_and_the_lifecycle_can_change(jobs: Jobs) -> None:
     jobs.made(job(nodes=2))
     assert jobs.patch({"nodes": 3, "failurePolicy": {"maxRestarts": 7}}).code == 200
@@ -701,6 +715,7 @@ def test_defaults_are_filled_in(jobs: Jobs) -> None:
             "nonRetryableExitCodes": [2],
         },
         "suspend": False,
+        "retries": 0,
         "cleanPodPolicy": "Running",
         "recovery": "InPlace",
         "heartbeat": "File",
@@ -876,8 +891,11 @@ WHOLE_STATUS = {
     "restarts": 1,
     "failures": 1,
     "disruptions": 0,
+    "announcedDisruptions": 0,
     "failureTimes": [AT],
     "disruptionTimes": [AT],
+    "announcedDisruptionTimes": [AT],
+    "retried": {"retries": 1, "failures": 1, "disruptions": 1, "announcedDisruptions": 1},
     "attempts": [
         {
             "attempt": 0,
@@ -905,7 +923,7 @@ WHOLE_STATUS = {
     "seconds": {"queued": 3, "starting": 4},
     "goodput": "87%",
     "failedNodes": [{"name": "n", "failures": 2, "time": AT}],
-    "unreachableNodes": [{"name": "n", "since": AT}],
+    "unreachableNodes": [{"name": "n", "uid": "u", "since": AT}],
     "yielding": {"to": "ml/older", "until": AT},
     "strayPods": ["copy"],
     "selector": "ddpjob.dev/job-uid=u",

@@ -43,6 +43,11 @@ def test_a_misspelt_choice_is_refused_with_the_name_that_is_closest(words, messa
     assert message in refusal(*words.split())
 
 
+def test_the_operator_refuses_to_exclude_a_namespace_from_a_list_of_watched_ones():
+    refused = refusal("operator", "--namespace=a", "--exclude-namespace=b")
+    assert "--exclude-namespace: cannot be combined with --namespace" in refused
+
+
 @pytest.fixture
 def logging_is_restored():
     """Remove the handler of the operator, whose stream is closed when the command has ended."""

@@ -46,11 +46,17 @@ def namespaces() -> tuple[str, ...]:
 
 
 @pytest.fixture
-def options(kubeconfig: Path, namespaces: tuple[str, ...]) -> Options:
+def excluded() -> frozenset[str]:
+    """Return the namespaces to exclude: none, unless a test has a parameter of this name."""
+    return frozenset()
+
+
+@pytest.fixture
+def options(kubeconfig: Path, namespaces: tuple[str, ...], excluded: frozenset[str]) -> Options:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    return Options(namespaces=namespaces, kubeconfig=kubeconfig, http_port=port)
+    return Options(namespaces=namespaces, excluded=excluded, kubeconfig=kubeconfig, http_port=port)
 
 
 @pytest.fixture

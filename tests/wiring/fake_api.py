@@ -36,6 +36,7 @@ KINDS = {
     },
     "apis/ddpjob.dev/v1alpha1": {"ddpjobs": "DDPJob"},
     "apis/coordination.k8s.io/v1": {"leases": "Lease"},
+    "apis/apps/v1": {"deployments": "Deployment"},
     "apis/apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
 }
 
@@ -406,7 +407,8 @@ class FakeApi:
             "resourceVersion": str(version),
             "continue": str(end) if end < len(found) else "",
         }
-        return web.json_response({"kind": "List", "metadata": metadata, "items": found[start:end]})
+        kind = {"apiVersion": "v1", "kind": "List"}
+        return web.json_response({**kind, "metadata": metadata, "items": found[start:end]})
 
     async def _watch(
         self, request: web.Request, plural: str, namespace: str | None

@@ -31,7 +31,14 @@ RUNNING = {
     "disruptions": 2,
     "nodes": {"desired": 2, "ready": 1},
     "seconds": {"starting": 25, "training": 75},
+    # The newest attempt comes first.
+    "attempts": [
+        {"attempt": 2, "cause": "Hang", "end": "1970-01-01T00:05:00Z"},
+        {"attempt": 1, "cause": "Failure", "end": "1970-01-01T00:02:00Z"},
+        {"attempt": 0, "cause": "Hang", "end": "1970-01-01T00:01:00Z"},
+    ],
 }
+HANG = 'ddpjob_job_attempt_end_timestamp_seconds{cause="Hang",ddpjob="digits",namespace="team"}'
 
 
 @pytest.mark.parametrize(
@@ -46,6 +53,7 @@ RUNNING = {
         'ddpjob_job_activity_seconds{activity="training",ddpjob="digits",namespace="team"} 75.0',
         'ddpjob_job_goodput_ratio{ddpjob="digits",namespace="team"} 0.75',
         'ddpjob_jobs{phase="Running"} 1.0',
+        f"{HANG} 300.0",
     ],
 )
 def test_each_job_has_its_metrics(line: str) -> None:
@@ -88,6 +96,29 @@ def test_a_job_has_no_goodput_while(status: dict[str, Any]) -> None:
     cache = Cache()
     cache.jobs.see(a_job(**status))
     assert not [line for line in lines(cache) if line.startswith("ddpjob_job_goodput_ratio{")]
+
+
+def test_a_finished_job_has_the_time_of_its_end() -> None:
+    cache = Cache()
+    cache.jobs.see(a_job(phase="Failed", completionTime="1970-01-01T00:10:00Z"))
+    end = 'ddpjob_job_completion_timestamp_seconds{ddpjob="digits",namespace="team"} 600.0'
+    assert end in lines(cache)
+
+
+@pytest.mark.parametrize("attempt", [{"cause": ["x"]}, {"cause": "Hang", "end": 5}, {}])
+def test_an_attempt_that_somebody_has_changed_has_no_metric(attempt: dict[str, Any]) -> None:
+    cache = Cache()
+    cache.jobs.see(a_job(attempts=[attempt]))
+    name = "ddpjob_job_attempt_end_timestamp_seconds{"
+    assert not [line for line in lines(cache) if line.startswith(name)]
+
+
+def test_a_job_in_an_excluded_namespace_has_no_metrics() -> None:
+    cache = Cache()
+    cache.jobs.see(a_job(**RUNNING))
+    found = lines(cache, excluded={"team"})
+    assert not [line for line in found if "digits" in line]
+    assert 'ddpjob_jobs{phase="Running"} 0.0' in found
 
 
 def test_a_job_that_is_gone_has_no_metrics() -> None:

@@ -6,8 +6,16 @@ import pytest
 from fake_api import FakeApi, hanging_webhook, refusal, unanswered
 from gang import a_job, status, until
 
-from ddpjob.controller import territory
-from ddpjob.controller.territory import CHECK_AFTER, DURATION, MARK, RENEW_AFTER, Territory
+from ddpjob.controller import reconcile, territory
+from ddpjob.controller.territory import (
+    CHECK_AFTER,
+    DURATION,
+    MARK,
+    RENEW_AFTER,
+    UNSERVED_AFTER_MARK,
+    UNSERVED_WITHOUT_MARK,
+    Territory,
+)
 from ddpjob.kube.api import ApiClient
 
 
@@ -36,7 +44,7 @@ def clock():
 @pytest.fixture
 def installed(api, clock):
     """Return a function that makes the territory of an installation."""
-    return lambda name: Territory(AnyWriter(api), name, clock)
+    return lambda name, *excluded: Territory(AnyWriter(api), name, clock, frozenset(excluded))
 
 
 def holder(fake: FakeApi) -> str:
@@ -169,3 +177,85 @@ async def test_a_job_of_another_installations_namespace_is_told_so(fake, operato
     assert "another installation of the operator, gone/operator" in event["message"]
     assert "takes over 180 s after that Lease was last renewed" in event["message"]
     assert (status(fake), fake.all("pods")) == ({}, [])
+
+
+# --- excluded namespaces
+
+
+async def test_an_excluded_namespace_is_neither_served_nor_marked(fake, installed):
+    first = installed("a/one", "ml")
+    assert await first.serves("ml") is False
+    assert await first.serves("other")
+    assert [request.path for request in fake.log if "/ml/" in request.path] == []
+
+
+async def test_nothing_is_told_while_another_installation_may_begin_to_serve_a_namespace(
+    installed, clock
+):
+    first, second = installed("a/one", "ml"), installed("b/two")
+    assert await first.why_not("ml") == ""
+    assert await second.serves("ml")
+    for _ in range(int(2 * DURATION / RENEW_AFTER)):
+        clock.now += RENEW_AFTER
+        assert await second.serves("ml")
+        assert await first.why_not("ml") == ""
+
+
+async def test_an_excluded_namespace_that_nobody_serves_is_told_so(installed, clock):
+    first = installed("a/one", "ml")
+    await first.why_not("ml")
+    clock.now += UNSERVED_WITHOUT_MARK
+    message = await first.why_not("ml")
+    assert "a/one excludes the namespace ml, and no other installation" in message
+
+
+@pytest.mark.parametrize("holder", ["a/one", "b/two"])
+async def test_an_excluded_namespace_that_was_left_is_told_so(installed, clock, holder):
+    assert await installed(holder).serves("ml")
+    first = installed("a/one", "ml")
+    assert await first.why_not("ml") == ""
+    clock.now += UNSERVED_AFTER_MARK - 1
+    assert await first.why_not("ml") == ""
+    clock.now += 1
+    assert "no other installation" in await first.why_not("ml")
+
+
+async def test_the_mark_of_an_excluded_namespace_is_not_read_at_every_look(fake, installed):
+    first = installed("a/one", "ml")
+    await first.why_not("ml")
+    asked = len(fake.log)
+    await first.why_not("ml")
+    assert len(fake.log) == asked
+
+
+async def test_nothing_is_told_if_the_mark_of_an_excluded_namespace_cannot_be_read(
+    fake, installed, clock
+):
+    first = installed("a/one", "ml")
+    await first.why_not("ml")
+    clock.now += UNSERVED_WITHOUT_MARK
+    fake.fault("GET", ".*/leases/.*", refusal(500, "Broken"))
+    assert await first.why_not("ml") == ""
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Let the operator look at jobs that it does not serve after a short time."""
+    monkeypatch.setattr(reconcile, "CHECK_AFTER", 0.05)
+    monkeypatch.setattr(territory, "CHECK_AFTER", 0.05)
+    monkeypatch.setattr(territory, "UNSERVED_WITHOUT_MARK", 0.05)
+
+
+@pytest.mark.parametrize("excluded", [frozenset({"ml"})])
+async def test_a_job_in_an_excluded_namespace_gets_an_event_and_no_pods(fake, impatient, operator):
+    fake.create("ddpjobs", a_job())
+    other = a_job("other")
+    other["metadata"]["namespace"] = "served"
+    fake.create("ddpjobs", other)
+    await until(lambda: any(event["reason"] == "NotServed" for event in fake.all("events")))
+    await until(lambda: fake.all("pods"))
+    (event,) = (event for event in fake.all("events") if event["reason"] == "NotServed")
+    assert event["involvedObject"]["name"] == "digits"
+    assert "remove this one from excludedNamespaces" in event["message"]
+    assert {pod["metadata"]["namespace"] for pod in fake.all("pods")} == {"served"}
+    assert (status(fake), fake.get("leases", MARK)) == ({}, None)

@@ -61,18 +61,11 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Security contexts of a pod and a container that pass the Pod Security level restricted. */}}
-{{- define "ddpjob.podSecurityContext" -}}
-runAsNonRoot: true
-seccompProfile:
-  type: RuntimeDefault
+{{/* Refuse values that contradict each other. The schema could refuse them only without a reason. */}}
+{{- define "ddpjob.checkValues" -}}
+{{- if and .Values.watchNamespaces .Values.excludedNamespaces }}
+{{- fail "excludedNamespaces cannot be combined with watchNamespaces, which lists all namespaces that the operator watches: remove one of the two values" }}
 {{- end }}
-
-{{- define "ddpjob.containerSecurityContext" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
 {{- end }}
 
 {{/* The operator's rights in the namespaces of the jobs. Those on the Lease are separate. */}}

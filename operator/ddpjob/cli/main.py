@@ -271,6 +271,10 @@ def operator(
         list[str] | None,
         typer.Option(show_default="all namespaces", help="Namespace to watch. May be repeated."),
     ] = None,
+    exclude_namespace: Annotated[
+        list[str] | None,
+        typer.Option(show_default="none", help="Namespace to do nothing in. May be repeated."),
+    ] = None,
     pod_security: Annotated[
         str,
         typer.Option(help="Pod Security level of the generated pods: none or restricted."),
@@ -306,6 +310,9 @@ def operator(
 
     Of several operators with the same Lease, one is active at a time.
     """
+    if namespace and exclude_namespace:
+        message = "cannot be combined with --namespace: only the namespaces given there are watched"
+        raise typer.BadParameter(message, param_hint="--exclude-namespace")
     require_choice("--pod-security", pod_security, ("none", "restricted"))
     require_choice("--log-format", log_format, ("json", "plain"))
     log_level = log_level.lower()
@@ -320,6 +327,7 @@ def operator(
     set_up_logging(log_format, log_level)
     options = Options(
         namespaces=namespace or (),
+        excluded=frozenset(exclude_namespace or ()),
         restricted=pod_security == "restricted",
         policy=ClusterPolicy(
             dead_node_time=timedelta(seconds=dead_node_seconds) if dead_node_seconds else None,

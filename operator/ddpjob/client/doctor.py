@@ -147,12 +147,17 @@ def _arguments(deployment: Dict, option: str) -> list[str]:
 
 
 def _check_watched(client: AsyncClient, deployment: Dict) -> Sequence[Finding]:
+    name = deployment["metadata"]["name"]
     watched = _arguments(deployment, "--namespace")
-    if not watched or client.namespace in watched:
-        return ()
-    found = f"{deployment['metadata']['name']} watches only {', '.join(watched)}"
-    advice = f"add {client.namespace} to watchNamespaces in the values of its chart"
-    return [Finding("Operator", found, advice)]
+    if watched and client.namespace not in watched:
+        found = f"{name} watches only {', '.join(watched)}"
+        advice = f"add {client.namespace} to watchNamespaces in the values of its chart"
+        return [Finding("Operator", found, advice)]
+    if client.namespace in _arguments(deployment, "--exclude-namespace"):
+        found = f"{name} excludes the namespace {client.namespace}"
+        advice = "use another one, or remove it from excludedNamespaces in the values of its chart"
+        return [Finding("Operator", found, advice)]
+    return ()
 
 
 async def _check_lease(client: AsyncClient, deployment: Dict) -> Sequence[Finding]:

@@ -172,7 +172,9 @@ def _compare(found: Dict | None, wanted: Dict) -> None:
     name = wanted["metadata"]["name"]
     if found is None or found["metadata"].get("deletionTimestamp"):
         raise Refused(Reason.NAME_IN_USE, f"ConfigMap {name} is being deleted")
-    if found.get("data") != wanted["data"]:
+    # Python would also import a file that was added.
+    is_same = found.get("data") == wanted["data"] and not found.get("binaryData")
+    if not is_same or not found.get("immutable"):
         message = f"ConfigMap {name} exists with other content; delete it"
         raise Refused(Reason.NAME_IN_USE, message)
 

@@ -55,7 +55,7 @@ async def lead(operator: Operator, probes: Probes) -> None:
     lister.last_turn = time.monotonic()
     probes.leading = True
     probes.metrics.leading.set(1)
-    log.info("leading; watching %s", ", ".join(lister.namespaces) or "all namespaces")
+    log.info("leading; watching %s", _watched(operator))
 
     # Work until kopf ends, because a signal stopped it, or until another part fails.
     reconciler = operator.reconciler
@@ -74,6 +74,14 @@ async def lead(operator: Operator, probes: Probes) -> None:
             raise CannotRun(f"stopping: {failed.exception()}")
         watches.result()
     log.info("stopped")
+
+
+def _watched(operator: Operator) -> str:
+    """Return the watched namespaces in words."""
+    excluded = operator.reconciler.territory.excluded
+    if excluded:
+        return f"all namespaces except {', '.join(sorted(excluded))}"
+    return ", ".join(operator.lister.namespaces) or "all namespaces"
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,13 @@ RECURSION_LIMIT = 60_000
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one operator process. Without `namespaces` it watches all of them."""
+    """Options of one operator process.
+
+    Without `namespaces` it watches all of them. It does nothing in those that are `excluded`.
+    """
 
     namespaces: Sequence[str] = ()
+    excluded: Set[str] = frozenset()
     restricted: bool = False
     policy: ClusterPolicy = field(default_factory=ClusterPolicy)
     lease_namespace: str = "default"
@@ -154,13 +158,13 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue(clock, group_of=lambda key: key[0])
     lease = Lease(api, options.lease_namespace, options.lease_name, identity, clock)
-    metrics = Metrics(cache, queue, each_job=options.job_metrics)
+    metrics = Metrics(cache, queue, each_job=options.job_metrics, excluded=options.excluded)
     api.on_answer = metrics.count_request
     queue.on_wait = metrics.waits.observe
     writer = Writer(api, lease)
     reporter = Reporter(writer, identity)
     installation = f"{options.lease_namespace}/{options.lease_name}"
-    territory = Territory(writer, installation, clock)
+    territory = Territory(writer, installation, clock, options.excluded)
     actor = Actor(
         writer=writer,
         cache=cache,

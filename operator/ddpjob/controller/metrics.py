@@ -1,18 +1,20 @@
 """Prometheus metrics of the operator."""
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Set, Sized
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ddpjob.controller.cache import Cache
+from ddpjob.controller.cache import Cache, KeptJob
 from ddpjob.core.accounting import seconds_until
 from ddpjob.core.job import Job
 from ddpjob.core.names import Activity, Cause, Phase, Reason
 from ddpjob.core.status import Status
+from ddpjob.core.times import parse_time
 from ddpjob.kube.kinds import resource_of
 
 # What is known of each job, and the labels beside `namespace` and `ddpjob`, its name. Prometheus
@@ -25,19 +27,36 @@ JOB_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "nodes": ("Nodes of the current attempt, by state: desired or ready", ("state",)),
     "activity_seconds": ("Seconds of each activity", ("activity",)),
     "goodput_ratio": ("Part of these seconds that an unfinished job has trained", ()),
+    "attempt_end_timestamp_seconds": (
+        "Unix time at which an attempt last ended, by the cause of its end",
+        ("cause",),
+    ),
+    "completion_timestamp_seconds": ("Unix time at which a job finished", ()),
 }
+
+
+@dataclass(frozen=True)
+class CountedJobs:
+    """The jobs in the cache that have metrics: those of the namespaces that are not excluded."""
+
+    cache: Cache
+    excluded: Set[str]
+
+    def __iter__(self) -> Iterator[KeptJob]:
+        for seen in self.cache.jobs.objects.values():
+            if seen.namespace not in self.excluded:
+                yield seen.value
 
 
 class JobsByPhase(Collector):
     """Counts the jobs in the cache at each scrape, so that the numbers cannot drift."""
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+    def __init__(self, jobs: CountedJobs) -> None:
+        self._jobs = jobs
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily("ddpjob_jobs", "DDPJobs by phase", labels=["phase"])
-        jobs = (seen.value for seen in self._cache.jobs.objects.values())
-        phases = Tally(job.phase or Phase.PENDING for job in jobs)
+        phases = Tally(job.phase or Phase.PENDING for job in self._jobs)
         for phase in Phase:
             family.add_metric([str(phase)], phases.get(str(phase), 0))
         yield family
@@ -49,8 +68,8 @@ class EachJob(Collector):
     A cluster with very many jobs may do without, since each of them adds about 15 series.
     """
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+    def __init__(self, jobs: CountedJobs) -> None:
+        self._jobs = jobs
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         families = {
@@ -59,8 +78,8 @@ class EachJob(Collector):
             )
             for name, (text, more) in JOB_FAMILIES.items()
         }
-        for seen in self._cache.jobs.objects.values():
-            job = seen.value.unpack()
+        for kept in self._jobs:
+            job = kept.unpack()
             for name, values, number in _samples(job):
                 families[name].add_metric([job.namespace, job.name, *values], number)
         yield from families.values()
@@ -87,19 +106,44 @@ def _samples(job: Job) -> Iterator[Sample]:
     # A job that has never trained, or that has finished, has no goodput to watch.
     if Activity.TRAINING in seconds and not status.finished:
         yield "goodput_ratio", (), seconds[Activity.TRAINING] / max(1, sum(seconds.values()))
+    for cause, ended in _last_ends(status):
+        yield "attempt_end_timestamp_seconds", (cause,), ended.timestamp()
+    if status.completion_time:
+        yield "completion_timestamp_seconds", (), status.completion_time.timestamp()
+
+
+def _last_ends(status: Status) -> Iterator[tuple[Cause, datetime]]:
+    """Yield the causes that ended attempts of the job's history, each with its newest time."""
+    ends: dict[str, datetime | None] = {}
+    # The newest attempt comes first.
+    for attempt in status.attempts:
+        ends.setdefault(str(attempt.get("cause")), parse_time(attempt.get("end")))
+    for cause in Cause:
+        ended = ends.get(cause)
+        if ended:
+            yield cause, ended
 
 
 class Metrics:
     """The metrics of one operator, in a separate registry.
 
-    `each_job` is whether there are metrics with the names of jobs.
+    `each_job` is whether there are metrics with the names of jobs. Jobs in `excluded` namespaces
+    are not counted.
     """
 
-    def __init__(self, cache: Cache, queue: Sized, *, each_job: bool = True) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        queue: Sized,
+        *,
+        each_job: bool = True,
+        excluded: Set[str] = frozenset(),
+    ) -> None:
         registry = CollectorRegistry()
-        registry.register(JobsByPhase(cache))
+        jobs = CountedJobs(cache, excluded)
+        registry.register(JobsByPhase(jobs))
         if each_job:
-            registry.register(EachJob(cache))
+            registry.register(EachJob(jobs))
         self._registry = registry
         self.reconciles = Counter(
             "ddpjob_reconciles",

@@ -112,7 +112,7 @@ class Reconciler:
         if not is_served:
             self.cache.jobs.contests.forget(identity_of(seen))
             if is_served is False:
-                await self._say_who_serves(seen.value.unpack())
+                await self._say_why_not_served(seen.value.unpack())
             self.queue.add(key, CLAIM_INTERVAL if is_served is None else CHECK_AFTER)
             return
         observation = self._observe(seen.value.unpack())
@@ -127,10 +127,12 @@ class Reconciler:
         if wake_after is not None:
             self.queue.add(key, wake_after)
 
-    async def _say_who_serves(self, job: Job) -> None:
+    async def _say_why_not_served(self, job: Job) -> None:
         """Say in an event why nothing happens. The status belongs to the other installation."""
-        if not job.status.finished and job.managed_by == names.CONTROLLER:
-            message = self.territory.why_not(job.namespace)
+        if job.status.finished or job.managed_by != names.CONTROLLER:
+            return
+        message = await self.territory.why_not(job.namespace)
+        if message:
             await self.actor.reporter.post_once(job, "NotServed", message)
 
     def _observe(self, job: Job) -> Observation:

@@ -5,6 +5,9 @@ installation marks the namespaces in which it finds jobs by a Lease there. The f
 namespace. Another one does nothing there, until the mark has not been renewed for a while.
 
 A rolling upgrade has one installation with several processes, which have the same mark.
+
+An installation may exclude namespaces. It marks none of them, and does nothing there. It only reads
+whose mark they have, since the jobs of a namespace that nobody serves are told so.
 """
 
 import logging
@@ -27,13 +30,18 @@ RENEW_AFTER = 60.0
 CHECK_AFTER = 20.0
 DURATION = 180.0
 
+# Seconds after which nobody serves an excluded namespace without a mark, or with one that is not
+# renewed. Another installation that serves it has written its mark by then.
+UNSERVED_WITHOUT_MARK = CHECK_AFTER
+UNSERVED_AFTER_MARK = DURATION + 2 * CHECK_AFTER
+
 
 @dataclass
 class Mark:
     """What is known of the mark of one namespace, with monotonic times.
 
-    - `uid`: the UID of the Lease.
-    - `holder`: the installation that serves the namespace.
+    - `uid`: the UID of the Lease; empty if there is no mark.
+    - `holder`: the installation that serves the namespace; empty if there is no mark.
     - `changed`: when the mark was first seen in this version.
     - `checked`: when it was last read or written.
     """
@@ -50,11 +58,13 @@ class Territory:
     """The marks of namespaces.
 
     `installation` names this installation, by the namespace and the name of its leader's Lease.
+    `excluded` are the namespaces in which it does nothing.
     """
 
     writer: Writer
     installation: str
     clock: Callable[[], float]
+    excluded: Set[str] = frozenset()
     marks: dict[str, Mark] = field(default_factory=dict)
     # Until when the mark of a namespace is not tried again, in monotonic seconds.
     _unmarkable_until: dict[str, float] = field(default_factory=dict)
@@ -67,6 +77,8 @@ class Territory:
         finds it out: the looks at several jobs of a namespace write its mark only once. They do not
         wait for it, because a webhook may hang.
         """
+        if namespace in self.excluded:
+            return False
         mark = self.marks.get(namespace)
         age = self.clock() - mark.checked if mark else float("inf")
         is_own = mark is not None and mark.holder == self.installation
@@ -91,8 +103,14 @@ class Territory:
         finally:
             self._claiming.discard(namespace)
 
-    def why_not(self, namespace: str) -> str:
-        """Return why this installation does nothing in a namespace that it does not serve."""
+    async def why_not(self, namespace: str) -> str:
+        """Return why this installation does nothing in a namespace that it does not serve.
+
+        Returns an empty text if it excludes the namespace and another one serves it, or may begin
+        to. Raises LeaseLost.
+        """
+        if namespace in self.excluded:
+            return await self._why_excluded(namespace)
         mark = self.marks.get(namespace)
         return (
             f"the Lease {MARK} of this namespace names another installation of the operator, "
@@ -113,6 +131,24 @@ class Territory:
         self._unmarkable_until = {
             name: until for name, until in self._unmarkable_until.items() if name in namespaces
         }
+
+    async def _why_excluded(self, namespace: str) -> str:
+        mark = self.marks.get(namespace)
+        if mark is None or self.clock() - mark.checked >= CHECK_AFTER:
+            try:
+                found = await self.writer.get(LEASES.path(namespace, MARK))
+            except CallFailed as error:
+                log.debug("cannot read the mark of namespace %s: %s", namespace, error)
+                return ""
+            mark = self._note(namespace, found)
+        wait = UNSERVED_AFTER_MARK if mark.holder else UNSERVED_WITHOUT_MARK
+        if self.clock() - mark.changed < wait:
+            return ""
+        return (
+            f"the operator {self.installation} excludes the namespace {namespace}, and no other "
+            "installation of the operator serves it: create the job in another namespace, or ask "
+            "the administrator to remove this one from excludedNamespaces"
+        )
 
     async def _claim(self, namespace: str, found: Mapping[str, Any] | None) -> bool:
         """Write the mark that was read if it is this installation's or nobody's any more."""
@@ -152,12 +188,21 @@ class Territory:
         written = await self.writer.write("PUT", LEASES.path(namespace, MARK), body)
         self._see(namespace, written)
 
-    def _see(self, namespace: str, lease: Mapping[str, Any]) -> Mark:
+    def _note(self, namespace: str, lease: Mapping[str, Any] | None) -> Mark:
+        """Remember the mark that was just read or written, or that there is none."""
         now = self.clock()
         old = self.marks.get(namespace)
-        version = str(lease["metadata"]["resourceVersion"])
+        version = str(lease["metadata"]["resourceVersion"]) if lease else ""
         changed = old.changed if old and old.version == version else now
-        mark = Mark(str(lease["metadata"]["uid"]), _holder(lease), version, changed, now)
+        uid = str(lease["metadata"]["uid"]) if lease else ""
+        mark = Mark(uid, _holder(lease or {}), version, changed, now)
+        self.marks[namespace] = mark
+        return mark
+
+    def _see(self, namespace: str, lease: Mapping[str, Any]) -> Mark:
+        """Remember a mark, and log the name of another installation that is new."""
+        old = self.marks.get(namespace)
+        mark = self._note(namespace, lease)
         is_news = old is None or old.holder != mark.holder
         if is_news and mark.holder != self.installation:
             log.warning(
@@ -168,7 +213,6 @@ class Territory:
                 mark.holder,
                 self.installation,
             )
-        self.marks[namespace] = mark
         return mark
 
     def _is_abandoned(self, namespace: str) -> bool:
