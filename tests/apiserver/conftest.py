@@ -1,7 +1,6 @@
 """Fixtures: one API server for the whole run, and a namespace for each test."""
 
 import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -39,12 +38,8 @@ def apiserver(bare_apiserver: ApiServer) -> ApiServer:
 
 @pytest.fixture
 def namespace(apiserver: ApiServer) -> Iterator[str]:
-    """Create a namespace for the test, and delete its jobs afterwards.
-
-    The namespace stays, because only a controller manager could remove it.
-    """
-    name = f"t-{uuid.uuid4().hex[:10]}"
-    assert apiserver.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}}).code == 201
+    """Create a namespace for the test, and delete its jobs afterwards."""
+    name = apiserver.create_namespace("t")
     yield name
     apiserver.delete_jobs(name)
 
@@ -52,9 +47,7 @@ def namespace(apiserver: ApiServer) -> Iterator[str]:
 @pytest.fixture
 def other_namespace(apiserver: ApiServer) -> Cluster:
     """Return another namespace, whose users have no rights in that of the test."""
-    name = f"o-{uuid.uuid4().hex[:10]}"
-    assert apiserver.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}}).code == 201
-    return Cluster(apiserver, name)
+    return Cluster(apiserver, apiserver.create_namespace("o"))
 
 
 @pytest.fixture

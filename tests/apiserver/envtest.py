@@ -14,7 +14,8 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ MISSING = (
     "(or put etcd, kube-apiserver and kubectl into /usr/local/kubebuilder/bin)"
 )
 ADMIN_TOKEN = "admin-of-the-tests"
+ADMIN = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 
@@ -134,14 +136,19 @@ class ApiServer:
         return done
 
     def request(
-        self, method: str, path: str, body: Any = None, content_type: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        content_type: str = "application/json",
+        credentials: Mapping[str, str] = ADMIN,
     ) -> Answer:
-        """Send one request as the administrator, without strict validation."""
+        """Send one request, without strict validation. `credentials` are headers."""
         request = urllib.request.Request(
             self.url + path,
             method=method,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type},
+            headers={**credentials, "Content-Type": content_type},
         )
         try:
             with urllib.request.urlopen(request, timeout=30, context=self._trusted) as answer:
@@ -150,6 +157,13 @@ class ApiServer:
                 )
         except urllib.error.HTTPError as refusal:
             return Answer(refusal.code, json.load(refusal), refusal.headers.get_all("Warning", []))
+
+    def create_namespace(self, prefix: str) -> str:
+        """Create a namespace with a new name. Only a controller manager could remove it."""
+        name = f"{prefix}-{uuid.uuid4().hex[:10]}"
+        answer = self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        assert answer.code == 201, answer.body
+        return name
 
     def delete_jobs(self, namespace: str) -> None:
         """Remove the DDPJobs of a namespace, so that no operator of a later test works on them."""

@@ -3,18 +3,13 @@
 import http.client
 import itertools
 import json
-import shutil
-import subprocess
 import time
 
 import pytest
-import yaml
-from envtest import ROOT
 from play import Gate, is_over
+from roles import needs_helm, rendered, with_the_rights_of
 
 from ddpjob.controller.lease import DURATION
-
-CHART = ROOT / "charts" / "ddpjob-operator"
 
 
 @pytest.fixture
@@ -225,44 +220,6 @@ def test_the_operator_ends_at_once_despite_an_open_connection_to_its_probes(clus
 
 
 # --- rights
-
-
-needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
-
-
-def rendered(namespace, *settings):
-    """Return the chart's objects by kind."""
-    command = ["helm", "template", "ddpjob", str(CHART), f"--namespace={namespace}", *settings]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    objects = [obj for obj in yaml.safe_load_all(text) if obj]
-    return {
-        kind: [obj for obj in objects if obj["kind"] == kind]
-        for kind in {obj["kind"] for obj in objects}
-    }
-
-
-def with_the_rights_of(chart, apiserver, namespace, tmp_path):
-    """Return a kubeconfig of the chart's ServiceAccount, with the chart's roles and options."""
-    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
-    for obj in (obj for kind in kinds for obj in chart.get(kind, [])):
-        if "helm.sh/hook" not in obj["metadata"].get("annotations", {}):
-            apiserver.kubectl(
-                "apply",
-                "--server-side",
-                f"--namespace={namespace}",
-                "-f",
-                "-",
-                stdin=json.dumps(obj),
-            )
-    pod = chart["Deployment"][0]["spec"]["template"]["spec"]
-    token = apiserver.kubectl(
-        "create", "token", pod["serviceAccountName"], f"--namespace={namespace}"
-    ).stdout.strip()
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(apiserver.kubeconfig_for(token))
-    options = pod["containers"][0]["args"]
-    assert options[0] == "operator"
-    return kubeconfig, [o for o in options[1:] if not o.startswith(("--http-port", "--log-format"))]
 
 
 def uses_every_right(cluster, operator):

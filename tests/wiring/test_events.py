@@ -177,10 +177,13 @@ async def test_a_compacted_history_stops_nothing(fake, operator):
 async def test_a_pod_deleted_without_a_watch_is_confirmed_by_one_get(fake, quick_resync, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
-    fake.fault("WATCH", ".*", refusal(500), times=float("inf"))
+    # The watches end, and what happened since cannot be watched any more.
+    fake.stall()
     fake.remove("pods", "digits-0-1")
     fake.compact()
     before = len(fake.log)
+    fake.cut_watches()
+    fake.flow()
     await until(lambda: status(fake)["attempt"] == 1)
     await until(
         lambda: (

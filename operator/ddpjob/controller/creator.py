@@ -10,7 +10,6 @@ from ddpjob.controller.errors import GaveWay, Refused
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.writer import Writer, run_all
 from ddpjob.core import names, render
-from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.assignment import assignment
 from ddpjob.core.job import Job
 from ddpjob.core.names import Reason
@@ -78,10 +77,13 @@ class Creator:
 
     async def check_agent(self, namespace: str) -> None:
         """Create the ConfigMap with the agent anew if it is gone. Raises Refused."""
+        body = render.agent_config_map(namespace, self.lease_of(namespace))
         with self._refusals():
-            found = await self.writer.get(CONFIG_MAPS.path(namespace, config_map_name()))
+            found = await self.writer.get(CONFIG_MAPS.path(namespace, body["metadata"]["name"]))
         if found is None:
             await self.provide_agent(namespace)
+        else:
+            _compare(found, body)
 
     def forget_others(self, namespaces: Set[str]) -> None:
         """Forget all namespaces but these, which have jobs."""

@@ -135,8 +135,9 @@ def settings() -> kopf.OperatorSettings:
     chosen.scanning.disabled = True  # Scanning needs rights on CRDs and namespaces.
     chosen.posting.enabled = False
     chosen.persistence.diffbase_storage = NoDiffs()
-    chosen.watching.server_timeout = 300
-    chosen.watching.client_timeout = 330
+    # A connection that is dead without a word is noticed when it should have ended.
+    chosen.watching.server_timeout = 60
+    chosen.watching.client_timeout = 75
     chosen.watching.connect_timeout = 10
     chosen.watching.chunk_size = PAGE_SIZE
     chosen.watching.label_selectors[PODS.plural] = PODS.selector
