@@ -1,12 +1,15 @@
 """The metrics of the operator: those of each job, of the queue, and of requests."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from ddpjob.controller.cache import Cache
+from ddpjob.controller.job_metrics import PART
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.kube.kinds import resource_of
@@ -21,7 +24,7 @@ def a_job(name: str = "digits", **status: Any) -> dict[str, Any]:
 
 
 def lines(cache: Cache, **options: Any) -> list[str]:
-    return Metrics(cache, (), **options).text().decode().splitlines()
+    return asyncio.run(Metrics(cache, (), **options).text()).decode().splitlines()
 
 
 RUNNING = {
@@ -139,7 +142,7 @@ def test_requests_are_counted_by_what_they_are_about() -> None:
     metrics.count_request("PATCH", "api/v1/namespaces/n/pods/p", 200)
     metrics.count_request("PATCH", "api/v1/namespaces/n/pods/q", 200)
     line = 'ddpjob_api_requests_total{method="PATCH",resource="pods",status="200"} 2.0'
-    assert line in metrics.text().decode()
+    assert line in asyncio.run(metrics.text()).decode()
 
 
 @pytest.mark.parametrize(
@@ -167,3 +170,37 @@ async def test_the_time_that_a_job_waits_in_the_queue_is_measured() -> None:
     now.seconds = 12.5
     assert await queue.get() == "job"
     assert waits == [2.5]
+
+
+def test_metrics_can_be_read_whatever_a_status_has_in_it() -> None:
+    cache = Cache()
+    cache.jobs.see(a_job(phase='a "phase"\\ of\n two lines', attempt=10**15))
+    families = list(text_string_to_metric_families("\n".join(lines(cache)) + "\n"))
+    samples = {sample.name: sample for family in families for sample in family.samples}
+    assert samples["ddpjob_job_phase"].labels["phase"] == 'a "phase"\\ of\n two lines'
+    assert samples["ddpjob_job_attempt"].value == 10**15
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+
+
+def test_the_operator_works_while_the_metrics_of_many_jobs_are_written() -> None:
+    cache = Cache()
+    for number in range(10 * PART):
+        cache.jobs.see(a_job(f"job-{number}", **RUNNING))
+    turns = 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            # A job goes meanwhile.
+            cache.jobs.drop(f"job-{turns}")
+            await asyncio.sleep(0)
+
+    async def scrape() -> None:
+        working = asyncio.create_task(other_work())
+        await Metrics(cache, ()).text()
+        working.cancel()
+
+    asyncio.run(scrape())
+    assert turns >= 9

@@ -1,38 +1,18 @@
 """Prometheus metrics of the operator."""
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping, Set, Sized
+from collections.abc import Iterable, Iterator, Set, Sized
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache, KeptJob
-from ddpjob.core.accounting import seconds_until
-from ddpjob.core.job import Job
+from ddpjob.controller.job_metrics import text_of
 from ddpjob.core.names import Activity, Cause, Phase, Reason
 from ddpjob.core.status import Status
-from ddpjob.core.times import parse_time
 from ddpjob.kube.kinds import resource_of
-
-# What is known of each job, and the labels beside `namespace` and `ddpjob`, its name. Prometheus
-# uses a label `job` for its own purposes.
-JOB_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "info": ("1 for each job", ("accelerator",)),
-    "phase": ("1 for the phase of a job", ("phase",)),
-    "attempt": ("Number of the current attempt; the first is 0", ()),
-    "restarts": ("Restarts that have used a budget, by the budget", ("budget",)),
-    "nodes": ("Nodes of the current attempt, by state: desired or ready", ("state",)),
-    "activity_seconds": ("Seconds of each activity", ("activity",)),
-    "goodput_ratio": ("Part of these seconds that an unfinished job has trained", ()),
-    "attempt_end_timestamp_seconds": (
-        "Unix time at which an attempt last ended, by the cause of its end",
-        ("cause",),
-    ),
-    "completion_timestamp_seconds": ("Unix time at which a job finished", ()),
-}
 
 
 @dataclass(frozen=True)
@@ -62,68 +42,6 @@ class JobsByPhase(Collector):
         yield family
 
 
-class EachJob(Collector):
-    """Gives the state of each job in the cache at each scrape.
-
-    A cluster with very many jobs may do without, since each of them adds about 15 series.
-    """
-
-    def __init__(self, jobs: CountedJobs) -> None:
-        self._jobs = jobs
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        families = {
-            name: GaugeMetricFamily(
-                f"ddpjob_job_{name}", text, labels=["namespace", "ddpjob", *more]
-            )
-            for name, (text, more) in JOB_FAMILIES.items()
-        }
-        for kept in self._jobs:
-            job = kept.unpack()
-            for name, values, number in _samples(job):
-                families[name].add_metric([job.namespace, job.name, *values], number)
-        yield from families.values()
-
-
-Sample = tuple[str, tuple[str, ...], float]
-
-
-def _samples(job: Job) -> Iterator[Sample]:
-    """Yield (family, labels, value) of a job."""
-    status = job.status
-    yield "info", (job.spec.accelerator if job.spec else "",), 1
-    yield "phase", (status.phase or str(Phase.PENDING),), 1
-    yield "restarts", ("failures",), status.failures
-    yield "restarts", ("disruptions",), status.disruptions
-    yield "restarts", ("announced",), status.announced_disruptions
-    if status.attempt is not None:
-        yield "attempt", (), status.attempt
-        yield "nodes", ("desired",), status.pods.desired
-        yield "nodes", ("ready",), status.pods.ready
-    seconds = seconds_until(status, datetime.now(UTC))
-    for activity, passed in seconds.items():
-        yield "activity_seconds", (activity,), passed
-    # A job that has never trained, or that has finished, has no goodput to watch.
-    if Activity.TRAINING in seconds and not status.finished:
-        yield "goodput_ratio", (), seconds[Activity.TRAINING] / max(1, sum(seconds.values()))
-    for cause, ended in _last_ends(status):
-        yield "attempt_end_timestamp_seconds", (cause,), ended.timestamp()
-    if status.completion_time:
-        yield "completion_timestamp_seconds", (), status.completion_time.timestamp()
-
-
-def _last_ends(status: Status) -> Iterator[tuple[Cause, datetime]]:
-    """Yield the causes that ended attempts of the job's history, each with its newest time."""
-    ends: dict[str, datetime | None] = {}
-    # The newest attempt comes first.
-    for attempt in status.attempts:
-        ends.setdefault(str(attempt.get("cause")), parse_time(attempt.get("end")))
-    for cause in Cause:
-        ended = ends.get(cause)
-        if ended:
-            yield cause, ended
-
-
 class Metrics:
     """The metrics of one operator, in a separate registry.
 
@@ -142,8 +60,7 @@ class Metrics:
         registry = CollectorRegistry()
         jobs = CountedJobs(cache, excluded)
         registry.register(JobsByPhase(jobs))
-        if each_job:
-            registry.register(EachJob(jobs))
+        self._each_job: Iterable[KeptJob] = jobs if each_job else ()
         self._registry = registry
         self.reconciles = Counter(
             "ddpjob_reconciles",
@@ -210,6 +127,6 @@ class Metrics:
         """Count an answer of the API server."""
         self.requests.labels(method, resource_of(path), str(status)).inc()
 
-    def text(self) -> bytes:
+    async def text(self) -> bytes:
         """Return the metrics in the exposition format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + (await text_of(self._each_job)).encode()

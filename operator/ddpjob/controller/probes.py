@@ -56,7 +56,7 @@ async def serve(probes: Probes, port: int) -> web.AppRunner:
 
     async def metrics(_: web.Request) -> web.Response:
         headers = {"Content-Type": "text/plain; version=0.0.4"}
-        return web.Response(body=probes.metrics.text(), headers=headers)
+        return web.Response(body=await probes.metrics.text(), headers=headers)
 
     app = web.Application()
     app.add_routes(

@@ -1,0 +1,106 @@
+"""Prometheus metrics of each job, as text.
+
+A cluster may have 10,000 jobs, and each has about 15 series. So the text is written by parts, and
+the operator works in between. A Collector of prometheus_client cannot do that.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+
+from ddpjob.controller.cache import KeptJob
+from ddpjob.core.accounting import seconds_until
+from ddpjob.core.job import Job
+from ddpjob.core.names import Activity, Cause, Phase
+from ddpjob.core.status import Status
+from ddpjob.core.times import parse_time
+
+# What is known of each job, and the labels beside `namespace` and `ddpjob`, its name. Prometheus
+# uses a label `job` for its own purposes.
+JOB_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "info": ("1 for each job", ("accelerator",)),
+    "phase": ("1 for the phase of a job", ("phase",)),
+    "attempt": ("Number of the current attempt; the first is 0", ()),
+    "restarts": ("Restarts that have used a budget, by the budget", ("budget",)),
+    "nodes": ("Nodes of the current attempt, by state: desired or ready", ("state",)),
+    "activity_seconds": ("Seconds of each activity", ("activity",)),
+    "goodput_ratio": ("Part of these seconds that an unfinished job has trained", ()),
+    "attempt_end_timestamp_seconds": (
+        "Unix time at which an attempt last ended, by the cause of its end",
+        ("cause",),
+    ),
+    "completion_timestamp_seconds": ("Unix time at which a job finished", ()),
+}
+
+
+# Jobs of one part: about 10 ms.
+PART = 50
+
+Sample = tuple[str, tuple[str, ...], float]
+
+
+def _samples(job: Job) -> Iterator[Sample]:
+    """Yield (family, labels, value) of a job."""
+    status = job.status
+    yield "info", (job.spec.accelerator if job.spec else "",), 1
+    yield "phase", (status.phase or str(Phase.PENDING),), 1
+    yield "restarts", ("failures",), status.failures
+    yield "restarts", ("disruptions",), status.disruptions
+    yield "restarts", ("announced",), status.announced_disruptions
+    if status.attempt is not None:
+        yield "attempt", (), status.attempt
+        yield "nodes", ("desired",), status.pods.desired
+        yield "nodes", ("ready",), status.pods.ready
+    seconds = seconds_until(status, datetime.now(UTC))
+    for activity, passed in seconds.items():
+        yield "activity_seconds", (activity,), passed
+    # A job that has never trained, or that has finished, has no goodput to watch.
+    if Activity.TRAINING in seconds and not status.finished:
+        yield "goodput_ratio", (), seconds[Activity.TRAINING] / max(1, sum(seconds.values()))
+    for cause, ended in _last_ends(status):
+        yield "attempt_end_timestamp_seconds", (cause,), ended.timestamp()
+    if status.completion_time:
+        yield "completion_timestamp_seconds", (), status.completion_time.timestamp()
+
+
+def _last_ends(status: Status) -> Iterator[tuple[Cause, datetime]]:
+    """Yield the causes that ended attempts of the job's history, each with its newest time."""
+    ends: dict[str, datetime | None] = {}
+    # The newest attempt comes first.
+    for attempt in status.attempts:
+        ends.setdefault(str(attempt.get("cause")), parse_time(attempt.get("end")))
+    for cause in Cause:
+        ended = ends.get(cause)
+        if ended:
+            yield cause, ended
+
+
+async def text_of(jobs: Iterable[KeptJob]) -> str:
+    """Return the metrics of each job in the exposition format."""
+    lines: dict[str, list[str]] = {name: [] for name in JOB_FAMILIES}
+    # A job may be added or removed between two parts.
+    for number, kept in enumerate(tuple(jobs)):
+        if number % PART == PART - 1:
+            await asyncio.sleep(0)
+        job = kept.unpack()
+        for name, values, value in _samples(job):
+            lines[name].append(_line(name, (job.namespace, job.name, *values), value))
+    return "".join(_family(name, lines[name]) for name in JOB_FAMILIES)
+
+
+def _family(name: str, lines: Iterable[str]) -> str:
+    text, _ = JOB_FAMILIES[name]
+    full_name = f"ddpjob_job_{name}"
+    return f"# HELP {full_name} {text}\n# TYPE {full_name} gauge\n{''.join(lines)}"
+
+
+def _line(name: str, values: Iterable[str], value: float) -> str:
+    labels = ("namespace", "ddpjob", *JOB_FAMILIES[name][1])
+    pairs = sorted(zip(labels, values, strict=True))
+    text = ",".join(f'{label}="{_escaped(value)}"' for label, value in pairs)
+    return f"ddpjob_job_{name}{{{text}}} {float(value)}\n"
+
+
+def _escaped(text: str) -> str:
+    """Return the value of a label. Somebody may have changed a status."""
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
