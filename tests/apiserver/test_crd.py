@@ -31,6 +31,7 @@ MUTABLE = {
     "ttlSecondsAfterFinished",
     "cleanPodPolicy",
     "recovery",
+    "podSecurity",
 }
 # Fields for scheduling, which queues change while a job is suspended.
 SCHEDULING = {"nodeSelector", "tolerations", "affinity", "priorityClassName"}
@@ -108,6 +109,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no nodes": (
         {"nodes": 0},
         "spec.nodes: Invalid value: 0: spec.nodes in body should be greater than or equal to 1",
+    ),
+    "a level that does not exist": (
+        {"podSecurity": "restricted"},
+        'spec.podSecurity: Unsupported value: "restricted": supported values: "None", "Restricted"',
     ),
     "too many nodes": ({"nodes": 1001}, "should be less than or equal to 1000"),
     "no processes": ({"nprocPerNode": 0}, 'must be "auto" or an integer from 1 to 256'),

@@ -35,6 +35,8 @@ def refusal(*words: str) -> str:
         ("init digit", "got \"digit\" (did you mean 'digits'?)"),
         ("init digits --accelerator trn1.2xlarg", "(did you mean 'trn1.2xlarge'?)"),
         ("operator --pod-security restrictd", "(did you mean 'restricted'?)"),
+        ("operator --job-defaults {", "--job-defaults: Expecting property name"),
+        ("operator --job-defaults []", "--job-defaults: must be an object with fields of"),
         ("operator --log-format jso", "(did you mean 'json'?)"),
         ("operator --log-level warn", 'must be one of debug, info, warning, error, got "warn"'),
     ],

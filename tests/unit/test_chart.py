@@ -19,6 +19,7 @@ from goldens import check_golden
 
 from ddpjob import __version__
 from ddpjob.core.agent_files import config_map_name
+from ddpjob.core.job_defaults import read_job_defaults
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "ddpjob-operator"
@@ -643,3 +644,12 @@ def test_every_value_is_documented_in_its_file_and_in_the_readme() -> None:
     values = set(leaves(yaml.safe_load(text)))
     assert documented == values
     assert text.count("# -- ") == len(values)
+
+
+def test_the_defaults_of_all_jobs_reach_the_operator_as_json() -> None:
+    taint = "jobDefaults.tolerations[0].key=training"
+    manifests = rendered(taint, "jobDefaults.nodeSelector.pool=training")
+    (option,) = (arg for arg in arguments(manifests) if arg.startswith("--job-defaults="))
+    found = read_job_defaults(json.loads(option.partition("=")[2]))
+    assert found == {"tolerations": [{"key": "training"}], "nodeSelector": {"pool": "training"}}
+    assert not [arg for arg in arguments(rendered()) if arg.startswith("--job-defaults")]

@@ -1,10 +1,21 @@
 """What follows from a pod does not depend on the way by which the user has set its fields."""
 
 import pytest
-from rendered import RESTRICTED, env_of, mounts_of, options_of, render, trainer_of, volumes_of
+from rendered import (
+    DEFAULTS,
+    RESTRICTED,
+    env_of,
+    mounts_of,
+    options_of,
+    render,
+    trainer_of,
+    volumes_of,
+)
 
 from ddpjob.core import names
+from ddpjob.core.job_defaults import read_job_defaults
 from ddpjob.core.merged_pod import shutdown_seconds
+from ddpjob.core.pod_context import Settings
 from ddpjob.core.pod_fields import POD_FIELDS
 from ddpjob.core.readers import SpecError, normal_path
 
@@ -212,3 +223,72 @@ def test_a_pod_on_the_network_of_its_node_still_resolves_the_names_of_the_cluste
     template["spec"]["dnsPolicy"] = "Default"
     assert render(podTemplate=template)["spec"]["dnsPolicy"] == "Default"
     assert "dnsPolicy" not in render()["spec"]
+
+
+# The administrator's defaults
+
+REGISTRY = {"name": "registry"}
+TRAINING = {"key": "training", "operator": "Exists"}
+DEFAULTS_FOR_ALL = Settings(
+    defaults={
+        "imagePullSecrets": [REGISTRY],
+        "tolerations": [TRAINING],
+        "nodeSelector": {"pool": "training", "zone": "a"},
+        "priorityClassName": "batch",
+    }
+)
+
+
+def test_a_job_gets_the_defaults_of_the_administrator():
+    spec = render(settings=DEFAULTS_FOR_ALL)["spec"]
+    assert spec["imagePullSecrets"] == [REGISTRY]
+    assert spec["tolerations"] == [TRAINING]
+    assert spec["nodeSelector"] == {"pool": "training", "zone": "a"}
+    assert spec["priorityClassName"] == "batch"
+
+
+@pytest.mark.parametrize(
+    "way", [lambda fields: fields, lambda fields: {"podTemplate": {"spec": fields}}]
+)
+def test_what_a_job_sets_stays_beside_the_defaults(way):
+    own = {
+        "imagePullSecrets": [{"name": "own"}],
+        "tolerations": [{"key": "own"}, TRAINING],
+        "nodeSelector": {"zone": "b"},
+        "priorityClassName": "urgent",
+    }
+    spec = render(settings=DEFAULTS_FOR_ALL, **way(own))["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "own"}, REGISTRY]
+    assert spec["tolerations"] == [{"key": "own"}, TRAINING]
+    assert spec["nodeSelector"] == {"pool": "training", "zone": "b"}
+    assert spec["priorityClassName"] == "urgent"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "must be an object with fields of imagePullSecrets"),
+        ({"affinity": {}}, "affinity: unknown field; there are defaults for imagePullSecrets"),
+        ({"tolerations": {}}, "spec.tolerations: must be"),
+    ],
+)
+def test_wrong_defaults_are_refused_with_a_sentence(data, message):
+    with pytest.raises(SpecError, match=message):
+        read_job_defaults(data)
+
+
+# Pod Security of one job
+
+
+@pytest.mark.parametrize(
+    ("settings", "choice", "user"),
+    [
+        (DEFAULTS, {}, None),
+        (DEFAULTS, {"podSecurity": "Restricted"}, 1000),
+        (RESTRICTED, {}, 1000),
+        (RESTRICTED, {"podSecurity": "None"}, None),
+    ],
+)
+def test_a_job_chooses_its_pod_security(settings, choice, user):
+    context = render(settings=settings, **choice)["spec"]["securityContext"]
+    assert context.get("runAsUser") == user

@@ -155,9 +155,10 @@ def test_each_refusal_has_its_reason(status, words, reason, final):
     assert words in refused.message
 
 
-def test_a_refusal_by_pod_security_names_the_chart_value():
+def test_a_refusal_by_pod_security_says_what_to_do():
     error = ApiError(403, "Forbidden", 'violates PodSecurity "restricted:latest"')
-    assert "podSecurity=restricted" in str(refused_or_error(error))
+    assert "set spec.podSecurity to Restricted" in str(refused_or_error(error))
+    assert "remove from spec.podTemplate" in str(refused_or_error(error, restricted=True))
 
 
 def test_a_quota_on_an_unnamed_resource_gets_advice():

@@ -3,10 +3,11 @@
 Slow imports stay inside the commands, so that `--help` is quick.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -242,6 +243,17 @@ def plot(
         raise typer.Exit(2) from error
 
 
+def _job_defaults(text: str) -> Mapping[str, Any]:
+    """Read the option --job-defaults. Raises BadParameter."""
+    from ddpjob.core.job_defaults import read_job_defaults
+    from ddpjob.core.readers import SpecError
+
+    try:
+        return read_job_defaults(json.loads(text))
+    except (ValueError, SpecError) as error:
+        raise typer.BadParameter(str(error), param_hint="--job-defaults") from error
+
+
 DeadNodeSeconds = Annotated[
     int,
     typer.Option(
@@ -279,6 +291,10 @@ def operator(
         str,
         typer.Option(help="Pod Security level of the generated pods: none or restricted."),
     ] = "none",
+    job_defaults: Annotated[
+        str,
+        typer.Option(help="Fields of the pods for jobs that do not set them, as a JSON object."),
+    ] = "{}",
     dead_node_seconds: DeadNodeSeconds = 30,
     gang_timeout_seconds: GangTimeoutSeconds = 600,
     disruption_taint: DisruptionTaints = None,
@@ -320,15 +336,17 @@ def operator(
     # The dependencies of the controller are an extra, which other commands do not need.
     from ddpjob.cli.extras import require_extra
     from ddpjob.core.observe import ClusterPolicy
+    from ddpjob.core.pod_context import Settings
 
     with require_extra("controller"):
         from ddpjob.controller.main import Options, run, set_up_logging
 
+    defaults = _job_defaults(job_defaults)
     set_up_logging(log_format, log_level)
     options = Options(
         namespaces=namespace or (),
         excluded=frozenset(exclude_namespace or ()),
-        restricted=pod_security == "restricted",
+        settings=Settings(restricted=pod_security == "restricted", defaults=defaults),
         policy=ClusterPolicy(
             dead_node_time=timedelta(seconds=dead_node_seconds) if dead_node_seconds else None,
             gang_timeout=timedelta(seconds=gang_timeout_seconds),

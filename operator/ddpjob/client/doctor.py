@@ -213,11 +213,11 @@ async def check_pod_security(client: AsyncClient) -> Sequence[Finding]:
     level = child(namespace["metadata"], "labels").get(POD_SECURITY, "privileged")
     if level != "restricted":
         return [Finding("Pod Security", f"level {level}, which takes the operator's pods")]
-    advice = "the operator's chart must be installed with podSecurity=restricted"
+    advice = "set spec.podSecurity: Restricted in the jobs, or podSecurity=restricted in the chart"
     deployments = await _list(client, DEPLOYMENTS, None, OPERATOR)
     if any("--pod-security=restricted" in str(found["spec"]) for found in deployments):
         return [Finding("Pod Security", "level restricted, which the operator follows")]
-    return [Finding("Pod Security", "level restricted, which the pods do not follow", advice)]
+    return [Finding("Pod Security", "level restricted, not the default of the pods", advice)]
 
 
 async def check_quota(client: AsyncClient) -> Sequence[Finding]:

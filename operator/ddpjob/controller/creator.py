@@ -116,7 +116,7 @@ class Creator:
 
     async def _create_object(self, job: Job, kind: Kind, body: Mapping[str, Any]) -> None:
         created = None
-        with self._refusals():
+        with self._refusals(self.settings.of_job(job.spec).restricted):
             try:
                 path = kind.collection(job.namespace)
                 created = await self.writer.write("POST", path, body, STRICT)
@@ -130,12 +130,12 @@ class Creator:
             self.cache.pods.see(created)
 
     @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _refusals(self, restricted: bool = False) -> Iterator[None]:
         """Turn an answer that concerns the job into Refused."""
         try:
             yield
         except ApiError as error:
-            raise refused_or_error(error, restricted=self.settings.restricted) from error
+            raise refused_or_error(error, restricted=restricted) from error
         except GaveWay:
             raise
         except Unreachable as error:

@@ -57,7 +57,7 @@ class Options:
 
     namespaces: Sequence[str] = ()
     excluded: Set[str] = frozenset()
-    restricted: bool = False
+    settings: Settings = field(default_factory=Settings)
     policy: ClusterPolicy = field(default_factory=ClusterPolicy)
     lease_namespace: str = "default"
     lease_name: str = names.MANAGER
@@ -168,9 +168,7 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     actor = Actor(
         writer=writer,
         cache=cache,
-        creator=Creator(
-            writer, cache, Settings(restricted=options.restricted), territory.uid_of_mark
-        ),
+        creator=Creator(writer, cache, options.settings, territory.uid_of_mark),
         deleter=Deleter(writer, cache, reporter),
         reporter=reporter,
         clock=clock,

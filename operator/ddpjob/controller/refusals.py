@@ -15,7 +15,9 @@ NO_REQUESTS = (
     "create the job again with spec.resources that name these resources, or give the namespace a "
     "LimitRange with defaults"
 )
-NOT_RESTRICTED = "install the operator with podSecurity=restricted"
+NOT_RESTRICTED = (
+    "set spec.podSecurity to Restricted, or install the operator with podSecurity=restricted"
+)
 TOO_MUCH_FOR_RESTRICTED = "remove from spec.podTemplate and spec.volumes what this level forbids"
 
 

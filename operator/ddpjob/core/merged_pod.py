@@ -12,7 +12,9 @@ from typing import Any
 
 from ddpjob.core import names
 from ddpjob.core.job import Job
+from ddpjob.core.job_defaults import add_job_defaults
 from ddpjob.core.placement import REQUIRED
+from ddpjob.core.pod_context import Settings
 from ddpjob.core.profiles import Profile, catalog
 from ddpjob.core.readers import Dict, SpecError, child, children, normal_path
 from ddpjob.core.spec import Checkpoint, Spec
@@ -36,7 +38,7 @@ REPORT_SECONDS = 15
 RESTRICTED_CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def complete(merged: Dict, job: Job, spec: Spec, restricted: bool) -> Object:
+def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
     """Return a merged pod with what follows from it.
 
     Raises SpecError if the trainer is not in it, or if a mount of the user's takes the place of one
@@ -52,6 +54,7 @@ def complete(merged: Dict, job: Job, spec: Spec, restricted: bool) -> Object:
     _refuse_replaced_mounts(trainer, spec.checkpoint, job.name)
     _remove_unused_volumes(pod_spec)
     _add_variables(trainer, _own_variables(pod_spec, trainer, spec))
+    add_job_defaults(pod_spec, settings.defaults)
     _add_tolerations(pod_spec, profile)
     affinity = _with_instance_types(child(pod_spec, "affinity"), profile)
     affinity = _without_avoided_nodes(affinity, job)
@@ -62,7 +65,7 @@ def complete(merged: Dict, job: Job, spec: Spec, restricted: bool) -> Object:
     if pod_spec.get("hostNetwork"):
         # By default such a pod asks only the node's resolver, which does not know the gang's names.
         pod_spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
-    if restricted:
+    if settings.restricted:
         for container in _containers(pod_spec):
             own = container.get("securityContext") or {}
             container["securityContext"] = {**RESTRICTED_CONTEXT, **own}

@@ -1,7 +1,7 @@
 """The values in the skeleton of a pod: command, environment, resources, volumes and affinity."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpjob.core import names
@@ -41,10 +41,21 @@ ASSIGNMENT_NAME = names.ASSIGNMENT_FILE.rpartition("/")[2]
 
 @dataclass(frozen=True)
 class Settings:
-    """The administrator's choices for every generated pod."""
+    """The administrator's choices for every generated pod.
+
+    - `restricted`: the pods follow the Pod Security level restricted, unless a job says otherwise.
+    - `defaults`: fields of a pod's spec for jobs that do not set them (job_defaults.py).
+    """
 
     restricted: bool = False
     addresses: Addresses = field(default_factory=ServiceAddresses)
+    defaults: Dict = field(default_factory=dict)
+
+    def of_job(self, spec: Spec | None) -> "Settings":
+        """Return the settings with what a job chooses itself."""
+        if spec is None or spec.restricted is None:
+            return self
+        return replace(self, restricted=spec.restricted)
 
 
 def common_context(job: Job) -> dict[str, Any]:

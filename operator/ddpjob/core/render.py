@@ -74,9 +74,10 @@ def _fill(shape: str, words: Mapping[str, str]) -> str:
 def _render_shape(job: Job, settings: Settings) -> str:
     """Return what the pods of a gang have in common as JSON, with placeholders for the rest."""
     assert job.spec is not None
+    settings = settings.of_job(job.spec)
     text = _template("pod.yaml.j2").render(pod_context(job, job.spec, settings))
     merged = merge(yaml.load(text, Loader=Loader), job.spec.pod_template)
-    pod = complete(merged, job, job.spec, settings.restricted)
+    pod = complete(merged, job, job.spec, settings)
     return json.dumps(pod, ensure_ascii=False)
 
 

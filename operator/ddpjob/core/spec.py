@@ -78,6 +78,7 @@ KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
         "heartbeat",
         "recovery",
         "fastStart",
+        "podSecurity",
         *POD_FIELDS,
     ),
     "spec.torchrun": ("command", "python", "rdzvConf"),
@@ -127,7 +128,8 @@ class Spec:
     the paths of fields that this version ignores, and `unused_devices` are devices that the job
     requests and its accelerator does not use. `python` is the interpreter of the agent; an
     empty one is that of torchrun. `fast_start`: torchrun and the workers are forks of a process
-    that has imported torch.
+    that has imported torch. `restricted`: the pods follow the Pod Security level restricted; None
+    leaves that to the administrator.
     """
 
     image: str
@@ -145,6 +147,7 @@ class Spec:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     pod_fields: Dict = field(default_factory=dict)
     pod_template: Dict = field(default_factory=dict)
+    restricted: bool | None = None
     unknown_fields: tuple[str, ...] = ()
     unused_devices: tuple[str, ...] = ()
 
@@ -179,6 +182,7 @@ class Spec:
             lifecycle=Lifecycle.from_fields(fields),
             pod_fields=pod_fields,
             pod_template=read_pod_template(fields.get("podTemplate")),
+            restricted=_read_pod_security(fields.get("podSecurity")),
             unknown_fields=find_unknown_fields(data),
             unused_devices=profiles.unused_devices(accelerator, resources),
         )
@@ -244,6 +248,12 @@ def _read_python(value: Any) -> str:
 def _read_fast_start(value: Any, accelerator: str) -> bool:
     default = profiles.catalog()[accelerator].fast_start
     return default if value is None else require_boolean(value, "spec.fastStart")
+
+
+def _read_pod_security(value: Any) -> bool | None:
+    if value not in (None, "None", "Restricted"):
+        raise refuse("spec.podSecurity", "None or Restricted", value)
+    return None if value is None else value == "Restricted"
 
 
 def _read_requested_processes(value: Any) -> int | None:

@@ -69,6 +69,7 @@ class SpecFields(TypedDict, total=False):
     hangTimeoutSeconds: int
     heartbeat: Literal["File", "Log"]
     fastStart: bool
+    podSecurity: Literal["None", "Restricted"]
     suspend: bool
     retries: int
     activeDeadlineSeconds: int
