@@ -2,21 +2,23 @@
 
 import http.client
 import json
+import multiprocessing
 import os
-import signal
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from envtest import ADMIN_TOKEN, MERGE, Answer, ApiServer, free_ports
+
+from ddpjob.cli import main
 
 SUMMARY = """[rank1]: ValueError: boom
 Root Cause (first observed failure):
@@ -29,24 +31,33 @@ Root Cause (first observed failure):
 """
 
 
+# Operators are forks of a process that has imported what they need: a new Python takes a second.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["ddpjob.cli.main", "ddpjob.controller.main", "play"])
+
+
 class Operator:
     """`ddpjob operator` as a process. Its log is a file in `folder`."""
+
+    context: BaseContext = FORKS
 
     def __init__(self, folder: Path, kubeconfig: Path, *options: str) -> None:
         self.port = free_ports(1)[0]
         self._log = folder / f"operator-{self.port}.log"
-        command = [
-            sys.executable,
-            "-m",
-            "ddpjob.cli.main",
-            "operator",
-            f"--kubeconfig={kubeconfig}",
-            *options,
-        ]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, f"--http-port={self.port}", "--log-format=plain"], stdout=log, stderr=log
-            )
+        arguments = [f"--kubeconfig={kubeconfig}", *options, f"--http-port={self.port}"]
+        self.process = self._start(["operator", *arguments, "--log-format=plain"])
+
+    def _start(self, arguments: list[str]) -> BaseProcess:
+        self._log.touch()
+        process: BaseProcess = self.context.Process(  # type: ignore[attr-defined]
+            target=run_command, args=(arguments, self._log)
+        )
+        process.start()
+        return process
+
+    @property
+    def is_over(self) -> bool:
+        return not self.process.is_alive()
 
     @property
     def log(self) -> str:
@@ -54,12 +65,21 @@ class Operator:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
-    def stop(self) -> int:
-        """Send SIGTERM and return the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+    def stop(self) -> int | None:
+        """Send SIGTERM and return the exit code, or None if the process goes on."""
+        self.process.terminate()
+        self.process.join(timeout=60)
+        return self.process.exitcode
+
+
+def run_command(arguments: list[str], log: Path) -> None:
+    """Run `ddpjob` in this process, with its output in a file."""
+    with log.open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    main.app(arguments)
 
 
 class Gate:
@@ -381,12 +401,7 @@ class Cluster:
         return str(body.get("spec", {}).get("holderIdentity", ""))
 
 
-def is_over(process: subprocess.Popen[bytes]) -> bool:
-    return process.poll() is not None
-
-
 def end(operator: Operator) -> None:
     """Kill an operator that still runs at the end of a test."""
-    if not is_over(operator.process):
-        os.kill(operator.process.pid, signal.SIGKILL)
-        operator.process.wait()
+    if not operator.is_over:
+        operator.kill()

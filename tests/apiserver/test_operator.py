@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from play import Gate, is_over
+from play import Gate
 from roles import needs_helm, rendered, with_the_rights_of
 
 from ddpjob.controller.lease import DURATION
@@ -98,13 +98,13 @@ def test_an_api_server_that_is_killed_and_started_again_costs_nothing(
     cluster.is_running("digits")
     apiserver.restart()
     # If the API server was away for longer than the duration of a Lease, the operator ended.
-    if is_over(operator.process):
+    if operator.is_over:
         assert "Lease" in operator.log
     cluster.ends("digits-0-1", code=1)
 
     def started_again():
         nonlocal operator
-        if is_over(operator.process):
+        if operator.is_over:
             operator = an_operator()
         return cluster.status("digits").get("attempt") == 1
 
@@ -149,7 +149,7 @@ def test_an_operator_killed_at_any_write_of_a_restart_loses_and_repeats_nothing(
         was_killed = gate.is_shut
         gate.open()
         if was_killed:
-            assert is_over(operator.process)
+            assert operator.is_over
             operator = fresh()
         cluster.is_running(job, attempt=1)
         members = [f"{job}-{member}" for member in MEMBERS[recovery]]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 from envtest import MERGE, ROOT, ApiServer
-from play import Cluster, Operator, end, is_over
+from play import Cluster, Operator, end
 from roles import (
     Chart,
     User,
@@ -322,4 +322,4 @@ def test_whoever_writes_leases_stops_the_operator(
     at_home = user_with(apiserver, home, writing)
     taken = {"spec": {"holderIdentity": "somebody"}}
     assert at_home.request("PATCH", path_of("leases", home, LEASE), taken, MERGE).code == 200
-    cluster.wait(lambda: is_over(installation.operator.process))
+    cluster.wait(lambda: installation.operator.is_over)
