@@ -190,20 +190,27 @@ class Namespace:
         return self.wait(f"{job} has {expected}", look, seconds)
 
     def wait_for_complete(
-        self, job: str, seconds: float = 180, failures: int = 0, disruptions: int = 0
+        self,
+        job: str,
+        seconds: float = 180,
+        failures: int = 0,
+        disruptions: int = 0,
+        announced: int = 0,
     ) -> Object:
         """Return the status of a job that completes on two nodes after these restarts."""
         status = self.wait_for_status(job, seconds, phase="Complete")
         found = {
             "failures": status["failures"],
             "disruptions": status["disruptions"],
+            "announced": status.get("announcedDisruptions", 0),
             "attempt": status["attempt"],
             "succeeded": status["nodes"]["succeeded"],
         }
         expected = {
             "failures": failures,
             "disruptions": disruptions,
-            "attempt": failures + disruptions,
+            "announced": announced,
+            "attempt": failures + disruptions + announced,
             "succeeded": 2,
         }
         assert found == expected, f"{status.get('lastFailure')}\n{self.explain()}"

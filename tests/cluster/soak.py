@@ -51,6 +51,7 @@ class SoakJob:
     namespace: Namespace
     failures: int = 0
     disruptions: int = 0
+    announced: int = 0
     attempt: int = 0
     faults: int = 0
     problems: list[str] = field(default_factory=list)
@@ -84,13 +85,23 @@ class Effect:
 
     failures: int = 0
     disruptions: int = 0
+    announced: int = 0
     attempts: int = 0
 
 
 FAILURE = Effect(failures=1, attempts=1)
 DISRUPTION = Effect(disruptions=1, attempts=1)
+ANNOUNCED = Effect(announced=1, attempts=1)
 FREE = Effect(attempts=1)
 NOTHING = Effect()
+
+# The counters of a job, by the fields of its status.
+COUNTERS = {
+    "failures": "failures",
+    "disruptions": "disruptions",
+    "announced": "announcedDisruptions",
+    "attempt": "attempt",
+}
 
 Act = Callable[["Soak", SoakJob], None]
 
@@ -203,6 +214,7 @@ class Soak:
         job.faults += 1
         job.failures += fault.effect.failures
         job.disruptions += fault.effect.disruptions
+        job.announced += fault.effect.announced
 
 
 def say(text: str) -> None:
@@ -290,7 +302,7 @@ FAULTS = (
     Fault("control plane frozen", NOTHING, freeze_control_plane),
     Fault("worker frozen", DISRUPTION, freeze_worker, of_node=True, undo=thaw_worker),
     Fault("worker restarted", DISRUPTION, restart_worker, of_node=True),
-    Fault("worker drained", DISRUPTION, drain_worker, of_node=True, undo=uncordon_worker),
+    Fault("worker drained", ANNOUNCED, drain_worker, of_node=True, undo=uncordon_worker),
 )
 
 
@@ -300,8 +312,8 @@ FAULTS = (
 def check(job: SoakJob) -> None:
     """Compare an ended job with what it must be."""
     status = job.status
-    for key in ("failures", "disruptions", "attempt"):
-        expected, found = getattr(job, key), status.get(key)
+    for key, field_of_status in COUNTERS.items():
+        expected, found = getattr(job, key), status.get(field_of_status, 0)
         if found != expected:
             job.problems.append(f"{key}: expected {expected}, got {found}")
     if status["phase"] != "Complete":
@@ -330,8 +342,9 @@ def report(soak: Soak, minutes: float, seed: int) -> str:
         "",
         "Counters are expected/found.",
         "",
-        "| job | faults | attempts | failures | disruptions | accuracy | pods left | problems |",
-        "|---|---|---|---|---|---|---|---|",
+        "| job | faults | attempts | failures | disruptions | announced | accuracy | pods left "
+        "| problems |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [row(number, job) for number, job in enumerate(soak.ended)]
     return "\n".join(lines)
@@ -345,6 +358,7 @@ def row(number: int, job: SoakJob) -> str:
         f"{job.attempt + 1}/{status['attempt'] + 1}",
         f"{job.failures}/{status['failures']}",
         f"{job.disruptions}/{status['disruptions']}",
+        f"{job.announced}/{status.get('announcedDisruptions', 0)}",
         status.get("result", {}).get("accuracy", "-"),
         len(job.namespace.unfinished(JOB)),
         "; ".join(job.problems) or "none",

@@ -65,7 +65,7 @@ def test_a_drained_pod_moves_with_its_gang(cluster: Cluster, namespace: Namespac
         namespace.wait_for_status(JOB, attempt=1, phase="Running")
         assert set(namespace.nodes_of(JOB).values()) == {SURVIVOR}
     assert_resumed(namespace, attempt=1)
-    failure = finish(disruptions=1)["lastFailure"]
+    failure = finish(announced=1)["lastFailure"]
 
     assert (failure["cause"], failure["reason"]) == ("Disruption", "EvictionByEvictionAPI")
     assert (failure["pod"], failure["node"]) == (pod, VICTIM)
@@ -108,7 +108,7 @@ def test_a_preempted_pod_waits_for_room_and_resumes(namespace: Namespace, finish
     assert "Insufficient cpu" in waiting["message"]
     namespace.kubectl("delete", "pod", "urgent")
     assert_resumed(namespace, attempt=1)
-    failure = finish(disruptions=1)["lastFailure"]
+    failure = finish(announced=1)["lastFailure"]
 
     assert (failure["cause"], failure["reason"]) == ("Disruption", "PreemptionByScheduler")
     assert (failure["pod"], failure["node"]) == (pod, VICTIM)
