@@ -290,7 +290,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+# A server of forks starts as a spawned process does, and once only.
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"]
+)
 def test_multiprocessing_works(zygote, script, method):
     text = f"if __name__ == '__main__':\n    {MARK}" + POOL.replace("METHOD", method)
     done = assert_same(zygote, script(text))

@@ -62,7 +62,19 @@ def launched(request, tmp_path_factory):
     return launch_once
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give tests of several ranks the numbers of ranks.
+
+    Four ranks notice what two do, where these are forks too.
+    """
+    if "ranks" in metafunc.fixturenames:
+        are_new = metafunc.module.__name__.rpartition(".")[2] in every_rank.NEW_PYTHONS
+        two = pytest.param(2, id="2 ranks", marks=() if are_new else pytest.mark.slow)
+        numbers = [two, pytest.param(4, id="4 ranks")]
+        metafunc.parametrize("ranks", numbers, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def ranks(request, launched) -> every_rank.Outcomes:
     """Return what the marked functions returned on each of several ranks."""
     return launched(request.param)
