@@ -1,0 +1,154 @@
+"""CPU time of the operator's single steps in large clusters, in one process without an API server.
+
+    .venv/bin/python bench/operator_work.py
+
+Each row is the median of some repetitions. The longest turn is the time for which a scrape lets
+other work wait.
+"""
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "unit"))
+
+from builders import (  # noqa: E402
+    a_job,
+    a_manifest,
+    a_node,
+    a_status,
+    an_agents_pod,
+    at,
+    ended,
+    failed,
+    nodes_of,
+    read_pods,
+    running,
+    torchrun_summary,
+    unschedulable,
+)
+
+from ddpjob.controller.cache import Cache  # noqa: E402
+from ddpjob.controller.metrics import Metrics  # noqa: E402
+from ddpjob.core.decide import decide  # noqa: E402
+from ddpjob.core.observe import observe  # noqa: E402
+from ddpjob.kube.kinds import NODES  # noqa: E402
+
+NODES_OF_GANG = 1_000
+JOBS = 10_000
+PENDING = 5_000
+REPETITIONS = 5
+
+# What a process that was killed may leave as the tail of its log.
+TAIL = "epoch 1, step 200, loss 0.1234, 812 images a second\n" * 80
+
+
+def milliseconds(function: Callable[[], object]) -> float:
+    """Return the median CPU time of a call."""
+    times = []
+    for _ in range(REPETITIONS):
+        before = time.process_time()
+        function()
+        times.append(time.process_time() - before)
+    return statistics.median(times) * 1000
+
+
+def decisions() -> Iterator[tuple[str, str]]:
+    nodes = nodes_of(*(a_node(f"node-{index}") for index in range(NODES_OF_GANG)))
+    job = a_job(nodes=NODES_OF_GANG, status=a_status(nodes=NODES_OF_GANG))
+
+    def gang(make_status: Callable[[int], dict[str, Any]]) -> list[Any]:
+        return read_pods(*(an_agents_pod(i, make_status(i)) for i in range(NODES_OF_GANG)))
+
+    scenes = {
+        "all pods run": gang(lambda index: running()),
+        "a rank failed, 999 pods stay": gang(
+            lambda index: failed(torchrun_summary(index)) if index == 5 else running()
+        ),
+        "1,000 pods ended without a report": gang(lambda index: ended(137, f"{TAIL}{index}")),
+    }
+    for name, pods in scenes.items():
+        took = milliseconds(lambda: decide(observe(job, pods, nodes=nodes), at(100)))  # noqa: B023
+        yield f"decision, 1,000 nodes: {name}", f"{took:.0f} ms"
+
+
+def scrape() -> Iterator[tuple[str, str]]:
+    cache = filled(JOBS, lambda number: running())
+    metrics = Metrics(cache, ())
+    longest = 0.0
+
+    async def other_work() -> None:
+        nonlocal longest
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest = max(longest, now - last)
+            last = now
+
+    async def measured() -> float:
+        working = asyncio.create_task(other_work())
+        await asyncio.sleep(0)
+        before = time.process_time()
+        await metrics.text()
+        working.cancel()
+        return time.process_time() - before
+
+    took = asyncio.run(measured())
+    yield (
+        f"a scrape, {JOBS:,} jobs",
+        f"{took * 1000:.0f} ms, in turns of at most {longest * 1000:.0f} ms",
+    )
+
+
+def looks() -> Iterator[tuple[str, str]]:
+    cache = filled(PENDING, lambda number: unschedulable())
+    jobs = [seen.value.unpack() for seen in cache.jobs.objects.values()]
+    for job in jobs:
+        cache.older_gang_of(job, None)
+    youngest = jobs[-1]
+    took = milliseconds(lambda: cache.older_gang_of(youngest, None))
+    yield f"the older gang of one of {PENDING:,} pending jobs", f"{took:.2f} ms"
+
+
+def news_of_a_node() -> Iterator[tuple[str, str]]:
+    cache = filled(JOBS, lambda number: running())
+    took = milliseconds(lambda: cache.keys_of(NODES, a_node("node-1")))
+    yield f"the jobs of a node, {2 * JOBS:,} pods", f"{took:.2f} ms"
+
+
+def filled(jobs: int, make_status: Callable[[int], dict[str, Any]]) -> Cache:
+    """Return a cache with jobs of two pods each."""
+    cache = Cache()
+    for number in range(jobs):
+        name = f"job-{number}"
+        manifest = a_manifest(name=name, status=a_status())
+        manifest["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number + 1)}
+        cache.jobs.see(manifest)
+        for index in range(2):
+            pod = an_agents_pod(index, make_status(number))
+            owner = pod["metadata"]["ownerReferences"][0]
+            owner |= {"name": name, "uid": f"uid-{number}"}
+            pod["metadata"] |= {
+                "name": f"{name}-0-{index}",
+                "uid": f"pod-{number}-{index}",
+                "resourceVersion": str(number + 1),
+            }
+            cache.pods.see(pod)
+    return cache
+
+
+def main() -> None:
+    print("| step | CPU time |\n|---|---|")
+    for part in (decisions, scrape, looks, news_of_a_node):
+        for name, value in part():
+            print(f"| {name} | {value} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
