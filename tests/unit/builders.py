@@ -228,6 +228,7 @@ def a_pod(index=0, status=None, *, attempt=0, deleted_at=None, grace=45, **spec)
         metadata["deletionGracePeriodSeconds"] = grace
     if is_scheduled(status):
         spec = {"nodeName": f"node-{index}", **spec}
+    spec = {"terminationGracePeriodSeconds": 45, **spec}
     return {"metadata": metadata, "spec": spec, "status": status or {"phase": "Pending"}}
 
 

@@ -476,3 +476,27 @@ def test_a_label_that_is_older_than_the_pod_makes_it_a_stray():
 
 def test_the_config_map_of_the_agent_has_a_name_of_its_content():
     assert config_map_name().startswith("ddpjob-agent-")
+
+
+# The grace period of the pods
+
+
+def with_grace(seconds, *statuses, **fields):
+    """Return the pods of a gang that have this grace period."""
+    return [
+        an_agents_pod(index, status, terminationGracePeriodSeconds=seconds, **fields)
+        for index, status in enumerate(statuses)
+    ]
+
+
+def test_a_whole_gang_has_the_grace_period_of_its_pods_to_end_in_place():
+    staying, _ = with_grace(600, running(), running())
+    drained = an_agents_pod(1, running(), deleted_at=NOW, terminationGracePeriodSeconds=600)
+    assert graces(plan_for(a_running_job(), staying, drained)) == {600}
+
+
+def test_a_gang_that_may_write_for_long_is_silent_for_long():
+    job = a_running_job(nodes=2, silent_since=NOW)
+    pods = with_grace(600, running(), starting())
+    assert plan_for(job, *pods, now=at(674)).status.attempt == 0
+    assert plan_for(job, *pods, now=at(675)).status.attempt == 1

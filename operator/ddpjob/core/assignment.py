@@ -22,8 +22,8 @@ GRACE_SECONDS = 45
 # Seconds that a pod which has only lost its peer waits for the next attempt.
 FOLLOWER_WAIT = 8
 
-# Seconds that a pod waits which must not start yet.
-HELD_WAIT = 120
+# Seconds that a pod waits which must not start yet, after its grace period: others end first.
+HELD_WAIT = 75
 
 # The words that start torchrun by Python.
 TORCHRUN_MODULE = ("-m", "torch.distributed.run")
@@ -74,7 +74,7 @@ def assignment(job: Job, index: int, addresses: Addresses, assign: Assign | None
         "env": {"DDP_ATTEMPT": str(job.status.attempt or 0)},
         "ranks": job.spec.nproc_per_node,
         "grace": assign.grace if assign else 0,
-        "wait": FOLLOWER_WAIT if may_start else HELD_WAIT,
+        "wait": FOLLOWER_WAIT if assign is None or assign.start else HELD_WAIT + assign.grace,
     }
     return json.dumps(fields)
 

@@ -23,7 +23,8 @@ IN_PLACE = (Cause.FAILURE, Cause.DISRUPTION, Cause.RESIZED)
 # together any more.
 BROKEN_GRACE = 1.0
 
-# A gang in which nothing else is wrong must be ready again after this time.
+# A gang with the usual grace period in which nothing else is wrong must be ready again after this
+# time.
 SILENT_TIME = timedelta(seconds=120)
 
 
@@ -57,10 +58,17 @@ def assignments(obs: Observation) -> tuple[Assign, ...]:
     status = obs.status
     if status.finished or status.has(Condition.SUSPENDED) or not status.pod_attempts:
         return ()
-    grace = assignment_grace(obs)
+    is_whole = _is_whole(obs)
     start = _may_start(obs)
     return tuple(
-        Assign(pod.name, pod.uid, pod.index, grace, start, pod.ready_since)
+        Assign(
+            pod.name,
+            pod.uid,
+            pod.index,
+            grace=float(pod.grace) if is_whole else BROKEN_GRACE,
+            start=start,
+            ready_since=pod.ready_since,
+        )
         for pod in obs.unassigned
         if not pod.deleting and (start or not pod.held)
     )
@@ -75,16 +83,23 @@ def _may_start(obs: Observation) -> bool:
     return has_new_pods or all(pod.released for pod in obs.older)
 
 
-def assignment_grace(obs: Observation) -> float:
-    """Return the seconds that the processes of the last attempt have to end.
+def _is_whole(obs: Observation) -> bool:
+    """Return True if all pods of the last attempt run: they write a last checkpoint together.
 
-    While all its pods run, the gang is whole and writes a last checkpoint together.
+    Its processes then have the grace period of their pods, to end.
     """
     failure = obs.status.last_failure
     if failure.get("attempt") != obs.attempt - 1:
-        return GRACE_SECONDS
+        return True
     was_disrupted = failure.get("cause") == Cause.DISRUPTION
     is_leaving = any(pod.state is TrainerState.RUNNING and pod.active for pod in obs.older)
-    if was_disrupted and is_leaving and failure.get("reason") not in LOST_PEERS:
-        return GRACE_SECONDS
-    return BROKEN_GRACE
+    return was_disrupted and is_leaving and failure.get("reason") not in LOST_PEERS
+
+
+def silent_time(obs: Observation) -> timedelta:
+    """Return the time after which a gang must be ready again in which nothing else is wrong.
+
+    Its pods may first use all of their grace period.
+    """
+    grace = max((pod.grace for pod in obs.current), default=0)
+    return SILENT_TIME + timedelta(seconds=max(0, grace - GRACE_SECONDS))

@@ -15,6 +15,7 @@ from ddpjob.core.job import Job
 from ddpjob.core.job_defaults import add_job_defaults
 from ddpjob.core.placement import REQUIRED
 from ddpjob.core.pod_context import Settings
+from ddpjob.core.pods import DEFAULT_GRACE
 from ddpjob.core.profiles import Profile, catalog
 from ddpjob.core.readers import Dict, SpecError, child, children, normal_path
 from ddpjob.core.spec import Checkpoint, Spec
@@ -27,9 +28,6 @@ HOST_NAME = "kubernetes.io/hostname"
 
 # Weight of the wish to avoid a node, from 1 to 100.
 AVOIDANCE = 100
-
-# The grace period of Kubernetes, if a pod has none, in seconds.
-DEFAULT_GRACE = 30
 
 # The longest time that the agent has for its report after the workers have ended, in seconds.
 REPORT_SECONDS = 15

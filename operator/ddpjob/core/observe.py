@@ -60,6 +60,7 @@ class Pod:
     - `disruption`: why the pod was deleted, evicted or lost, whatever its trainer did.
     - `blocked`: what keeps a pending pod from starting. `gated`: that is a scheduling gate.
     - `own_limit`: the kubelet evicted the pod because it exceeded a limit of its own.
+    - `grace`: the pod's own grace period in seconds.
     - `deletion_deadline`: the end of the grace period, if the pod is being deleted.
     - `looks_lost`: the control plane set the pod to not ready, and the kubelet did not.
     - `has_claims`: the pod mounts a PersistentVolumeClaim.
@@ -86,6 +87,7 @@ class Pod:
     ready_since: str
     creating_since: datetime | None
     released: bool
+    grace: int
     deletion_deadline: datetime | None
     started: bool
     looks_lost: bool

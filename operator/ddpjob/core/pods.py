@@ -19,6 +19,9 @@ IMAGE_REASONS = (
     "ImageInspectError",
 )
 
+# The grace period of Kubernetes, if a pod has none, in seconds.
+DEFAULT_GRACE = 30
+
 # A pod with this in its assignment must not start its attempt yet.
 HELD = '"start": false'
 
@@ -96,6 +99,7 @@ def read_pod(body: Dict) -> Pod | None:
         ready_since=_ready_since(status),
         creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
         released=_is_removed(metadata) or _is_released(status, end),
+        grace=_grace(spec),
         deletion_deadline=_deletion_deadline(metadata),
         started="terminated" in container or "running" in container,
         looks_lost=_looks_lost(status),
@@ -126,6 +130,11 @@ def _birth(name: str, attempt: int) -> int:
     """Return the attempt in which a pod was created, which its name says."""
     birth = name.split("-")[-2:][0]
     return int(birth) if birth.isdecimal() else attempt
+
+
+def _grace(spec: Dict) -> int:
+    seconds = integer_or_none(spec.get("terminationGracePeriodSeconds"))
+    return DEFAULT_GRACE if seconds is None else max(seconds, 0)
 
 
 def _agent(spec: Dict) -> str:

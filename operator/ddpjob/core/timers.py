@@ -12,7 +12,7 @@ from ddpjob.core.budget import backoff_end
 from ddpjob.core.causes import settles_at
 from ddpjob.core.dead_nodes import is_cut_off, is_not_ready, next_death, next_overdue
 from ddpjob.core.gangs import pods_with_room
-from ddpjob.core.in_place import SILENT_TIME
+from ddpjob.core.in_place import silent_time
 from ddpjob.core.names import Condition
 from ddpjob.core.observe import Observation, TrainerState
 from ddpjob.core.policy import MAX_SECONDS
@@ -107,7 +107,7 @@ def failure_settles(obs: Observation, spec: Spec, now: datetime) -> datetime | N
 
 def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     started = obs.status.silent_since
-    return later(started, SILENT_TIME) if started and _is_silent(obs) else None
+    return later(started, silent_time(obs)) if started and _is_silent(obs) else None
 
 
 def refusal_is_retried(obs: Observation, spec: Spec, now: datetime) -> datetime | None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import yaml
 
 from ddpjob.core import names, render
-from ddpjob.core.assignment import GRACE_SECONDS, assignment
+from ddpjob.core.assignment import assignment
 from ddpjob.core.decide import decide
 from ddpjob.core.job import Job
 from ddpjob.core.observe import observe
@@ -159,7 +159,7 @@ class LocalRun:
         # A new pod may have the name of the one that the plan is about.
         if pod is None or pod.uid != delete.uid:
             return
-        pod.terminate(GRACE_SECONDS if delete.grace is None else delete.grace)
+        pod.terminate(pod.grace if delete.grace is None else delete.grace)
         self._spawn(self._remove(pod))
 
     async def _remove(self, pod: LocalPod) -> None:
@@ -221,7 +221,7 @@ class LocalRun:
         """Delete all pods and wait for their end. They have time for a last checkpoint."""
         running = [pod for pod in self._pods.values() if not pod.finished.is_set()]
         for pod in running:
-            pod.terminate(GRACE_SECONDS)
+            pod.terminate(pod.grace)
         await asyncio.gather(*(pod.finished.wait() for pod in running))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
