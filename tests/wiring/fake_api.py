@@ -429,10 +429,17 @@ class FakeApi:
             for number, change in enumerate(news, place):
                 if change.plural != plural:
                     continue
+                before = self._before(number)
                 if _selected(change.object, namespace, request):
                     await _send(stream, change.type, change.object)
-                elif self._was_selected(number, namespace, request):
-                    await _send(stream, "DELETED", change.object)
+                elif before and _selected(before, namespace, request):
+                    # The API server shows the version that still was in the watch.
+                    version = change.object["metadata"]["resourceVersion"]
+                    gone = {
+                        **before,
+                        "metadata": {**before["metadata"], "resourceVersion": version},
+                    }
+                    await _send(stream, "DELETED", gone)
             place += len(news)
             if not news:
                 await _send(
@@ -441,12 +448,11 @@ class FakeApi:
                 await changed.wait()
         return stream
 
-    def _was_selected(self, number: int, namespace: str | None, request: web.Request) -> bool:
-        """Return True if the version before a change was in the watch, as for a lost label."""
+    def _before(self, number: int) -> dict[str, Any] | None:
+        """Return the version of an object before a change, or None if it is new."""
         uid = self._history[number].object["metadata"]["uid"]
         earlier = (change.object for change in reversed(self._history[:number]))
-        before = next((obj for obj in earlier if obj["metadata"]["uid"] == uid), None)
-        return before is not None and _selected(before, namespace, request)
+        return next((obj for obj in earlier if obj["metadata"]["uid"] == uid), None)
 
 
 async def _send(stream: web.StreamResponse, kind: str, obj: dict[str, Any]) -> None:

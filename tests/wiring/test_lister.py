@@ -14,7 +14,7 @@ from ddpjob.controller.lister import Lister
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core import names
 from ddpjob.kube import api as client
-from ddpjob.kube.kinds import JOBS, NODES
+from ddpjob.kube.kinds import JOBS, NODES, PODS, WATCHED
 
 PODS_PATH = "/api/v1/pods"
 
@@ -25,7 +25,10 @@ def a_lister(api):
 
     def make(*namespaces):
         queue = WorkQueue(time.monotonic)
-        return Lister(api, Cache(), queue, lambda: None, namespaces)
+        found = Lister(api, Cache(), queue, lambda: None, namespaces)
+        for kind in WATCHED:
+            found.note_event(kind, is_listed=False)
+        return found
 
     return make
 
@@ -275,3 +278,27 @@ async def test_a_turn_forgets_removals_of_which_no_answer_can_arrive_any_more(fa
         fake.create("ddpjobs", a_job(f"job-{number}"))
         await found.take_turn()
     assert found.cache.jobs.gone == {}
+
+
+@pytest.mark.parametrize("heard", [(), (PODS,)])
+async def test_everything_is_listed_until_the_watches_have_begun(fake, api, heard):
+    for name in ("one", "two"):
+        fake.create("ddpjobs", a_job(name))
+    found = Lister(api, Cache(), WorkQueue(time.monotonic), lambda: None)
+    await found.take_turn()
+    for kind in heard:
+        found.note_event(kind, is_listed=False)
+    fake.remove("ddpjobs", "one")
+    await found.take_turn()
+    assert not found.cache.job(("ml", "one"))
+
+
+async def test_everything_is_listed_once_more_after_kopf_has_listed(fake, a_lister):
+    for name in ("one", "two"):
+        fake.create("ddpjobs", a_job(name))
+    found = a_lister()
+    await found.take_turn()
+    fake.remove("ddpjobs", "one")
+    found.note_event(JOBS, is_listed=True)
+    await found.take_turn()
+    assert not found.cache.job(("ml", "one"))

@@ -56,9 +56,7 @@ def _watch(kind: Kind, lister: Lister, actor: Actor, handlers: kopf.OperatorRegi
     )
     async def event(event: Mapping[str, Any], **_: Any) -> None:
         body = event["object"]
-        if event["type"] is None:
-            # kopf lists the objects, because it cannot go on where its watch has ended.
-            lister.note_gap()
+        lister.note_event(kind, is_listed=event["type"] is None)
         is_deleted = event["type"] == "DELETED"
         is_news = store.forget(body) if is_deleted else store.see(body)
         if is_deleted and kind == PODS:

@@ -73,6 +73,8 @@ class Lister:
     # Watched namespaces that were listed at least once.
     _listed: set[str] = field(default_factory=set)
     _complete: bool = False
+    # The kinds of which a watch has told something.
+    _heard: set[Kind] = field(default_factory=set)
     # Whether a watch may have missed a deletion since the last complete LIST began, and when that
     # was, in monotonic seconds.
     _has_gap: bool = True
@@ -126,6 +128,15 @@ class Lister:
             self.note_gap()
             return seconds
         return INTERVAL
+
+    def note_event(self, kind: Kind, *, is_listed: bool) -> None:
+        """Note an event of a watch. `is_listed`: kopf lists the objects, and watches from there on.
+
+        It does so at the start, and when it cannot go on where its watch has ended.
+        """
+        self._heard.add(kind)
+        if is_listed:
+            self.note_gap()
 
     def note_gap(self) -> None:
         """Let the next turn list everything, because a watch may have missed a deletion."""
@@ -227,10 +238,14 @@ class Lister:
         self.unreadable = frozenset(failed)
 
     async def _check(self, kind: Kind, namespace: str | None, tries: int) -> None:
-        """Read one object of a kind. Note a gap if there is none, and the cache has some."""
+        """Read one object of a kind, and note a gap.
+
+        There is one if it finds none and the cache has some, or if no watch has told of any.
+        """
         store = self.cache.stores[kind]
         found, version = await self.api.one_of(kind, namespace, self._turn, tries)
-        if not found and store.has_older(version, namespace):
+        is_watched = kind in self._heard or not store.objects
+        if not is_watched or (not found and store.has_older(version, namespace)):
             self.note_gap()
         self._note_version(kind, namespace, version)
 
