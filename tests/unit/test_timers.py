@@ -168,6 +168,11 @@ A_MOMENT = {
         ),
         60,
     ),
+    "an unreachable node that the job has left may be back": (
+        "node_is_forgotten",
+        observation(a_running_job(unreachable_nodes=(UnreachableNode("gone", NOW),)), *BOTH_RUN),
+        60,
+    ),
     "a pod has a node, and no container yet": (
         "agent_is_checked",
         observation(a_running_job(ran=False), a_pod(0, creating(4)), a_pod(1, creating(3))),

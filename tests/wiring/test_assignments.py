@@ -6,6 +6,7 @@ import pytest
 from fake_api import refusal, unanswered
 from gang import a_job, assignment, fails, is_running, pods, runs, status, until
 
+from ddpjob.controller import act
 from ddpjob.core.agent_files import agent_files, config_map_name
 
 AGENT = config_map_name()
@@ -120,6 +121,19 @@ async def test_a_job_that_starts_asks_nothing_about_an_agent_that_exists(fake, o
     assert len(requests_for_agents(fake)) == before == 1
 
 
+def waits_for_a_container(fake, name, note=0):
+    """Let a pod have had a node for nearly so long that its agent is looked for."""
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "True",
+        "message": str(note),
+        "lastTransitionTime": (datetime.now(UTC) - timedelta(seconds=9)).isoformat(),
+    }
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    status = {"phase": "Pending", "conditions": [scheduled], "containerStatuses": [waiting]}
+    fake.change("pods", name, status=status)
+
+
 def requests_for_agents(fake):
     return [asked for asked in fake.log if "/configmaps" in asked.path]
 
@@ -128,17 +142,7 @@ async def test_an_agent_that_is_gone_is_created_again_when_a_pod_waits_for_it(fa
     fake.create("ddpjobs", a_job())
     await until(lambda: "digits-0-1" in pods(fake))
     fake.remove("configmaps", AGENT)
-    scheduled = {
-        "type": "PodScheduled",
-        "status": "True",
-        "lastTransitionTime": (datetime.now(UTC) - timedelta(seconds=9)).isoformat(),
-    }
-    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
-    fake.change(
-        "pods",
-        "digits-0-0",
-        status={"phase": "Pending", "conditions": [scheduled], "containerStatuses": [waiting]},
-    )
+    waits_for_a_container(fake, "digits-0-0")
     await until(lambda: fake.get("configmaps", AGENT))
 
 
@@ -151,3 +155,37 @@ async def test_a_config_map_with_other_content_is_not_used(fake, operator):
     assert pods(fake) == []
     fake.remove("configmaps", AGENT)
     await until(lambda: "digits-0-0" in pods(fake))
+
+
+async def test_an_agent_is_created_again_in_a_namespace_that_was_made_anew(fake, operator):
+    fake.create("ddpjobs", a_job("first"))
+    await until(lambda: "first-0-1" in pods(fake))
+    fake.remove("configmaps", AGENT)
+    lease = fake.get("leases", "ddpjob-installation")
+    fake.remove("leases", "ddpjob-installation")
+    fake.create("leases", {**lease, "metadata": {"name": lease["metadata"]["name"]}})
+    waits_for_a_container(fake, "first-0-0")
+    await until(lambda: fake.get("configmaps", AGENT))
+    (owner,) = fake.get("configmaps", AGENT)["metadata"]["ownerReferences"]
+    assert owner["uid"] == fake.get("leases", "ddpjob-installation")["metadata"]["uid"]
+
+
+async def test_the_agent_is_looked_for_once_in_a_while(fake, operator):
+    fake.create("ddpjobs", a_job())
+    await until(lambda: "digits-0-1" in pods(fake))
+    waits_for_a_container(fake, "digits-0-0")
+    await until(lambda: len(requests_for_agents(fake)) == 2)
+    for number in range(5):
+        waits_for_a_container(fake, "digits-0-0", note=number)
+        waits_for_a_container(fake, "digits-0-1", note=number)
+    await until(lambda: status(fake)["nodes"]["active"] == 2)
+    assert len(requests_for_agents(fake)) == 2
+
+
+async def test_a_refused_assignment_is_tried_again(fake, operator, monkeypatch):
+    monkeypatch.setattr(act, "REFUSED_ASSIGNMENT_RETRY", 0.1)
+    fake.create("ddpjobs", a_job(recovery="InPlace"))
+    await is_running(fake)
+    fake.fault("PATCH", ".*/pods/digits-0-0", refusal(500, "InternalError"), times=3)
+    fails(fake, "digits-0-1")
+    await until(lambda: assignment(fake, "digits-0-0")["attempt"] == 1)

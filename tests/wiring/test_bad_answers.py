@@ -84,6 +84,7 @@ async def test_the_answer_to_a_create_reaches_the_status(fake, operator, code, m
 async def test_no_attempt_begins_while_pods_cannot_be_read(fake, options, monkeypatch):
     monkeypatch.setattr(lister, "INTERVAL", 0.2)
     monkeypatch.setattr(lister, "EARLY_INTERVALS", ())
+    monkeypatch.setattr(lister, "COMPLETE_INTERVAL", 0)
     first = asyncio.create_task(operate(options))
     fake.create("ddpjobs", a_job())
     await is_running(fake)

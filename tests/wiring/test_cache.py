@@ -301,3 +301,41 @@ def test_a_node_that_went_and_came_back_under_its_name_is_there():
     assert set(cache.nodes.by_name) == {"gpu-7"}
     cache.nodes.drop("new")
     assert cache.nodes.by_name == {}
+
+
+# Nodes as they were just read
+
+
+def a_read_node(uid, version, ready="True"):
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    metadata = {"name": "gpu-7", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {}, "status": status}
+
+
+def test_a_node_that_was_read_goes_with_its_event():
+    cache = Cache()
+    cache.nodes.see(a_read_node("a", 5, "Unknown"))
+    assert cache.nodes.correct("gpu-7", a_read_node("a", 5, "Unknown")).uid == "a"
+    cache.nodes.forget(a_read_node("a", 6))
+    assert cache.nodes.by_name == {}
+
+
+def test_a_node_that_the_watch_has_not_told_of_is_found_by_its_name():
+    cache = Cache()
+    cache.nodes.see(a_read_node("old", 5, "Unknown"))
+    assert cache.nodes.correct("gpu-7", a_read_node("new", 7)).health == "True"
+    cache.nodes.drop("old", 8)
+    assert cache.nodes.by_name["gpu-7"].uid == "new"
+
+
+def test_an_older_answer_does_not_replace_what_the_watch_has_shown():
+    cache = Cache()
+    cache.nodes.see(a_read_node("a", 9))
+    assert cache.nodes.correct("gpu-7", a_read_node("a", 5, "Unknown")).health == "True"
+
+
+def test_a_node_that_is_gone_is_known_no_more():
+    cache = Cache()
+    cache.nodes.see(a_read_node("a", 5))
+    assert cache.nodes.correct("gpu-7", None) is None
+    assert (cache.nodes.by_name, cache.nodes.objects) == ({}, {})

@@ -26,6 +26,7 @@ POD_PATH = "/api/v1/namespaces/ml/pods/digits-0-1"
 def quick_resync(monkeypatch):
     monkeypatch.setattr(lister, "INTERVAL", 0.2)
     monkeypatch.setattr(lister, "EARLY_INTERVALS", ())
+    monkeypatch.setattr(lister, "COMPLETE_INTERVAL", 0)
 
 
 @pytest.fixture

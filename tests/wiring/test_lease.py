@@ -21,6 +21,7 @@ from ddpjob.controller.lease import DEADLINE, DURATION, Lease
 from ddpjob.controller.main import operate
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.probes import Probes
+from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer
 from ddpjob.core.decide import decide
 from ddpjob.core.observe import observe
@@ -225,7 +226,7 @@ async def test_a_lost_lease_is_not_released(fake, a_lease, clock):
 
 
 def an_actor(writer, cache, clock):
-    creator = Creator(writer, cache, Settings(), lambda namespace: "")
+    creator = Creator(writer, cache, Settings(), Territory(writer, "default/first", clock))
     reporter = Reporter(writer, "first")
     deleter = Deleter(writer, cache, reporter)
     return Actor(writer, cache, creator, deleter, reporter, clock, Metrics(cache, ()), wall_time)

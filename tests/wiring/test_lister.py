@@ -9,11 +9,12 @@ from gang import a_job
 
 from ddpjob.controller import lister
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.errors import CannotRun
+from ddpjob.controller.errors import CannotRun, MoreIsReadable
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core import names
 from ddpjob.kube import api as client
+from ddpjob.kube.errors import ApiError
 from ddpjob.kube.kinds import JOBS, NODES, PODS, WATCHED
 
 PODS_PATH = "/api/v1/pods"
@@ -200,18 +201,25 @@ def lists(fake):
     return [(asked.path.rpartition("/")[2], asked.limit) for asked in fake.log if asked.limit]
 
 
-async def test_a_turn_without_a_gap_reads_one_object_of_each_kind(fake, a_lister):
-    for number in range(30):
+@pytest.fixture
+def many(monkeypatch):
+    """Let one object be more than the few of which all are listed."""
+    monkeypatch.setattr(lister, "FIRST_PAGE", 0)
+
+
+async def test_a_turn_without_a_gap_reads_one_object_of_a_kind_with_many(fake, a_lister):
+    for number in range(2 * client.FIRST_PAGE):
         fake.create("ddpjobs", a_job(f"job-{number}"))
     found = a_lister()
     await found.take_turn()
-    assert (found.synced, len(found.queue)) == (True, 30)
+    assert (found.synced, len(found.queue)) == (True, 2 * client.FIRST_PAGE)
     before = len(lists(fake))
     await found.take_turn()
-    assert sorted(lists(fake)[before:]) == [("ddpjobs", 1), ("nodes", 1), ("pods", 1)]
+    few = client.FIRST_PAGE
+    assert sorted(lists(fake)[before:]) == [("ddpjobs", 1), ("nodes", few), ("pods", few)]
 
 
-async def test_after_a_gap_a_turn_finds_what_has_gone(fake, a_lister):
+async def test_after_a_gap_a_turn_finds_what_has_gone(fake, a_lister, many):
     for name in ("one", "two"):
         fake.create("ddpjobs", a_job(name))
     found = a_lister()
@@ -225,17 +233,45 @@ async def test_after_a_gap_a_turn_finds_what_has_gone(fake, a_lister):
     assert found.cache.job(("ml", "two"))
 
 
-async def test_a_turn_that_finds_no_object_lists_them(fake, a_lister):
-    # kopf lists nothing after a gap in which all objects have gone.
-    fake.create("ddpjobs", a_job())
+async def test_a_turn_finds_which_of_few_objects_have_gone(fake, a_lister):
+    # kopf tells nothing of a LIST that is empty, as after a gap in which all objects have gone.
+    fake.create("ddpjobs", a_job("one"))
     found = a_lister()
     await found.take_turn()
-    fake.remove("ddpjobs", "digits")
+    await asyncio.wait_for(found.queue.get(), 10)
+    fake.remove("ddpjobs", "one")
+    fake.create("ddpjobs", a_job("two"))
     await found.take_turn()
-    assert not found.cache.job(("ml", "digits"))
+    assert not found.cache.job(("ml", "one"))
+    # Every job gets a look.
+    assert await asyncio.wait_for(found.queue.get(), 10) == ("ml", "two")
 
 
-async def test_everything_is_listed_once_an_hour(fake, a_lister, monkeypatch):
+async def test_a_list_that_fails_is_made_again_at_the_next_turn(fake, a_lister, many, monkeypatch):
+    monkeypatch.setattr(lister, "PAGE_TRIES", 1)
+    for name in ("one", "two"):
+        fake.create("ddpjobs", a_job(name))
+    found = a_lister()
+    await found.take_turn()
+    fake.remove("ddpjobs", "one")
+    found.note_gap()
+    fake.fault("GET", f"/{JOBS.api}/ddpjobs", refusal(500, "InternalError"), times=float("inf"))
+    with pytest.raises(ApiError):
+        await found.take_turn()
+    fake.faults.clear()
+    await found.take_turn()
+    assert not found.cache.job(("ml", "one"))
+
+
+async def test_nodes_that_can_be_read_later_are_watched_by_the_next_start(fake, a_lister):
+    fake.fault("GET", f"/{NODES.collection()}", refusal(403, "Forbidden", "no"))
+    found = a_lister()
+    await found.take_turn()
+    with pytest.raises(MoreIsReadable, match="nodes can be read now"):
+        await found.take_turn()
+
+
+async def test_everything_is_listed_once_an_hour(fake, a_lister, many, monkeypatch):
     for name in ("one", "two"):
         fake.create("ddpjobs", a_job(name))
     found = a_lister()
@@ -281,7 +317,7 @@ async def test_a_turn_forgets_removals_of_which_no_answer_can_arrive_any_more(fa
 
 
 @pytest.mark.parametrize("heard", [(), (PODS,)])
-async def test_everything_is_listed_until_the_watches_have_begun(fake, api, heard):
+async def test_everything_is_listed_until_the_watches_have_begun(fake, api, many, heard):
     for name in ("one", "two"):
         fake.create("ddpjobs", a_job(name))
     found = Lister(api, Cache(), WorkQueue(time.monotonic), lambda: None)
@@ -293,7 +329,7 @@ async def test_everything_is_listed_until_the_watches_have_begun(fake, api, hear
     assert not found.cache.job(("ml", "one"))
 
 
-async def test_everything_is_listed_once_more_after_kopf_has_listed(fake, a_lister):
+async def test_everything_is_listed_once_more_after_kopf_has_listed(fake, a_lister, many):
     for name in ("one", "two"):
         fake.create("ddpjobs", a_job(name))
     found = a_lister()

@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
+from aiohttp import web
 from fake_api import FakeApi, hanging_webhook, refusal, unanswered
-from gang import a_job, status, until
+from gang import a_job, is_running, status, until
 
 from ddpjob.controller import reconcile, territory
 from ddpjob.controller.territory import (
@@ -259,3 +260,41 @@ async def test_a_job_in_an_excluded_namespace_gets_an_event_and_no_pods(fake, im
     assert "remove this one from excludedNamespaces" in event["message"]
     assert {pod["metadata"]["namespace"] for pod in fake.all("pods")} == {"served"}
     assert (status(fake), fake.get("leases", MARK)) == ({}, None)
+
+
+# Marks have a clock of their own
+
+
+async def test_a_mark_is_renewed_without_any_look_at_a_job(fake, impatient, operator, monkeypatch):
+    monkeypatch.setattr(territory, "RENEW_AFTER", 0.05)
+    job = fake.create("ddpjobs", a_job())
+    await until(lambda: fake.all("pods"))
+    # A job that has finished gets no look either.
+    fake.change("ddpjobs", "digits", status={"phase": "Complete"}, metadata=job["metadata"])
+    versions = set()
+
+    def renewed():
+        versions.add(fake.get("leases", MARK)["metadata"]["resourceVersion"])
+        return len(versions) >= 4
+
+    await until(renewed)
+
+
+async def test_a_job_that_needs_no_look_is_told_that_its_namespace_was_taken(
+    fake, impatient, operator, monkeypatch
+):
+    monkeypatch.setattr(territory, "RENEW_AFTER", 0.05)
+    fake.create("ddpjobs", a_job())
+    await is_running(fake)
+    spec = {**fake.get("leases", MARK)["spec"], "holderIdentity": "b/other"}
+    fake.change("leases", MARK, spec=spec)
+    await until(lambda: any(event["reason"] == "NotServed" for event in fake.all("events")))
+
+
+async def test_an_odd_mark_does_not_end_the_operator(fake, impatient, operator, caplog):
+    async def odd(request, proceed):
+        return web.json_response({"kind": "Lease"})
+
+    fake.fault("GET", f".*/leases/{MARK}", odd, times=3)
+    fake.create("ddpjobs", a_job())
+    await until(lambda: fake.all("pods"))

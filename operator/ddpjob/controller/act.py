@@ -41,6 +41,9 @@ SOON = 0.5
 # Seconds for the deletion of ended pods, before the job goes on without it.
 ENDED_PODS_TIMEOUT = 2.0
 
+# Seconds before a refused assignment is tried again.
+REFUSED_ASSIGNMENT_RETRY = 5.0
+
 # Shortest time in seconds between two looks for the agent's ConfigMap for one job.
 AGENT_INTERVAL = 25.0
 
@@ -177,8 +180,9 @@ class Actor:
         if body and plan.delete_job:
             await self.deleter.delete_job(body)
             return None
-        if body and plan.assign:
-            await self._assign(Job.from_dict(body), plan)
+        if body and plan.assign and not await self._assign(Job.from_dict(body), plan):
+            waits = [plan.wake_after, REFUSED_ASSIGNMENT_RETRY]
+            plan = replace(plan, wake_after=min(wait for wait in waits if wait is not None))
         if not body or not plan.create:
             await self.deleter.delete_pods(job, plan.delete)
             return plan.wake_after
@@ -200,11 +204,11 @@ class Actor:
             message = f"the pods may wait for the ConfigMap of the agent: {error}"
             await self.reporter.post_once(job, "NoAgent", message)
 
-    async def _assign(self, job: Job, plan: Plan) -> None:
+    async def _assign(self, job: Job, plan: Plan) -> bool:
         """Assign the pods that stay: they begin to end the last attempt before all else.
 
-        If that is refused, the rest of the plan is carried out all the same. The pods get the
-        assignment at a later look, or are replaced if they are silent for too long.
+        Return False if that is refused. The rest of the plan is carried out all the same. The pods
+        get the assignment at a later look, or are replaced if they are silent for too long.
         """
         try:
             await self.creator.assign(job, plan.assign)
@@ -212,6 +216,8 @@ class Actor:
             message = f"a pod that stays cannot be assigned; it is tried again: {error}"
             await self.reporter.post_once(job, "AssignRefused", message)
             log.warning("%s/%s: %s", job.namespace, job.name, message)
+            return False
+        return True
 
     # The job
 

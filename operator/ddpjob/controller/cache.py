@@ -171,17 +171,18 @@ class Nodes(Store[Node]):
 
     def _remove(self, seen: Seen[Node]) -> None:
         # Another node may have registered under the name by now.
-        if self.by_name.get(seen.value.name) is seen.value:
+        known = self.by_name.get(seen.value.name)
+        if known and known.uid == seen.uid:
             del self.by_name[seen.value.name]
 
     def correct(self, name: str, body: Dict | None) -> Node | None:
         """Take in the node of a name as it was just read, or its absence, and return it.
 
-        Whatever the watch has shown, the index then has what the API server has.
+        Another one of the name, of which the watch has not told yet, is then found by it.
         """
         if body is not None:
             self.restore(body)
-            self.by_name[name] = self.read(body) or Node(name)
+            self.by_name[name] = self.objects[uid_of(body)].value
         elif name in self.by_name:
             self.drop(self.by_name.pop(name).uid)
         return self.by_name.get(name)

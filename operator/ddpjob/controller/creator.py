@@ -1,6 +1,6 @@
 """Creates the objects of a gang, assigns its pods, and says why the API server refuses one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import GaveWay, Refused
 from ddpjob.controller.refusals import refused_or_error
+from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer, run_all
 from ddpjob.core import names, render
 from ddpjob.core.assignment import assignment
@@ -37,14 +38,14 @@ OWN_LABELS = (names.LABEL_JOB, names.LABEL_ATTEMPT, names.LABEL_INDEX)
 class Creator:
     """Creates the objects of jobs, with the administrator's settings.
 
-    - `lease_of`: returns the UID of the Lease of a namespace, which owns the agent's ConfigMap.
+    - `territory`: has the Lease of each namespace, which owns the agent's ConfigMap.
     - `with_agent`: the namespaces that have this ConfigMap, each with the UID of its Lease.
     """
 
     writer: Writer
     cache: Cache
     settings: Settings
-    lease_of: Callable[[str], str]
+    territory: Territory
     with_agent: dict[str, str] = field(default_factory=dict)
 
     async def create_gang(self, job: Job, indices: tuple[int, ...]) -> None:
@@ -53,7 +54,7 @@ class Creator:
         Raises Refused or SpecError.
         """
         await self._create_object(job, SERVICES, render.service(job))
-        if self.with_agent.get(job.namespace) != self.lease_of(job.namespace):
+        if self.with_agent.get(job.namespace) != self.territory.uid_of_mark(job.namespace):
             await self.provide_agent(job.namespace)
         pods = render.pods(job, indices, self.settings)
         await run_all(self._create_object(job, PODS, pod) for pod in pods)
@@ -63,24 +64,28 @@ class Creator:
 
         One that exists is compared: anybody who may write ConfigMaps could have made it.
         """
-        lease = self.lease_of(namespace)
+        lease = self.territory.uid_of_mark(namespace)
         body = render.agent_config_map(namespace, lease)
         name = body["metadata"]["name"]
         with self._refusals():
+            found: Dict | None
             try:
-                await self.writer.write("POST", CONFIG_MAPS.collection(namespace), body)
+                found = await self.writer.write("POST", CONFIG_MAPS.collection(namespace), body)
             except ApiError as error:
                 if not _exists(error):
                     raise
-                _compare(await self.writer.get(CONFIG_MAPS.path(namespace, name)), body)
+                found = await self.writer.get(CONFIG_MAPS.path(namespace, name))
+        _compare(found, body)
         self.with_agent[namespace] = lease
 
     async def check_agent(self, namespace: str) -> None:
         """Create the ConfigMap with the agent anew if it is gone. Raises Refused."""
-        body = render.agent_config_map(namespace, self.lease_of(namespace))
+        body = render.agent_config_map(namespace, self.territory.uid_of_mark(namespace))
         with self._refusals():
             found = await self.writer.get(CONFIG_MAPS.path(namespace, body["metadata"]["name"]))
         if found is None:
+            # It may have gone with its Lease.
+            await self.territory.mark_anew(namespace)
             await self.provide_agent(namespace)
         else:
             _compare(found, body)

@@ -7,7 +7,7 @@ Exception
 ├── Refused                the API server does not accept an object now, or never will
 └── MustStop               this process must end; the next start continues
     ├── LeaseLost          another operator may lead
-    ├── NamespaceAppeared  a namespace that is not watched can be read now
+    ├── MoreIsReadable     what is not watched can be read now
     └── CannotRun          something that the operator needs is missing
 """
 
@@ -46,8 +46,8 @@ class LeaseLost(MustStop):
     """Another operator may lead by now, so nothing may be written any more."""
 
 
-class NamespaceAppeared(MustStop):
-    """A namespace can be read now that could not be read when the watches began."""
+class MoreIsReadable(MustStop):
+    """Something can be read now that could not be read when the watches began."""
 
 
 class CannotRun(MustStop):

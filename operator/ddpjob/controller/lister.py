@@ -1,8 +1,9 @@
 """The LISTs, which begin and correct the cache.
 
 A complete LIST finds the deletions that a watch missed. It is needed after a gap of a watch, and
-once an hour. Every minute, a LIST of one object of each kind shows whether the API server still
-answers, whether the operator may still read, and that the API server has not gone back in time.
+once an hour. Every minute, a LIST of one object of each kind, or of all if there are few, shows
+whether the API server still answers, whether the operator may still read, and that the API server
+has not gone back in time.
 """
 
 import asyncio
@@ -12,10 +13,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.controller.cache import Cache, Key
-from ddpjob.controller.errors import CannotRun, NamespaceAppeared
+from ddpjob.controller.errors import CannotRun, MoreIsReadable
 from ddpjob.controller.store import namespace_of, uid_of
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.kube.api import PAGE_TRIES, ApiClient, may_succeed_later
+from ddpjob.kube.api import FIRST_PAGE, PAGE_TRIES, ApiClient, may_succeed_later
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import NODES, PODS, WATCHED, Kind
 
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 INTERVAL = 60.0
 COMPLETE_INTERVAL = 3600.0
 
-# Seconds between the first LISTs, which are complete. kopf makes its own first LIST after ours, and
-# no watch reports a deletion between the two.
+# Seconds between the first turns. kopf makes its own first LIST after ours, and no watch reports a
+# deletion between the two.
 EARLY_INTERVALS = (2.0, 10.0)
 
 # Seconds before a failed LIST is tried again, until the first LIST has succeeded.
@@ -41,7 +42,7 @@ NO_NODES = (
 )
 
 # What reads the objects of a kind, in a namespace or in all, with so many tries for a page.
-Read = Callable[[Kind, str | None, int], Awaitable[None]]
+Read = Callable[[Kind, str | None, int], Awaitable[object]]
 
 NO_ROLE = "Give the operator its Role there, or remove the namespace from watchNamespaces."
 
@@ -104,8 +105,8 @@ class Lister:
     async def run(self) -> None:
         """List everything at once and again after a few seconds, then take a turn every minute.
 
-        Raises NamespaceAppeared if a namespace can be read that is not watched: kopf takes its
-        namespaces only once. Raises CannotRun if the API server has gone back in time.
+        Raises MoreIsReadable if nodes or a namespace can be read that are not watched: kopf takes
+        what it watches only once. Raises CannotRun if the API server has gone back in time.
         """
         early = iter(EARLY_INTERVALS)
         while True:
@@ -117,17 +118,12 @@ class Lister:
             appeared = self.unwatched - self.unreadable
             if appeared:
                 found = ", ".join(sorted(appeared))
-                raise NamespaceAppeared(f"{found} can be read now; the next start watches it")
+                raise MoreIsReadable(f"{found} can be read now; the next start watches it")
             await asyncio.sleep(self._pause(early))
 
     def _pause(self, early: Iterator[float]) -> float:
-        """Return the seconds until the next turn. The early ones list everything."""
-        if not self.synced:
-            return RETRY_INTERVAL
-        for seconds in early:
-            self.note_gap()
-            return seconds
-        return INTERVAL
+        """Return the seconds until the next turn."""
+        return next(early, INTERVAL) if self.synced else RETRY_INTERVAL
 
     def note_event(self, kind: Kind, *, is_listed: bool) -> None:
         """Note an event of a watch. `is_listed`: kopf lists the objects, and watches from there on.
@@ -222,6 +218,8 @@ class Lister:
                     raise
                 error = refusal
             else:
+                if self.reads_nodes is False:
+                    raise MoreIsReadable("nodes can be read now; the next start watches them")
                 self.reads_nodes = True
                 return [kind for kind in WATCHED if kind is not NODES]
         if self.reads_nodes is None:
@@ -238,19 +236,26 @@ class Lister:
         self.unreadable = frozenset(failed)
 
     async def _check(self, kind: Kind, namespace: str | None, tries: int) -> None:
-        """Read one object of a kind, and note a gap.
+        """Read one object of a kind, and note a gap if no watch has told of any that are known.
 
-        There is one if it finds none and the cache has some, or if no watch has told of any.
+        A few objects are read all: kopf tells nothing of a LIST that is empty.
         """
         store = self.cache.stores[kind]
-        found, version = await self.api.one_of(kind, namespace, self._turn, tries)
-        is_watched = kind in self._heard or not store.objects
-        if not is_watched or (not found and store.has_older(version, namespace)):
+        was_gap = bool(store.objects) and kind not in self._heard
+        if store.count(namespace) <= FIRST_PAGE:
+            gone = await self._list(kind, namespace, tries)
+            was_gap = was_gap or gone > 0
+        else:
+            _, version = await self.api.one_of(kind, namespace, self._turn, tries)
+            self._note_version(kind, namespace, version)
+        if was_gap:
             self.note_gap()
-        self._note_version(kind, namespace, version)
 
-    async def _list(self, kind: Kind, namespace: str | None, tries: int) -> None:
-        """Show every object of a kind to the cache, and remove those that do not exist any more."""
+    async def _list(self, kind: Kind, namespace: str | None, tries: int) -> int:
+        """Show every object of a kind to the cache, and remove those that do not exist any more.
+
+        Return how many were removed.
+        """
         store = self.cache.stores[kind]
         listed = set()
         version = 0
@@ -261,8 +266,9 @@ class Lister:
                 listed.add(uid_of(body))
             if kind == PODS and objects:
                 self._pass(namespace_of(objects[-1]))
-        store.drop_unlisted(listed, version, namespace)
+        gone = store.drop_unlisted(listed, version, namespace)
         self._note_version(kind, namespace, version)
+        return gone
 
     def _note_version(self, kind: Kind, namespace: str | None, version: int) -> None:
         before = self.versions.get((kind, namespace), 0)

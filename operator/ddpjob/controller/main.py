@@ -168,7 +168,7 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     actor = Actor(
         writer=writer,
         cache=cache,
-        creator=Creator(writer, cache, options.settings, territory.uid_of_mark),
+        creator=Creator(writer, cache, options.settings, territory),
         deleter=Deleter(writer, cache, reporter),
         reporter=reporter,
         clock=clock,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key, identity_of
-from ddpjob.controller.errors import GaveWay, LeaseLost
+from ddpjob.controller.errors import GaveWay, LeaseLost, MustStop
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.territory import CHECK_AFTER, Territory
@@ -16,7 +16,6 @@ from ddpjob.controller.writer import run_all
 from ddpjob.core import names
 from ddpjob.core.decide import decide
 from ddpjob.core.job import Job
-from ddpjob.core.names import Phase
 from ddpjob.core.observe import ClusterPolicy, Observation, observe
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import CallFailed
@@ -30,8 +29,6 @@ CLAIM_INTERVAL = 0.5
 # for that, each waits longer, so that they do not use up the CPU: so many looks a second.
 GAVE_WAY_INTERVAL = 2.0
 GAVE_WAY_RATE = 20
-
-FINISHED = (str(Phase.COMPLETE), str(Phase.FAILED))
 
 
 @dataclass
@@ -55,21 +52,35 @@ class Reconciler:
             await self._reconcile(await self.queue.get())
 
     async def keep_marks(self) -> None:
-        """Renew the marks of the namespaces with unfinished jobs for ever. Raises LeaseLost."""
+        """Renew the marks of the namespaces with jobs for ever. Raises LeaseLost.
+
+        Also of those in which all jobs have finished: another installation would take them over.
+        """
         while True:
             await asyncio.sleep(CHECK_AFTER)
-            namespaces = {
-                namespace
-                for (namespace, _), seen in self.cache.jobs.by_key.items()
-                if seen.value.phase not in FINISHED
-            }
+            namespaces = {namespace for namespace, _ in self.cache.jobs.by_key}
             await run_all(self._keep_mark(namespace) for namespace in sorted(namespaces))
 
     async def _keep_mark(self, namespace: str) -> None:
+        """Renew one mark. If it is lost, look at the jobs, which then tell of it."""
+        had_mark = self.territory.has_mark(namespace)
         try:
-            await self.territory.serves(namespace)
+            is_served = await self.territory.serves(namespace)
+        except MustStop:
+            raise
         except CallFailed as error:
             log.debug("cannot renew the mark of namespace %s: %s", namespace, error)
+        except Exception:
+            # One odd answer must not stop the operator.
+            log.exception("cannot renew the mark of namespace %s", namespace)
+        else:
+            if had_mark and is_served is False:
+                self._look_at_all(namespace)
+
+    def _look_at_all(self, namespace: str) -> None:
+        for key in self.cache.jobs.by_key:
+            if key[0] == namespace:
+                self.queue.add(key)
 
     async def _reconcile(self, key: Key) -> None:
         """Look at one job, and give its key back. Raises LeaseLost."""
@@ -111,8 +122,8 @@ class Reconciler:
             return
         if not is_served:
             self.cache.jobs.contests.forget(identity_of(seen))
-            if is_served is False:
-                await self._say_why_not_served(seen.value.unpack())
+            if is_served is False and not await self._say_why_not_served(seen.value.unpack()):
+                return
             self.queue.add(key, CLAIM_INTERVAL if is_served is None else CHECK_AFTER)
             return
         observation = self._observe(seen.value.unpack())
@@ -127,13 +138,17 @@ class Reconciler:
         if wake_after is not None:
             self.queue.add(key, wake_after)
 
-    async def _say_why_not_served(self, job: Job) -> None:
-        """Say in an event why nothing happens. The status belongs to the other installation."""
+    async def _say_why_not_served(self, job: Job) -> bool:
+        """Say in an event why nothing happens. The status belongs to the other installation.
+
+        Return False if nothing has to happen: the job has finished, or somebody else manages it.
+        """
         if job.status.finished or job.managed_by != names.CONTROLLER:
-            return
+            return False
         message = await self.territory.why_not(job.namespace)
         if message:
             await self.actor.reporter.post_once(job, "NotServed", message)
+        return True
 
     def _observe(self, job: Job) -> Observation:
         nodes = self.cache.nodes.by_name if self.lister.reads_nodes else None

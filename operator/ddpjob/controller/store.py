@@ -1,4 +1,4 @@
-"""Objects of one kind as the watches have shown them, corrected by a periodic LIST.
+"""Objects of one kind as the watches have shown them, corrected by LISTs.
 
 A store ignores an answer that is older than its own version of an object. kopf does not report
 deletions that it missed while its stream was down. So after a LIST, the store removes objects that
@@ -89,22 +89,26 @@ class Store(Generic[Value]):
         self.see(body)
         return uid in self.objects
 
-    def has_older(self, version: int, namespace: str | None) -> bool:
-        """Return True if an object is known that is not newer than a version."""
-        return any(
-            seen.version <= version and namespace in (None, seen.namespace)
-            for seen in self.objects.values()
-        )
+    def count(self, namespace: str | None) -> int:
+        """Return how many objects a namespace has, or all namespaces together."""
+        if namespace is None:
+            return len(self.objects)
+        return sum(seen.namespace == namespace for seen in self.objects.values())
 
-    def drop_unlisted(self, listed: Set[str], version: int, namespace: str | None) -> None:
+    def drop_unlisted(self, listed: Set[str], version: int, namespace: str | None) -> int:
         """Remove the objects that a complete LIST at `version` does not contain.
 
-        `listed` are the UIDs in the LIST. `namespace` is None for a LIST of all namespaces.
+        Return how many they were. `listed` are the UIDs in the LIST. `namespace` is None for a LIST
+        of all namespaces.
         """
-        for uid, seen in list(self.objects.items()):
-            is_in_scope = namespace is None or seen.namespace == namespace
-            if uid not in listed and seen.version <= version and is_in_scope:
-                self.drop(uid, version)
+        gone = [
+            uid
+            for uid, seen in self.objects.items()
+            if uid not in listed and seen.version <= version and namespace in (None, seen.namespace)
+        ]
+        for uid in gone:
+            self.drop(uid, version)
+        return len(gone)
 
     def prune(self, version: int) -> None:
         """Forget removals up to the version of the LIST before the last.

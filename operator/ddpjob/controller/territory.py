@@ -120,6 +120,16 @@ class Territory:
             "installation its own watchNamespaces, or uninstall one"
         )
 
+    def has_mark(self, namespace: str) -> bool:
+        """Return True if this installation has marked the namespace, as far as is known."""
+        mark = self.marks.get(namespace)
+        return mark is not None and mark.holder == self.installation
+
+    async def mark_anew(self, namespace: str) -> None:
+        """Read and write the mark at once. Raises LeaseLost."""
+        self.marks.pop(namespace, None)
+        await self.serves(namespace)
+
     def uid_of_mark(self, namespace: str) -> str:
         """Return the UID of the Lease of a namespace; empty if it cannot be read or written."""
         mark = self.marks.get(namespace)

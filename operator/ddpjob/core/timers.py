@@ -34,6 +34,9 @@ CREATION_INTERVAL = timedelta(seconds=30)
 # Time between two looks at a gang that would give way to an older one.
 CONTEST_INTERVAL = timedelta(seconds=60)
 
+# Time between two looks while the status names an unreachable node that the job has left.
+LEFT_NODE_INTERVAL = timedelta(seconds=60)
+
 # Time between two looks while most Kubernetes nodes are not ready.
 CUT_OFF_INTERVAL = timedelta(seconds=5)
 
@@ -152,12 +155,22 @@ def node_is_dead(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 def agent_is_checked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     """Return when to look whether the ConfigMap exists that pods without a container wait for."""
     since_when = [pod.creating_since for pod in obs.current if pod.creating_since]
-    return later(min(since_when), CREATION_TIME) if since_when else None
+    if not since_when or obs.status.finished:
+        return None
+    return later(min(since_when), CREATION_TIME)
 
 
 def agent_is_checked_again(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     checked = agent_is_checked(obs, spec, now)
     return later(now, CREATION_INTERVAL) if checked and checked <= now else None
+
+
+def node_is_forgotten(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Look again: no event concerns the job when a node returns that it has left."""
+    pods = (*obs.pods, *obs.leftovers)
+    used = {pod.node_name for pod in pods if not pod.released}
+    has_left = any(node.name not in used for node in obs.status.unreachable_nodes)
+    return later(now, LEFT_NODE_INTERVAL) if has_left and not obs.status.finished else None
 
 
 def contest_is_looked_at(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
@@ -200,6 +213,7 @@ TIMERS: tuple[Timer, ...] = (
     pod_is_overdue,
     gang_timeout,
     contest_is_looked_at,
+    node_is_forgotten,
     agent_is_checked,
     agent_is_checked_again,
 )
