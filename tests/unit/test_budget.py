@@ -5,16 +5,20 @@ from builders import (
     FOLLOWER_ERROR,
     NOW,
     WHAT_TO_DO,
+    a_node,
     a_pod,
     a_running_job,
     at,
     budgets_used,
+    disruption_target,
     ended,
     failed,
     follower_summary,
+    nodes_of,
     oom_killed,
     over_own_limit,
     plan_for,
+    restarts_by_budget,
     running,
     succeeded,
     torchrun_summary,
@@ -354,3 +358,40 @@ def test_the_startup_deadline_goes_on_over_attempts_that_use_no_budget():
     pods = a_pod(0, REJECTED), a_pod(1, waiting())
     plan = plan_for(job, *pods, now=at(30))
     assert (budgets_used(plan), plan.status.starting_seconds) == ((0, 0), 30)
+
+
+# Taints of Kubernetes' own
+
+BY_TAINT = {**running(), "conditions": [disruption_target("DeletionByTaintManager")]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "budget"),
+    [
+        (nodes_of(a_node("node-1", "True", "upgrade")), "announcedDisruptions"),
+        (nodes_of(a_node("node-1", "Unknown")), "disruptions"),
+        (nodes_of(a_node("node-1", "False")), "disruptions"),
+        (nodes_of(), "disruptions"),
+        (None, "disruptions"),
+    ],
+    ids=["a taint", "unreachable", "not ready", "gone", "nodes cannot be read"],
+)
+def test_a_pod_that_the_taint_of_a_lost_node_drove_away_was_not_announced(nodes, budget):
+    plan = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, BY_TAINT), nodes=nodes)
+    assert restarts_by_budget(plan) == {budget: 1}
+
+
+def test_a_limit_of_announced_disruptions_ends_the_job():
+    job = a_running_job(
+        announced_disruptions=2, spec=with_policy(maxAnnouncedDisruptions=2, maxDisruptions=9)
+    )
+    drained = a_pod(1, {**running(), "conditions": [disruption_target()]})
+    status = plan_for(job, a_pod(0, running()), drained).status
+    assert (status.reason, status.announced_disruptions) == (Reason.MAX_DISRUPTIONS, 2)
+    assert "maxAnnouncedDisruptions=2 is used up" in status.message
+
+
+def test_an_upgrade_of_many_nodes_ends_no_job():
+    job = a_running_job(announced_disruptions=500)
+    drained = a_pod(1, {**running(), "conditions": [disruption_target()]})
+    assert plan_for(job, a_pod(0, running()), drained).status.attempt == 1

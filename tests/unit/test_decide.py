@@ -480,11 +480,6 @@ WAYS_TO_END = {
         "Disruption",
         "announcedDisruptions",
     ),
-    "a taint drove a pod away": (
-        a_pod(1, {**running(), "conditions": [disruption_target("DeletionByTaintManager")]}),
-        "Disruption",
-        "announcedDisruptions",
-    ),
     "a node shut down": (a_pod(1, shut_down()), "Disruption", "announcedDisruptions"),
     "a kubelet rejected a pod": (a_pod(1, rejected_by_kubelet()), "Disruption", "disruptions"),
     "a node had no room for a pod": (

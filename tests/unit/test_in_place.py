@@ -1,5 +1,7 @@
 """Recovery in place: which pods stay for the next attempt, and what follows for each of them."""
 
+import json
+
 import pytest
 from builders import (
     NOW,
@@ -28,6 +30,7 @@ from builders import (
 
 from ddpjob.core import names
 from ddpjob.core.agent_files import config_map_name
+from ddpjob.core.assignment import ServiceAddresses, assignment
 from ddpjob.core.history import Backoff
 from ddpjob.core.in_place import BROKEN_GRACE, SILENT_TIME
 from ddpjob.core.names import Cause, Condition, Phase, Reason
@@ -500,3 +503,19 @@ def test_a_gang_that_may_write_for_long_is_silent_for_long():
     pods = with_grace(600, running(), starting())
     assert plan_for(job, *pods, now=at(674)).status.attempt == 0
     assert plan_for(job, *pods, now=at(675)).status.attempt == 1
+
+
+@pytest.mark.parametrize("seconds", [10**15, -1])
+def test_no_grace_period_is_too_long_to_decide(seconds):
+    job = a_running_job(nodes=2, silent_since=NOW)
+    pods = with_grace(seconds, running(), starting())
+    assert plan_for(job, *pods, now=at(60)).status.attempt == 0
+
+
+def test_a_pod_that_must_not_start_yet_waits_for_the_grace_period_of_the_others():
+    def waits(grace, start):
+        assign = Assign("digits-0-0", "uid", 0, grace, start, "")
+        return json.loads(assignment(a_running_job(), 0, ServiceAddresses(), assign))["wait"]
+
+    assert [waits(1.0, False), waits(45.0, False), waits(600.0, False)] == [120, 120, 675]
+    assert waits(600.0, True) == 8

@@ -183,6 +183,12 @@ def test_a_pod_that_is_gone_at_the_look_that_also_sees_the_suspension_is_confirm
     assert plan.confirm == ("digits-0-1",)
 
 
+def test_pods_that_end_after_the_status_was_lost_are_not_counted():
+    status = a_status(attempt=0, reason=Reason.STATUS_RECOVERED)
+    job = a_job(status=status, suspend=True)
+    assert plan_for(job, *ENDING).status.restarts == 0
+
+
 def test_a_failure_beyond_the_budget_ends_the_job_although_it_is_to_be_suspended():
     job = a_running_job(spec={"suspend": True}, failures=3)
     assert plan_for(job, a_pod(0, running()), FAILED).status.reason == Reason.MAX_RESTARTS
@@ -246,6 +252,25 @@ def test_a_failed_job_is_taken_up_once_for_each_larger_number():
 def test_a_number_that_a_job_had_before_it_failed_does_not_take_it_up(retries):
     job = a_failed_job(retries=retries)
     assert plan_for(taken_up(job, retries)).status.has(Condition.FAILED)
+
+
+def test_an_invalid_pod_ends_a_job_that_is_taken_up_again_and_never_had_a_pod():
+    refusal = Refusal(Reason.INVALID_POD, "must be less", at(0), final=True)
+    job = a_job(retries=1, status=a_status(attempt=1, latched=False, ran=False))
+    job = replace(job, status=replace(job.status, attempt_started=None))
+    assert plan_for(job, refusal=refusal).status.has(Condition.FAILED)
+
+
+def test_pods_that_trained_after_the_end_may_write_a_checkpoint_before_a_retry():
+    status = replace(a_failed_job().status, running_time=None, last_failure={})
+    pods = [a_pod(index, running(), attempt=5) for index in range(2)]
+    plan = plan_for(taken_up(a_job(status=status)), *pods)
+    assert [delete.grace for delete in plan.delete] == [None, None]
+
+
+def test_a_retry_of_a_status_that_was_restored_begins_after_the_newest_pods():
+    pods = [a_pod(index, running(), attempt=6) for index in range(2)]
+    assert plan_for(taken_up(a_failed_job()), *pods, is_current=True).status.attempt == 7
 
 
 def test_a_larger_budget_does_not_take_a_failed_job_up():

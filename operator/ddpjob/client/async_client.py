@@ -170,9 +170,10 @@ class AsyncClient(JobReader):
     async def _change(self, name: str, namespace: str | None, spec: Mapping[str, Any]) -> DDPJob:
         job = await self.get(name, namespace=namespace)
         if job.finished:
+            goes_on = f"ddpjob retry {name} goes on with it, and " if not job.succeeded else ""
             raise Rejected(
-                f"job {name} is {job.phase}, so it cannot be changed; ddpjob restart {name} runs "
-                "it again"
+                f"job {name} is {job.phase}, so it cannot be changed; {goes_on}ddpjob restart "
+                f"{name} runs it again"
             )
         return await self._change_spec(job, spec)
 

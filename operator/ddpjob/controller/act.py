@@ -154,6 +154,9 @@ class Actor:
             body = await self._write_status(seen, plan.status, memory)
             if body is None:
                 return AGAIN
+            if plan.status.finished:
+                # A job that is taken up again asks the API server again.
+                memory.refusal = None
             if body["metadata"]["generation"] != job.generation:
                 # The answer was lost, and the spec has changed since. Only the events still hold.
                 plan = replace(

@@ -111,7 +111,8 @@ class Metrics:
         """
         if old.attempt is None or new.attempt == old.attempt:
             return
-        if new.reason == Reason.STATUS_RECOVERED:
+        # A person has taken the job up again.
+        if new.reason in (Reason.STATUS_RECOVERED, Reason.RETRIED):
             return
         cause = new.attempts[0].get("cause") if new.attempts else Cause.RESIZED
         self.restarts.labels(str(cause)).inc()

@@ -74,9 +74,17 @@ def assignment(job: Job, index: int, addresses: Addresses, assign: Assign | None
         "env": {"DDP_ATTEMPT": str(job.status.attempt or 0)},
         "ranks": job.spec.nproc_per_node,
         "grace": assign.grace if assign else 0,
-        "wait": FOLLOWER_WAIT if assign is None or assign.start else HELD_WAIT + assign.grace,
+        "wait": _wait(assign),
     }
     return json.dumps(fields)
+
+
+def _wait(assign: Assign | None) -> float:
+    """Return for how many seconds a pod waits for the next attempt, or until it may start one."""
+    if assign is None or assign.start:
+        return FOLLOWER_WAIT
+    # A pod that ends beside it has its own grace period.
+    return HELD_WAIT + max(assign.grace, GRACE_SECONDS)
 
 
 def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:

@@ -8,10 +8,10 @@ most for SETTLE_TIME of the operator's own clock.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from ddpjob.core.dead_nodes import find_end_of_node, is_unreachable
+from ddpjob.core.dead_nodes import find_end_of_node, is_not_ready, is_unreachable
 from ddpjob.core.describe import describe_pods
 from ddpjob.core.names import Cause, Reason
 from ddpjob.core.observe import Finding, Observation, Pod, TrainerState
@@ -31,6 +31,9 @@ OOM_KILLED = "OOMKilled"
 
 # A kubelet's reasons for a pod that it does not admit. The node, not the job, is at fault.
 REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
+
+# The reason of Kubernetes for a pod that does not tolerate a taint of its node.
+BY_TAINT = "DeletionByTaintManager"
 
 # Exit codes after SIGKILL, as torchrun and as a shell report it.
 KILLED = (-9, 137)
@@ -173,7 +176,7 @@ def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
     for pod in obs.current:
         finding = pod.disruption or find_end_of_node(obs, pod, now)
         if finding:
-            found.append(_disrupted(finding, pod.index, pod))
+            found.append(_disrupted(_of_node(finding, obs, pod), pod.index, pod))
     for index in obs.lost:
         name = obs.pod_name(index)
         message = f"pod {name} is gone: it was deleted, or its Kubernetes node was removed"
@@ -181,6 +184,17 @@ def _disruptions(obs: Observation, now: datetime) -> list[Ranked]:
         finding = Finding("PodDeleted", message, LAST_MOMENT)
         found.append(_disrupted(finding, index, None))
     return found
+
+
+def _of_node(finding: Finding, obs: Observation, pod: Pod) -> Finding:
+    """Return the finding, with the reason of a lost node if its taint has driven the pod away.
+
+    Kubernetes gives a node that is not ready, or unreachable, a taint of its own. Without the right
+    to read nodes, any taint may be one.
+    """
+    if finding.reason != BY_TAINT or (obs.nodes and not is_not_ready(obs, pod.node_name)):
+        return finding
+    return replace(finding, reason=Reason.NODE_UNREACHABLE)
 
 
 def _disrupted(finding: Finding, index: int, pod: Pod | None) -> Ranked:

@@ -285,8 +285,7 @@ def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | 
         return _wait_for_leftovers(obs, now)
     obs = with_status(obs, replace(obs.status, yielding=None))
     refusal = obs.refusal
-    # At the first attempt such a refusal ends the job, so a later one had pods.
-    had_pods = obs.pods or obs.attempt > 0
+    had_pods = obs.pods or obs.status.attempt_started is not None
     if refusal and refusal.final and not had_pods:
         return stop(obs, spec, refusal.reason, refusal.message, now)
     until = backoff_end(obs.status, now)
@@ -319,7 +318,7 @@ def all_pods_exist(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
 RULES: tuple[Rule, ...] = (
     status_is_behind,  # Somebody changed the status: go on with what the pods show.
     job_is_taken_up_again,  # Before the end: spec.retries has grown since the job has failed.
-    job_is_finished,  # A finished job never runs again: clean up.
+    job_is_finished,  # Any other finished job never runs again: clean up.
     all_nodes_succeeded,  # Before failures: a node that succeeded cannot be lost any more.
     job_is_suspended,  # No pods, whatever happens to them while they end.
     active_deadline_is_over,  # The job has had its time.

@@ -22,6 +22,9 @@ IMAGE_REASONS = (
 # The grace period of Kubernetes, if a pod has none, in seconds.
 DEFAULT_GRACE = 30
 
+# The longest grace period that is believed: 68 years, the largest int32.
+MAX_GRACE = 2**31 - 1
+
 # A pod with this in its assignment must not start its attempt yet.
 HELD = '"start": false'
 
@@ -99,7 +102,7 @@ def read_pod(body: Dict) -> Pod | None:
         ready_since=_ready_since(status),
         creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
         released=_is_removed(metadata) or _is_released(status, end),
-        grace=_grace(spec),
+        grace=grace_of(spec),
         deletion_deadline=_deletion_deadline(metadata),
         started="terminated" in container or "running" in container,
         looks_lost=_looks_lost(status),
@@ -132,9 +135,10 @@ def _birth(name: str, attempt: int) -> int:
     return int(birth) if birth.isdecimal() else attempt
 
 
-def _grace(spec: Dict) -> int:
+def grace_of(spec: Dict) -> int:
+    """Return the grace period of a pod's spec in seconds. The API server accepts any number."""
     seconds = integer_or_none(spec.get("terminationGracePeriodSeconds"))
-    return DEFAULT_GRACE if seconds is None else max(seconds, 0)
+    return DEFAULT_GRACE if seconds is None else min(max(seconds, 0), MAX_GRACE)
 
 
 def _agent(spec: Dict) -> str:

@@ -166,8 +166,13 @@ def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
     status = obs.status
     message = f"the job was taken up again: spec.retries is {spec.lifecycle.retries}"
     conditions = set_condition(status.conditions, Condition.FAILED, False, Reason.RETRIED, message)
+    # Pods that were left alone may have gone on, and somebody may have restored an old status.
+    newest = max((pod.attempt for pod in obs.pods), default=0)
+    runs = bool(obs.current) and obs.all_run
     status = replace(
         status,
+        attempt=max(obs.attempt, newest),
+        running_time=status.running_time or (now if runs else None),
         conditions=conditions,
         completion_time=None,
         active_seconds=0,

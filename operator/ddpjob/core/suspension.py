@@ -26,7 +26,9 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     by the suspension.
     """
     begins = not obs.status.has(Condition.SUSPENDED)
-    verdict = judge(obs, now) if begins and obs.status.attempt is not None else None
+    # After the status was lost, the pods may end because of a suspension before.
+    is_known = obs.status.attempt is not None and obs.status.reason != Reason.STATUS_RECOVERED
+    verdict = judge(obs, now) if begins and is_known else None
     has_failed = isinstance(verdict, Verdict)
     if isinstance(verdict, Verdict):
         counted_obs = count_failure(obs, spec, verdict, now)

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from ddpjob.core import names
-from ddpjob.core.pods import DEFAULT_GRACE
+from ddpjob.core.pods import grace_of
 from ddpjob.core.times import format_time
 from ddpjob.local import processes
 from ddpjob.local.output import Output
@@ -73,7 +73,7 @@ class LocalPod:
     @property
     def grace(self) -> int:
         """Return the pod's own grace period in seconds."""
-        return int(self.body["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE))
+        return grace_of(self.body["spec"])
 
     async def run(self, command: Command, output: Output) -> None:
         """Run a command from its start to its end. An error of any kind ends the pod."""
