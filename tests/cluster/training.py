@@ -95,7 +95,9 @@ def last_step(namespace: Namespace) -> int:
 
 def assert_resumed(namespace: Namespace, attempt: int) -> None:
     """Assert that an attempt continues from a checkpoint of the one before."""
-    assert resumed_step(namespace, attempt) >= CHECKPOINT_EVERY
+    step = resumed_step(namespace, attempt)
+    told = f"attempt {attempt} has resumed from step {step}"
+    assert step >= CHECKPOINT_EVERY, f"{told}\n{namespace.explain()}"
 
 
 def weights(namespace: Namespace) -> Object:
