@@ -40,7 +40,9 @@ METHODS = {
 }
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
-needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
+needs_helm = pytest.mark.skipif(
+    shutil.which("helm") is None, reason="needs helm: see https://helm.sh/docs/intro/install/"
+)
 
 
 # The chart

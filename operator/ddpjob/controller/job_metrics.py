@@ -21,7 +21,7 @@ JOB_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "info": ("1 for each job", ("accelerator",)),
     "phase": ("1 for the phase of a job", ("phase",)),
     "attempt": ("Number of the current attempt; the first is 0", ()),
-    "restarts": ("Restarts that have used a budget, by the budget", ("budget",)),
+    "restarts": ("Restarts that are counted, by the budget", ("budget",)),
     "nodes": ("Nodes of the current attempt, by state: desired or ready", ("state",)),
     "activity_seconds": ("Seconds of each activity", ("activity",)),
     "goodput_ratio": ("Part of these seconds that an unfinished job has trained", ()),
@@ -31,7 +31,6 @@ JOB_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "completion_timestamp_seconds": ("Unix time at which a job finished", ()),
 }
-
 
 # Jobs of one part: about 10 ms.
 PART = 50

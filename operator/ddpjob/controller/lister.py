@@ -9,7 +9,7 @@ has not gone back in time.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.controller.cache import Cache, Key
@@ -119,11 +119,7 @@ class Lister:
             if appeared:
                 found = ", ".join(sorted(appeared))
                 raise MoreIsReadable(f"{found} can be read now; the next start watches it")
-            await asyncio.sleep(self._pause(early))
-
-    def _pause(self, early: Iterator[float]) -> float:
-        """Return the seconds until the next turn."""
-        return next(early, INTERVAL) if self.synced else RETRY_INTERVAL
+            await asyncio.sleep(next(early, INTERVAL) if self.synced else RETRY_INTERVAL)
 
     def note_event(self, kind: Kind, *, is_listed: bool) -> None:
         """Note an event of a watch. `is_listed`: kopf lists the objects, and watches from there on.
@@ -246,7 +242,7 @@ class Lister:
             gone = await self._list(kind, namespace, tries)
             was_gap = was_gap or gone > 0
         else:
-            _, version = await self.api.one_of(kind, namespace, self._turn, tries)
+            version = await self.api.list_version(kind, namespace, self._turn, tries)
             self._note_version(kind, namespace, version)
         if was_gap:
             self.note_gap()

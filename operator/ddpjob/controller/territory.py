@@ -81,7 +81,7 @@ class Territory:
             return False
         mark = self.marks.get(namespace)
         age = self.clock() - mark.checked if mark else float("inf")
-        is_own = mark is not None and mark.holder == self.installation
+        is_own = self.has_mark(namespace)
         if age < (RENEW_AFTER if is_own else CHECK_AFTER):
             return is_own
         if self.clock() < self._unmarkable_until.get(namespace, 0.0):

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from ddpjob.core.backoff import exponential_delay
 from ddpjob.core.history import Backoff
 from ddpjob.core.names import Cause, Reason
+from ddpjob.core.pods import BY_KUBELET, EVICTED
 from ddpjob.core.policy import FailurePolicy
 from ddpjob.core.status import Status
 from ddpjob.core.times import since
@@ -20,13 +21,16 @@ LONGEST_DELAY = 300
 
 # Reasons of disruptions that may be a job's own fault: a rank that ended too early looks like a
 # lost peer, and a download may fill the disk of its node.
-DOUBTFUL = (Reason.PEER_LOST, "TerminationByKubelet", "Evicted")
+DOUBTFUL = (Reason.PEER_LOST, BY_KUBELET, EVICTED)
 
-# Reasons of disruptions that somebody has announced: an eviction by the API as in a drain, a taint,
+# The reason of Kubernetes for a pod that does not tolerate a taint of its node.
+BY_TAINT = "DeletionByTaintManager"
+
+# Reasons of disruptions that were announced: an eviction by the API as in a drain, a taint,
 # a pod of higher priority, and the shutdown of a node.
 ANNOUNCED = (
     "EvictionByEvictionAPI",
-    "DeletionByTaintManager",
+    BY_TAINT,
     "PreemptionByScheduler",
     Reason.NODE_SHUTDOWN,
     Reason.NODE_ENDING,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from ddpjob.core.budget import BY_TAINT
 from ddpjob.core.dead_nodes import find_end_of_node, is_not_ready, is_unreachable
 from ddpjob.core.describe import describe_pods
 from ddpjob.core.names import Cause, Reason
@@ -31,9 +32,6 @@ OOM_KILLED = "OOMKilled"
 
 # A kubelet's reasons for a pod that it does not admit. The node, not the job, is at fault.
 REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
-
-# The reason of Kubernetes for a pod that does not tolerate a taint of its node.
-BY_TAINT = "DeletionByTaintManager"
 
 # Exit codes after SIGKILL, as torchrun and as a shell report it.
 KILLED = (-9, 137)
@@ -123,6 +121,12 @@ def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
         or _silent_peer_verdict(failed, silent, obs)
         or _failure(first, first.summary)
     )
+
+
+def certain_verdict(obs: Observation, now: datetime) -> Verdict | None:
+    """Return the verdict on the current attempt if there is one already."""
+    verdict = judge(obs, now)
+    return verdict if isinstance(verdict, Verdict) else None
 
 
 def settles_at(status: Status, now: datetime) -> datetime:

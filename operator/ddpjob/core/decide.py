@@ -149,10 +149,7 @@ def status_is_behind(obs: Observation, spec: Spec, now: datetime) -> Plan | None
 
 
 def job_is_taken_up_again(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    wanted = spec.lifecycle.retries > obs.status.retried.retries
-    if not wanted or not obs.status.has(Condition.FAILED):
-        return None
-    return retry(obs, spec, now)
+    return retry(obs, spec, now) if obs.status.is_retried_by(spec.lifecycle.retries) else None
 
 
 def job_is_finished(obs: Observation, spec: Spec, now: datetime) -> Plan | None:

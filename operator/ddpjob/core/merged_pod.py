@@ -15,7 +15,7 @@ from ddpjob.core.job import Job
 from ddpjob.core.job_defaults import add_job_defaults
 from ddpjob.core.placement import REQUIRED
 from ddpjob.core.pod_context import Settings
-from ddpjob.core.pods import DEFAULT_GRACE
+from ddpjob.core.pods import grace_of
 from ddpjob.core.profiles import Profile, catalog
 from ddpjob.core.readers import Dict, SpecError, child, children, normal_path
 from ddpjob.core.spec import Checkpoint, Spec
@@ -129,7 +129,7 @@ def _remove_unused_volumes(pod_spec: Object) -> None:
 
 
 def _own_variables(pod_spec: Dict, trainer: Dict, spec: Spec) -> dict[str, str]:
-    grace = pod_spec.get("terminationGracePeriodSeconds", DEFAULT_GRACE)
+    grace = grace_of(pod_spec)
     return {
         "OMP_NUM_THREADS": str(_threads(trainer, spec)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(shutdown_seconds(grace)),

@@ -6,6 +6,7 @@ from typing import Any
 from ddpjob.core import names
 from ddpjob.core.observe import Finding, Pod, TrainerState
 from ddpjob.core.placement import read_placement, read_requests
+from ddpjob.core.policy import MAX_SECONDS
 from ddpjob.core.readers import Dict, child, children, integer_or_none, integer_or_zero
 from ddpjob.core.termination import read_termination
 from ddpjob.core.times import LAST_MOMENT, parse_time
@@ -21,9 +22,6 @@ IMAGE_REASONS = (
 
 # The grace period of Kubernetes, if a pod has none, in seconds.
 DEFAULT_GRACE = 30
-
-# The longest grace period that is believed: 68 years, the largest int32.
-MAX_GRACE = 2**31 - 1
 
 # A pod with this in its assignment must not start its attempt yet.
 HELD = '"start": false'
@@ -47,7 +45,8 @@ EVICTED = "Evicted"
 
 # The reason of the condition DisruptionTarget and that of the pod if its node shuts down. A kubelet
 # that evicts a pod gives the same condition and EVICTED.
-SHUT_DOWN = ("TerminationByKubelet", "Terminated")
+BY_KUBELET = "TerminationByKubelet"
+SHUT_DOWN = (BY_KUBELET, "Terminated")
 
 # The reason of a pod whose init container failed. Its exit code is not the worker's.
 INIT_FAILED = "InitFailed"
@@ -138,7 +137,7 @@ def _birth(name: str, attempt: int) -> int:
 def grace_of(spec: Dict) -> int:
     """Return the grace period of a pod's spec in seconds. The API server accepts any number."""
     seconds = integer_or_none(spec.get("terminationGracePeriodSeconds"))
-    return DEFAULT_GRACE if seconds is None else min(max(seconds, 0), MAX_GRACE)
+    return DEFAULT_GRACE if seconds is None else min(max(seconds, 0), MAX_SECONDS)
 
 
 def _agent(spec: Dict) -> str:

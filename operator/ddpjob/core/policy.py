@@ -19,13 +19,12 @@ from ddpjob.core.readers import (
 # Each restart in a window is kept in the status, so their number is bounded.
 MAX_BUDGET = 1000
 
-# Longest deadline or window, in seconds: 68 years, the largest int32.
-MAX_SECONDS = 2**31 - 1
+MAX_INT32 = 2**31 - 1
+
+# Longest deadline, window or grace period, in seconds: 68 years.
+MAX_SECONDS = MAX_INT32
 
 MAX_EXIT_CODES = 32
-
-# The largest int32.
-MAX_RETRIES = 2**31 - 1
 
 # argparse ends a script that was used wrongly with this code, and so does Python if it cannot find
 # the script.
@@ -130,7 +129,7 @@ class Lifecycle:
     def from_fields(cls, fields: Dict) -> "Lifecycle":
         return cls(
             suspended=require_boolean(fields.get("suspend", False), "spec.suspend"),
-            retries=require_integer(fields.get("retries", 0), "spec.retries", 0, MAX_RETRIES),
+            retries=require_integer(fields.get("retries", 0), "spec.retries", 0, MAX_INT32),
             active_deadline=_read_seconds(fields, "activeDeadlineSeconds", 1),
             startup_deadline=_read_seconds(fields, "startupDeadlineSeconds", 1),
             time_to_live=_read_seconds(fields, "ttlSecondsAfterFinished", 0),

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpjob.core.attempts import begin_attempt
 from ddpjob.core.budget import budget_of, count_restart, is_used_up, kept_backoff
-from ddpjob.core.causes import Verdict, judge
+from ddpjob.core.causes import Verdict, certain_verdict
 from ddpjob.core.conditions import set_condition
 from ddpjob.core.deletions import current_grace, delete_all_unfinished
 from ddpjob.core.describe import stop_running, with_status
@@ -146,8 +146,8 @@ def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
     A failure that is certain at the same look is counted all the same.
     """
-    verdict = judge(obs, now)
-    if isinstance(verdict, Verdict):
+    verdict = certain_verdict(obs, now)
+    if verdict:
         return restart_or_fail(obs, spec, verdict, now)
     message = f"nodes changed from {obs.status.pods.desired} to {spec.nodes}"
     entry = record(obs, Cause.RESIZED, Reason.RESIZED, message)

@@ -162,6 +162,10 @@ class Status:
     def finished(self) -> bool:
         return self.has(Condition.COMPLETE) or self.has(Condition.FAILED)
 
+    def is_retried_by(self, retries: int) -> bool:
+        """Return True if a job with this `spec.retries` has failed and is to be taken up again."""
+        return self.has(Condition.FAILED) and retries > self.retried.retries
+
     @property
     def exit_code(self) -> int:
         """Return 0 for a job that is Complete, and 1 for any other."""

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from ddpjob.core.attempts import selector_of
 from ddpjob.core.budget import kept_backoff
-from ddpjob.core.causes import Verdict, judge
+from ddpjob.core.causes import certain_verdict
 from ddpjob.core.conditions import set_condition
 from ddpjob.core.dead_nodes import describe_wait
 from ddpjob.core.deletions import delete_all_unfinished
@@ -28,10 +28,9 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     begins = not obs.status.has(Condition.SUSPENDED)
     # After the status was lost, the pods may end because of a suspension before.
     is_known = obs.status.attempt is not None and obs.status.reason != Reason.STATUS_RECOVERED
-    verdict = judge(obs, now) if begins and is_known else None
-    has_failed = isinstance(verdict, Verdict)
-    if isinstance(verdict, Verdict):
-        counted_obs = count_failure(obs, spec, verdict, now)
+    failure = certain_verdict(obs, now) if begins and is_known else None
+    if failure:
+        counted_obs = count_failure(obs, spec, failure, now)
         if isinstance(counted_obs, Plan):
             return counted_obs
         obs = counted_obs
@@ -45,7 +44,7 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     events: tuple[Event, ...] = ()
     if begins:
         events = (Event("Normal", "Suspended", message),)
-        if obs.status.attempt is not None and not has_failed:
+        if obs.status.attempt is not None and not failure:
             entry = record(obs, Cause.SUSPENDED, reason, "the job was suspended")
             obs = with_ended_attempt(obs, entry, now)
     status = describe(obs, Phase.SUSPENDED, reason, message)
@@ -56,11 +55,11 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     status = replace(
         status,
         conditions=set_condition(conditions, Condition.SUSPENDED, True, reason, message),
-        backoff=kept_backoff(status, now) if begins and not has_failed else status.backoff,
+        backoff=kept_backoff(status, now) if begins and not failure else status.backoff,
         undecided_since=None,
         silent_since=None,
     )
-    confirm = lost_pods(obs) if has_failed else ()
+    confirm = lost_pods(obs) if failure else ()
     return Plan(status, delete=delete, events=events, confirm=confirm)
 
 

@@ -187,8 +187,7 @@ class DDPJob:
     def finished(self) -> bool:
         """True for a job that has ended, unless the operator has still to take it up again."""
         retries = integer_or_zero(self.spec.get("retries"))
-        is_retried = self.status.has(Condition.FAILED) and retries > self.status.retried.retries
-        return self.status.finished and not is_retried
+        return self.status.finished and not self.status.is_retried_by(retries)
 
     @property
     def succeeded(self) -> bool:

@@ -255,17 +255,17 @@ class ApiClient:
             query["continue"] = metadata["continue"]
             query["limit"] = str(_next_page(len(objects), size))
 
-    async def one_of(
+    async def list_version(
         self,
         kind: Kind,
         namespace: str | None,
         before_try: Callable[[], None],
         tries: int = PAGE_TRIES,
-    ) -> tuple[list[dict[str, Any]], int]:
-        """Return (at most one object, resourceVersion of the LIST). Raises as `pages` does."""
+    ) -> int:
+        """Return the resourceVersion of a LIST of one object. Raises as `pages` does."""
         query = _list_query(kind, 1)
         answer, _ = await self._page(kind.collection(namespace), query, before_try, tries)
-        return answer["items"], int(answer["metadata"]["resourceVersion"])
+        return int(answer["metadata"]["resourceVersion"])
 
     async def _page(
         self, path: str, query: Mapping[str, str], before_try: Callable[[], None], tries: int
