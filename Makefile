@@ -19,7 +19,7 @@ demo: $(STAMP) ## train a job of two nodes on this machine: no cluster, no Docke
 	$(BIN)/ddpjob run --local examples/digits.yaml
 
 test: $(STAMP) ## every test that this machine can run; with Docker and kind the cluster tests too; then what each layer took
-	nice $(BIN)/pytest -n 3 --no-loadscope-reorder
+	nice $(BIN)/pytest -n 4 --no-loadscope-reorder
 
 test-fast: $(STAMP) ## the tests of seconds: no torch, no API server, no cluster
 	$(BIN)/pytest -n 4 --no-loadscope-reorder tests/unit tests/wiring

@@ -1,8 +1,7 @@
 """The workers of `make test`, the signals of the tests, and the folder of real data.
 
-`make test` has three workers. Two of them begin with the cluster tests, which mostly wait, and keep
-two cores busy with the third. Plain `pytest` runs all tests in one process, which `-s` and `--pdb`
-need.
+`make test` has four workers on two cores, because the cluster tests mostly wait. Plain `pytest`
+runs all tests in one process, which `-s` and `--pdb` need.
 
 DDP_TEST_DATA=...    folder with cifar10.tar.zst, hymenoptera.tar.zst and the folder mnist
 """

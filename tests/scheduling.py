@@ -13,35 +13,57 @@ import pytest
 
 CLUSTER = "tests/cluster/"
 
-# Files of tests that disturb the nodes or the operator, and of those that would notice it.
-DISTURBING = tuple(
-    f"{CLUSTER}test_{name}.py"
-    for name in ("dead_node", "upgrade", "user_images", "faults", "lifecycle", "monitoring")
-)
-
-# Groups of files, by the beginnings of their paths, in the order in which workers take them. The
-# cluster tests take longest, and mostly wait. Files that are in no group come last.
+# Groups of tests that stay in one worker, by the beginnings of their names.
 GROUPS = {
-    "cluster, disturbed": DISTURBING,
-    "cluster": (CLUSTER,),
+    # Tests that disturb the nodes or the operator, and those that would notice it.
+    "cluster, disturbed": (
+        f"{CLUSTER}test_dead_node.py",
+        f"{CLUSTER}test_upgrade.py",
+        f"{CLUSTER}test_faults.py::test_a_pod_force_deleted_while_the_operator_is_down",
+        f"{CLUSTER}test_lifecycle.py::test_a_job_deleted_while_no_operator_runs",
+        f"{CLUSTER}test_monitoring.py",
+    ),
     "API server": ("tests/apiserver/",),
+    # They look at one job.
+    "digits on the cluster": (
+        f"{CLUSTER}test_training.py::test_digits_example",
+        f"{CLUSTER}test_training.py::test_status_shows_the_way",
+    ),
 }
-# Tests that share nothing and mostly wait.
-SINGLE_TESTS = ("tests/wiring/",)
+# Tests of these folders share nothing slow, and mostly wait. Those of a file elsewhere stay
+# together.
+SINGLE_TESTS = (CLUSTER, "tests/wiring/")
 
-LONG_FILES = (
+# The order in which workers take groups, files and tests, by the beginnings of their names. What
+# takes longest begins. The first tests on the cluster have it alone, so the others come later.
+ORDER = (
+    "cluster, disturbed",
+    "API server",
     "tests/unit/test_properties.py",
-    "tests/trainer/test_real_images.py",
+    *(
+        f"tests/trainer/test_{name}.py"
+        for name in ("real_images", "toy", "interruption", "ranks", "hardware", "local_run")
+    ),
+    f"{CLUSTER}test_in_place.py",
+    f"{CLUSTER}test_training.py",
+    "digits on the cluster",
+    f"{CLUSTER}test_faults.py",
+    f"{CLUSTER}test_accelerators.py",
+    f"{CLUSTER}test_command_line.py",
+    f"{CLUSTER}test_lifecycle.py",
+    f"{CLUSTER}test_user_images.py",
     "tests/trainer/",
     "tests/agent/",
+    # It looks at a job that has waited since the cluster was made.
+    f"{CLUSTER}test_waiting.py",
     "tests/wiring/",
 )
 
 
 def group_of(nodeid: str) -> str:
     """Return the group of a test, its file, or the test itself."""
-    for group, files in GROUPS.items():
-        if nodeid.startswith(files):
+    for group, tests in GROUPS.items():
+        if nodeid.startswith(tests):
             return group
     return nodeid if nodeid.startswith(SINGLE_TESTS) else nodeid.partition("::")[0]
 
@@ -50,10 +72,8 @@ def place_of(item: pytest.Item) -> tuple[int, bool]:
     """Return the sort key of a test. Tests that have the cluster alone begin their group."""
     shares = item.get_closest_marker("alone") is None
     group = group_of(item.nodeid)
-    if group in GROUPS:
-        return list(GROUPS).index(group), shares
-    places = [place for place, start in enumerate(LONG_FILES) if group.startswith(start)]
-    return len(GROUPS) + min(places, default=len(LONG_FILES)), shares
+    places = [place for place, start in enumerate(ORDER) if group.startswith(start)]
+    return min(places, default=len(ORDER)), shares
 
 
 def run_name() -> str:
