@@ -1,5 +1,6 @@
-"""A fixture that makes pods, and kills what they leave behind."""
+"""Fixtures that make pods and zygotes, and kill what they leave behind."""
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from .forks import Zygote
 from .kubelet import Pod
 
 
@@ -33,3 +35,13 @@ def port() -> int:
         found.bind(("", 0))
         number: int = found.getsockname()[1]
         return number
+
+
+@pytest.fixture(scope="package")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    if not hasattr(os, "pidfd_open"):
+        pytest.skip("a zygote needs Linux")
+    found = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield found
+    found.process.kill()
+    found.process.wait()

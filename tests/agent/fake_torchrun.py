@@ -1,6 +1,7 @@
 """A stand-in for torchrun, without torch: it starts the workers, and ends them as torchrun does.
 
-Used as: fake_torchrun.py --ranks=N [--ignore-sigterm] [--no-record] SCRIPT
+Used as: fake_torchrun.py --ranks=N [--ignore-sigterm] [--no-record] [--virtual-local-rank]
+                  SCRIPT
 """
 
 import argparse
@@ -19,16 +20,12 @@ def main() -> int:
     parser.add_argument("--first-rank", type=int, default=0)
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--no-record", action="store_true")
+    parser.add_argument("--virtual-local-rank", action="store_true")
     parser.add_argument("script", nargs="+")
     options = parser.parse_args()
     print("torchrun starts", flush=True)
 
-    workers = []
-    for local_rank in range(options.ranks):
-        rank = options.first_rank + local_rank
-        env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-        command = [os.environ["PYTHON_EXEC"], "-u", *options.script]
-        workers.append(subprocess.Popen(command, env=env, start_new_session=True))
+    workers = [start_worker(options, local_rank) for local_rank in range(options.ranks)]
 
     def stop(number: int, frame: object) -> None:
         for worker in workers:
@@ -71,6 +68,17 @@ def main() -> int:
         path.write_text(json.dumps({"failures": failures}))
     print("torchrun: a worker failed", flush=True)
     return 1
+
+
+def start_worker(options: argparse.Namespace, local_rank: int) -> subprocess.Popen[bytes]:
+    numbers = {
+        "RANK": options.first_rank + local_rank,
+        "LOCAL_RANK": 0 if options.virtual_local_rank else local_rank,
+        "LOCAL_WORLD_SIZE": options.ranks,
+    }
+    env = {**os.environ, **{name: str(number) for name, number in numbers.items()}}
+    command = [os.environ["PYTHON_EXEC"], "-u", *options.script]
+    return subprocess.Popen(command, env=env, start_new_session=True)
 
 
 if __name__ == "__main__":

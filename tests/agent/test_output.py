@@ -3,6 +3,10 @@
 import json
 from collections import Counter
 
+import pytest
+
+from ddpjob.agent.output import Stream
+
 
 def run(pod, script, ranks=1):
     found = pod(script)
@@ -44,16 +48,81 @@ def test_a_progress_bar_is_shown_while_it_grows(pod):
     # tqdm writes a carriage return before each state of its bar.
     script = """
 import sys, time
-for percent in (10, 20, 30):
-    print(f"\\r{percent}%", end="")
-    sys.stdout.flush()
-time.sleep(600)
+for percent in range(1000):
+    print(f"\\r{percent}%", end="", flush=True)
+    time.sleep(0.02)
+print("\\nend")
 """
     found = pod(script)
+    program = found.programs / "output.py"
+    text = program.read_text()
+    assert "BAR_SECONDS = 10.0" in text
+    program.write_text(text.replace("BAR_SECONDS = 10.0", "BAR_SECONDS = 0.5"))
     found.assign(0)
     found.start()
-    found.wait_for("10%")
-    found.wait_for("20%")
+    found.wait_for("%\n", times=3)
+    shown = [int(line[:-1]) for line in found.log.splitlines() if line.endswith("%")]
+    assert shown == sorted(set(shown))
+    assert shown[1] - shown[0] > 2
+
+
+def taken(*pieces, at=0.0):
+    """Return the lines of a stream that gets these pieces at one time."""
+    stream = Stream(0)
+    return b"".join(line for piece in (*pieces, b"") for line in stream.take(piece, at))
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (b"one\r\ntwo\r\n", b"one\ntwo\n"),
+        (b"\r10%\r20%\n", b"20%\n"),
+        (b"100%\r9%\n", b"9%0%\n"),
+        (b"bar\r   \rdone\n", b"done\n"),
+        (b"half\r", b"half\n"),
+        (b"\r5%", b"5%\n"),
+        ("\rä|öü\rß\n".encode(), "ß|öü\n".encode()),
+        # A terminal would show the object in the middle of the bar.
+        (b'\r10% [###       ]{"step": 3}\n', b'10% [###       ]\n{"step": 3}\n'),
+        (b'\r10% [###       ]\r{"step": 3}\n', b'10% [###       ]\n{"step": 3}\n'),
+        (b'loss {"step": 3}\n', b'loss {"step": 3}\n'),
+        (b"\xff\x00\r\xfe\n", b"\xff\x00\r\xfe\n"),
+    ],
+)
+def test_a_line_is_what_a_terminal_shows(written, shown):
+    assert taken(written) == shown
+    # However it comes.
+    assert taken(*(written[at : at + 1] for at in range(len(written)))) == shown
+    if written.endswith(b"\n"):
+        assert taken(b"before\n" + written + b"after\n") == b"before\n" + shown + b"after\n"
+
+
+def test_an_open_bar_is_shown_at_most_every_ten_seconds():
+    stream = Stream(0)
+    shown = []
+    for second in range(35):
+        stream.take(b"\r%d%%" % second, 100.0 + second)
+        shown += stream.take_bar(100.0 + second)
+    shown += stream.take_bar(200.0)
+    # A bar that has not changed is not shown again.
+    assert stream.take_bar(300.0) == []
+    assert shown == [b"0%\n", b"10%\n", b"20%\n", b"30%\n", b"34%\n"]
+    assert stream.take(b"\n", 301.0) == [b"34%\n"]
+
+
+def test_a_bar_of_many_states_takes_no_memory():
+    stream = Stream(0)
+    for _ in range(20_000):
+        stream.take(b"\r" + b"x" * 50, 1.0)
+    assert len(stream.partial) < 200
+
+
+@pytest.mark.parametrize(
+    "line", ['\r10%|#   |{"event": "train", "step": 3}', 'INFO: {"event": "train", "step": 3}']
+)
+def test_figures_are_found_at_the_end_of_a_line(pod, line):
+    found = run(pod, f"print({line!r})")
+    assert found.report["steps"] == {"0": [3, 3]}
 
 
 def test_lines_of_ranks_are_not_mixed(pod):

@@ -85,3 +85,90 @@ def test_a_flag_that_torchrun_does_not_know_ends_the_pod(pod):
     assert found.end() == 2
     assert (found.report["cause"], found.report["exitCode"]) == ("Failure", 2)
     assert "no-such-flag" in "\n".join(found.report["lines"])
+
+
+def shorten(found, **limits):
+    """Shorten time limits that torch has by default: they are in the arguments of its agent."""
+    program = found.programs / "torchrun.py"
+    text = program.read_text()
+    before = "    launcher.LocalElasticAgent = with_time_limits"
+    assert text.count(before) == 1
+    lines = ["    import inspect"]
+    for name, (method, seconds) in limits.items():
+        function = f"api.LocalElasticAgent.{method}"
+        names = f"[p.name for p in inspect.signature({function}).parameters.values()"
+        names += " if p.default is not p.empty]"
+        lines += [
+            f"    values = dict(zip({names}, {function}.__defaults__))",
+            f"    assert {name!r} in values",
+            f"    {function}.__defaults__ = tuple({{**values, {name!r}: {seconds}}}.values())",
+        ]
+    program.write_text(text.replace(before, "\n".join([*lines, before])))
+
+
+def two_nodes(pod, port, script, host):
+    """Start two pods of one attempt, of which one hosts the rendezvous, and wait for "begins"."""
+    found = []
+    for node in range(2):
+        each = pod(script, command=TORCHRUN)
+        shorten(each, exit_barrier_timeout=("__init__", 0.5))
+        is_host = str(node == host).lower()
+        changes = {
+            "--nnodes=1": "--nnodes=2",
+            "--rdzv-conf=is_host=true": f"--rdzv-conf=is_host={is_host}",
+        }
+        words = [changes.get(flag, flag) for flag in flags(port, ranks=1)]
+        each.assign(0, flags=words, env={"NODE": str(node)}, wait=0.0)
+        found.append(each.start())
+    for each in found:
+        each.wait_for("begins\n")
+    return found
+
+
+LAG = """
+import os, time
+print("begins")
+time.sleep(5 * (os.environ["NODE"] == "1"))
+print("ends")
+"""
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_node_may_lag_behind_the_others_as_long_as_it_needs(pod, port, host):
+    # By default, the first node would wait for 0.5 s, and the rendezvous on it would end.
+    for each in two_nodes(pod, port, LAG, host):
+        assert each.end() == 0, each.log
+        assert each.report["cause"] == "Succeeded"
+
+
+def test_a_node_that_waits_for_another_one_can_be_stopped(pod, port):
+    first, second = two_nodes(pod, port, LAG.replace("5 *", "600 *"), host=1)
+    first.wait_for("ends\n")
+    first.terminate()
+    assert first.end() == 143
+    assert first.report["cause"] == "Stopped"
+    second.kill()
+
+
+def test_all_ranks_have_the_time_of_the_pod_to_end_after_a_failure(pod, port):
+    script = """
+import os, signal, time
+def save(number, frame):
+    time.sleep(4)
+    print("saved")
+    raise SystemExit(1)
+signal.signal(signal.SIGTERM, save)
+open(f"{__file__}{os.environ['RANK']}", "w").close()
+while not all(os.path.exists(f"{__file__}{rank}") for rank in range(2)):
+    time.sleep(0.02)
+if os.environ["RANK"] == "0":
+    raise ValueError("bad batch")
+time.sleep(600)
+"""
+    found = pod(script, command=TORCHRUN, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60"})
+    shorten(found, timeout=("_shutdown", 1))
+    found.assign(0, ranks=2, flags=flags(port), wait=0.0)
+    found.start()
+    assert found.end() == 1
+    assert "saved" in found.log
+    assert (found.report["rank"], found.report["exception"]) == (0, "ValueError: bad batch")

@@ -12,8 +12,9 @@ This file has the names that these processes share.
 # Variables of torchrun and of workers: the agent's folder, and the Python of workers.
 FOLDER, PYTHON = "DDP_AGENT_FOLDER", "DDP_AGENT_PYTHON"
 
-# In the agent's folder: the pipe of each rank, the socket of the zygote, and torchrun's record.
-PIPE, SOCKET, RECORD = "rank-{local_rank}", "zygote", "failures.json"
+# In the agent's folder: the pipe of each rank, the exception by which a fork has ended, the socket
+# of the zygote, and torchrun's record.
+PIPE, NOTE, SOCKET, RECORD = "rank-{index}", "exception-{index}", "zygote", "failures.json"
 
 # What begins the first line in the pipe of a rank.
 HEADER = b"DDP_AGENT_WORKER "

@@ -28,9 +28,9 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-from . import FOLDER, PIPE, PYTHON, RECORD, SOCKET, report
+from . import FOLDER, PIPE, PYTHON, SOCKET, report
 from .assignment import read_assignment
-from .files import empty_folder, read_file, read_json
+from .files import empty_folder, read_file
 from .output import Output, log
 from .port import Port
 from .processes import (
@@ -138,6 +138,9 @@ class Agent:
         newer = self.newer_assignment()
         if self.torchrun and self.torchrun.returncode is not None:
             self.conclude(self.torchrun.returncode)
+        elif self.stop_signal and self.torchrun and self.output.rests():
+            self.kill_processes()
+            self.exit_code = 128 + signal.SIGTERM
         elif newer and newer["start"]:
             self.end_attempt(newer["grace"])
             # Another one, or a signal, may have come meanwhile.
@@ -167,14 +170,14 @@ class Agent:
         """Judge the attempt that has ended, and decide whether the pod waits for another one."""
         self.kill_processes(spares_zygote=True)
         self.exit_code = code if code >= 0 else 128 - code
+        record = report.read_record(self.folder)
         if code == 0:
             self.report = report.on_success(read_file(self.environment["DDP_RESULT_FILE"]))
         else:
-            record = read_json(read_file(self.folder / RECORD))
             self.report = self.judge.judge(code, self.output.streams, record)
         if code and self.stop_signal:
-            self.report["cause"] = "Stopped"
-        wait = self.follower_wait if self.report["cause"] in report.CAUSES[1:] else 0.0
+            self.report.update(cause="Stopped", exception="")
+        wait = self.follower_wait if self.report["cause"] == "Follower" else 0.0
         self.wait_ends = time.monotonic() + wait
         if wait:
             log(f"attempt {self.attempt} has lost a peer; waiting for the next attempt")
@@ -194,11 +197,8 @@ class Agent:
         self.started = time.time()
         # torchrun starts PYTHON_EXEC in place of its own interpreter.
         python = self.environment.get("PYTHON_EXEC", sys.executable)
-        own = {
-            FOLDER: str(self.folder),
-            PYTHON: python,
-            "PYTHON_EXEC": str(write_wrapper(self.folder)),
-        }
+        wrapper = str(write_wrapper(self.folder))
+        own = {FOLDER: str(self.folder), PYTHON: python, "PYTHON_EXEC": wrapper}
         environment = {**self.environment, **assignment["env"]}
         if self.options.fast_start and self.zygote is None:
             self.zygote = start_zygote(self.folder, environment)
@@ -210,17 +210,16 @@ class Agent:
 
     def start_torchrun(self, assignment: dict[str, Any], environment: dict[str, str]) -> None:
         self.output.begin(self.attempt)
-        for local_rank in range(assignment["ranks"]):
-            path = self.folder / PIPE.format(local_rank=local_rank)
+        for index in range(assignment["ranks"]):
+            path = self.folder / PIPE.format(index=index)
             os.mkfifo(path)
-            self.output.add(os.open(path, os.O_RDONLY | os.O_NONBLOCK), local_rank)
+            self.output.add(os.open(path, os.O_RDONLY | os.O_NONBLOCK), index)
         read_end, write_end = os.pipe()
         self.output.add(read_end)
         command = self.options.command or program("launch", "torchrun")
-        flags = [*self.options.flags, *assignment["flags"]]
         try:
             self.torchrun = subprocess.Popen(
-                [*command, *flags, *self.options.arguments],
+                [*command, *self.options.flags, *assignment["flags"], *self.options.arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
@@ -238,6 +237,8 @@ class Agent:
             self.torchrun.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + grace
             while self.torchrun.returncode is None and time.monotonic() < deadline:
+                if self.output.rests():
+                    break
                 self.watch(POLL)
             self.kill_processes(spares_zygote=True)
 
@@ -327,14 +328,12 @@ class Agent:
         if self.torchrun is None or self.hangs():
             return False
         # Workers of another program than Python have no pipe.
-        has_begun = self.output.have_all_begun()
-        return has_begun or any(map(is_worker_of_torchrun, descendants()))
+        return self.output.have_all_begun() or any(map(is_worker_of_torchrun, descendants()))
 
     def metrics(self) -> str:
         """Return the numbers of this pod in the text format of Prometheus."""
-        ready = int(self.is_ready())
+        ready, age = int(self.is_ready()), self.heartbeat_age()
         numbers = {"attempt": self.attempt, "ready": ready, **self.output.figures}
-        age = self.heartbeat_age()
         if age is not None:
             numbers["heartbeat_age_seconds"] = round(age, 3)
         for name, spent in self.times.seconds.items():

@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from . import FOLDER, HEADER, PIPE, PYTHON
+from . import FOLDER, HEADER, NOTE, PIPE, PYTHON
 from .files import socket_path
 
 # The zygote looks after SIGKILL and SIGSTOP, which have no handlers.
@@ -38,28 +38,37 @@ def become_torchrun(arguments: list[str]) -> NoReturn:
 
 
 def become_worker(arguments: list[str]) -> NoReturn:
-    python = become_rank()
+    python, _ = become_rank()
     os.execvp(python, [python, *arguments])
 
 
-def become_rank() -> str:
-    """Restore the variables of the worker, open the pipe of its rank, and return its Python."""
+def become_rank() -> tuple[str, str]:
+    """Restore the variables of the worker, and open the pipe of its rank.
+
+    Return its Python, and the path of the file for the exception that it ends by.
+    """
     python = os.environ.pop(PYTHON)
     os.environ["PYTHON_EXEC"] = python
     if python == sys.executable:
         del os.environ["PYTHON_EXEC"]
     folder = os.environ.pop(FOLDER)
+    index = index_on_node()
     # Without an agent that reads, the output stays where torchrun's is.
     with suppress(OSError):
-        path = os.path.join(folder, PIPE.format(local_rank=os.environ["LOCAL_RANK"]))
-        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        pipe = os.open(os.path.join(folder, PIPE.format(index=index)), os.O_WRONLY | os.O_NONBLOCK)
         os.set_blocking(pipe, True)
         header = {"rank": int(os.environ["RANK"]), "pid": os.getpid()}
         os.write(pipe, HEADER + json.dumps(header).encode() + b"\n")
         os.dup2(pipe, 1)
         os.dup2(pipe, 2)
         os.close(pipe)
-    return python
+    return python, os.path.join(folder, NOTE.format(index=index))
+
+
+def index_on_node() -> int:
+    """Return the number of this rank on its node. torchrun can give all ranks the LOCAL_RANK 0."""
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
+    return int(os.environ["RANK"]) % size if size else int(os.environ["LOCAL_RANK"])
 
 
 def run_by_zygote(kind: str, arguments: list[str]) -> None:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import time
 from contextlib import suppress
 from typing import Any
 
 from . import HEADER
+from .exceptions import LastException
 from .files import read_json
 
 # Bytes of output that are kept for the report, of a line that is kept whole, and of a line that may
 # have figures.
 TAIL, LINE, FIGURES_LINE = 16384, 4 << 20, 4096
 
-# The beginning of a traceback. That of an exception group ends so, too.
-TRACEBACK = b"Traceback (most recent call last):"
+# Characters that no text has.
+BINARY = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
+
+# Places in a line at which a JSON object may begin.
+OBJECTS = 4
+
+# Seconds between two states of a progress bar in the log.
+BAR_SECONDS = 10.0
+
+# Seconds that torchrun has to end after its ranks. It waits for those of other nodes, and hears no
+# signal meanwhile.
+REST_SECONDS = 2.0
 
 # Attempts whose steps are kept.
 ATTEMPTS = 10
@@ -28,39 +40,55 @@ FIGURES = ("step", "steps", "epoch", "loss", "samples_per_second", "tokens_per_s
 class Stream:
     """The output of torchrun or of a rank. It comes in pieces, and leaves in whole lines.
 
-    `worker` is what the first line of a rank's pipe says: its rank and its process.
-    `traceback_time` is when the last traceback began. Between `open_at` and `ended`, it has ended.
+    - `worker`: what the first line of a rank's pipe says: its rank and its process.
+    - `exception`: the last one in the output.
+    - `ended`: when the process had ended, or None. `open_at`: when it had not ended yet.
     """
 
     def __init__(self, descriptor: int, local_rank: int | None = None) -> None:
         self.descriptor = descriptor
         self.local_rank = local_rank
         self.worker: dict[str, int] = {}
+        self.process: int | None = None
+        self.is_open = True
         self.partial = b""
         self.tail = b""
-        self.traceback_time = 0.0
+        self.exception = LastException()
         self.open_at = 0.0
         self.ended: float | None = None
+        self.bar, self.bar_time = b"", 0.0
 
-    def take(self, data: bytes) -> bytes:
-        """Return the lines that `data` completes. Empty `data` is the end.
-
-        A progress bar ends its lines with a carriage return, and the next one follows.
-        """
+    def take(self, data: bytes, now: float) -> list[bytes]:
+        """Return the lines that `data` completes, at a Unix time. Empty `data` is the end."""
         self.partial += data
-        end = max(self.partial.rfind(b"\n"), self.partial.rfind(b"\r", 0, -1)) + 1
+        end = self.partial.rfind(b"\n") + 1
         if not data or len(self.partial) > LINE:
             end = len(self.partial)
-        lines, self.partial = self.partial[:end], self.partial[end:]
-        if self.local_rank is not None and not self.worker and lines.startswith(HEADER):
-            header, _, lines = lines.partition(b"\n")
+        text, self.partial = self.partial[:end], self.partial[end:]
+        if is_overwritten(self.partial):
+            # What it overwrites is needed no more.
+            earlier, _, last = self.partial.rpartition(b"\r")
+            self.partial = as_displayed(earlier) + b"\r" + last
+        if self.local_rank is not None and not self.worker and text.startswith(HEADER):
+            header, _, text = text.partition(b"\n")
             found = read_json(header[len(HEADER) :])
             if all(type(found.get(name)) is int for name in ("rank", "pid")):
                 self.worker = found
-        if not data and lines and not lines.endswith(b"\n"):
-            lines += b"\n"
-        self.tail = (self.tail + lines)[-TAIL:]
+        if not data and text and not text.endswith(b"\n"):
+            text += b"\n"
+        lines = displayed_lines(text)
+        text = b"".join(lines)
+        self.tail = (self.tail + text)[-TAIL:]
+        self.exception.take(text, now)
         return lines
+
+    def take_bar(self, now: float) -> list[bytes]:
+        """Return a line with the state of a progress bar, if it is time for one."""
+        if now - self.bar_time < BAR_SECONDS or not is_overwritten(self.partial):
+            return []
+        last, self.bar = self.bar, as_displayed(self.partial)
+        self.bar_time = now
+        return [self.bar + b"\n"] if self.bar.strip() and self.bar != last else []
 
     def text(self) -> str:
         return self.tail.decode(errors="replace")
@@ -102,23 +130,33 @@ class Output:
     def have_all_ended(self) -> bool:
         return all(stream.ended for stream in self.ranks())
 
+    def rests(self) -> bool:
+        """Return True if all ranks have ended a while ago, so that only torchrun is left."""
+        ends = [stream.ended for stream in self.ranks()]
+        return all(end and self.now - end > REST_SECONDS for end in ends)
+
     def copy(self, seconds: float) -> None:
         """Copy output for at most so many seconds."""
         readable = self.selector.select(seconds)
         self.before, self.now = self.now, time.time()
         for key, _ in readable:
-            # A pipe holds no more than one read takes, so the second one finds the end of a rank
-            # that ended before. What another rank writes after that is not found earlier.
-            if self.read(key.data):
+            if key.fd == key.data.process:
+                self.note_end(key.data)
+            # What another rank writes after the end of this one is not found earlier: a pipe holds
+            # no more than one read takes, and the second one finds its end.
+            elif self.read(key.data):
                 self.read(key.data)
+        for stream in self.streams:
+            self.write(stream, stream.take_bar(self.now))
 
     def end(self) -> None:
         """Copy what is left of processes that have ended."""
         self.before, self.now = self.now, time.time()
         for stream in self.streams:
-            while stream.ended is None and self.read(stream):
+            while stream.is_open and self.read(stream):
                 pass
             self.close(stream)
+            self.note_end(stream)
 
     def read(self, stream: Stream) -> bool:
         """Copy some output to the container's log. Return False if nothing was read."""
@@ -128,25 +166,54 @@ class Output:
             return False
         if data and stream.worker:
             self.last_time = self.now
-        text = stream.take(data)
-        if TRACEBACK in text:
-            stream.traceback_time = self.now
-        lines = text.splitlines(keepends=True)
-        write(b"".join(self.marked(stream, line) for line in lines))
+        had_begun = bool(stream.worker)
+        self.write(stream, stream.take(data, self.now))
+        if stream.worker and not had_begun:
+            self.watch_process(stream)
         if not data:
             self.close(stream)
         return bool(data)
 
-    def close(self, stream: Stream) -> None:
+    def watch_process(self, stream: Stream) -> None:
+        """Notice the end of a rank's process: its children may keep the pipe open.
+
+        Where Python or the kernel cannot do that, the end of the pipe counts.
+        """
+        try:
+            stream.process = os.pidfd_open(stream.worker["pid"])
+            self.selector.register(stream.process, selectors.EVENT_READ, stream)
+        except ProcessLookupError:
+            self.note_end(stream)
+        except (OSError, AttributeError):
+            return
+
+    def note_end(self, stream: Stream) -> None:
+        """Note that the process of a stream has ended."""
         if stream.ended is None:
             stream.open_at, stream.ended = self.before, self.now
+        if stream.process is not None:
+            self.selector.unregister(stream.process)
+            os.close(stream.process)
+            stream.process = None
+
+    def close(self, stream: Stream) -> None:
+        """Close a pipe that nobody writes to any more."""
+        if stream.is_open:
+            stream.is_open = False
             self.selector.unregister(stream.descriptor)
             os.close(stream.descriptor)
+            if stream.process is None:
+                self.note_end(stream)
+
+    def write(self, stream: Stream, lines: list[bytes]) -> None:
+        """Write lines to the container's log, and take the figures in them."""
+        if lines:
+            write(b"".join(self.marked(stream, line) for line in lines))
 
     def marked(self, stream: Stream, line: bytes) -> bytes:
         """Return a line with its rank. Lines of JSON keep their form, and so do marked ones."""
+        self.take_figures(object_at_end(line)[1])
         if line.startswith(b"{") and line.rstrip().endswith(b"}"):
-            self.take_figures(read_json(line) if len(line) < FIGURES_LINE else {})
             return line
         has_peers = stream.worker and len(self.ranks()) > 1
         mark = b"[rank%d]: " % stream.worker["rank"] if has_peers else b""
@@ -160,6 +227,57 @@ class Output:
             first, _ = self.steps.pop(self.attempt, (step, step))
             self.steps[self.attempt] = (first, step)
             self.steps = dict(list(self.steps.items())[-ATTEMPTS:])
+
+
+def displayed_lines(text: bytes) -> list[bytes]:
+    """Return the lines of a text as a terminal shows them. The last one may have no end."""
+    if b"\r" not in text:
+        return text.splitlines(keepends=True)
+    *lines, rest = text.split(b"\n")
+    found = [each + b"\n" for line in lines for each in apart(line)]
+    return [*found, rest] if rest else found
+
+
+def is_overwritten(line: bytes) -> bool:
+    """Return True if a terminal would write over a part of a line. Binary output stays as it is."""
+    return b"\r" in line and not BINARY.search(line)
+
+
+def as_displayed(line: bytes) -> bytes:
+    """Return what a terminal shows of a line: a carriage return goes back to its beginning.
+
+    What follows overwrites as many characters as it has.
+    """
+    shown = ""
+    for piece in reversed(line.decode(errors="surrogateescape").split("\r")):
+        shown += piece[len(shown) :]
+    return shown.encode(errors="surrogateescape")
+
+
+def apart(line: bytes) -> list[bytes]:
+    """Return a line as displayed, and apart from it a JSON object that follows a progress bar."""
+    if not is_overwritten(line):
+        return [line]
+    line = line.rstrip(b"\r")
+    earlier, found, last = line.rpartition(b"\r")
+    before, entries = object_at_end(last)
+    if not found or not entries:
+        return [as_displayed(line)]
+    bar = as_displayed(earlier + b"\r" + before)
+    return [*([bar] if bar.strip() else []), last[len(before) :]]
+
+
+def object_at_end(line: bytes) -> tuple[bytes, dict[str, Any]]:
+    """Return what is before the JSON object with which a line ends, and the object, or nothing."""
+    text = line.rstrip()
+    if text.endswith(b"}") and len(text) < FIGURES_LINE:
+        start = text.find(b"{")
+        for _ in range(OBJECTS):
+            found = read_json(text[start:]) if start >= 0 else {}
+            if found:
+                return text[:start], found
+            start = text.find(b"{", start + 1)
+    return text, {}
 
 
 def log(text: str) -> None:

@@ -7,11 +7,11 @@ import re
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from . import EXCEPTION
-from .files import read_json
-from .output import TRACEBACK, Stream, log
+from . import EXCEPTION, NOTE, RECORD
+from .files import read_file, read_json
+from .output import Stream, log
 
 Report = dict[str, Any]
 
@@ -22,25 +22,15 @@ RESULT = MESSAGE - 200
 # Limits of a report: lines of output, and characters of each line.
 LINES, LINE_LENGTH = 12, 160
 
-# Exit codes of a process that was told to stop, and those that say nothing about the cause without
-# an exception.
-INTERRUPTED, AMBIGUOUS = (-15, 143), (1, -6)
+# Exit codes of Python after an exception, of a process that has aborted, and of one that was told
+# to stop.
+EXCEPTION_CODE, ABORTED, INTERRUPTED = 1, -signal.SIGABRT, (-signal.SIGTERM, 143)
 
 # Seconds that a process may take to end after its exception: torch stops its threads and frees
 # devices. A peer may notice the loss, and end, before that. torchrun then sends SIGTERM to the
-# others, and what they write from then on has that cause.
-ENDING_SECONDS = 10.0
-
-# The lines of a traceback between its header and its exception, and how many lines the exception
-# may have. torch puts the rank before each line. An exception group has a line at its left.
-FRAME = re.compile(r"(?:\[rank\d+\]: )?[ \t]")
-EXCEPTION_LINE = re.compile(
-    r"(?:\[rank\d+\]: )?(?!SystemExit|KeyboardInterrupt)([A-Za-z_][\w.<>]*(?::.*)?)$"
-)
-EXCEPTION_LINES = 25
-
-# The exit code of Python after an exception.
-EXCEPTION_CODE = 1
+# others, and what they write from then on has that cause. So many lines may follow the exception of
+# a rank that was stopped.
+ENDING_SECONDS, EXCEPTION_LINES = 10.0, 25
 
 # Causes, the likeliest first. A follower lost a peer. Unclear: perhaps it is a follower.
 CAUSES = ("Failure", "Unclear", "Follower")
@@ -48,6 +38,21 @@ CAUSES = ("Failure", "Unclear", "Follower")
 # A stack of faulthandler. No thread is the current one if all wait, as in a stopped process; then
 # the last one is the main thread.
 STACK = re.compile(r"(Current thread|Thread) [^\n]*\n((?:  File [^\n]*\n?)+)")
+
+
+class LastWords(NamedTuple):
+    """What a process said at its end.
+
+    - `text`: the exception by which it ended, or else its last line.
+    - `words`: where the words of a lost peer count.
+    - `is_stopped`: torchrun has ended it because of another process.
+    """
+
+    exit_code: int
+    text: str = ""
+    words: str = ""
+    is_exception: bool = False
+    is_stopped: bool = False
 
 
 class Judge:
@@ -62,57 +67,97 @@ class Judge:
             kind: [re.compile(pattern) for pattern in patterns]
             for kind, patterns in read_json(words).items()
         }
+        # torchrun polls its workers.
         self.patience = patience - 1.0
 
     def judge(self, code: int, streams: list[Stream], record: Report) -> Report:
         """Return the report on a torchrun that has failed, from its exit code and its record.
 
-        Of several failures, the likeliest cause counts.
+        Of several failures, the likeliest cause counts, then the one that was seen first, then the
+        order in which torchrun has found them.
         """
-        begun = [stream for stream in streams if stream.worker]
         failures = record.get("failures", [])
-        ends = [streams[failure["localRank"]] for failure in failures]
+        if not failures:
+            return self.judge_launcher(code, streams, record)
+        failed = [streams[failure["localRank"]] for failure in failures]
+        first = min(failed, key=end_of)
         found = []
-        for failure in failures:
-            stream = streams[failure["localRank"]]
-            cause, exception = self.cause(stream.text(), failure["exitCode"])
-            first = min(ends, key=lambda end: end.ended or 0.0)
-            if self.was_stopped(failure["exitCode"], stream, first):
-                own = own_exception(stream, failure["exitCode"], first)
-                if cause != "Follower" and own:
-                    failure = {**failure, "exitCode": EXCEPTION_CODE}
-                    exception = own
-                else:
-                    cause = "Follower"
-            exception = exception or failure["exception"] or signal_name(failure["exitCode"])
-            report = {"cause": cause, **failure, "exception": exception}
-            found.append((CAUSES.index(cause), stream.ended, failure["rank"], report, stream))
-        if not found:
-            # torchrun itself failed, or the program is another one and writes no record.
-            stream = min(begun, key=lambda rank: rank.ended or 0.0, default=streams[-1])
-            cause, exception = self.cause(record.get("error") or stream.text(), code)
-            if code in INTERRUPTED:
-                cause = "Follower"
-            report = {"cause": cause, "exitCode": code, "exception": exception or signal_name(code)}
-            found.append((0, stream.ended, 0, report, stream))
-        _, ended, _, report, stream = min(found, key=lambda entry: entry[:3])
-        lines = [line[:LINE_LENGTH] for line in stream.text().splitlines() if line.strip()]
-        return {**report, "time": ended, "lines": lines[-LINES:]}
+        for failure, stream in zip(failures, failed):
+            last_words = self.last_words(stream, failure, first)
+            cause = self.cause(last_words)
+            exit_code = last_words.exit_code
+            exception = last_words.text or failure["exception"] or signal_name(exit_code)
+            report = {
+                "cause": cause,
+                "rank": failure["rank"],
+                "localRank": failure["localRank"],
+                "exitCode": exit_code,
+                "exception": exception[:EXCEPTION],
+            }
+            found.append((CAUSES.index(cause), end_of(stream), report, stream))
+        _, _, report, stream = min(found, key=lambda entry: entry[:2])
+        return with_lines(report, stream)
 
-    def cause(self, text: str, exit_code: int) -> tuple[str, str]:
-        """Return (cause, exception) of a process, from the end of its output."""
-        found = [pattern.findall(text) for pattern in self.words.get("exception", [])]
-        exception = next((matches[-1].strip()[:EXCEPTION] for matches in found if matches), "")
-        if self.says("follower", text):
-            return "Follower", exception
-        if self.says("unclear", text) or (exit_code in AMBIGUOUS and not exception):
-            return "Unclear", exception
-        return "Failure", exception
+    def judge_launcher(self, code: int, streams: list[Stream], record: Report) -> Report:
+        """Return the report on a torchrun that has failed itself, or on another program."""
+        begun = [stream for stream in streams if stream.worker]
+        stream = min(begun, key=end_of, default=streams[-1])
+        error = record.get("error", "")
+        if error:
+            last_words = LastWords(code, error, error, is_exception=True)
+        else:
+            last_words = self.words_at_end(stream, code)
+        cause = "Follower" if code in INTERRUPTED else self.cause(last_words)
+        exception = last_words.text[:EXCEPTION] or signal_name(code)
+        return with_lines({"cause": cause, "exitCode": code, "exception": exception}, stream)
 
-    def was_stopped(self, exit_code: int, stream: Stream, first: Stream) -> bool:
-        """Return True if torchrun has stopped a rank after the end of the first one."""
-        is_late = (stream.ended or 0.0) - (first.ended or 0.0) > self.patience
-        return exit_code in INTERRUPTED or (exit_code == -9 and is_late)
+    def last_words(self, stream: Stream, failure: Report, first: Stream) -> LastWords:
+        """Return what a rank said at its end, and its exit code.
+
+        A rank that torchrun has stopped after the end of the first one says nothing, unless it was
+        about to end by an exception of its own.
+        """
+        exit_code, note = failure["exitCode"], failure.get("note", {})
+        is_late = end_of(stream) - end_of(first) > self.patience
+        if exit_code in INTERRUPTED or (exit_code == -signal.SIGKILL and is_late):
+            if not was_ending(stream, exit_code, first):
+                return LastWords(exit_code, is_stopped=True)
+            exit_code = EXCEPTION_CODE
+            if not note and not stream.exception.text:
+                return LastWords(exit_code, "an exception", is_exception=True)
+        if exit_code == EXCEPTION_CODE and note:
+            return LastWords(exit_code, note["exception"], note["words"], is_exception=True)
+        return self.words_at_end(stream, exit_code)
+
+    def words_at_end(self, stream: Stream, exit_code: int) -> LastWords:
+        """Return the last words of a process, as far as it has ended by them."""
+        text, error = stream.text(), stream.exception
+        if exit_code == EXCEPTION_CODE and error.counts and error.text:
+            return LastWords(exit_code, error.text, error.words, is_exception=True)
+        if exit_code == EXCEPTION_CODE:
+            # A traceback of another form, such as that of `rich`.
+            end = "\n".join(text.splitlines()[-LINES:])
+            if found := self.last_match("exception", end):
+                words = end[found.start() :]
+                return LastWords(exit_code, found[1].strip(), words, is_exception=True)
+        if exit_code == ABORTED:
+            found = self.last_match("abort", text)
+            exception = found[1].strip() if found else ""
+            return LastWords(exit_code, exception, text, is_exception=bool(found))
+        if exit_code < 0:
+            return LastWords(exit_code)
+        # A program that has caught its exception may end with any code.
+        words = text if exit_code == EXCEPTION_CODE else error.words if error.counts else ""
+        return LastWords(exit_code, last_line(text), words)
+
+    def cause(self, last_words: LastWords) -> str:
+        """Return the cause that the last words of a process show, one of CAUSES."""
+        if last_words.is_stopped or self.says("follower", last_words.words):
+            return "Follower"
+        is_ambiguous = last_words.exit_code in (EXCEPTION_CODE, ABORTED)
+        if self.says("unclear", last_words.words) or (is_ambiguous and not last_words.is_exception):
+            return "Unclear"
+        return "Failure"
 
     def hang(self, age: float, ranks: list[Stream]) -> Report:
         """Return the report on ranks that gave no heartbeat for `age` seconds, with their stacks.
@@ -133,27 +178,49 @@ class Judge:
         exception = "; ".join([f"no heartbeat for {age:.0f} s", *behind[-1:]])
         return {"cause": "Hang", "exception": exception, "lines": lines[:LINES]}
 
+    def last_match(self, kind: str, text: str) -> re.Match[str] | None:
+        """Return the last match of the first pattern that matches."""
+        for pattern in self.words.get(kind, []):
+            for found in reversed(list(pattern.finditer(text))):
+                return found
+        return None
+
     def says(self, kind: str, text: str) -> bool:
         return any(pattern.search(text) for pattern in self.words.get(kind, []))
 
 
-def own_exception(stream: Stream, exit_code: int, first: Stream) -> str:
-    """Return the exception of which a rank was about to end when the first one ended, or ""."""
-    began = stream.traceback_time
+def read_record(folder: Path) -> Report:
+    """Return what torchrun has written of its failed workers, with the notes of the workers."""
+    record = read_json(read_file(folder / RECORD))
+    for failure in record.get("failures", []):
+        failure["note"] = read_json(read_file(folder / NOTE.format(index=failure["localRank"])))
+    return record
+
+
+def end_of(stream: Stream) -> float:
+    return stream.ended or 0.0
+
+
+def was_ending(stream: Stream, exit_code: int, first: Stream) -> bool:
+    """Return True if a rank was about to end by its own exception when the first one ended."""
+    error = stream.exception
     # A rank that has handled SIGTERM may have written because of it.
     handled = exit_code != -signal.SIGTERM
-    is_earlier = began < first.open_at or (not handled and began <= (first.ended or 0.0))
-    if not is_earlier or first.open_at - began >= ENDING_SECONDS:
-        return ""
-    _, _, rest = stream.text().rpartition(TRACEBACK.decode() + "\n")
-    lines = [line for line in rest.splitlines() if not FRAME.match(line)]
-    if not lines:
-        # The traceback of a group, or the rank was stopped while it wrote.
-        return "an exception"
-    # Figures of a later step: the program has caught the exception.
-    goes_on = len(lines) > EXCEPTION_LINES or any(line.startswith("{") for line in lines)
-    found = EXCEPTION_LINE.match(lines[0])
-    return found[1][:EXCEPTION] if found and not goes_on else ""
+    is_earlier = error.time < first.open_at or (not handled and error.time <= end_of(first))
+    is_last = error.counts and error.following <= EXCEPTION_LINES
+    return is_last and is_earlier and first.open_at - error.time < ENDING_SECONDS
+
+
+def last_line(text: str) -> str:
+    """Return the last line that has text."""
+    lines = [line.strip() for line in text.splitlines() if line.strip(" =-\t")]
+    return lines[-1] if lines else ""
+
+
+def with_lines(report: Report, stream: Stream) -> Report:
+    """Return a report with the end of a process: its time, and its last lines."""
+    lines = [line[:LINE_LENGTH] for line in stream.text().splitlines() if line.strip()]
+    return {**report, "time": stream.ended, "lines": lines[-LINES:]}
 
 
 def signal_name(exit_code: int) -> str:

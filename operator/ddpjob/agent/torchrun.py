@@ -6,8 +6,12 @@ import json
 import os
 import sys
 import traceback
+from typing import Any
 
 from . import EXCEPTION, FOLDER, RECORD
+
+# How long a node that has finished waits for the others: a year. The operator ends it.
+EXIT_BARRIER_SECONDS = 365 * 86400.0
 
 
 def main(arguments: list[str]) -> None:
@@ -23,7 +27,10 @@ def run(arguments: list[str]) -> int:
     """Run torchrun in this process, and return its exit code."""
     sys.argv = ["torchrun", *arguments]
     from torch.distributed import run as torchrun
+    from torch.distributed.launcher import api
 
+    launcher: Any = api
+    launcher.LocalElasticAgent = with_time_limits(launcher.LocalElasticAgent)
     try:
         torchrun.main()
     except BaseException as error:
@@ -38,6 +45,28 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
+def with_time_limits(base: Any) -> Any:
+    """Return torch's agent of a node, with time limits that no flag of torchrun sets.
+
+    - A node that has finished waits for the others as long as they take. By default, it waits 300 s
+      and ends, and the rendezvous that it hosts with it.
+    - Workers have TORCH_ELASTIC_SHUTDOWN_TIMEOUT to end also after the failure of another one. Some
+      calls leave that out.
+    """
+
+    class NodeAgent(base):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, exit_barrier_timeout=EXIT_BARRIER_SECONDS, **options)
+
+        def _shutdown(self, *arguments: Any, **options: Any) -> None:
+            # Older releases have one limit for all calls.
+            if hasattr(self, "_shutdown_timeout"):
+                options["timeout"] = self._shutdown_timeout
+            super()._shutdown(*arguments, **options)
+
+    return NodeAgent
+
+
 def write_record(error: BaseException) -> None:
     """Write the workers that a ChildFailedError names, or what else is wrong."""
     failures = []
@@ -47,6 +76,9 @@ def write_record(error: BaseException) -> None:
         has_message = os.path.isfile(failure.error_file)
         exception = str(failure.message)[:EXCEPTION] if has_message else ""
         failures.append({**entry, "exception": exception})
-    record = {"error": f"{type(error).__name__}: {error}", "failures": failures}
+    # Before it ends by SystemExit, it has written its own sentence.
+    is_exit = isinstance(error, SystemExit)
+    text = "" if is_exit else f"{type(error).__name__}: {error}"
+    record = {"error": text, "failures": failures}
     with open(os.path.join(os.environ[FOLDER], RECORD), "w") as file:
         json.dump(record, file)

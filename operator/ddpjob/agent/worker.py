@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import json
 import os
 import runpy
 import sys
+from contextlib import suppress
 from importlib.machinery import PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import NamedTuple
 
+from . import EXCEPTION
+from .exceptions import first_line
 from .launch import become_rank
 
 # Variables that differ between workers and the zygote, and that neither Python nor torch reads when
@@ -45,7 +49,7 @@ class Surroundings(NamedTuple):
 
 def main(arguments: list[str], zygote: Surroundings) -> None:
     """Become the worker: in this process, or by a new Python if the two could differ."""
-    python = become_rank()
+    python, note = become_rank()
     reason = why_not(python, arguments, zygote)
     if reason:
         print(f"ddpjob agent: no fast start of this rank: {reason}", file=sys.stderr)
@@ -53,11 +57,15 @@ def main(arguments: list[str], zygote: Surroundings) -> None:
     reseed()
     # Python 3.9 has no such name; to set it does no harm.
     sys.orig_argv = [python, *arguments]  # novm
+    process = os.getpid()
     try:
         run_program(arguments)
-    except (SystemExit, KeyboardInterrupt):
-        raise
     except BaseException as error:
+        # A fork of the program has an end of its own.
+        if os.getpid() == process:
+            write_note(note, error)
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise
         print_exception(error)
         sys.exit(1)
 
@@ -211,6 +219,17 @@ def run_program(arguments: list[str]) -> None:
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, main_module.__dict__)
+
+
+def write_note(path: str, error: BaseException) -> None:
+    """Write down the exception that ends the worker, or the text of its `sys.exit(text)`."""
+    text, words = first_line(error)
+    if isinstance(error, SystemExit):
+        has_text = not isinstance(error.code, (int, type(None)))
+        text = words = " ".join(str(error.code).split()) if has_text else ""
+    if text:
+        with suppress(OSError), open(path, "w", errors="replace") as file:
+            json.dump({"exception": text[:EXCEPTION], "words": words}, file)
 
 
 def print_exception(error: BaseException) -> None:

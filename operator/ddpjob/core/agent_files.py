@@ -13,7 +13,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from ddpjob.core.peer_loss import LOST, UNCLEAR, WAITED
-from ddpjob.core.torchrun_log import BEHIND, EXCEPTION, INTERPRETER, WHAT
+from ddpjob.core.torchrun_log import BEHIND, EXCEPTION_LINE, INTERPRETER, WHAT
 
 STARTER = "start.sh"
 WORDS = "words.json"
@@ -32,7 +32,8 @@ def agent_files() -> Mapping[str, str]:
         "unclear": [words.pattern for words in UNCLEAR],
         "behind": [BEHIND.pattern],
         # The first pattern that matches gives the exception.
-        "exception": [f"(?m){found.pattern}" for found in (EXCEPTION, WHAT, INTERPRETER)],
+        "exception": [f"(?m)^{EXCEPTION_LINE}", f"(?m){INTERPRETER.pattern}"],
+        "abort": [f"(?m){WHAT.pattern}"],
     }
     return {**programs, WORDS: json.dumps(words, indent=1) + "\n"}
 

@@ -33,9 +33,11 @@ OOM_KILLED = "OOMKilled"
 # A kubelet's reasons for a pod that it does not admit. The node, not the job, is at fault.
 REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
 
-# Exit codes after SIGKILL, as torchrun and as a shell report it.
-KILLED = (-9, 137)
+# What may have ended a process, by its exit code as torchrun and as a shell report it: SIGKILL, and
+# SIGBUS.
 MEMORY_HINT = "if nobody killed it, memory ran out: raise resources.limits.memory or use less"
+SHM_HINT = "/dev/shm may be full: raise resources.limits.memory, or use fewer DataLoader workers"
+HINTS = {-9: MEMORY_HINT, 137: MEMORY_HINT, -7: SHM_HINT, 135: SHM_HINT}
 
 # Pods that one message names.
 MAX_NAMED = 5
@@ -250,8 +252,8 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
         message = f"rank {rank} in pod {pod.name} failed with exit code {exit_code}"
         if summary.exception:
             message += f": {summary.exception}"
-        if exit_code in KILLED:
-            message += f"; {MEMORY_HINT}"
+        if exit_code in HINTS:
+            message += f"; {HINTS[exit_code]}"
     missing = summary is not None and summary.script_missing
     return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code, missing)
 

@@ -39,12 +39,13 @@ EXIT_CODE = re.compile(r"-?[0-9]{1,9}")
 PID = re.compile(r"\(pid: \d+\)")
 AGENT_LINE = re.compile(r"^E(\d{4} \d\d:\d\d:\d\d\.\d+) .*failed \(exitcode: -?\d+\)", re.MULTILINE)
 
-# The last line of a traceback, which torch may prefix with the rank.
-EXCEPTION = re.compile(
-    r"^[ \t]*(?:\[rank\d+\]:\s?)?(?P<text>(?:[A-Za-z_]\w*\.)*"
-    r"[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::.*)?)$",
-    re.MULTILINE,
+# The last line of a traceback, which torch may prefix with the rank. In torchrun's summary it is
+# indented.
+EXCEPTION_LINE = (
+    r"(?:\[rank\d+\]:\s?)?(?P<text>(?:[A-Za-z_]\w*\.)*"
+    r"[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::.*)?)$"
 )
+EXCEPTION = re.compile(rf"^[ \t]*{EXCEPTION_LINE}", re.MULTILINE)
 
 # Python's own message if it does not find the script or the module. There is no exception then.
 INTERPRETER = re.compile(r"^\S*python[\d.]*: (.+)$", re.MULTILINE)

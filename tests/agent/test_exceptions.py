@@ -1,0 +1,201 @@
+"""The sentence on the end of a script: its exception, or else its last words."""
+
+import json
+import traceback
+
+import pytest
+
+from ddpjob.agent.exceptions import LastException, first_line
+
+from .test_reports import FOLLOWER, fail
+
+# How scripts end by an exception, and its first line.
+EXCEPTIONS = {
+    "no usual name": ("import zipfile; raise zipfile.BadZipFile('bad')", "zipfile.BadZipFile: bad"),
+    "no text": ("import queue; raise queue.Empty", "_queue.Empty"),
+    "own class": ("class Oops(Exception): pass\nraise Oops('batch')", "Oops: batch"),
+    "local class": (
+        "def f():\n    class Lost(Exception): pass\n    raise Lost('way')\nf()",
+        "f.<locals>.Lost: way",
+    ),
+    "group": (
+        "raise ExceptionGroup('several', [ValueError('one'), TypeError('two')])",
+        "ExceptionGroup: several (2 sub-exceptions)",
+    ),
+    "chain": (
+        "try:\n    open('/none')\nexcept OSError as e:\n    raise LookupError('none') from e",
+        "LookupError: none",
+    ),
+    "long": (
+        "raise RuntimeError('Error(s) in loading state_dict:\\n\\t' + 'Missing key ' * 4000)",
+        "RuntimeError: Error(s) in loading state_dict: Missing key Missing key",
+    ),
+    "many lines": ("raise ValueError('first\\n' + 'more\\n' * 60)", "ValueError: first"),
+    "import": ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
+    "syntax": ("exec('def f(:')", "SyntaxError: invalid syntax"),
+    "os error": ("open('/none/x')", "FileNotFoundError: [Errno 2] No such file or directory:"),
+}
+
+# What else scripts do at their end, and the sentence.
+ENDS = {
+    "text": ("sys.exit('data folder /data is empty')", "data folder /data is empty"),
+    "argparse": (
+        "import argparse; argparse.ArgumentParser(prog='train.py').parse_args(['--foo'])",
+        "train.py: error: unrecognized arguments: --foo",
+    ),
+    "log, then exit": ("print('ERROR no disk', file=sys.stderr); sys.exit(1)", "ERROR no disk"),
+    "another code": ("print('cannot go on'); sys.exit(3)", "cannot go on"),
+    "another form of traceback": (
+        "sys.excepthook = lambda kind, error, _: print(f'╭ Trace ╮\\n{kind.__name__}: {error}')\n"
+        "raise ValueError('bad config')",
+        "ValueError: bad config",
+    ),
+    "words after it": (
+        "import atexit; atexit.register(print, 'summary\\n' * 60)\nraise ValueError('bad')",
+        "ValueError: bad",
+    ),
+    "syntax error of the script": ("def f(:", "SyntaxError: invalid syntax"),
+}
+
+
+def raised_by(statement):
+    """Return the exception that a statement of a script raises."""
+    try:
+        exec(statement, {"__name__": "__main__"})
+    except Exception as error:
+        return error
+    raise AssertionError(statement)
+
+
+@pytest.mark.parametrize("mark", ["", "[rank3]: "])
+@pytest.mark.parametrize(("statement", "line"), EXCEPTIONS.values(), ids=list(EXCEPTIONS))
+def test_the_first_line_of_an_exception_is_found_in_its_traceback_and_in_itself(
+    statement, line, mark
+):
+    error = raised_by(statement)
+    printed = "".join(traceback.format_exception(error))
+    found = LastException()
+    found.take(b"step 1\nValueError: of an earlier line\n", 1.0)
+    # The output comes in pieces of whole lines.
+    for each in printed.splitlines():
+        found.take(f"{mark}{each}\n".encode(), 2.0)
+    found.take(b"wandb: done\n", 3.0)
+    assert found.text.startswith(line)
+    assert (found.text, found.counts, found.time) == (first_line(error)[0], True, 2.0)
+    assert len(found.text) <= 500
+
+
+@pytest.mark.parametrize("later", [b'{"step": 3}\n', b"step 3\n" * 1001])
+def test_an_exception_does_not_count_if_the_process_has_gone_on(later):
+    found = LastException()
+    printed = "".join(traceback.format_exception(raised_by("1 / 0")))
+    found.take(printed.encode(), 1.0)
+    assert found.counts
+    found.take(later, 2.0)
+    assert not found.counts
+
+
+@pytest.mark.parametrize(
+    ("statement", "sentence"),
+    [*EXCEPTIONS.values(), *ENDS.values()],
+    ids=[*EXCEPTIONS, *ENDS],
+)
+def test_the_report_says_how_a_script_has_ended(pod, statement, sentence):
+    report = fail(pod, f"import sys\nprint('step 1')\n{statement}")
+    assert report["exception"].startswith(sentence)
+    assert report["cause"] == ("Unclear" if sentence.startswith(("ERROR", "data")) else "Failure")
+
+
+HANDLED = """
+import logging, os, sys
+try:
+    raise ValueError("sample 17 is broken, skipped")
+except ValueError:
+    logging.exception("skipped")
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "exception"),
+    [
+        ("os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("import faulthandler; faulthandler.disable(); os.kill(os.getpid(), 11)", "SIGSEGV"),
+        ("print('the loss is nan'); sys.exit(3)", "the loss is nan"),
+    ],
+)
+def test_an_exception_that_was_caught_is_not_the_cause(pod, end, exception):
+    report = fail(pod, HANDLED + end)
+    assert (report["cause"], report["exception"]) == ("Failure", exception)
+
+
+@pytest.mark.parametrize("words", [f"NCCL WARN {FOLLOWER}", "watchdog hang", "NRT_TIMEOUT"])
+def test_words_of_a_lost_peer_count_in_the_last_traceback_only(pod, words):
+    report = fail(pod, f"print({words!r}); raise KeyError('label')")
+    assert (report["cause"], report["exception"]) == ("Failure", "KeyError: 'label'")
+
+
+def test_an_end_without_a_cause_ends_the_pod_at_once(pod):
+    found = pod("import sys; sys.exit(1)")
+    # The wait for another assignment would be longer than the test.
+    found.assign(0)
+    found.start()
+    assert found.end() == 1
+    assert found.report["cause"] == "Unclear"
+    assert "waiting for the next attempt" not in found.log
+
+
+def test_the_end_of_a_rank_is_that_of_its_process(pod):
+    # The child of rank 0 keeps its pipe. Rank 1 hears nothing, and torchrun kills it.
+    script = """
+import os, signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.environ["RANK"] == "0":
+    while not os.path.exists(__file__ + ".ready"):
+        time.sleep(0.02)
+    subprocess.Popen(["sleep", "600"])
+    raise MemoryError("in rank 0")
+open(__file__ + ".ready", "w").close()
+time.sleep(600)
+"""
+    env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+    report = fail(pod, script, ranks=2, env=env)
+    assert (report["rank"], report["exception"]) == (0, "MemoryError: in rank 0")
+
+
+def test_ranks_that_all_have_the_local_rank_0_have_their_own_pipes(pod):
+    script = """
+import os, signal
+print("here")
+if os.environ["RANK"] == "1":
+    raise ValueError("in rank 1")
+signal.pause()
+"""
+    found = pod(script)
+    found.assign(0, 2, flags=["--ranks=2", "--virtual-local-rank"], wait=0.0)
+    found.start()
+    assert found.end() == 1
+    assert "[rank0]: here" in found.log
+    assert (found.report["rank"], found.report["exception"]) == (1, "ValueError: in rank 1")
+
+
+@pytest.mark.parametrize(
+    ("end", "exception"),
+    [
+        *EXCEPTIONS.values(),
+        ("sys.exit('no data\\nin /data')", "no data in /data"),
+        # Neither is an exception, or a text.
+        ("sys.exit(1)", None),
+        ("os._exit(1)", None),
+        ("os.fork() or sys.exit('in a child')", None),
+    ],
+)
+def test_a_fork_notes_the_exception_itself(zygote, end, exception):
+    """Whatever it has caught before, and wherever its output goes."""
+    note = zygote.folder / "exception-1"
+    note.unlink(missing_ok=True)
+    (zygote.folder / "script.py").write_text(
+        f"{HANDLED}\nos.dup2(os.open(os.devnull, 1), 2)\n{end}"
+    )
+    zygote.fork("script.py", rank=5)
+    found = json.loads(note.read_text())["exception"] if note.exists() else None
+    assert found == exception if exception is None else found.startswith(exception)
