@@ -2,6 +2,8 @@
 
 import pytest
 
+from ddpjob.core.torchrun_flags import FLAGS
+
 pytest.importorskip("torch")
 
 # Without a command, the agent starts torchrun itself.
@@ -172,3 +174,52 @@ time.sleep(600)
     assert found.end() == 1
     assert "saved" in found.log
     assert (found.report["rank"], found.report["exception"]) == (0, "ValueError: bad batch")
+
+
+def test_the_table_of_flags_is_that_of_the_installed_torchrun():
+    from torch.distributed.run import get_args_parser
+
+    theirs = {}
+    for action in get_args_parser()._actions:
+        names = tuple(name for name in action.option_strings if name.startswith("--"))
+        if names:
+            letters = [name for name in action.option_strings if name not in names]
+            theirs[names] = ("".join(letters), action.nargs != 0)
+    ours = {flag.spellings: (flag.letter, flag.takes_value) for flag in FLAGS}
+    # A new flag needs a row in FLAGS, which says whether it works in a DDPJob.
+    assert ours == theirs
+
+
+# A value for each flag that works. --no-python has tests of its own, and --numa-binding needs GPUs.
+VALUES = {
+    "--start-method": "fork",
+    "--monitor-interval": "0.2",
+    "--event-log-handler": "console",
+    "--role": "ranker",
+}
+
+
+def test_the_flags_that_work_have_their_effect_before_those_of_the_operator(pod, port):
+    working = {flag.name for flag in FLAGS if not flag.instead}
+    assert set(VALUES) == working - {"--no-python", "--numa-binding"}
+    own = [word for flag in VALUES.items() for word in flag]
+    script = "import os; print('role', os.environ['ROLE_NAME'])"
+    found = pod(script, command=TORCHRUN, flags=own)
+    found.assign(0, ranks=2, flags=flags(port))
+    found.start()
+    assert found.end() == 0
+    assert "[rank1]: role ranker\n" in found.log
+    # The handler of events writes them into torchrun's log.
+    assert "torchelastic.worker.status" in found.log
+
+
+def test_another_program_than_python_is_started_by_no_python(pod, port):
+    found = pod(
+        "#!/bin/sh\necho rank $RANK of $WORLD_SIZE", command=TORCHRUN, flags=["--no-python"]
+    )
+    (found.folder / "script.py").chmod(0o755)
+    found.assign(0, ranks=2, flags=flags(port))
+    found.start()
+    assert found.end() == 0
+    assert "rank 1 of 2\n" in found.log
+    assert found.report["cause"] == "Succeeded"

@@ -13,6 +13,7 @@ from ddpjob.client.validation import validate
 from ddpjob.core.kubernetes import NEWEST, NEWEST_MINOR
 from ddpjob.core.readers import SpecError
 from ddpjob.core.spec import Spec, refuse_unknown_fields
+from ddpjob.core.torchrun_flags import FLAGS
 
 IMMUTABLE = "is immutable; delete the job and create it again"
 RESERVED = "remove them from env"
@@ -345,6 +346,9 @@ for conf in (
         {"torchrun": {"rdzvConf": conf}},
         'must have names of a-z and "_", and values without comma, equals sign and space',
     )
+WRONG_BEGINNING = "begin with the script or -m and a module; flags of torchrun belong to"
+WRONG_WORDS = "begin with the script, or with -m and a module without --no-python, each word"
+WRONG_FLAGS = "may have only these flags of torchrun: --no-python, --start-method"
 for flag in (
     "--nnodes=2",
     "--nnodes",
@@ -364,15 +368,73 @@ for flag in (
 ):
     REFUSED[f"args begin with {flag}"] = (
         {"args": [flag, "train.py"]},
-        "the first argument is a flag of torchrun that the operator sets; begin with the script",
+        WRONG_BEGINNING,
     )
-
-
-for program in ("python", "python3.11", "/opt/venv/bin/python"):
+    REFUSED[f"args of another launcher begin with {flag}"] = (
+        {"args": [flag, "train.py"], "torchrun": {"command": ["my-launcher"]}},
+        WRONG_BEGINNING,
+    )
+for flag in ("--role=a", "--no-python", "--tees", "-c", "-u", "-", "--", "-m pkg"):
+    REFUSED[f"args begin with {flag}"] = ({"args": [flag, "train.py"]}, WRONG_BEGINNING)
+for program in (
+    "python",
+    "python3.11",
+    "/opt/venv/bin/python",
+    "torchrun",
+    "/opt/conda/bin/torchrun",
+    "accelerate",
+    "bash",
+    "./run.sh",
+):
     REFUSED[f"args begin with {program}"] = (
         {"args": [program, "train.py"]},
-        "begin with the script or -m, since torchrun starts Python itself",
+        "begin with the script or -m and a module, since torchrun starts Python itself",
     )
+REFUSED["Python for another launcher"] = (
+    {"args": ["python", "train.py"], "torchrun": {"command": ["my-launcher"]}},
+    "begin with the script or -m and a module, since torchrun starts Python itself",
+)
+for args in (
+    ["python train.py --epochs 3"],
+    ["/opt/my/torchrun train.py"],
+    ["train.py --epochs 3"],
+    ["./run.sh --fast"],
+    ["-m"],
+    ["-m", ""],
+    ["-m", "-u", "pkg"],
+    ["-m", "pkg --epochs 3"],
+    ["-m", "torch.distributed.run", "train.py"],
+):
+    REFUSED[f"args {args}"] = ({"args": args}, WRONG_WORDS)
+REFUSED["a module without Python"] = (
+    {"args": ["-m", "pkg"], "torchrun": {"args": ["--no-python"]}},
+    WRONG_WORDS,
+)
+for flag in (flag for flag in FLAGS if flag.instead):
+    word = flag.spellings[-1] + ("=1" if flag.takes_value else "")
+    REFUSED[f"torchrun.args {word}"] = ({"torchrun": {"args": ["--role=a", word]}}, WRONG_FLAGS)
+for words in (
+    ["--nn=2"],
+    ["-r3"],
+    ["-t", "3"],
+    ["--role=a", "--tee", "3"],
+    ["--mon=1"],
+    ["--event-log_handler=x"],
+    ["--rolex=a"],
+    ["--"],
+    ["train.py"],
+    ["--role", "a", "b"],
+    ["--role"],
+    ["--role", "--no-python"],
+    ["--no-python=1"],
+    [""],
+):
+    REFUSED[f"torchrun.args {words}"] = ({"torchrun": {"args": words}}, WRONG_FLAGS)
+    for program in (["/opt/my env/torchrun"], ["/bin/python3", "-m", "torch.distributed.run"]):
+        REFUSED[f"torchrun.command {program} {words}"] = (
+            {"torchrun": {"command": [*program, *words]}},
+            WRONG_FLAGS,
+        )
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -401,12 +463,27 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "a script whose name begins with python": {"args": ["python_job.py"]},
     "nothing but the least": {},
     "processes in number": {"nprocPerNode": 256},
-    "torchrun's free flags": {"args": ["--tee", "3", "train.py"]},
+    "another program by a flag of torchrun": {
+        "args": ["bash", "run.sh"],
+        "torchrun": {"args": ["--role=a", "--no_python"]},
+    },
+    "a script with a space in its path": {"args": ["/my code/train.py", "--epochs", "3"]},
+    "a script in a folder with the name of a program": {"args": ["torchrun/train.py"]},
+    "words of another launcher": {
+        "args": ["--mixed_precision", "fp16", "bash", "train.py --epochs 3"],
+        "torchrun": {"command": ["accelerate", "launch", "--nnodes=2"], "args": ["--tees", "x"]},
+    },
+    "no flags of torchrun": {"torchrun": {"args": []}},
+    "flags of torchrun in its command": {
+        "torchrun": {
+            "command": ["python3", "-m", "torch.distributed.run", "--role", "a", "--no-python"]
+        }
+    },
     "a script's flag of torchrun's name": {
         "args": ["train.py", "--nnodes=2", "--master-port", "1"]
     },
-    "a flag that only begins like one": {"args": ["--nnodes-file=x", "train.py"]},
     "a module": {"args": ["-m", "package.train"]},
+    "a module, by the long name": {"args": ["--module", "package.train", "--nnodes=2"]},
     "rendezvous settings": {"torchrun": {"rdzvConf": {"join_timeout": 900, "store": "tcp:/x"}}},
     "a launcher of its own": {"torchrun": {"command": ["python", "-m", "torch.distributed.run"]}},
     "variables that only look reserved": {
@@ -451,6 +528,10 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"x.y/z": 8}}
     },
 }
+for flag in (flag for flag in FLAGS if not flag.instead):
+    value = ["a b"] if flag.takes_value else []
+    words = [word for name in flag.spellings for word in (name, *value)]
+    ACCEPTED[f"torchrun.args {flag.name}"] = {"torchrun": {"args": words}}
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
@@ -591,6 +672,8 @@ def leaves(
         yield path, schema["enum"][-2:]
     elif path[-1] == "mountPath":
         yield path, ["/a", "/b"]
+    elif path == ("torchrun", "args", "[]"):
+        yield path, ["--role=a", "--role=b"]
     else:
         values = {
             "integer": [1, 2],

@@ -86,7 +86,11 @@ def mutated(number: int) -> dict[str, Any]:
     chooser = random.Random(SEED + number)
     spec = copy.deepcopy(job("bad", **chooser.choice(list(ACCEPTED.values())))["spec"])
     for _ in range(chooser.randint(1, 3)):
-        *parents, last = chooser.choice(list(places(spec)))
+        found = list(places(spec))
+        # Nothing is left of a small spec that has lost its fields.
+        if not found:
+            break
+        *parents, last = chooser.choice(found)
         place = spec
         for key in parents:
             place = place[key]

@@ -167,8 +167,8 @@ def test_the_agent_gets_the_arguments_of_the_user():
     ("command", "started", "flags"),
     [
         (["torchrun"], None, []),
-        (["/opt/venv/bin/torchrun", "--tee=3"], None, ["--tee=3"]),
-        (["python3.11", "-m", "torch.distributed.run", "--tee=3"], None, ["--tee=3"]),
+        (["/opt/venv/bin/torchrun", "--role=a"], None, ["--role=a"]),
+        (["python3.11", "-m", "torch.distributed.run", "--role=a"], None, ["--role=a"]),
         (["python", "-m", "x"], ["python", "-m", "x"], []),
         (["accelerate", "launch"], ["accelerate", "launch"], []),
     ],
@@ -177,6 +177,14 @@ def test_the_agent_starts_torchrun_itself_unless_another_program_does(command, s
     pod = render(torchrun={"command": command})
     assert (options_of(pod)["command"], options_of(pod)["flags"]) == (started, flags)
     assert trainer_of(pod)["command"][2] == command[0]
+
+
+@pytest.mark.parametrize("command", [["torchrun", "--role=a"], ["my-launcher"]])
+def test_flags_of_torchrun_follow_those_in_the_command(command):
+    flags = ["--monitor-interval", "1"]
+    options = options_of(render(torchrun={"command": command, "args": flags}))
+    assert (options["command"] or ["torchrun", *options["flags"][:-2]]) == command
+    assert options["flags"][-2:] == flags
 
 
 def test_with_an_interpreter_of_its_own_the_agent_needs_no_shell():

@@ -96,5 +96,9 @@ def _replace(
     return celtypes.StringType(text.replace(old, new))
 
 
+def _join(words: celtypes.ListType, separator: celtypes.StringType) -> celtypes.StringType:
+    return celtypes.StringType(separator.join(str(word) for word in words))
+
+
 # Functions that Kubernetes adds to CEL.
-FUNCTIONS: dict[str, CELFunction] = {"split": _split, "replace": _replace}
+FUNCTIONS: dict[str, CELFunction] = {"split": _split, "replace": _replace, "join": _join}

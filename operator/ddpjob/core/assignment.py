@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ddpjob.core import names
 from ddpjob.core.job import Job
+from ddpjob.core.launcher import flags_of, is_torchrun
 from ddpjob.core.plan import Assign
 from ddpjob.core.spec import Spec
 
@@ -24,9 +25,6 @@ FOLLOWER_WAIT = 8
 
 # Seconds that a pod waits which must not start yet, after its grace period: others end first.
 HELD_WAIT = 75
-
-# The words that start torchrun by Python.
-TORCHRUN_MODULE = ("-m", "torch.distributed.run")
 
 
 class Addresses(Protocol):
@@ -112,6 +110,8 @@ def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
 def agent_options(spec: Spec, port: str) -> str:
     """Return the options of a pod's agent, as JSON. `port` is that of /ready and /metrics."""
     hang = spec.lifecycle.hang_timeout
+    # Then the agent can start it itself.
+    has_torchrun = is_torchrun(spec.command)
     options: dict[str, Any] = {
         "folder": names.RUN_FOLDER,
         "assignment": names.ASSIGNMENT_FILE,
@@ -119,33 +119,12 @@ def agent_options(spec: Spec, port: str) -> str:
         "message": names.MESSAGE_FILE,
         "clear": names.MEMORY_FOLDER,
         "port": port,
-        "command": None if _is_torchrun(spec) else list(spec.command),
-        "flags": list(_own_flags(spec)),
+        "command": None if has_torchrun else list(spec.command),
+        "flags": [*flags_of(spec.command), *spec.torchrun_args],
         "hang_seconds": hang.total_seconds() if hang else None,
         "heartbeat": str(spec.lifecycle.heartbeat),
         # Of other programs it is not known how they start their workers.
-        "fast_start": spec.fast_start and _is_torchrun(spec),
+        "fast_start": spec.fast_start and has_torchrun,
     }
     # The port may be a placeholder, which must stay as it is.
     return json.dumps(options, ensure_ascii=False)
-
-
-def _is_torchrun(spec: Spec) -> bool:
-    """Return True if the agent can start torchrun itself, and not by another program."""
-    return _program(spec) == "torchrun" or _is_module(spec)
-
-
-def _program(spec: Spec) -> str:
-    return spec.command[0].rpartition("/")[2]
-
-
-def _is_module(spec: Spec) -> bool:
-    is_python = _program(spec).startswith("python")
-    return is_python and spec.command[1:3] == TORCHRUN_MODULE
-
-
-def _own_flags(spec: Spec) -> tuple[str, ...]:
-    """Return the flags that the user has put into spec.torchrun.command."""
-    if not _is_torchrun(spec):
-        return ()
-    return spec.command[3:] if _is_module(spec) else spec.command[1:]

@@ -59,7 +59,14 @@ class Job:
         if self.spec is None:
             return self
         spec = replace(
-            self.spec, image="", args=(), command=(), rdzv_conf={}, pod_fields={}, pod_template={}
+            self.spec,
+            image="",
+            args=(),
+            command=(),
+            torchrun_args=(),
+            rdzv_conf={},
+            pod_fields={},
+            pod_template={},
         )
         return replace(self, spec=spec)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpjob.core import profiles
+from ddpjob.core import launcher, profiles
 from ddpjob.core.names import MAX_NODES
 from ddpjob.core.pod_fields import POD_FIELDS, read_pod_fields, read_pod_template
 from ddpjob.core.policy import FailurePolicy, Lifecycle, Recovery
@@ -26,7 +26,6 @@ from ddpjob.core.readers import (
     require_integer,
     require_object,
     require_string,
-    require_strings,
 )
 
 MAX_PROCESSES = 256
@@ -34,26 +33,6 @@ MAX_PROCESSES = 256
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
 RDZV_NAME = re.compile(r"[a-z_]+")
 RDZV_VALUE = re.compile(r"[^,=\s]+")
-
-# Flags of torchrun that the operator sets. torchrun would take the last one given.
-LAUNCHER_FLAGS = (
-    "--nnodes",
-    "--nproc-per-node",
-    "--node-rank",
-    "--rdzv-backend",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-    "--rdzv-conf",
-    "--standalone",
-    "--max-restarts",
-    "--master-addr",
-    "--master-port",
-    "--local-addr",
-)
-
-# A program that torchrun starts itself, and the flags with which it starts another one.
-INTERPRETER = re.compile(r"(.*/)?python[0-9.]*")
-NO_PYTHON = ("--no-python", "--no_python")
 
 # The fields that this operator knows, by the path of their object.
 KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -81,7 +60,7 @@ KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
         "podSecurity",
         *POD_FIELDS,
     ),
-    "spec.torchrun": ("command", "python", "rdzvConf"),
+    "spec.torchrun": ("command", "args", "python", "rdzvConf"),
     "spec.checkpoint": ("claimName", "mountPath"),
     "spec.failurePolicy": (
         "maxRestarts",
@@ -126,10 +105,11 @@ class Spec:
     `nodes` is the size of the gang. `nproc_per_node` and `devices` (extended resources of a pod, by
     name) are resolved: `auto` has become what the accelerator's profile gives. `unknown_fields` are
     the paths of fields that this version ignores, and `unused_devices` are devices that the job
-    requests and its accelerator does not use. `python` is the interpreter of the agent; an
-    empty one is that of torchrun. `fast_start`: torchrun and the workers are forks of a process
-    that has imported torch. `restricted`: the pods follow the Pod Security level restricted; None
-    leaves that to the administrator.
+    requests and its accelerator does not use. torchrun is started by `command`, `torchrun_args`,
+    the flags of the operator, and `args`. `python` is the interpreter of the agent; an empty one is
+    that of torchrun. `fast_start`: torchrun and the workers are forks of a process that has
+    imported torch. `restricted`: the pods follow the Pod Security level restricted; None leaves
+    that to the administrator.
     """
 
     image: str
@@ -139,6 +119,7 @@ class Spec:
     accelerator: str = "cpu"
     devices: Mapping[str, int] = field(default_factory=dict)
     command: tuple[str, ...] = ("torchrun",)
+    torchrun_args: tuple[str, ...] = ()
     python: str = ""
     fast_start: bool = False
     rdzv_conf: Mapping[str, str] = field(default_factory=dict)
@@ -156,8 +137,8 @@ class Spec:
         """Read a spec. Raises SpecError for the first field that is wrong."""
         fields = require_fields(data, "spec")
         torchrun = require_fields(fields.get("torchrun"), "spec.torchrun")
-        given = torchrun.get("command", list(cls.command))
-        command = require_strings(given, "spec.torchrun.command")
+        command = launcher.read_command(torchrun.get("command", list(cls.command)))
+        torchrun_args = launcher.read_flags(torchrun.get("args"), command)
         pod_fields = read_pod_fields(fields)
         checkpoint = Checkpoint.from_dict(fields.get("checkpoint"))
         _refuse_mount_at_checkpoint(checkpoint, pod_fields)
@@ -168,12 +149,13 @@ class Spec:
         resources = pod_fields.get("resources", {})
         return cls(
             image=require_string(fields.get("image"), "spec.image"),
-            args=_read_args(fields.get("args"), command),
+            args=launcher.read_args(fields.get("args"), command, torchrun_args),
             nodes=nodes,
             nproc_per_node=profiles.resolve_processes(accelerator, requested, resources),
             accelerator=accelerator,
             devices=profiles.resolve_devices(accelerator, requested, resources),
             command=command,
+            torchrun_args=torchrun_args,
             python=_read_python(torchrun.get("python")),
             fast_start=_read_fast_start(fields.get("fastStart"), accelerator),
             rdzv_conf=_read_rdzv_conf(torchrun.get("rdzvConf")),
@@ -264,28 +246,6 @@ def _read_requested_processes(value: Any) -> int | None:
         wanted = f"'auto' or an integer from 1 to {MAX_PROCESSES}"
         raise refuse("spec.nprocPerNode", wanted, value)
     return require_integer(value, "spec.nprocPerNode", 1, MAX_PROCESSES)
-
-
-def _read_args(value: Any, command: Any) -> tuple[str, ...]:
-    args = require_strings(value, "spec.args")
-    if INTERPRETER.fullmatch(args[0]) and not set(NO_PYTHON).intersection(command):
-        raise SpecError(
-            "spec.args: begin with the script or -m, since torchrun starts Python itself, got "
-            f"{quoted(args[0])}; to run another program, add --no-python to spec.torchrun.command"
-        )
-    if _is_launcher_flag(args[0]):
-        raise SpecError(
-            f"spec.args: {args[0]} is a flag of torchrun that the operator sets; begin with the "
-            "script or -m, and set nodes, nprocPerNode, torchrun.rdzvConf or failurePolicy"
-        )
-    return args
-
-
-def _is_launcher_flag(arg: str) -> bool:
-    """Return True for one of LAUNCHER_FLAGS, also abbreviated or with `_`, as torchrun takes it."""
-    name = arg.partition("=")[0].replace("_", "-")
-    # "-" and "--" are prefixes of every flag.
-    return len(name) > 2 and any(flag.startswith(name) for flag in LAUNCHER_FLAGS)
 
 
 def _read_rdzv_conf(value: Any) -> Mapping[str, str]:

@@ -26,6 +26,7 @@ class Torchrun(TypedDict, total=False):
     """How torchrun is started."""
 
     command: list[str]
+    args: list[str]
     python: str
     rdzvConf: Mapping[str, str | int]
 
