@@ -104,6 +104,7 @@ def read_pod(body: Dict) -> Pod | None:
         grace=grace_of(spec),
         deletion_deadline=_deletion_deadline(metadata),
         started="terminated" in container or "running" in container,
+        running_since=parse_time(child(container, "running").get("startedAt")),
         looks_lost=_looks_lost(status),
         gated=_schedule_condition(status).get("reason") == GATED,
         has_claims=any("persistentVolumeClaim" in v for v in children(spec, "volumes")),
