@@ -121,11 +121,17 @@ def test_the_message_names_the_pods_and_where_to_look():
     plan = plan_for(FIRST, a_pod(0, starting()), a_pod(1, starting()), now=at(60))
     assert plan.status.phase == Phase.STARTING
     assert plan.status.message == (
-        "0 of 2 nodes are ready; all containers have run for 60 s, and digits-0-0, digits-0-1 have "
-        "not met the others (their log: kubectl -n ml logs digits-0-0 -c trainer). Usual causes: a "
-        "NetworkPolicy or a service mesh keeps the pods apart; the cluster's DNS does not answer; "
-        "the arguments or the script set another number of nodes, or a rendezvous of their own"
+        "0 of 2 nodes are ready; all containers have run for at least 60 s, and digits-0-0, "
+        "digits-0-1 have not met the others (log: kubectl -n ml logs digits-0-0 -c trainer). Usual "
+        "causes: a NetworkPolicy or a service mesh keeps the pods apart; the cluster's DNS does "
+        "not answer; the arguments or the script set another number of nodes, or a rendezvous of "
+        "their own"
     )
+
+
+def test_the_message_names_only_pods_that_have_not_met():
+    plan = plan_for(FIRST, a_pod(0, running()), a_pod(1, starting()), now=at(60))
+    assert "and digits-0-1 has not met the others (log:" in plan.status.message
 
 
 def test_the_message_names_some_of_many_pods():

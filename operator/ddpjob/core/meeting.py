@@ -61,6 +61,6 @@ def describe_late(obs: Observation) -> str:
     verb = "has" if len(pods) == 1 else "have"
     log = f"kubectl -n {obs.job.namespace} logs {pods[0]} -c {TRAINER}"
     return (
-        f"all containers have run for {seconds} s, and {named} {verb} not met the others "
-        f"(their log: {log}). Usual causes: {USUAL_CAUSES}"
+        f"all containers have run for at least {seconds} s, and {named} {verb} not met the others "
+        f"(log: {log}). Usual causes: {USUAL_CAUSES}"
     )
