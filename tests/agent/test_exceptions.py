@@ -164,11 +164,14 @@ time.sleep(600)
 
 def test_ranks_that_all_have_the_local_rank_0_have_their_own_pipes(pod):
     script = """
-import os, signal
+import os, time
 print("here")
-if os.environ["RANK"] == "1":
-    raise ValueError("in rank 1")
-signal.pause()
+if os.environ["RANK"] == "0":
+    open(__file__ + ".ready", "w").close()
+    time.sleep(600)
+while not os.path.exists(__file__ + ".ready"):
+    time.sleep(0.02)
+raise ValueError("in rank 1")
 """
     found = pod(script)
     found.assign(0, 2, flags=["--ranks=2", "--virtual-local-rank"], wait=0.0)

@@ -24,10 +24,10 @@ def a_python(path: Path) -> Path:
     return a_program(path, f'#!{SHELL}\necho "{path}" "$@"\n')
 
 
-def start(folder: Path, word: str) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, word: str, path: str = "") -> subprocess.CompletedProcess[str]:
     """Start the agent in an image whose only programs are in `folder/bin`."""
     command = [SHELL, str(START), word, "/agent", '{"port": 1}', "train.py", "a b"]
-    env = {"PATH": str(folder / "bin")}
+    env = {"PATH": path or str(folder / "bin")}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=10)
 
 
@@ -56,10 +56,43 @@ def test_an_interpreter_in_a_folder_with_a_space_is_used(tmp_path):
     assert start(tmp_path, "torchrun").stdout.startswith(f"{python} -IS")
 
 
-def test_env_in_the_first_line_finds_the_interpreter_on_the_path(tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python3.11",
+        " python3.11",
+        "-S python3.11 -E",
+        "-Spython3.11 -E",
+        "-S A=1 python3.11 -m python3",
+        "-i * python3.11",
+    ],
+)
+def test_env_in_the_first_line_finds_the_interpreter_on_the_path(tmp_path, words):
+    python = a_python(tmp_path / "bin/python3.11")
+    a_python(tmp_path / "bin/python3")
+    a_program(tmp_path / "bin/torchrun", f"#!/usr/bin/env {words}\n")
+    done = start(tmp_path, "torchrun")
+    assert (done.stdout.split(" -IS")[0], done.stderr) == (str(python), "")
+
+
+NO_PYTHON = {
+    "env with bash, as a shim of pyenv has": "#!/usr/bin/env bash\n",
+    "env with a path": "#!/usr/bin/env {bin}/bash\n",
+    "env with options": "#!/usr/bin/env -S bash -e\n",
+    "a path": "#!{bin}/bash\n",
+    "a folder with the name of Python": "#!{python_folder}/bash\n",
+    "the second line": '#!/bin/sh\n\'\'\'exec\' "{bin}/bash" "$0" "$@"\n',
+}
+
+
+@pytest.mark.parametrize("text", NO_PYTHON.values(), ids=NO_PYTHON)
+def test_only_a_python_is_taken_for_python(tmp_path, text):
     python = a_python(tmp_path / "bin/python3")
-    a_program(tmp_path / "bin/torchrun", "#!/usr/bin/env python3\n")
-    assert start(tmp_path, "torchrun").stdout.startswith(f"{python} -IS")
+    a_python(tmp_path / "bin/bash")
+    other = a_python(tmp_path / "python/bash").parent
+    a_program(tmp_path / "bin/torchrun", text.format(bin=python.parent, python_folder=other))
+    done = start(tmp_path, "torchrun")
+    assert (done.stdout.split(" -IS")[0], done.stderr) == (str(python), "")
 
 
 def test_a_command_that_is_python_runs_the_agent_itself(tmp_path):
@@ -85,8 +118,18 @@ def test_an_image_without_python_gets_a_sentence(tmp_path):
     done = start(tmp_path, "torchrun")
     assert done.returncode == 127
     assert done.stderr == (
-        "ddpjob: the image has no Python: found neither torchrun, python3 nor python. Use an image "
-        "with PyTorch, or set spec.torchrun.python to the path of its Python.\n"
+        "ddpjob: found no Python: neither torchrun, python3 nor python is on the PATH. Use an "
+        "image with PyTorch, or set spec.torchrun.python to the path of its Python. "
+        f"PATH={tmp_path}/bin\n"
+    )
+
+
+def test_a_path_that_kubernetes_does_not_expand_is_named(tmp_path):
+    done = start(tmp_path, "torchrun", "/opt/conda/bin:$(PATH)")
+    assert done.returncode == 127
+    assert done.stderr == (
+        "ddpjob: found no Python: neither torchrun, python3 nor python is on the PATH. Kubernetes "
+        "does not expand $(PATH): give the whole path in env. PATH=/opt/conda/bin:$(PATH)\n"
     )
 
 

@@ -201,14 +201,14 @@ VALUES = {
 
 def test_the_flags_that_work_have_their_effect_before_those_of_the_operator(pod, port):
     working = {flag.name for flag in FLAGS if not flag.instead}
-    assert set(VALUES) == working - {"--no-python", "--numa-binding"}
-    own = [word for flag in VALUES.items() for word in flag]
-    script = "import os; print('role', os.environ['ROLE_NAME'])"
+    assert {*VALUES, "--virtual-local-rank"} == working - {"--no-python", "--numa-binding"}
+    own = [*(word for flag in VALUES.items() for word in flag), "--virtual-local-rank"]
+    script = "import os; print('role', os.environ['ROLE_NAME'], os.environ['LOCAL_RANK'])"
     found = pod(script, command=TORCHRUN, flags=own)
     found.assign(0, ranks=2, flags=flags(port))
     found.start()
     assert found.end() == 0
-    assert "[rank1]: role ranker\n" in found.log
+    assert "[rank1]: role ranker 0\n" in found.log
     # The handler of events writes them into torchrun's log.
     assert "torchelastic.worker.status" in found.log
 

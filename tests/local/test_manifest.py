@@ -27,6 +27,35 @@ def config_map(data: str) -> str:
     return f"---\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {data}\n"
 
 
+# Files
+
+
+def test_a_job_in_a_list_runs_with_its_config_map(tmp_path):
+    spec = "{image: i, args: [-m, x], nodes: 1}"
+    job = f"{{apiVersion: ddpjob.dev/v1alpha1, kind: DDPJob, metadata: {{name: j}}, spec: {spec}}}"
+    items = f"items: [{job}, {{kind: ConfigMap, metadata: {{name: c}}, data: {{a: b}}}}]"
+    found = read_text(tmp_path, f"apiVersion: v1\nkind: List\n{items}\n")
+    assert (found.job.name, found.config_maps) == ("j", {"c": {"a": "b"}})
+
+
+def test_a_list_without_a_job_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="must contain one DDPJob, got 0; it has Pod"):
+        read_text(tmp_path, "apiVersion: v1\nkind: List\nitems: [{kind: Pod}, x]\n")
+
+
+def test_a_file_that_powershell_has_written_is_read(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{HEAD}spec: {{image: i, args: [-m, x], nodes: 1}}\n", encoding="utf-16")
+    assert read(path).job.name == "j"
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(SpecError, match="is not text in UTF-8; save it as UTF-8"):
+        read(path)
+
+
 # Notes
 
 

@@ -238,6 +238,15 @@ def test_only_the_end_of_a_long_log_is_shown(browser, runs):
     assert "line 199699 " not in text
 
 
+def test_a_progress_bar_is_one_line_of_a_log(browser, runs):
+    bar = "".join(f"\r{percent}% of an epoch" for percent in range(100))
+    log = runs / "digits" / "logs" / "digits-1-0.log"
+    log.write_text(f"before\n{bar}\nafter\x0b\u2028\n", newline="")
+    text = browser.text("/jobs/-/digits")
+    assert "before 99% of an epoch after" in text
+    assert "98% of an epoch" not in text
+
+
 def test_a_second_run_of_a_job_has_a_page_of_its_own(browser, runs):
     shutil.copytree(runs / "digits", runs / "digits.2")
     (runs / "digits.2" / "logs" / "digits-1-0.log").write_text("the second\n")

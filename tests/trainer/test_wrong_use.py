@@ -1,13 +1,17 @@
 """Wrong use ends with exit code 2 and one message that says what to do, without a traceback."""
 
+from contextlib import nullcontext
+
 import pytest
 
+from ddp_trainer import process_group
 from ddp_trainer.cli import command_line, main
 from ddp_trainer.cli.flags import LARGEST_INTEGER
 from ddp_trainer.cli.options import WORKLOADS
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.interrupt import StopVote
 from ddp_trainer.process_group import read_launch
+from ddp_trainer.runtime import Runtime
 
 from .launch import TRAINER, alone, torchrun
 
@@ -188,6 +192,65 @@ def test_wrong_use_ends_with_a_message_and_exit_code_2():
     assert run.finish() == 2
     assert run.stderr.count("\n") == 1
     assert "MASTER_ADDR and MASTER_PORT not set" in run.stderr
+
+
+def test_a_rank_prints_the_error_that_it_has_alone():
+    run = alone(
+        *TRAINER,
+        "toy",
+        "--device",
+        "cuda",
+        **LAUNCHED | {"RANK": 1, "LOCAL_RANK": 1, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert run.finish() == 1
+    assert run.stderr == (
+        "ddp-trainer: rank 1: --device cuda: PyTorch finds no GPU; check nvidia-smi, or give "
+        "--device cpu\n"
+    )
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("kind", [UserError, RetryableError])
+@pytest.mark.parametrize("failed", [0, 1])
+def test_an_error_of_all_ranks_is_printed_once_per_node(rank, kind, failed, capsys, monkeypatch):
+    # Each node has two ranks.
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("LOCAL_RANK", str(rank % 2))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    errors = [None] * 4
+    errors[failed] = kind("no data")
+    monkeypatch.setattr(Runtime, "gather", lambda runtime, item: errors)
+    monkeypatch.setattr(main, "_train", lambda *_: Runtime(rank, 4).run_on_all(lambda: None))
+    assert main.run(command_line.parse(["toy"])) == kind.exit_code
+    whose = "rank 1: " if failed else ""
+    printed = "" if rank == 1 else f"ddp-trainer: {whose}no data\n"
+    assert capsys.readouterr().err == printed
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_the_first_rank_is_one_of_all(rank):
+    runtime = Runtime(rank, 2)
+    outcome = None, UserError("no folder")
+    object.__setattr__(runtime, "broadcast", lambda item: outcome)
+    with pytest.raises(UserError, match="no folder") as caught:
+        runtime.on_main(lambda: fail(UserError("no folder")))
+    assert caught.value.is_common
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "arguments", ["mnist", "hymenoptera --data . --frozen", "model_parallel --micro-batches 30"]
+)
+def test_options_that_all_ranks_have_are_refused_once(arguments, rank, capsys, monkeypatch):
+    command = command_line.parse(arguments.split())
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setattr(process_group, "process_group", lambda **_: nullcontext(Runtime(rank, 2)))
+    assert main.run(command) == 2
+    assert capsys.readouterr().err.count("ddp-trainer: ") == (rank == 0)
 
 
 def test_two_ranks_print_one_message_and_torchrun_repeats_it_in_its_summary(tmp_path):

@@ -314,9 +314,9 @@ def scheduling_gated():
     )
 
 
-def starting():
+def starting(*, since=NOW):
     """Return the status of a pod whose container runs, and whose workers have not met."""
-    state = {"running": {"startedAt": format_time(NOW)}}
+    state = {"running": {"startedAt": format_time(since)}}
     return {"phase": "Running", "podIP": "10.244.0.7", **trainer_status(state)}
 
 

@@ -84,6 +84,40 @@ def test_the_name_of_a_script_becomes_that_of_the_job(tmp_path, stem, name):
     assert job_name(tmp_path / f"{stem}.py") == name
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("train.sh", "python train.py\n", "is a shell script, and torchrun starts Python scripts"),
+        ("train", "#!/bin/bash\n", "is a shell script, and torchrun starts Python scripts"),
+        ("train.SH", "", "is a shell script, and torchrun starts Python scripts"),
+        ("train.ipynb", "{}", "jupyter nbconvert --to script train.ipynb"),
+        ("train", "#!/usr/bin/env node\n", "#!/usr/bin/env node is not the first line of a"),
+    ],
+)
+def test_a_file_that_is_no_script_of_python_is_refused(tmp_path, name, text, sentence):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError) as refused:
+        OwnScript(tmp_path / name, "i").documents(PRINTED_BYTES)
+    assert str(refused.value).startswith(f"{tmp_path / name}: ")
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "first_line"),
+    [("train", ""), ("train", "#!/usr/bin/env python3"), ("train.py", "#!/opt/my env/python3.12")],
+)
+def test_a_script_of_python_may_have_any_name(tmp_path, name, first_line):
+    (tmp_path / name).write_text(f"{first_line}\nprint(1)\n")
+    _, job = OwnScript(tmp_path / name, "i").documents(PRINTED_BYTES)
+    assert job["spec"]["args"] == [f"/mnt/code/{name}"]
+
+
+def test_a_shell_script_beside_the_script_travels_with_it(project):
+    (project / "prepare.sh").write_text("#!/bin/sh\n")
+    config_map, _ = OwnScript(project / "train.py", "i", folder=project).documents(PRINTED_BYTES)
+    assert "prepare.sh" in config_map["data"]
+
+
 def test_more_code_than_a_config_map_takes_is_refused(project):
     (project / "train.py").write_text("x" * 300_000)
     with pytest.raises(SpecError, match="300,000 bytes of code, and a ConfigMap takes 200,000"):

@@ -39,6 +39,30 @@ def test_a_line_has_the_rank_that_its_mark_names():
     assert line(log, "rank 17", "2").rank is None
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("\r 1%\r 50%\r100%", "100%"),
+        ("100%\r", "100%"),
+        ("[rank0]: \r[rank0]:  50%\r[rank0]: 100%", "[rank0]: 100%"),
+        ('100%\r{"event": "train"}', '{"event": "train"}'),
+        ("bar\r   \r", "   "),
+    ],
+)
+def test_a_progress_bar_is_shown_as_in_a_terminal(written, shown):
+    log = PodLog.from_pod(a_pod())
+    assert line(log, written).text == shown
+    # What the kubelet itself says has no time.
+    assert log.take(written.encode()).text == shown
+
+
+def test_a_line_after_a_progress_bar_has_its_rank_and_attempt():
+    log = PodLog.from_pod(a_pod())
+    assert line(log, "[rank0]: 1%\r[rank17]: hello").rank == 17
+    assert line(log, '[rank17]: 1%\r{"a": 1}').is_json
+    assert line(log, "1%\rddpjob agent: attempt 4 begins").attempt == 4
+
+
 def test_after_a_new_connection_a_line_that_was_read_before_is_left_out():
     log = PodLog.from_pod(a_pod())
     assert line(log, "a", "2").text == "a"

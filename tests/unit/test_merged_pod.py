@@ -79,6 +79,23 @@ def test_a_field_has_the_same_effect_in_either_way(accelerator, name):
     assert of_spec != render(accelerator=accelerator)
 
 
+# Init containers
+
+
+def test_the_status_gets_the_last_line_of_an_init_container_that_sets_nothing():
+    own = {"name": "own", "terminationMessagePolicy": "File"}
+    pod = render(podTemplate={"spec": {"initContainers": [{"name": "fetch"}, own]}})
+    fetch, own = pod["spec"]["initContainers"]
+    assert fetch["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert own["terminationMessagePolicy"] == "File"
+
+
+def test_a_container_beside_the_trainer_keeps_its_policy():
+    pod = render(podTemplate={"spec": {"containers": [{"name": "proxy"}, {"name": "trainer"}]}})
+    (proxy,) = (one for one in pod["spec"]["containers"] if one["name"] == "proxy")
+    assert "terminationMessagePolicy" not in proxy
+
+
 # Nodes
 
 

@@ -2,8 +2,10 @@
 
 import pytest
 from builders import (
+    FOLLOWER_ERROR,
     NOW,
     a_pod,
+    agent_report,
     at,
     disruption_target,
     ended,
@@ -15,6 +17,7 @@ from builders import (
     running,
     scheduling_gated,
     succeeded,
+    torchrun_summary,
     trainer_status,
     unschedulable,
     waiting,
@@ -301,10 +304,37 @@ def test_an_init_container_that_its_node_has_lost_is_a_disruption(code, reason):
     assert pod.disruption.reason == "NodeRestarted"
 
 
-def test_an_init_container_without_words_is_reported_with_its_reason():
-    state = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+CURL = "  % Total    % Received\n\r 10\r 100\ncurl: (6) Could not resolve host: data\n\n"
+ITS_LOG = "its log: kubectl -n ml logs digits-0-0 -c prepare"
+
+# The end of an init container, and the message about it.
+ENDS_OF_INIT_CONTAINERS = {
+    "the end of its log": (
+        {"reason": "Error", "message": CURL},
+        "curl: (6) Could not resolve host: data",
+    ),
+    "no words": ({"reason": "Error"}, f"Error ({ITS_LOG})"),
+    "blank lines": ({"reason": "Error", "message": "\n \n"}, f"Error ({ITS_LOG})"),
+    "nothing at all": ({}, f"exit code 1 ({ITS_LOG})"),
+    "no memory": ({"reason": "OOMKilled"}, f"OOMKilled ({ITS_LOG})"),
+    "no memory, and a log": ({"reason": "OOMKilled", "message": CURL}, f"OOMKilled ({ITS_LOG})"),
+}
+
+
+@pytest.mark.parametrize(
+    ("end", "words"), ENDS_OF_INIT_CONTAINERS.values(), ids=ENDS_OF_INIT_CONTAINERS
+)
+def test_an_init_container_that_failed_is_reported_with_its_last_line(end, words):
+    state = {"terminated": {"exitCode": 1, **end}}
     pod = read_pod(a_pod(0, {"phase": "Failed", **init_status(state)}))
-    assert pod.message == "init container prepare: OOMKilled"
+    assert pod.message == f"init container prepare: {words}"
+
+
+@pytest.mark.parametrize("text", [FOLLOWER_ERROR, torchrun_summary(), agent_report()])
+def test_the_log_of_an_init_container_says_nothing_about_workers(text):
+    state = {"terminated": {"exitCode": 1, "reason": "Error", "message": text}}
+    pod = read_pod(a_pod(0, {"phase": "Failed", **init_status(state)}))
+    assert (pod.follower, pod.timed_out, pod.summary, pod.reported) == (False, False, None, None)
 
 
 def test_a_blocked_init_container_is_named():

@@ -118,6 +118,18 @@ def test_all_that_concerns_a_job_is_shown():
     assert "rank 1 digits-0-1 on worker" in text
 
 
+def test_the_message_of_an_attempt_is_cut_in_a_terminal_only():
+    message = "rank 1 failed: " + "x" * 200
+    job = a_job(attempts=[{"attempt": 0, "cause": "Failure", "message": message}])
+    assert message in texts(job_lines(job, Progress(), [], NOW))[-1]
+    shown = texts(job_lines(job, Progress(), [], NOW, message_width=20))[-1]
+    assert shown.endswith("rank 1 failed: xxxx…")
+    short = a_job(attempts=[{"attempt": 0, "cause": "Failure", "message": "x" * 20}])
+    assert texts(job_lines(short, Progress(), [], NOW, message_width=20))[-1].endswith(
+        " " + "x" * 20
+    )
+
+
 def test_a_job_that_no_operator_has_seen_says_what_to_do():
     text = "\n".join(texts(job_lines(a_job(), Progress(), [], NOW)))
     assert "no operator has seen the job yet; ddpjob doctor finds out why" in text

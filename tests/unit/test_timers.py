@@ -70,11 +70,18 @@ A_MOMENT = {
     "a pod that stayed is not ready": (
         "silence_ends",
         observation(
-            a_running_job(attempt=1, ran=False, silent_since=at(-20), pod_attempts=(0, 1)),
+            a_running_job(attempt=1, ran=False, silent_since=at(-70), pod_attempts=(0, 1)),
             an_agents_pod(0, running(), attempt=1, born=0),
             a_pod(1, starting(), attempt=1),
         ),
-        100,
+        50,
+    ),
+    "a gang has not met": (
+        "peers_are_late",
+        observation(
+            a_running_job(ran=False), a_pod(0, starting(since=at(-90))), a_pod(1, starting())
+        ),
+        60,
     ),
     "a refused pod is tried again": (
         "refusal_is_retried",

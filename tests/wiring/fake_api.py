@@ -36,6 +36,7 @@ KINDS = {
     },
     "apis/ddpjob.dev/v1alpha1": {"ddpjobs": "DDPJob"},
     "apis/coordination.k8s.io/v1": {"leases": "Lease"},
+    "apis/networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
     "apis/apps/v1": {"deployments": "Deployment"},
     "apis/apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
 }

@@ -8,7 +8,7 @@ from gang import a_job, until
 
 from ddpjob.controller import slots
 from ddpjob.controller import writer as module
-from ddpjob.controller.errors import LeaseLost, NotSent, Refused
+from ddpjob.controller.errors import GaveWay, LeaseLost, NotSent, Refused
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.writer import MAX_CALLS_PER_JOB, Writer, run_all
 from ddpjob.kube.api import configuration
@@ -246,8 +246,11 @@ async def test_creates_that_hang_in_one_namespace_are_limited_and_give_a_reason(
     creates = [background(create_pod(writer, f"bad-{n}", "bad")) for n in range(100)]
     await until(lambda: sum(create.done() for create in creates) > 50)
     ended = [create.exception() for create in creates if create.done()]
-    assert {type(error) for error in ended} == {NotSent}
-    assert "so this one was not sent" in str(ended[0])
+    assert all(isinstance(error, GaveWay) for error in ended)
+    # On a slow machine some were sent, and gave way to others later.
+    not_sent = [error for error in ended if isinstance(error, NotSent)]
+    assert len(not_sent) > len(ended) / 2
+    assert "so this one was not sent" in str(not_sent[0])
     assert len(fake.writes(".*/namespaces/bad/pods")) < module.MAX_CREATES
     await asyncio.wait_for(create_pod(writer, "good", "ml"), 2)
 

@@ -256,7 +256,8 @@ def _plain_errors() -> Iterator[None]:
             yield
         except CheckpointException as error:
             rank, (failure, _) = next(iter(error.failures.items()))
-            raise RetryableError(f"rank {rank}: {first_line(failure)}") from error
+            message = f"rank {rank}: {first_line(failure)}"
+            raise RetryableError(message, is_common=True) from error
 
 
 def _require_visible(draft: Path) -> None:

@@ -18,9 +18,17 @@ WRONG_PATH = (
 
 
 class UserError(ValueError):
-    """Wrong use: a flag, a folder, an environment or a checkpoint that cannot work."""
+    """Wrong use: a flag, a folder, an environment or a checkpoint that cannot work.
+
+    `is_common`: all ranks raise it together, so one of each node prints it. Any other error may be
+    that of one rank alone, which prints it itself.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str = "", *, is_common: bool = False) -> None:
+        super().__init__(message)
+        self.is_common = is_common
 
 
 class RetryableError(UserError):

@@ -55,7 +55,8 @@ class ShardLoader:
         if isinstance(dataset, IterableDataset):
             raise UserError(
                 "an IterableDataset has no indices, so its samples cannot be assigned to ranks; "
-                "use a data set with __getitem__, or see docs/library.md for streams"
+                "use a data set with __getitem__, or see docs/library.md for streams",
+                is_common=True,
             )
         decided = [name for name in DECIDED if name in settings]
         if decided:
@@ -121,7 +122,8 @@ class IndexBatches:
         if sampler.may_leave_ranks_empty():
             raise UserError(
                 "a rank would get no sample in the last batch of an epoch; use equal_shares=True "
-                "of the sampler, whose repeats fill the gaps, or ShardLoader"
+                "of the sampler, whose repeats fill the gaps, or ShardLoader",
+                is_common=True,
             )
         self._sampler = sampler
 

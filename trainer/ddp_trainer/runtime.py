@@ -249,9 +249,10 @@ class Runtime:
             if found is None:
                 continue
             if rank == 0:
+                found.is_common = True
                 raise found
             kind = RetryableError if isinstance(found, RetryableError) else UserError
-            raise kind(f"rank {rank}: {found}")
+            raise kind(f"rank {rank}: {found}", is_common=True)
         return result  # type: ignore[return-value]
 
     def on_main(self, action: Callable[[], T]) -> T:
@@ -267,6 +268,7 @@ class Runtime:
                 outcome = None, error
         result, failure = self.broadcast(outcome)
         if failure:
+            failure.is_common = True
             raise failure
         return result  # type: ignore[return-value]
 

@@ -122,12 +122,14 @@ class GlobalBatchSampler:
         """Raise UserError if there are too few samples, or if a batch is too small."""
         if self.samples < self.at_least:
             raise UserError(
-                f"too few samples: expected at least {self.at_least}, got {self.samples}"
+                f"too few samples: expected at least {self.at_least}, got {self.samples}",
+                is_common=True,
             )
         if self.batch_size < self.at_least:
             raise UserError(
                 f"the batch over all processes is too small: expected at least {self.at_least}, "
-                f"got {self.batch_size}; use a larger --batch-size"
+                f"got {self.batch_size}; use a larger --batch-size",
+                is_common=True,
             )
         assert 0 <= self.rank < self.world_size
 

@@ -84,10 +84,11 @@ class Stream:
 
     def take_bar(self, now: float) -> list[bytes]:
         """Return a line with the state of a progress bar, if it is time for one."""
-        if now - self.bar_time < BAR_SECONDS or not is_overwritten(self.partial):
+        is_bar = is_overwritten(self.partial)
+        if not is_bar or now - self.bar_time < BAR_SECONDS:
+            self.bar_time = self.bar_time if is_bar else now
             return []
-        last, self.bar = self.bar, as_displayed(self.partial)
-        self.bar_time = now
+        last, self.bar, self.bar_time = self.bar, as_displayed(self.partial), now
         return [self.bar + b"\n"] if self.bar.strip() and self.bar != last else []
 
     def text(self) -> str:

@@ -9,6 +9,8 @@ import yaml
 
 from ddpjob.cli.session import REFUSED, Output, note, print_error
 from ddpjob.client import AsyncClient, ClientError, NotFound, Rejected, WaitTimeout
+from ddpjob.core.names import Phase
+from ddpjob.core.plan import counted
 from ddpjob.core.user_job import DDPJob
 
 # The exit code of the command `timeout`.
@@ -33,9 +35,25 @@ async def suspend(client: AsyncClient, name: str) -> int:
 
 
 async def resume(client: AsyncClient, name: str) -> int:
+    before = await client.get(name)
+    if not before.spec.get("suspend"):
+        Output().print(_why_not_resumed(before))
+        return 0
     job = await client.resume(name)
     Output().print(f"{name} resumed from {_beginning(job)}")
     return 0
+
+
+def _why_not_resumed(job: DDPJob) -> str:
+    """Return the sentence about a job whose spec.suspend is not set."""
+    if job.phase == Phase.SUSPENDED:
+        return f"{job.name} is being resumed already"
+    text = f"{job.name} is not suspended, but {job.phase}: nothing to resume"
+    if job.phase == Phase.FAILED:
+        text += f"; ddpjob retry {job.name} takes it up again"
+    elif job.phase == Phase.COMPLETE:
+        text += f"; ddpjob restart {job.name} runs it again"
+    return text
 
 
 async def retry(client: AsyncClient, name: str) -> int:
@@ -49,9 +67,12 @@ def _beginning(job: DDPJob) -> str:
 
 
 async def scale(client: AsyncClient, name: str, nodes: int) -> int:
-    before = await client.get(name)
+    before = (await client.get(name)).spec.get("nodes", 1)
+    if before == nodes:
+        Output().print(f"{name} has {counted(nodes, 'node')} already: nothing to scale")
+        return 0
     await client.scale(name, nodes)
-    Output().print(f"{name} scaled from {before.spec.get('nodes', 1)} to {nodes} nodes")
+    Output().print(f"{name} scaled from {before} to {counted(nodes, 'node')}")
     return 0
 
 

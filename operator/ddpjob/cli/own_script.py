@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,12 @@ HEADER = """\
 """
 OWN_IMAGE = "The image needs Python, torch and what the script imports."
 TRAINER_IMAGE = "No --image was given. images/README.md says how to build the trainer's image."
+
+# Longest first line of a script that Linux reads, in characters.
+MAX_FIRST_LINE = 256
+
+SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh")
+SHELL = re.compile(r"\b(ba|da|k|z)?sh\b")
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class OwnScript:
         """Return the ConfigMap and the DDPJob. Raises SpecError, also for more bytes of code."""
         if not self.script.is_file():
             raise SpecError(f"{self.script}: the file does not exist")
+        _require_python(self.script)
         code = read_code(self.script, self.folder, limit)
         path = self.script.name if self.folder is None else self._path_in(self.folder, code)
         job = DDPJob(require_job_name(self.name or job_name(self.script)), self._spec())
@@ -90,6 +98,34 @@ class OwnScript:
         image = OWN_IMAGE if self.image else TRAINER_IMAGE
         header = HEADER.format(script=self.script.name, file=f"{name}.yaml", image=image)
         return header + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
+
+
+def _require_python(script: Path) -> None:
+    """Raise SpecError for a script that torchrun cannot start with Python."""
+    if script.suffix == ".py":
+        return
+    if script.suffix.lower() == ".ipynb":
+        raise SpecError(
+            f"{script}: is a notebook, and torchrun starts Python scripts; to make one of it: "
+            f"jupyter nbconvert --to script {script.name}"
+        )
+    first_line = _first_line(script)
+    words = first_line.removeprefix("#!") if first_line.startswith("#!") else ""
+    if script.suffix.lower() in SHELL_SUFFIXES or SHELL.search(words):
+        raise SpecError(
+            f"{script}: is a shell script, and torchrun starts Python scripts; give the Python "
+            "script that it starts, with its arguments"
+        )
+    if words and "python" not in words:
+        message = f"{first_line} is not the first line of a Python script"
+        raise SpecError(f"{script}: {message}; give the script that torchrun is to start")
+
+
+def _first_line(script: Path) -> str:
+    # A file that cannot be read is refused when its text is needed.
+    with suppress(OSError), script.open(errors="replace") as file:
+        return file.readline(MAX_FIRST_LINE).strip()
+    return ""
 
 
 def print_manifest(own: OwnScript) -> None:

@@ -19,7 +19,7 @@ from ddpjob.client.code import SUBMITTED_BYTES
 from ddpjob.client.errors import NotFound, Rejected
 from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice, LogLine
 from ddpjob.core import names
-from ddpjob.core.documents import Document, is_job, read_documents, require_jobs, set_fields
+from ddpjob.core.documents import Document, decode, is_job, read_documents, require_jobs, set_fields
 from ddpjob.core.readers import Dict, SpecError, child
 from ddpjob.core.run_metrics import RunMetrics, parse_metric
 from ddpjob.core.spec import Spec
@@ -73,13 +73,11 @@ def _changed(documents: Sequence[Document], settings: Sequence[str]) -> list[Doc
 
 def _read(file: str) -> str:
     if file == STDIN:
-        return sys.stdin.read()
+        return decode(sys.stdin.buffer.read())
     try:
-        return Path(file).read_text()
+        return decode(Path(file).read_bytes())
     except OSError as error:
         raise SpecError(f"cannot read the file: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SpecError("is no text") from error
 
 
 async def submit(client: AsyncClient, documents: Sequence[Document], options: SubmitOptions) -> int:

@@ -19,7 +19,7 @@ from ddpjob.core.pods import read_pod
 from ddpjob.core.progress import Progress
 from ddpjob.core.readers import Dict
 from ddpjob.core.user_job import DDPJob
-from ddpjob.show.jobs import job_lines, job_table
+from ddpjob.show.jobs import MESSAGE_WIDTH, job_lines, job_table
 
 FORMATS = ("table", "wide", "json", "yaml", "name")
 
@@ -140,7 +140,9 @@ async def _job_lines(client: AsyncClient, job: DDPJob) -> list[Text]:
     with suppress(ClientError):
         bodies = await client.pods(job)
     pods = [pod for pod in map(read_pod, bodies) if pod is not None]
-    return list(job_lines(job, progress, pods, datetime.now(UTC)))
+    # Another program, or a file, gets the whole messages.
+    width = MESSAGE_WIDTH if Output().is_terminal else None
+    return list(job_lines(job, progress, pods, datetime.now(UTC), message_width=width))
 
 
 async def read_progress(client: AsyncClient, job: DDPJob, lines: int) -> Progress:

@@ -9,6 +9,7 @@ from typing import Any
 from ddpjob import __version__
 from ddpjob.client.async_client import AsyncClient
 from ddpjob.client.errors import ClientError, NotConnected, client_errors
+from ddpjob.client.networks import Gap, find_gaps
 from ddpjob.core import names
 from ddpjob.core.kubernetes import advice_on_version, note_on_version
 from ddpjob.core.readers import Dict, child, children, integer_or_zero, strings_or_empty
@@ -49,6 +50,14 @@ DEVICES = {
 
 # Provisioners of volumes that several nodes can mount for writing.
 SHARED_PROVISIONERS = ("efs.csi", "fsx", "nfs", "filestore", "file.csi", "cephfs", "longhorn")
+
+
+# The label that the API server gives each namespace: its name.
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+
+NETWORK_ADVICE = (
+    "create the NetworkPolicy of docs/users/teams.md: workers connect to each other on random ports"
+)
 
 
 @dataclass(frozen=True)
@@ -322,6 +331,36 @@ async def check_dns(client: AsyncClient) -> Sequence[Finding]:
     return [Finding("DNS", "no server of kube-dns is ready", advice)]
 
 
+async def check_networks(client: AsyncClient) -> Sequence[Finding]:
+    """Check that no NetworkPolicy keeps the pods of a job from each other, or from the DNS."""
+    kind = Kind("networking.k8s.io", "v1", "networkpolicies")
+    policies = await _list(client, kind, client.namespace)
+    namespace = None
+    # Who may not read it knows one of its labels: its name.
+    with suppress(ClientError), client_errors():
+        namespace = await client.api.get(NAMESPACES.path("", client.namespace))
+    labels = child(child(namespace or {}, "metadata"), "labels")
+    findings = [
+        Finding("Networks", _describe_gap(gap), NETWORK_ADVICE)
+        for gap in find_gaps(policies, {NAMESPACE_LABEL: client.namespace, **labels})
+    ]
+    if findings:
+        return findings
+    if not policies:
+        return [Finding("Networks", f"namespace {client.namespace} has no NetworkPolicy")]
+    return [Finding("Networks", "no NetworkPolicy keeps the pods of a job apart")]
+
+
+def _describe_gap(gap: Gap) -> str:
+    whose = f"the pods of job {gap.job}" if gap.job else "the pods of a job"
+    kind = "NetworkPolicy" if len(gap.policies) == 1 else "NetworkPolicies"
+    verb = "admits" if len(gap.policies) == 1 else "admit"
+    return (
+        f"{whose} cannot reach {gap.target}: {kind} {', '.join(gap.policies)} {verb} no such "
+        f"{gap.direction}"
+    )
+
+
 SUBJECTS: Mapping[Check, str] = {
     check_crd: "DDPJobs",
     check_operator: "Operator",
@@ -331,5 +370,6 @@ SUBJECTS: Mapping[Check, str] = {
     check_devices: "Nodes",
     check_storage: "Storage",
     check_dns: "DNS",
+    check_networks: "Networks",
 }
 CHECKS: Iterable[Check] = tuple(SUBJECTS)

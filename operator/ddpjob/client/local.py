@@ -208,9 +208,11 @@ def _read_lines(path: Path, tail: int | None = None) -> Sequence[str]:
             if tail is not None:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+            text = file.read().decode(errors="replace")
     except OSError:
         return ()
+    # Other characters than a newline also end a line for str.splitlines.
+    lines = text.removesuffix("\n").split("\n") if text else []
     return lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]
 
 

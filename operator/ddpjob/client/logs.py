@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from ddpjob.client.errors import Rejected
 from ddpjob.core import names
 from ddpjob.core.readers import Dict, child, children
+from ddpjob.core.terminal import as_displayed
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import PODS
@@ -144,13 +145,14 @@ class PodLog:
         return self.read(time, text)
 
     def read(self, time: str, text: str) -> LogLine:
-        """Return a line with the attempt that it belongs to."""
+        """Return a line as a terminal shows it, with the attempt that it belongs to."""
+        text = as_displayed(text)
         begins = ATTEMPT_BEGINS.match(text)
         if begins:
             self.attempt = int(begins[1])
         mark = RANK_MARK.match(text)
         rank = int(mark[1]) if mark else None
-        return LogLine(time, self.index, self.name, self.attempt, text.rstrip("\r"), rank)
+        return LogLine(time, self.index, self.name, self.attempt, text, rank)
 
 
 def has_begun(pod: Dict) -> bool:

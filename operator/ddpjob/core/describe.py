@@ -8,6 +8,7 @@ from ddpjob.core import names
 from ddpjob.core.budget import LASTING, backoff_seconds
 from ddpjob.core.conditions import Conditions, find_condition, set_condition
 from ddpjob.core.dead_nodes import describe_cut_off, describe_wait, is_unreachable
+from ddpjob.core.meeting import describe_late, is_late
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Finding, Observation, Pod, TrainerState
 from ddpjob.core.plan import MAX_MESSAGE, counted
@@ -109,13 +110,16 @@ def _describe_start(obs: Observation, now: datetime) -> Status:
     if blocker:
         return describe(obs, Phase.PENDING, blocker.reason, blocker.message)
     message = f"{obs.ready} of {obs.status.pods.desired} nodes are ready"
+    unreachable = _describe_unreachable(obs, now)
+    if is_late(obs, now) and not unreachable:
+        message += f"; {describe_late(obs)}"
+        return describe(obs, Phase.STARTING, Reason.WAITING_FOR_PEERS, message)
     pending = [pod for pod in obs.current if pod.state is TrainerState.PENDING]
     if pending:
         message += f"; {_describe_pending(obs, pending[0])}"
     elif obs.silent:
         message += f"; the workers of {describe_pods(obs.silent)} have not met the others yet"
-    message += _describe_unreachable(obs, now)
-    return describe(obs, Phase.STARTING, Reason.STARTING, message)
+    return describe(obs, Phase.STARTING, Reason.STARTING, message + unreachable)
 
 
 def find_blocker(obs: Observation) -> Finding | None:

@@ -1,7 +1,7 @@
 """The documents of manifests: their text, and changes of single fields."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -10,6 +10,9 @@ from ddpjob.core import names
 from ddpjob.core.readers import Dict, SpecError, quoted
 
 Document = dict[str, Any]
+
+# How a text in UTF-16 begins, with either order of bytes.
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Loader(yaml.SafeLoader):
@@ -20,6 +23,18 @@ Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def decode(data: bytes) -> str:
+    """Return the text of a file: UTF-8, or UTF-16 with its mark. Raises SpecError.
+
+    The `>` of PowerShell writes UTF-16.
+    """
+    is_utf16 = data.startswith(UTF16_MARKS)
+    try:
+        return data.decode("utf-16" if is_utf16 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError("is not text in UTF-8; save it as UTF-8") from error
 
 
 def read_yaml(text: str) -> list[Any]:
@@ -41,12 +56,10 @@ def _position(error: yaml.MarkedYAMLError) -> str:
 def read_documents(text: str) -> list[Document]:
     """Return the objects in a manifest, also those in a `List`. Raises SpecError."""
     found = read_yaml(text)
-    documents: list[Document] = []
     for number, document in enumerate(found, 1):
         if not isinstance(document, dict):
             raise SpecError(f"document {number}: must be an object, got {quoted(document)}")
-        is_list = document.get("kind") == "List" and isinstance(document.get("items"), list)
-        documents += document["items"] if is_list else [document]
+    documents = list(without_lists(found))
     for number, document in enumerate(documents, 1):
         if not isinstance(document, dict):
             raise SpecError(f"document {number}: must be an object, got {quoted(document)}")
@@ -54,6 +67,16 @@ def read_documents(text: str) -> list[Document]:
             if not isinstance(document.get(key), str):
                 raise SpecError(f"document {number}: {key} is required")
     return documents
+
+
+def without_lists(documents: Iterable[Any]) -> Iterator[Any]:
+    """Yield the documents, and the items of each `List` in its place."""
+    for document in documents:
+        is_list = isinstance(document, dict) and document.get("kind") == "List"
+        if is_list and isinstance(document.get("items"), list):
+            yield from document["items"]
+        else:
+            yield document
 
 
 def is_job(document: Dict) -> bool:

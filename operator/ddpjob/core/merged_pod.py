@@ -49,6 +49,9 @@ def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
     for container in _containers(pod_spec):
         if container.get("volumeMounts"):
             container["volumeMounts"] = _one_for_each_path(container["volumeMounts"])
+    for container in pod_spec.get("initContainers") or ():
+        # The end of its log then is in the status of the pod, from where that of the job has it.
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _refuse_replaced_mounts(trainer, spec.checkpoint, job.name)
     _remove_unused_volumes(pod_spec)
     _add_variables(trainer, _own_variables(pod_spec, trainer, spec))

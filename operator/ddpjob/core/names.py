@@ -141,6 +141,7 @@ class Reason(StrEnum):
 
     CREATING_PODS = "CreatingPods"
     STARTING = "ContainersStarting"
+    WAITING_FOR_PEERS = "WaitingForPeers"
     NODES_RUNNING = "NodesRunning"
     WAITING_FOR_OLD_PODS = "WaitingForOldPods"
     BACK_OFF = "BackOff"

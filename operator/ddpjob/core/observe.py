@@ -56,7 +56,8 @@ class Pod:
     - `creating_since`: the pod has had a node since then, and no container yet.
     - `released`: no container of the pod runs any more. A kubelet reports the end of the containers
       before the pod's phase.
-    - `started`: the trainer's container was started at some time.
+    - `started`: the trainer's container was started at some time. `running_since`: it runs since
+      then, if the kubelet says it.
     - `disruption`: why the pod was deleted, evicted or lost, whatever its trainer did.
     - `blocked`: what keeps a pending pod from starting. `gated`: that is a scheduling gate.
     - `own_limit`: the kubelet evicted the pod because it exceeded a limit of its own.
@@ -90,6 +91,7 @@ class Pod:
     grace: int
     deletion_deadline: datetime | None
     started: bool
+    running_since: datetime | None
     looks_lost: bool
     gated: bool
     has_claims: bool

@@ -8,8 +8,9 @@ from ddpjob.core.observe import Finding, Pod, TrainerState
 from ddpjob.core.placement import read_placement, read_requests
 from ddpjob.core.policy import MAX_SECONDS
 from ddpjob.core.readers import Dict, child, children, integer_or_none, integer_or_zero
-from ddpjob.core.termination import read_termination
+from ddpjob.core.termination import Termination, read_termination
 from ddpjob.core.times import LAST_MOMENT, parse_time
+from ddpjob.core.torchrun_log import last_line
 
 # Reasons of a waiting container whose image cannot be pulled.
 IMAGE_REASONS = (
@@ -48,6 +49,9 @@ EVICTED = "Evicted"
 BY_KUBELET = "TerminationByKubelet"
 SHUT_DOWN = (BY_KUBELET, "Terminated")
 
+# The reason of a container that used more memory than its limit.
+OOM_KILLED = "OOMKilled"
+
 # The reason of a pod whose init container failed. Its exit code is not the worker's.
 INIT_FAILED = "InitFailed"
 
@@ -79,13 +83,7 @@ def read_pod(body: Dict) -> Pod | None:
     name = str(metadata.get("name", ""))
     spec = child(body, "spec")
     container = _trainer_container(status)
-    end = child(container, "terminated") if "terminated" in container else None
-    state = _trainer_state(status.get("phase"), container)
-    if end is None:
-        end = _failed_init(status)
-        if end is not None:
-            state = TrainerState.FAILED
-    termination = read_termination(str((end or {}).get("message") or ""))
+    state, end, termination = _state_and_end(metadata, status, container)
     return Pod(
         name=name,
         uid=str(metadata.get("uid", "")),
@@ -104,6 +102,7 @@ def read_pod(body: Dict) -> Pod | None:
         grace=grace_of(spec),
         deletion_deadline=_deletion_deadline(metadata),
         started="terminated" in container or "running" in container,
+        running_since=parse_time(child(container, "running").get("startedAt")),
         looks_lost=_looks_lost(status),
         gated=_schedule_condition(status).get("reason") == GATED,
         has_claims=any("persistentVolumeClaim" in v for v in children(spec, "volumes")),
@@ -126,6 +125,22 @@ def read_pod(body: Dict) -> Pod | None:
         steps=termination.steps,
         finished=_finished(end or {}),
     )
+
+
+def _state_and_end(
+    metadata: Dict, status: Dict, container: Dict
+) -> tuple[TrainerState, Dict | None, Termination]:
+    """Return the state of the trainer, the end of it or of an init container, and its words."""
+    if "terminated" not in container:
+        failed = _failed_init(metadata, status)
+        if failed is not None:
+            # It is not the log of a worker, whatever is in it.
+            return TrainerState.FAILED, failed, Termination(str(failed["message"]))
+    state = _trainer_state(status.get("phase"), container)
+    if "terminated" not in container:
+        return state, None, Termination()
+    end = child(container, "terminated")
+    return state, end, read_termination(str(end.get("message") or ""))
 
 
 def _birth(name: str, attempt: int) -> int:
@@ -203,15 +218,23 @@ def _finished(end: Dict) -> datetime | None:
     return time if time and time.year > UNKNOWN_YEAR else None
 
 
-def _failed_init(status: Dict) -> Dict | None:
-    """Return the end of an init container that failed, after which the trainer never starts."""
+def _failed_init(metadata: Dict, status: Dict) -> Dict | None:
+    """Return the end of an init container that failed, after which the trainer never starts.
+
+    Its message has the last line of the container, or how to read its log.
+    """
     if status.get("phase") != "Failed":
         return None
     for container in children(status, "initContainerStatuses"):
         end = child(child(container, "state"), "terminated")
         if end.get("exitCode"):
-            words = str(end.get("message") or end.get("reason") or "")
-            message = f"init container {container.get('name')}: {words}"
+            name = container.get("name")
+            line = last_line(str(end.get("message") or ""))
+            why = str(end.get("reason") or f"exit code {end['exitCode']}")
+            if not line or why == OOM_KILLED:
+                pod = f"{metadata.get('name')} -c {name}"
+                line = f"{why} (its log: kubectl -n {metadata.get('namespace')} logs {pod})"
+            message = f"init container {name}: {line}"
             reason = end.get("reason") if _is_lost(end) else INIT_FAILED
             return {**end, "reason": reason, "message": message}
     return None

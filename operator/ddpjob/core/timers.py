@@ -13,6 +13,7 @@ from ddpjob.core.causes import settles_at
 from ddpjob.core.dead_nodes import is_cut_off, is_not_ready, next_death, next_overdue
 from ddpjob.core.gangs import pods_with_room
 from ddpjob.core.in_place import silent_time
+from ddpjob.core.meeting import late_from
 from ddpjob.core.names import Condition
 from ddpjob.core.observe import Observation, TrainerState
 from ddpjob.core.policy import MAX_SECONDS
@@ -113,6 +114,11 @@ def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None
     return later(started, silent_time(obs)) if started and _is_silent(obs) else None
 
 
+def peers_are_late(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Return when the status of a gang that runs and has not met says where to look."""
+    return late_from(obs)
+
+
 def refusal_is_retried(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     refusal = obs.refusal
     if refusal is None or not refusal.is_too_early(now):
@@ -204,6 +210,7 @@ TIMERS: tuple[Timer, ...] = (
     backoff_ends,
     failure_settles,
     silence_ends,
+    peers_are_late,
     refusal_is_retried,
     active_deadline,
     startup_deadline,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddpjob.core import names
-from ddpjob.core.documents import read_yaml
+from ddpjob.core.documents import decode, read_yaml, without_lists
 from ddpjob.core.job import Job, require_job_name
 from ddpjob.core.policy import Lifecycle
 from ddpjob.core.readers import (
@@ -68,12 +68,11 @@ def read(path: Path, wanted: Overrides = AS_WRITTEN, cores: int | None = None) -
 
 def _read_documents(path: Path) -> list[Dict]:
     try:
-        text = sys.stdin.read() if path == STDIN else path.read_text()
+        data = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
     except OSError as error:
         raise SpecError(f"cannot read the file: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SpecError("is no text") from error
-    return [document for document in read_yaml(text) if isinstance(document, Mapping)]
+    documents = without_lists(read_yaml(decode(data)))
+    return [document for document in documents if isinstance(document, Mapping)]
 
 
 def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from ddpjob.core.terminal import as_displayed
+
 CHUNK_BYTES = 65536
 
 # A kubelet keeps as much of the log as the termination message of a container that failed.
@@ -40,13 +42,11 @@ class Output:
                 self._tail = (self._tail + chunk)[-TAIL_BYTES:]
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    self._on_line(_as_displayed(line))
+                    self._report(line)
                 # A progress bar may never end its line. Keep only what it wrote last.
                 rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
         if rest:
-            self._on_line(_as_displayed(rest))
+            self._report(rest)
 
-
-def _as_displayed(line: bytes) -> str:
-    """Return what a terminal shows of a line: a carriage return begins it again."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+    def _report(self, line: bytes) -> None:
+        self._on_line(as_displayed(line.decode(errors="replace")))

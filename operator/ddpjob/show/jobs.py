@@ -26,7 +26,7 @@ ATTEMPT_HEADERS = ("#", "Cause", "Lasted", "Lost steps", "Where", "Message")
 
 LABEL_WIDTH = 12
 
-# Characters of a message in a table.
+# Characters of a message in a table of a terminal.
 MESSAGE_WIDTH = 100
 
 # The moments that a job waits for, and what happens then.
@@ -96,19 +96,33 @@ def _nodes(job: DDPJob) -> str:
 
 
 def job_lines(
-    job: DDPJob, progress: Progress, pods: Sequence[Pod], now: datetime
+    job: DDPJob,
+    progress: Progress,
+    pods: Sequence[Pod],
+    now: datetime,
+    *,
+    message_width: int | None = None,
 ) -> Iterator[Text]:
-    """Yield the lines that tell what a job does, why, how far it is, and what comes next."""
+    """Yield the lines that tell what a job does, why, how far it is, and what comes next.
+
+    Longer messages of attempts are cut to `message_width` characters.
+    """
     yield Text.assemble((job.name, "bold"), "  ", phase(job.phase), f"  {job_age(job, now)}")
     for label, text in job_facts(job, progress, pods, now):
         yield Text.assemble((f"{label:<{LABEL_WIDTH}}", "bold"), text)
     if job.status.attempts:
         yield Text("Attempts", style="bold")
         rows = [
-            (f"  {number}", *cells, message[:MESSAGE_WIDTH])
+            (f"  {number}", *cells, _shortened(message, message_width))
             for number, *cells, message in attempt_rows(job.status)
         ]
         yield from columns(["  #", *(header.upper() for header in ATTEMPT_HEADERS[1:])], rows)
+
+
+def _shortened(message: str, width: int | None) -> str:
+    if width is None or len(message) <= width:
+        return message
+    return f"{message[: width - 1]}…"
 
 
 def job_facts(

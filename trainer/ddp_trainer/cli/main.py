@@ -49,7 +49,10 @@ def run(command: Command) -> int:
         return spawn(run, command)
     except UserError as error:
         error_handler.record_exception(error)
-        _print_once_per_node(str(error))
+        if error.is_common:
+            _print_once_per_node(str(error))
+        else:
+            _print(f"{_rank_mark()}{error}")
         return error.exit_code
     except Interrupted as interruption:
         error_handler.record_exception(interruption)
@@ -93,4 +96,14 @@ def _train(command: Command, started: float) -> None:
 def _print_once_per_node(message: str) -> None:
     """Print a message on local rank 0, because every node has its own log."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"ddp-trainer: {message}", file=sys.stderr, flush=True)
+        _print(message)
+
+
+def _rank_mark() -> str:
+    """Return the beginning of a message of this rank, which the others may not have."""
+    rank = os.environ.get("RANK")
+    return f"rank {rank}: " if rank and os.environ.get("WORLD_SIZE") != "1" else ""
+
+
+def _print(message: str) -> None:
+    print(f"ddp-trainer: {message}", file=sys.stderr, flush=True)

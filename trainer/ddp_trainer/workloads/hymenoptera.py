@@ -45,7 +45,8 @@ def train(options: HymenopteraOptions, runtime: Runtime) -> None:
     Raises UserError on wrong use, and Interrupted after a signal.
     """
     if options.frozen and not options.weights:
-        raise UserError("--frozen: pretrained weights are required; give them with --weights")
+        message = "--frozen: pretrained weights are required; give them with --weights"
+        raise UserError(message, is_common=True)
     progress = Progress(runtime, options.log_every)
 
     with progress.timed("setup"):

@@ -52,7 +52,8 @@ def train(options: MessagesOptions, runtime: Runtime) -> None:
     if not runtime.hardware.pairs:
         raise UserError(
             "messages: torch_xla does not support messages between only two ranks; add --device "
-            "cpu to use gloo on the same nodes"
+            "cpu to use gloo on the same nodes",
+            is_common=True,
         )
     progress = Progress(runtime)
     progress.start(workload="messages", epochs=0, steps=0)

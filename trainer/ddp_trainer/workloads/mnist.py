@@ -72,7 +72,8 @@ def load_data(options: MnistOptions, runtime: Runtime) -> tuple[Images, Images]:
     """Return the training and the test set. Raises UserError if --data has none of them."""
     if options.data is None:
         raise UserError(
-            "mnist needs real images (--data FOLDER) or random ones (--fake): give one of the two"
+            "mnist needs real images (--data FOLDER) or random ones (--fake): give one of the two",
+            is_common=True,
         )
     folder = options.data
     train_set, test_set, is_split = runtime.run_on_all(lambda: mnist.load(folder))

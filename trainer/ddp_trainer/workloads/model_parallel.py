@@ -100,7 +100,8 @@ def check_micro_batches(options: ModelParallelOptions) -> None:
         raise UserError(
             f"--micro-batches {options.micro_batches} is more than the batch of "
             f"{options.batch_size} samples: use at most {options.batch_size}, or a larger "
-            "--batch-size"
+            "--batch-size",
+            is_common=True,
         )
 
 

@@ -89,7 +89,8 @@ def uneven_inputs(options: SkewedOptions, runtime: Runtime) -> None:
     Raises UserError on XLA, and RuntimeError if the ranks' parameters differ at the end.
     """
     if not runtime.hardware.pairs:
-        raise UserError("--uneven: on XLA all ranks have to take the same steps; add --device cpu")
+        message = "--uneven: on XLA all ranks have to take the same steps; add --device cpu"
+        raise UserError(message, is_common=True)
     progress = Progress(runtime, options.log_every)
     model = ToyModel().to(runtime.device)
     ddp = runtime.wrap(model)

@@ -162,7 +162,8 @@ def wrap_model(task: Task, options: ClassifierOptions, runtime: Runtime) -> Arm:
     """
     if options.sync_batch_norm:
         if not has_batch_norm(task.model):
-            raise UserError(f"--sync-batch-norm: {task.name} has no BatchNorm; omit the flag")
+            message = f"--sync-batch-norm: {task.name} has no BatchNorm; omit the flag"
+            raise UserError(message, is_common=True)
         synchronise(task.model, runtime)
     arm = ARMS[task.arm](task.model, runtime)
     runtime.warm_up(arm.module, torch.zeros(2, *task.image_shape, device=runtime.device))
@@ -208,7 +209,8 @@ def restore(checkpoints: Checkpoints, options: ClassifierOptions, progress: Prog
             problem = f"no checkpoint found in {checkpoints.folder}"
         else:
             problem = "--checkpoint-dir is required"
-        raise UserError(f"--resume: {problem}; omit --resume to start from step 0")
+        message = f"--resume: {problem}; omit --resume to start from step 0"
+        raise UserError(message, is_common=True)
     return step
 
 

@@ -1,0 +1,173 @@
+"""NetworkPolicies that keep the pods of a job apart, or from the cluster's DNS.
+
+Policies add up. A pod that no policy selects is open; one that several select is open to what any
+of them admits. What cannot be known from the policies counts as admitted: whether a block of
+addresses is that of pods, and which pods outside the namespace are the DNS.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_network
+
+from ddpjob.core import names
+from ddpjob.core.readers import Dict, child, children, strings_or_empty
+
+Labels = Mapping[str, str]
+
+# The rendezvous has fixed ports. Workers connect to each other on ports that the kernel chooses.
+FIRST_PORT = names.RENDEZVOUS_PORT
+LAST_PORT = 60999
+
+# The field of each direction, and of its peers.
+DIRECTIONS = {"Ingress": ("ingress", "from"), "Egress": ("egress", "to")}
+
+# A job that no policy names.
+ANY_JOB = ""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A connection that pods need and that no policy admits.
+
+    - `job`: the name of the job; ANY_JOB: all that no policy names.
+    - `target`: what the pods cannot reach. `policies`: those that select the pods.
+    """
+
+    job: str
+    target: str
+    direction: str
+    policies: tuple[str, ...]
+
+
+def find_gaps(policies: Sequence[Dict], namespace: Labels) -> Sequence[Gap]:
+    """Return what the NetworkPolicies of a namespace with these labels keep jobs from.
+
+    Policies may name a job. What concerns all jobs is listed once.
+    """
+    common = _gaps_of(ANY_JOB, policies, namespace)
+    found = list(common)
+    known = {(gap.target, gap.direction) for gap in common}
+    for job in sorted(_named_jobs(policies)):
+        gaps = _gaps_of(job, policies, namespace)
+        found += [gap for gap in gaps if (gap.target, gap.direction) not in known]
+    return found
+
+
+def _gaps_of(job: str, policies: Sequence[Dict], namespace: Labels) -> Iterable[Gap]:
+    # No job has a name with a space.
+    pod = {names.LABEL_MANAGED_BY: names.MANAGER, names.LABEL_JOB: job or "any job"}
+    gaps = []
+    for direction in DIRECTIONS:
+        selecting = [one for one in policies if _selects(one, pod, direction)]
+        if not selecting:
+            continue
+        by_name = tuple(sorted(str(child(one, "metadata").get("name")) for one in selecting))
+        rules = [rule for one in selecting for rule in _rules(one, direction)]
+        side = DIRECTIONS[direction][1]
+        if not any(_admits_job(rule, side, pod, namespace) for rule in rules):
+            gaps.append(Gap(job, "each other", direction, by_name))
+        if direction == "Egress" and not any(_leaves_namespace(rule) for rule in rules):
+            gaps.append(Gap(job, "the cluster's DNS", direction, by_name))
+    return gaps
+
+
+def _named_jobs(policies: Sequence[Dict]) -> set[str]:
+    """Return the names of jobs that selectors of the policies have."""
+    return {job for policy in policies for job in _names_in(policy.get("spec"))}
+
+
+def _names_in(value: object) -> Iterable[str]:
+    """Yield the values of the job's label in a part of a policy."""
+    if isinstance(value, Mapping):
+        if names.LABEL_JOB in value:
+            yield str(value[names.LABEL_JOB])
+        if value.get("key") == names.LABEL_JOB:
+            yield from strings_or_empty(value.get("values"))
+        for inner in value.values():
+            yield from _names_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _names_in(inner)
+
+
+def _selects(policy: Dict, pod: Labels, direction: str) -> bool:
+    spec = child(policy, "spec")
+    default = ["Ingress", "Egress"] if spec.get("egress") else ["Ingress"]
+    types = strings_or_empty(spec.get("policyTypes")) or default
+    return direction in types and _matches(child(spec, "podSelector"), pod)
+
+
+def _rules(policy: Dict, direction: str) -> Sequence[Dict]:
+    return children(child(policy, "spec"), DIRECTIONS[direction][0])
+
+
+def _admits_job(rule: Dict, side: str, pod: Labels, namespace: Labels) -> bool:
+    """Return True if a rule admits the connections between pods of one job."""
+    peers = children(rule, side)
+    if peers and not any(_is_job(peer, pod, namespace) for peer in peers):
+        return False
+    ports = children(rule, "ports")
+    return not ports or any(_has_all_ports(port) for port in ports)
+
+
+def _is_job(peer: Dict, pod: Labels, namespace: Labels) -> bool:
+    block = child(peer, "ipBlock")
+    if block:
+        return _may_be_pods(block)
+    # Without a selector of namespaces, a peer is in the namespace of its policy.
+    if not _matches(child(peer, "namespaceSelector"), namespace):
+        return False
+    return _matches(child(peer, "podSelector"), pod)
+
+
+def _may_be_pods(block: Dict) -> bool:
+    """Return False for one address, and for a block with exceptions.
+
+    Those who admit the Internet except private addresses except the pods.
+    """
+    try:
+        network = ip_network(str(block.get("cidr")), strict=False)
+    except ValueError:
+        return False
+    return network.num_addresses > 1 and not block.get("except")
+
+
+def _has_all_ports(entry: Dict) -> bool:
+    if entry.get("protocol", "TCP") != "TCP":
+        return False
+    first = entry.get("port")
+    if first is None:
+        return True
+    last = entry.get("endPort", first)
+    # A port may also have a name.
+    if not isinstance(first, int) or not isinstance(last, int):
+        return False
+    return first <= FIRST_PORT and last >= LAST_PORT
+
+
+def _leaves_namespace(rule: Dict) -> bool:
+    peers = children(rule, "to")
+    return not peers or any("ipBlock" in peer or "namespaceSelector" in peer for peer in peers)
+
+
+def _matches(selector: Dict, labels: Labels) -> bool:
+    """Return True if a label selector of Kubernetes selects what has these labels."""
+    wanted = child(selector, "matchLabels")
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    return all(_holds(one, labels) for one in children(selector, "matchExpressions"))
+
+
+def _holds(expression: Dict, labels: Labels) -> bool:
+    key = str(expression.get("key"))
+    values = strings_or_empty(expression.get("values"))
+    match expression.get("operator"):
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+    return False
