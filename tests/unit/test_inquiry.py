@@ -46,7 +46,7 @@ def with_answers(*pods, now=NOW, **answers):
 
 
 def asked(job, *pods, now=NOW):
-    return [question.name for question in questions(observation(job, *pods), now)]
+    return [question.name for question in questions(observation(job, *pods), job.spec, now)]
 
 
 # What is asked

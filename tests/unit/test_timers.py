@@ -81,6 +81,17 @@ A_MOMENT = {
         observation(a_running_job(silent_since=at(-4)), a_pod(0, running()), a_pod(1, starting())),
         6,
     ),
+    "a gang of which a pod has stopped to write": (
+        "writing_is_asked_again",
+        observation(
+            a_running_job(
+                spec={"hangTimeoutSeconds": 60, "heartbeat": "Log"}, silent_since=at(-20)
+            ),
+            a_pod(0, running()),
+            a_pod(1, starting()),
+        ),
+        10,
+    ),
     "a gang has not met": (
         "peers_are_late",
         observation(

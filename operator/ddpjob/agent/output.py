@@ -105,8 +105,10 @@ class Output:
     of JSON name them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: float = 0.0) -> None:
         self.selector = selectors.DefaultSelector()
+        # Seconds. `windows` is in how many of them ranks have written.
+        self.window = window
         # The time of all output that one `select` found. Its order is not known.
         self.now = self.before = time.time()
         self.steps: dict[int, tuple[float, float]] = {}
@@ -119,6 +121,7 @@ class Output:
         self.figures: dict[str, float] = {}
         self.checkpoint: int | None = None
         self.last_time = 0.0
+        self.windows, self.last_window = 0, -1
 
     def add(self, descriptor: int, local_rank: int | None = None) -> None:
         os.set_blocking(descriptor, False)
@@ -176,7 +179,7 @@ class Output:
         except BlockingIOError:
             return False
         if data and stream.worker:
-            self.last_time = self.now
+            self.note_heartbeat()
         had_begun = bool(stream.worker)
         self.write(stream, stream.take(data, self.now))
         if stream.worker and not had_begun:
@@ -184,6 +187,13 @@ class Output:
         if not data:
             self.close(stream)
         return bool(data)
+
+    def note_heartbeat(self) -> None:
+        """Note that a rank has written."""
+        self.last_time = self.now
+        window = int(self.now / self.window) if self.window else 0
+        self.windows += window != self.last_window
+        self.last_window = window
 
     def watch_process(self, stream: Stream) -> None:
         """Notice the end of a rank's process: its children may keep the pipe open.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from contextlib import suppress
@@ -38,6 +39,9 @@ CAUSES = ("Failure", "Unclear", "Follower")
 # A stack of faulthandler. No thread is the current one if all wait, as in a stopped process; then
 # the last one is the main thread.
 STACK = re.compile(r"(Current thread|Thread) [^\n]*\n((?:  File [^\n]*\n?)+)")
+
+# What a program has in its stack below its own frames.
+STARTERS = (f'"{os.path.dirname(os.path.abspath(__file__))}/', '"<frozen runpy>"')
 
 
 class LastWords(NamedTuple):
@@ -168,23 +172,25 @@ class Judge:
             return "Unclear"
         return "Failure"
 
-    def hang(self, age: float, ranks: list[Stream]) -> Report:
-        """Return the report on ranks that gave no heartbeat for `age` seconds, with their stacks.
+    def hang(self, age: float | None, ranks: list[Stream]) -> Report:
+        """Return the report on a gang that hangs, with the stacks of its ranks.
 
-        It names the rank that is furthest behind, if a rank has written which one that is.
+        `age` is that of the last heartbeat in seconds, or None before the first. The report names
+        the rank that is furthest behind, if a rank has written which one that is.
         """
         lines = []
         behind = []
         each = max(1, LINES // max(1, len(ranks)))
         for stream in ranks:
             text = stream.text()
-            frames = stack_in(text) or ["no stack"]
+            frames = choose(stack_in(text), each) or ["no stack"]
             rank = stream.worker.get("rank")
-            lines += [f"rank {rank}: {frame.strip()}"[:LINE_LENGTH] for frame in frames[:each]]
+            lines += [f"rank {rank}: {frame.strip()}"[:LINE_LENGTH] for frame in frames]
             behind += [
                 found for words in self.words.get("behind", []) for found in words.findall(text)
             ]
-        exception = "; ".join([f"no heartbeat for {age:.0f} s", *behind[-1:]])
+        since = "" if age is None else f" for {age:.0f} s"
+        exception = "; ".join([f"no heartbeat{since}", *behind[-1:]])
         return {"cause": "Hang", "exception": exception, "lines": lines[:LINES]}
 
     def last_match(self, kind: str, text: str) -> re.Match[str] | None:
@@ -249,11 +255,23 @@ def signal_name(exit_code: int) -> str:
 
 
 def stack_in(text: str) -> list[str]:
-    """Return the frames of the thread that was interrupted, the innermost first."""
+    """Return the frames of the thread that was interrupted, the innermost first.
+
+    Those of the agent, from which a fork runs the program, are left out.
+    """
     stacks = STACK.findall(text)
     current = [frames for kind, frames in stacks if kind != "Thread"]
     chosen = current or [frames for _, frames in stacks]
-    return chosen[-1].splitlines() if chosen else []
+    frames = chosen[-1].splitlines() if chosen else []
+    return [frame for frame in frames if not any(place in frame for place in STARTERS)]
+
+
+def choose(frames: list[str], number: int) -> list[str]:
+    """Return so many frames: the innermost ones, and the innermost one that is not torch's."""
+    own = [frame for frame in frames if "/torch/" not in frame]
+    if not own or own[0] in frames[:number]:
+        return frames[:number]
+    return [*frames[: number - 1], own[0]]
 
 
 def on_success(result: bytes) -> Report:

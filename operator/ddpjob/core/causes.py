@@ -15,8 +15,10 @@ from ddpjob.core.agent_state import WAITING
 from ddpjob.core.budget import BY_TAINT
 from ddpjob.core.dead_nodes import find_end_of_node, is_not_ready, is_unreachable
 from ddpjob.core.describe import describe_pods
+from ddpjob.core.hangs import are_to_come
 from ddpjob.core.names import Cause, Reason
 from ddpjob.core.observe import Finding, Observation, Pod, TrainerState
+from ddpjob.core.stacks import find_culprit, read_stacks
 from ddpjob.core.status import Status
 from ddpjob.core.times import LAST_MOMENT, later
 from ddpjob.core.torchrun_log import (
@@ -110,9 +112,10 @@ def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
     not_resumed = _not_resumed(obs, now)
     if not_resumed:
         return not_resumed
-    certain = [*_disruptions(obs, now), *_certain_failures(obs)]
+    certain = [*_disruptions(obs, now), *_certain_failures(obs, now)]
     if certain:
-        return min(certain, key=lambda ranked: ranked[0])[1]
+        verdict = min(certain, key=lambda ranked: ranked[0])[1]
+        return _hang(obs) if verdict.cause is Cause.HANG else verdict
     failed = [pod for pod in obs.current if pod.state is TrainerState.FAILED]
     if not failed:
         return None
@@ -213,14 +216,19 @@ def _disrupted(finding: Finding, index: int, pod: Pod | None) -> Ranked:
     return Precedence(finding.time or BEGINNING, False, index), verdict
 
 
-def _certain_failures(obs: Observation) -> list[Ranked]:
-    """Return failures that began on their node, whatever the other nodes report."""
+def _certain_failures(obs: Observation, now: datetime) -> list[Ranked]:
+    """Return failures that began on their node, whatever the other nodes report.
+
+    A hang is certain when all pods have written their stacks.
+    """
     found = []
+    waits = are_to_come(obs, now, settles_at(obs.status, now))
     for pod in obs.current:
         if pod.state is not TrainerState.FAILED:
             continue
         summary = pod.summary
-        is_certain = pod.hang or (summary is not None and summary.certain)
+        has_cause = summary is not None and summary.certain
+        is_certain = not waits if pod.hang else has_cause
         if is_certain or pod.own_limit or pod.exit_reason == OOM_KILLED:
             time = _summary_time(pod, summary) or pod.finished or BEGINNING
             found.append((Precedence(time, True, pod.index), _failure(pod, summary)))
@@ -229,7 +237,7 @@ def _certain_failures(obs: Observation) -> list[Ranked]:
 
 def _failure(pod: Pod, summary: Summary | None) -> Verdict:
     if pod.hang:
-        return _hang(pod)
+        return Verdict(Cause.HANG, Reason.HANG, pod.message, pod.index, pod, None, pod.exit_code)
     rank = None
     exit_code = pod.exit_code
     if pod.own_limit:
@@ -263,12 +271,21 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
     return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code, missing)
 
 
-def _hang(pod: Pod) -> Verdict:
-    *stacks, exception = pod.message.splitlines() or [""]
-    message = f"pod {pod.name} hangs: {exception}"
-    if stacks:
-        message += f"; {'; '.join(stacks)}"
-    return Verdict(Cause.HANG, Reason.HANG, message, pod.index, pod, None, pod.exit_code)
+def _hang(obs: Observation) -> Verdict:
+    """Return the verdict on a gang that hangs: it names the rank that stands out."""
+    hung = [pod for pod in obs.current if pod.hang and pod.state is TrainerState.FAILED]
+    stacks = {pod.name: read_stacks(pod.message) for pod in hung}
+    ranks = {rank: pod for pod in hung for rank in stacks[pod.name]}
+    steps = {r: pod.steps[obs.attempt][1] for r, pod in ranks.items() if obs.attempt in pod.steps}
+    merged = {rank: stack for each in stacks.values() for rank, stack in each.items()}
+    culprit = find_culprit(merged, steps)
+    rank = culprit.ranks[0] if culprit else None
+    pod = hung[0] if rank is None else ranks[rank]
+    *lines, exception = pod.message.splitlines() or [""]
+    why = culprit.message if culprit else "no rank stands out" if len(merged) > 1 else ""
+    own = [line for line in lines if rank is None or line.startswith(f"rank {rank}: ")]
+    message = "; ".join(filter(None, [f"pod {pod.name} hangs: {exception}", why, *own]))
+    return Verdict(Cause.HANG, Reason.HANG, message, pod.index, pod, rank, pod.exit_code)
 
 
 def _rendezvous_verdict(pod: Pod, obs: Observation) -> Verdict | None:

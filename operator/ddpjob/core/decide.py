@@ -37,6 +37,7 @@ from ddpjob.core.describe import (
     recount,
     with_status,
 )
+from ddpjob.core.hangs import dumps, still_writes
 from ddpjob.core.in_place import assignments
 from ddpjob.core.inquiry import questions
 from ddpjob.core.names import Condition, Phase, Reason
@@ -101,7 +102,7 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     after = with_status(obs, plan.status)
     after = with_status(after, run_clocks(after, now))
     after = with_status(after, run_account(after, now))
-    assign = assignments(after)
+    assign = (*assignments(after), *dumps(after, spec))
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
     # A deadline that was over before this look is no reason for another one at once.
     came = [timer for timer in timers.DEADLINES if is_due(timer, after, spec, now)]
@@ -113,7 +114,7 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
         plan,
         status=after.status,
         assign=assign,
-        ask=questions(after, now),
+        ask=questions(after, spec, now),
         check_agent=check_agent,
         wake_after=wake_after,
     )
@@ -229,6 +230,8 @@ def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
 
 def gang_is_silent(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if not is_due(timers.silence_ends, obs, spec, now):
+        return None
+    if still_writes(obs, spec) or dumps(obs, spec):
         return None
     return restart_or_fail(obs, spec, judge_silence(obs), now)
 

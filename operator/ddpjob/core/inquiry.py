@@ -5,13 +5,18 @@ In the normal course no agent is asked. No answer, as behind a NetworkPolicy, ch
 
 from datetime import datetime, timedelta
 
+from ddpjob.core.hangs import running_pods, suspects
 from ddpjob.core.meeting import is_late
 from ddpjob.core.observe import Observation, Pod, TrainerState
 from ddpjob.core.plan import Question
+from ddpjob.core.spec import Spec
 from ddpjob.core.times import later
 
 # Pods that are not ready for so long are asked. Between two attempts it takes a few seconds.
 SILENT_TIME = timedelta(seconds=10)
+
+# Between two looks at a gang of which a pod has stopped to write.
+LOOK_INTERVAL = timedelta(seconds=10)
 
 # How many pods are asked at one look.
 MAX_ASKED = 8
@@ -23,8 +28,11 @@ def asked_from(obs: Observation) -> datetime | None:
     return later(since, SILENT_TIME) if since and obs.silent else None
 
 
-def questions(obs: Observation, now: datetime) -> tuple[Question, ...]:
-    """Return what to ask: pods whose peers have failed, that are silent, or have not met."""
+def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ...]:
+    """Return what to ask: pods whose peers have failed, that are silent, or have not met.
+
+    If a pod has stopped to write, all are asked.
+    """
     if obs.status.finished:
         return ()
     pods = _unended(obs) if _has_failed_pod(obs) else ()
@@ -32,6 +40,8 @@ def questions(obs: Observation, now: datetime) -> tuple[Question, ...]:
     if is_late(obs, now) or (begins and begins <= now):
         pods = obs.silent
     known = [pod for pod in pods if pod.address][:MAX_ASKED]
+    if suspects(obs, spec):
+        known = [pod for pod in running_pods(obs) if pod.address]
     return tuple(Question(pod.name, pod.uid, pod.address, obs.attempt) for pod in known)
 
 

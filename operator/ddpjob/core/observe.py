@@ -52,7 +52,8 @@ class Pod:
     - `attempt`: the attempt that the pod is assigned to. `born`: the one it was created in.
     - `index`: the node's index in the gang. `node_name`: the Kubernetes node that the pod runs on.
     - `address`: the pod's IP address. `agent`: the ConfigMap with its agent.
-    - `held`: the pod knows its attempt, and must not start it yet.
+    - `held`: the pod knows its attempt, and must not start it yet. `dumps`: it was told to write
+      the stacks of its ranks, and to end.
     - `ready`: the workers of its attempt have met. `ready_since`: since when, or an empty string.
     - `creating_since`: the pod has had a node since then, and no container yet.
     - `released`: no container of the pod runs any more. A kubelet reports the end of the containers
@@ -85,6 +86,7 @@ class Pod:
     address: str
     agent: str
     held: bool
+    dumps: bool
     ready: bool
     ready_since: str
     creating_since: datetime | None

@@ -34,6 +34,7 @@ class Assign:
     - `grace`: seconds for the processes of the last attempt to end.
     - `start`: the processes of the attempt may start at once.
     - `ready_since`: since when the pod was ready in the last attempt.
+    - `dump`: write the stacks of the ranks, and end.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Assign:
     grace: float
     start: bool
     ready_since: str
+    dump: bool = False
 
 
 @dataclass(frozen=True)
