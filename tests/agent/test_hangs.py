@@ -155,3 +155,19 @@ time.sleep(600)
     assert found.end() == 1
     assert found.report["lines"] == [f"rank {rank}: no stack" for rank in range(ranks)]
     wait_until(lambda: not found.processes())
+
+
+def test_a_rank_that_has_redirected_its_output_can_hang(pod):
+    script = """
+import os, time
+file = os.open(os.devnull, os.O_WRONLY)
+os.dup2(file, 1)
+os.dup2(file, 2)
+open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
+time.sleep(600)
+"""
+    found = pod(script, hang_seconds=1.0)
+    found.assign(0)
+    found.start()
+    assert found.end() == 1
+    assert found.report["cause"] == "Hang"

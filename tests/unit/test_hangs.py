@@ -11,6 +11,7 @@ from builders import (
     read_pods,
     running,
     starting,
+    written,
 )
 
 from ddpjob.core.agent_state import AgentState
@@ -198,3 +199,53 @@ def test_what_is_no_stack_is_left_out(text):
     assert read_stacks(text) == {}
     found = read_stacks(f'{text}\nrank 3: File "/a.py", line 4 in f')
     assert found == {3: [Frame("/a.py", "4", "f")]}
+
+
+# Whether hangs are detected
+
+
+def checked(*ages, seconds=100, **fields):
+    """Return the plan for a gang that has run for so long, and whose agents answer these ages."""
+    pods = [an_agents_pod(index, running()) for index in range(len(ages))]
+    uids = [pod.uid for pod in read_pods(*pods)]
+    answers = {
+        uid: AgentState(0, heartbeat=age)
+        for uid, age in zip(uids, ages, strict=True)
+        if age != "no answer"
+    }
+    spec = {"hangTimeoutSeconds": 90, **fields}
+    job = a_running_job(nodes=len(ages), spec=spec, running_time=at(-seconds))
+    return plan_for(job, *pods, answers=answers)
+
+
+def hangs_detected(plan):
+    found = [c for c in plan.status.conditions if c["type"] == "HangsDetected"]
+    return (found[0]["status"], found[0]["reason"]) if found else None
+
+
+def test_after_the_time_of_the_limit_the_agents_are_asked_for_heartbeats():
+    assert checked("no answer", "no answer", seconds=89).ask == ()
+    plan = checked("no answer", "no answer")
+    assert [question.name for question in plan.ask] == ["digits-0-0", "digits-0-1"]
+    assert hangs_detected(plan) is None
+    assert checked("no answer", "no answer", heartbeat="Log").ask == ()
+
+
+def test_a_pod_without_heartbeats_is_named_in_an_event_and_a_condition():
+    plan = checked(3.0, None)
+    assert hangs_detected(plan) == ("False", "NoHeartbeat")
+    (event,) = plan.events
+    assert (event.kind, event.reason) == ("Warning", "NoHeartbeat")
+    assert event.message == (
+        "digits-0-1 has never touched $DDP_HEARTBEAT_FILE, so hangs are not detected there; touch "
+        "it at each step, or use heartbeat: Log in a new job"
+    )
+    assert "digits-0-0 and 1 more have never" in checked(None, None).events[0].message
+
+
+def test_heartbeats_are_asked_for_once():
+    plan = checked(3.0, 0.0)
+    assert (hangs_detected(plan), plan.events) == (("True", "HeartbeatsSeen"), ())
+    job = written(a_running_job(spec={"hangTimeoutSeconds": 90}, running_time=at(-100)), plan)
+    later = plan_for(job, an_agents_pod(0, running()), an_agents_pod(1, running()))
+    assert (later.ask, later.events) == ((), ())

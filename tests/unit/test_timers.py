@@ -92,6 +92,13 @@ A_MOMENT = {
         ),
         10,
     ),
+    "it is checked whether there are heartbeats": (
+        "heartbeats_are_checked",
+        observation(
+            a_running_job(spec={"hangTimeoutSeconds": 90}, running_time=at(-50)), *BOTH_RUN
+        ),
+        40,
+    ),
     "a gang has not met": (
         "peers_are_late",
         observation(

@@ -38,6 +38,7 @@ from ddpjob.core.describe import (
     with_status,
 )
 from ddpjob.core.hangs import dumps, still_writes
+from ddpjob.core.heartbeats import report_heartbeats
 from ddpjob.core.in_place import assignments
 from ddpjob.core.inquiry import questions
 from ddpjob.core.names import Condition, Phase, Reason
@@ -97,6 +98,7 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     if not obs.status.finished:
         plan = report_ignored_fields(plan, spec)
         plan = report_unused_devices(obs, plan, spec)
+        plan = report_heartbeats(obs, plan, spec, now)
     plan = report_steps(obs, plan)
     plan = report_strays(obs, plan)
     after = with_status(obs, plan.status)

@@ -6,6 +6,7 @@ In the normal course no agent is asked. No answer, as behind a NetworkPolicy, ch
 from datetime import datetime, timedelta
 
 from ddpjob.core.hangs import running_pods, suspects
+from ddpjob.core.heartbeats import pods_to_check
 from ddpjob.core.meeting import is_late
 from ddpjob.core.observe import Observation, Pod, TrainerState
 from ddpjob.core.plan import Question
@@ -31,7 +32,7 @@ def asked_from(obs: Observation) -> datetime | None:
 def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ...]:
     """Return what to ask: pods whose peers have failed, that are silent, or have not met.
 
-    If a pod has stopped to write, all are asked.
+    If a pod has stopped to write, all are asked, and once whether there were heartbeats.
     """
     if obs.status.finished:
         return ()
@@ -39,9 +40,10 @@ def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ..
     begins = asked_from(obs)
     if is_late(obs, now) or (begins and begins <= now):
         pods = obs.silent
-    known = [pod for pod in pods if pod.address][:MAX_ASKED]
+    pods = pods[:MAX_ASKED] or pods_to_check(obs, spec, now)
     if suspects(obs, spec):
-        known = [pod for pod in running_pods(obs) if pod.address]
+        pods = running_pods(obs)
+    known = (pod for pod in pods if pod.address)
     return tuple(Question(pod.name, pod.uid, pod.address, obs.attempt) for pod in known)
 
 

@@ -100,12 +100,16 @@ class Phase(StrEnum):
 
 
 class Condition(StrEnum):
-    """Condition types: those of a batch/v1 Job, and Running if every node of the attempt runs."""
+    """Condition types: those of a batch/v1 Job, and two of our own.
+
+    Running: every node of the attempt runs. HangsDetected: all pods give heartbeats.
+    """
 
     RUNNING = "Running"
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
+    HANGS_DETECTED = "HangsDetected"
 
 
 class Cause(StrEnum):
@@ -183,6 +187,8 @@ class Reason(StrEnum):
     FORBIDDEN = "Forbidden"
     NAME_IN_USE = "NameInUse"
     NO_ANSWER = "NoAnswer"
+    HEARTBEATS_SEEN = "HeartbeatsSeen"
+    NO_HEARTBEAT = "NoHeartbeat"
 
 
 def pod_name(job: str, attempt: int, index: int | str) -> str:
