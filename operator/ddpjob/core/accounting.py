@@ -38,6 +38,11 @@ def seconds_until(status: Status, now: datetime) -> dict[str, float]:
     return seconds
 
 
+def trained_seconds(obs: Observation, now: datetime) -> float:
+    """Return for how long the job has trained, with the attempt that goes on."""
+    return seconds_until(obs.status, now).get(Activity.TRAINING, 0.0)
+
+
 def _activity(obs: Observation) -> str:
     status = obs.status
     if status.attempt is None or status.finished or status.has(Condition.SUSPENDED):

@@ -166,6 +166,8 @@ class Reason(StrEnum):
     MAX_DISRUPTIONS = "MaxDisruptionsExceeded"
     NON_RETRYABLE = "NonRetryableExitCode"
     SCRIPT_NOT_FOUND = "ScriptNotFound"
+    SAME_ERROR = "SameErrorAgain"
+    NO_PROGRESS = "NoProgress"
     DEADLINE = "DeadlineExceeded"
     STARTUP_DEADLINE = "StartupDeadlineExceeded"
     STATUS_RECOVERED = "StatusRecovered"

@@ -1,8 +1,9 @@
 """Reports of what pods have said, and of what the operator ignores."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ddpjob.core.history import with_steps
+from ddpjob.core.history import Steps, with_steps
 from ddpjob.core.observe import Observation
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
 from ddpjob.core.spec import Spec
@@ -11,9 +12,14 @@ from ddpjob.core.spec import Spec
 MAX_STRAYS = 10
 
 
+def reported_steps(obs: Observation) -> Mapping[int, Steps]:
+    """Return the first and the last step of attempts, as far as the agents of ended pods know."""
+    return {attempt: pair for pod in obs.pods for attempt, pair in pod.steps.items()}
+
+
 def report_steps(obs: Observation, plan: Plan) -> Plan:
     """Keep the steps of ended attempts in the history, as the agents of ended pods name them."""
-    steps = {attempt: pair for pod in obs.pods for attempt, pair in pod.steps.items()}
+    steps = reported_steps(obs)
     if not steps:
         return plan
     attempts = with_steps(plan.status.attempts, steps)
