@@ -203,7 +203,8 @@ def _budget_is_used_up(failure: Failure) -> Found | None:
     if budget is None or not is_used_up(failure.status, budget, failure.policy, failure.now):
         return None
     limit = getattr(failure.policy, budget.limit)
-    return budget.used_up, f"{budget.option}={limit} is used up"
+    verb = "is used up" if limit else "allows no restart"
+    return budget.used_up, f"{budget.option}={limit} {verb}"
 
 
 REASONS: tuple[Callable[[Failure], Found | None], ...] = (
