@@ -1004,6 +1004,9 @@ WHOLE_STATUS = {
             "rank": 0,
             "exitCode": -9,
             "start": AT,
+            "runningTime": AT,
+            "trainingTime": AT,
+            "untrainedSeconds": 7,
             "end": AT,
         }
     ],

@@ -194,6 +194,14 @@ def test_an_attempt_that_made_steps_itself_is_none_that_never_trained():
     assert status.attempt == 2
 
 
+@pytest.mark.parametrize(("first", "ends"), [(-59, True), (-60, False)])
+def test_an_attempt_that_prepared_for_long_before_its_first_step_has_not_trained(first, ends):
+    met = at(-600)
+    job = after(an_attempt(end=-700), running_time=met, activity="training", activity_since=met)
+    status = fails_with(job, trained={"1": at(first).timestamp()})
+    assert (status.reason == Reason.SAME_ERROR) is ends
+
+
 def test_of_a_long_message_the_part_counts_that_the_history_keeps():
     assert fails_with(after(an_attempt(error=LONG)), LONG).reason == Reason.SAME_ERROR
     other = LONG.replace("x", "y")
