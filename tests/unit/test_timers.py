@@ -76,6 +76,11 @@ A_MOMENT = {
         ),
         50,
     ),
+    "a pod that is not ready is asked": (
+        "silence_is_asked",
+        observation(a_running_job(silent_since=at(-4)), a_pod(0, running()), a_pod(1, starting())),
+        6,
+    ),
     "a gang has not met": (
         "peers_are_late",
         observation(

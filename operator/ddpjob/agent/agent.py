@@ -24,11 +24,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 from . import FOLDER, PIPE, PYTHON, SOCKET, report
+from .answers import metrics, state
 from .assignment import read_assignment
 from .files import empty_folder, read_file
 from .output import Output, log
@@ -92,7 +94,8 @@ class Agent:
         patience = float(self.environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
         self.judge = report.Judge(read_file(options.words), patience)
         self.output = Output()
-        self.port = Port(self.is_ready, self.metrics)
+        answers = {"/metrics": metrics, "/state": state}
+        self.port = Port(self.is_ready, {path: partial(of, self) for path, of in answers.items()})
         self.attempt = -1
         # The attempt that must not start yet.
         self.held = -1
@@ -329,16 +332,6 @@ class Agent:
             return False
         # Workers of another program than Python have no pipe.
         return self.output.have_all_begun() or any(map(is_worker_of_torchrun, descendants()))
-
-    def metrics(self) -> str:
-        """Return the numbers of this pod in the text format of Prometheus."""
-        ready, age = int(self.is_ready()), self.heartbeat_age()
-        numbers = {"attempt": self.attempt, "ready": ready, **self.output.figures}
-        if age is not None:
-            numbers["heartbeat_age_seconds"] = round(age, 3)
-        for name, spent in self.times.seconds.items():
-            numbers[f'seconds_total{{activity="{name}"}}'] = round(spent, 3)
-        return "".join(f"ddpjob_agent_{name} {value}\n" for name, value in numbers.items())
 
     def activity(self) -> str:
         """Return what the pod's time is spent on, one of ACTIVITIES."""

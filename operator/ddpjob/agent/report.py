@@ -96,20 +96,29 @@ class Judge:
             }
             found.append((CAUSES.index(cause), end_of(stream), report, stream))
         _, _, report, stream = min(found, key=lambda entry: entry[:2])
+        early = [rank for rank in streams if rank.exit_code == 0 and end_of(rank) < end_of(first)]
+        if report["cause"] == "Follower" and early:
+            report = {**report, "cause": "Failure", "exception": ended_early(early[0], report)}
         return with_lines(report, stream)
 
     def judge_launcher(self, code: int, streams: list[Stream], record: Report) -> Report:
         """Return the report on a torchrun that has failed itself, or on another program."""
         begun = [stream for stream in streams if stream.worker]
-        stream = min(begun, key=end_of, default=streams[-1])
+        failed = [stream for stream in begun if stream.exit_code]
         error = record.get("error", "")
+        stream = min(failed or begun, key=end_of, default=streams[-1])
+        report: Report = {}
         if error:
             last_words = LastWords(code, error, error, is_exception=True)
         else:
+            if failed:
+                code, report = stream.exit_code or code, {"rank": stream.worker["rank"]}
             last_words = self.words_at_end(stream, code)
         cause = "Follower" if code in INTERRUPTED else self.cause(last_words)
         exception = last_words.text[:EXCEPTION] or signal_name(code)
-        return with_lines({"cause": cause, "exitCode": code, "exception": exception}, stream)
+        return with_lines(
+            {**report, "cause": cause, "exitCode": code, "exception": exception}, stream
+        )
 
     def last_words(self, stream: Stream, failure: Report, first: Stream) -> LastWords:
         """Return what a rank said at its end, and its exit code.
@@ -199,6 +208,15 @@ def read_record(folder: Path) -> Report:
 
 def end_of(stream: Stream) -> float:
     return stream.ended or 0.0
+
+
+def ended_early(stream: Stream, report: Report) -> str:
+    """Return the sentence on a peer that has ended too early, as if all had been done."""
+    rank, other = stream.worker.get("rank"), report["rank"]
+    return (
+        f"rank {rank} ended with exit code 0 while rank {other} was still training: do all ranks "
+        f"make the same number of steps? ({report['exception']})"
+    )[:EXCEPTION]
 
 
 def was_ending(stream: Stream, exit_code: int, first: Stream) -> bool:

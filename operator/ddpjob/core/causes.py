@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from ddpjob.core.agent_state import WAITING
 from ddpjob.core.budget import BY_TAINT
 from ddpjob.core.dead_nodes import find_end_of_node, is_not_ready, is_unreachable
 from ddpjob.core.describe import describe_pods
@@ -80,7 +81,8 @@ class Verdict:
     @property
     def blames_node(self) -> bool:
         """True if the pod's Kubernetes node may be broken. Followers say nothing about theirs."""
-        return self.is_own_failure or bool(REJECTED.fullmatch(self.reason))
+        is_own = self.is_own_failure and self.reason != Reason.ENDED_EARLY
+        return is_own or bool(REJECTED.fullmatch(self.reason))
 
 
 class Undecided:
@@ -116,6 +118,9 @@ def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
     failed = [pod for pod in obs.current if pod.state is TrainerState.FAILED]
     if not failed:
         return None
+    early = _early_end(failed, obs)
+    if early:
+        return early
     silent = [pod for pod in obs.current if not pod.ended]
     if silent and now < settles_at(obs.status, now):
         return UNDECIDED
@@ -171,7 +176,7 @@ def judge_silence(obs: Observation) -> Verdict:
     If the pods have never met in this attempt, the pods that stayed may be at fault.
     """
     first = obs.silent[0]
-    named = _some([describe_pods([pod]) for pod in obs.silent])
+    named = _some([f"{describe_pods([pod])}{said(obs, pod)}" for pod in obs.silent])
     if obs.status.running_time is None:
         message = f"{named} did not become ready in the attempt; all pods are made anew"
         return Verdict(Cause.NOT_RESUMED, Reason.SILENT, message, first.index)
@@ -297,16 +302,54 @@ def _silent_peer_verdict(
     """
     unreachable = [pod for pod in silent if is_unreachable(obs, pod.node_name)]
     innocent = all(_is_innocent(pod, bool(unreachable)) for pod in failed)
-    if not silent or not innocent:
+    suspects = unreachable or [pod for pod in silent if not _only_waits(obs, pod)]
+    if not suspects or not innocent:
         return None
-    suspects = unreachable or silent
-    described = [describe_pods([pod]) for pod in suspects]
-    message = (
-        f"the other pods lost their connection to {_some(described)}, which has not ended: its "
-        "node or network failed, or it hangs"
-    )
-    first = suspects[0]
-    return Verdict(Cause.DISRUPTION, Reason.PEER_LOST, message, first.index, first)
+    mute = [pod for pod in suspects if obs.answer_of(pod) is None]
+    described = [describe_pods([pod]) for pod in mute or suspects]
+    message = f"the other pods lost their connection to {_some(described)}, which has not ended"
+    first = (mute or suspects)[0]
+    if mute:
+        message += ": its node or network failed, or it hangs"
+        return Verdict(Cause.DISRUPTION, Reason.PEER_LOST, message, first.index, first)
+    # Its node and the way to it work.
+    message += f" and answers{said(obs, first)}: its processes hang, or are slower than a time-out"
+    return Verdict(Cause.HANG, Reason.PEER_HANGS, message, first.index, first)
+
+
+def _only_waits(obs: Observation, pod: Pod) -> bool:
+    """Return True if the processes of a pod have ended, and its agent waits for an attempt."""
+    answer = obs.answer_of(pod)
+    return answer is not None and answer.activity == WAITING
+
+
+def said(obs: Observation, pod: Pod) -> str:
+    """Return what the agent of a pod has answered, in brackets, or an empty string."""
+    words = str(obs.answer_of(pod) or "")
+    return f" ({words})" if words else ""
+
+
+def _early_end(failed: Sequence[Pod], obs: Observation) -> Verdict | None:
+    """Return the verdict if a rank has ended with 0 and the ranks that failed have only lost it.
+
+    A pod that does not answer may be the one that they have lost.
+    """
+    answers = [(pod, obs.answer_of(pod)) for pod in obs.current if not pod.ended]
+    is_known = all(answer for _, answer in answers)
+    if not is_known or not all(_is_innocent(pod, True) for pod in failed):
+        return None
+    for pod, answer in answers:
+        if answer and answer.ended_early:
+            rank = answer.ended_early[0]
+            others = [peer.summary.rank for peer in failed if peer.summary]
+            other = f"rank {others[0]}" if others else "another rank"
+            message = (
+                f"rank {rank} in pod {pod.name} ended with exit code 0 while {other} was still "
+                "training: do all ranks make the same number of steps?"
+            )
+            reason = Reason.ENDED_EARLY
+            return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, 0)
+    return None
 
 
 def _is_innocent(pod: Pod, ambiguous_too: bool) -> bool:

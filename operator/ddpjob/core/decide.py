@@ -38,6 +38,7 @@ from ddpjob.core.describe import (
     with_status,
 )
 from ddpjob.core.in_place import assignments
+from ddpjob.core.inquiry import questions
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Refusal, TrainerState
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
@@ -109,7 +110,12 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     wake_after = min((wait for wait in waits if wait is not None), default=None)
     check_agent = is_due(timers.agent_is_checked, after, spec, now)
     return replace(
-        plan, status=after.status, assign=assign, check_agent=check_agent, wake_after=wake_after
+        plan,
+        status=after.status,
+        assign=assign,
+        ask=questions(after, now),
+        check_agent=check_agent,
+        wake_after=wake_after,
     )
 
 

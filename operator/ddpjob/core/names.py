@@ -40,6 +40,7 @@ TRAINER = "trainer"
 RENDEZVOUS_PORT = 29400
 RENDEZVOUS_PORTS = 8
 AGENT_PORT = 29401
+STATE_PATH = "/state"
 HOME = "/home/ddpjob"
 SHARED_MEMORY = "/dev/shm"
 
@@ -157,6 +158,8 @@ class Reason(StrEnum):
     NOT_RESUMED = "NotResumed"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     PEER_LOST = "PeerLost"
+    PEER_HANGS = "PeerHangs"
+    ENDED_EARLY = "EndedEarly"
     NODE_UNREACHABLE = "NodeUnreachable"
     NODE_ENDING = "NodeEnding"
     NODE_SHUTDOWN = "NodeShutdown"

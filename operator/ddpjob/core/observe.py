@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ddpjob.core import names
+from ddpjob.core.agent_state import AgentState
 from ddpjob.core.history import OlderGang, Steps
 from ddpjob.core.job import Job
 from ddpjob.core.status import Status
@@ -194,6 +195,7 @@ class Observation:
     - `leftovers`: pods of earlier jobs of the same name that have not ended.
     - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
     - `older_gang`: an older job that lacks the room which this one holds, or has given back.
+    - `answers`: what agents have answered, by the UIDs of their pods.
     - `is_current`: the API server has confirmed that the status is the newest.
     """
 
@@ -205,6 +207,7 @@ class Observation:
     nodes: Mapping[str, Node] | None = None
     policy: ClusterPolicy = field(default_factory=ClusterPolicy)
     older_gang: OlderGang | None = None
+    answers: Mapping[str, AgentState] = field(default_factory=dict)
     is_current: bool = False
 
     @property
@@ -261,6 +264,11 @@ class Observation:
     def is_under_quota(self) -> bool:
         """True if a quota refuses pods of the attempt."""
         return self.refusal is not None and self.refusal.reason == names.Reason.QUOTA
+
+    def answer_of(self, pod: Pod) -> AgentState | None:
+        """Return what the agent of a pod has answered about the current attempt, or None."""
+        answer = self.answers.get(pod.uid)
+        return answer if answer and answer.attempt == self.attempt else None
 
     @property
     def latched(self) -> bool:

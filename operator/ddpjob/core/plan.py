@@ -45,6 +45,16 @@ class Assign:
 
 
 @dataclass(frozen=True)
+class Question:
+    """A pod whose agent is asked for its state, and the attempt that the question is about."""
+
+    name: str
+    uid: str
+    address: str
+    attempt: int
+
+
+@dataclass(frozen=True)
 class Event:
     """A Kubernetes event. `kind` is Normal or Warning."""
 
@@ -64,6 +74,7 @@ class Plan:
     - `events`: the events to post.
     - `delete_job`: delete the job itself, with everything that it owns.
     - `confirm`: names of pods. If the API server still has one of them, the plan is discarded.
+    - `ask`: the pods whose agents are asked. The next look has their answers.
     - `check_agent`: make sure that the ConfigMap with the agent exists.
     - `wake_after`: seconds after which to decide again, even if nothing changes.
     """
@@ -75,6 +86,7 @@ class Plan:
     events: tuple[Event, ...] = ()
     delete_job: bool = False
     confirm: tuple[str, ...] = ()
+    ask: tuple[Question, ...] = ()
     check_agent: bool = False
     wake_after: float | None = None
 
