@@ -180,6 +180,16 @@ def test_a_report_that_comes_later_moves_the_time_then_and_once():
     assert (entry["trainingTime"], entry["untrainedSeconds"]) == ("2026-11-21T12:00:30Z", 30)
 
 
+def test_steps_that_are_known_later_show_that_an_attempt_did_not_end_at_its_start():
+    job = ended_with(
+        a_running_job(**MET), None, agent_report(0, exception="TypeError: x"), now=at(40)
+    )
+    assert (job.status.seconds["starting"], job.status.seconds["training"]) == (45, 0)
+    late = a_pod(0, failed(agent_report(0, "Stopped", steps={"0": [0, 20]})))
+    job = written(job, plan_for(job, late, now=at(50)))
+    assert (job.status.seconds["starting"], job.status.seconds["training"]) == (5, 40)
+
+
 def test_a_suspended_attempt_that_still_succeeds_is_corrected_once():
     job = a_running_job(**MET, spec={"suspend": True})
     job = written(job, plan_for(job, *RUN, now=at(40)))

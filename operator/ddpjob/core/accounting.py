@@ -105,7 +105,8 @@ def _untrained(entry: Dict) -> int | None:
         return round(since(met, min(first, end)).total_seconds())
     if "firstStep" not in entry and _ended_at_start(entry, since(met, end)):
         return round(since(met, end).total_seconds())
-    return None
+    # The pod with the steps may end after the attempt.
+    return 0 if "untrainedSeconds" in entry else None
 
 
 def _ended_at_start(entry: Dict, lasted: timedelta) -> bool:
