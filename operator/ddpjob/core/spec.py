@@ -66,6 +66,7 @@ KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
         "maxRestarts",
         "maxDisruptions",
         "maxAnnouncedDisruptions",
+        "maxAttemptsWithoutProgress",
         "windowSeconds",
         "nonRetryableExitCodes",
     ),
