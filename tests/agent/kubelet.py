@@ -45,6 +45,9 @@ class Pod:
         self.programs = folder / "agent"
         self.programs.mkdir(exist_ok=True)
         for name, text in agent_files().items():
+            if name == "suspicion.py":
+                # The waits for other pods.
+                text = shortened(text, "ORDER_SECONDS = 5.0", "SILENT_SECONDS = 10.0")
             (self.programs / name).write_text(text)
         (folder / "script.py").write_text(script)
         self.options = {
@@ -189,6 +192,14 @@ class Pod:
             return self.get("/ready")[0] == 200
         except OSError:
             return False
+
+
+def shortened(text: str, *constants: str) -> str:
+    """Return a program whose constants are a tenth of a second."""
+    for constant in constants:
+        assert text.count(constant) == 1
+        text = text.replace(constant, f"{constant.partition(' = ')[0]} = 0.1")
+    return text
 
 
 def wait_until(condition: Any, describe: Any = lambda: "") -> None:

@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
+
+from ddpjob.agent import suspicion
 
 from .kubelet import wait_until
 
@@ -171,3 +174,24 @@ time.sleep(600)
     found.start()
     assert found.end() == 1
     assert found.report["cause"] == "Hang"
+
+
+def test_an_order_lets_the_other_pods_get_it_too_and_silence_waits_for_one(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(suspicion.time, "monotonic", lambda: clock.now)
+    found = suspicion.Suspicion()
+
+    def due(second, is_ordered=False, is_silent=False):
+        clock.now = 100.0 + second
+        return found.is_due(is_ordered, is_silent)
+
+    assert not due(0, is_silent=True)
+    assert not due(9, is_silent=True)
+    # The order is newer than the silence, and counts.
+    assert not due(9.5, is_ordered=True, is_silent=True)
+    assert not due(14, is_ordered=True, is_silent=True)
+    assert due(14.5, is_ordered=True, is_silent=True)
+    # A heartbeat has come.
+    assert not due(20)
+    assert not due(21, is_silent=True)
+    assert due(31, is_silent=True)

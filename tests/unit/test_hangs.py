@@ -249,3 +249,15 @@ def test_heartbeats_are_asked_for_once():
     job = written(a_running_job(spec={"hangTimeoutSeconds": 90}, running_time=at(-100)), plan)
     later = plan_for(job, an_agents_pod(0, running()), an_agents_pod(1, running()))
     assert (later.ask, later.events) == ((), ())
+
+
+def test_with_heartbeats_by_file_the_silent_pod_is_asked_and_all_write_their_stacks():
+    pods = [an_agents_pod(0, running()), an_agents_pod(1, starting())]
+    job = a_running_job(spec={"hangTimeoutSeconds": 60}, silent_since=at(-1))
+    plan = plan_for(job, *pods)
+    assert ([question.name for question in plan.ask], told(plan)) == (["digits-0-1"], [])
+    (_, silent) = read_pods(*pods)
+    plan = plan_for(job, *pods, answers={silent.uid: AgentState(0, heartbeat=59.0)})
+    assert told(plan) == []
+    plan = plan_for(job, *pods, answers={silent.uid: AgentState(0, heartbeat=60.0)})
+    assert told(plan) == ["digits-0-0", "digits-0-1"]

@@ -24,13 +24,12 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 from . import FOLDER, PIPE, PYTHON, SOCKET, report
-from .answers import metrics, state
+from .answers import answers_of
 from .assignment import must_dump, read_assignment
 from .files import empty_folder, read_file
 from .output import Output, log
@@ -46,6 +45,7 @@ from .processes import (
     start_zygote,
     write_wrapper,
 )
+from .suspicion import Suspicion
 from .times import Times
 
 # Seconds between two looks at the assignment and at the clocks.
@@ -97,8 +97,7 @@ class Agent:
         patience = float(self.environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
         self.judge = report.Judge(read_file(options.words), patience)
         self.output = Output(options.hang_seconds or 0.0)
-        answers = {"/metrics": metrics, "/state": state}
-        self.port = Port(self.is_ready, {path: partial(of, self) for path, of in answers.items()})
+        self.port = Port(self.is_ready, answers_of(self))
         self.attempt = -1
         # The attempt that must not start yet.
         self.held = -1
@@ -112,6 +111,7 @@ class Agent:
         self.follower_wait = 0.0
         self.stop_signal = 0
         self.times = Times()
+        self.suspicion = Suspicion()
 
     # The life of a pod
 
@@ -157,8 +157,11 @@ class Agent:
             self.held = newer["attempt"]
             self.end_attempt(newer["grace"])
             self.wait_ends = time.monotonic() + newer["wait"]
-        elif self.torchrun and (self.hangs() or must_dump(self.options.assignment, self.attempt)):
-            self.end_hang()
+        elif self.torchrun:
+            # Of output, the operator knows more: other pods may write.
+            is_silent = self.options.heartbeat == "File" and self.is_silent()
+            if self.suspicion.is_due(must_dump(self.options.assignment, self.attempt), is_silent):
+                self.end_hang()
 
     def newer_assignment(self) -> dict[str, Any] | None:
         """Return an assignment that this pod has not followed yet."""
@@ -286,10 +289,6 @@ class Agent:
         self.times.spend(self.activity())
 
     # Hangs
-
-    def hangs(self) -> bool:
-        """Return True if the last heartbeat is too old. Of output, the operator knows more."""
-        return self.options.heartbeat == "File" and self.is_silent()
 
     def is_silent(self) -> bool:
         """Return True if the last heartbeat is too old.

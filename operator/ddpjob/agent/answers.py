@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .agent import Agent
 
 # Bytes of a state, the most ranks in it, and characters of torchrun's error.
@@ -14,6 +17,11 @@ STATE, RANKS, ERROR = 4096, 64, 500
 
 # A line in which torchrun says what does not work.
 TROUBLE = re.compile(r"(?i)error|fail|cannot|refused|timed out|unreachable")
+
+
+def answers_of(agent: Agent) -> dict[str, Callable[[], str]]:
+    """Return what returns the answer, by its path."""
+    return {"/metrics": partial(metrics, agent), "/state": partial(state, agent)}
 
 
 def metrics(agent: Agent) -> str:

@@ -1,10 +1,11 @@
-"""Hangs of a gang whose heartbeat is its output, and the stacks of all its ranks.
+"""Hangs: whether a gang hangs, and the stacks of all its ranks before anything is ended.
 
-With `heartbeat: Log`, a pod that has written for long and stops becomes unready. In many scripts
-only rank 0 writes, so the gang hangs only if no pod has written. Before anything is ended, the
-agents of all pods write the stacks of their ranks.
+A pod that gives no heartbeats any more becomes unready, and its agent is asked. With `heartbeat:
+Log`, in many scripts only rank 0 writes, so all are asked, and the gang hangs only if no pod has
+written. Then the agents of all pods write the stacks of their ranks.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from ddpjob.core.agent_files import config_map_name
@@ -19,30 +20,54 @@ def running_pods(obs: Observation) -> tuple[Pod, ...]:
 
 
 def suspects(obs: Observation, spec: Spec) -> bool:
-    """Return True if a pod may have become unready because it has stopped to write."""
+    """Return True if pods may have become unready because they give no heartbeats any more."""
     has_limit = spec.lifecycle.hang_timeout is not None
-    is_by_log = spec.lifecycle.heartbeat is Heartbeat.LOG
-    return has_limit and is_by_log and bool(obs.status.running_time and obs.silent)
+    return has_limit and bool(obs.status.running_time and obs.silent)
+
+
+def pods_to_ask(obs: Observation, spec: Spec) -> tuple[Pod, ...]:
+    """Return the pods whose agents know whether a gang under suspicion hangs."""
+    if not suspects(obs, spec):
+        return ()
+    return running_pods(obs) if _is_by_log(spec) else obs.silent
 
 
 def still_writes(obs: Observation, spec: Spec) -> bool:
     """Return True if a pod of a gang under suspicion has written, as its agent answers."""
     limit = spec.lifecycle.hang_timeout or timedelta(0)
-    answers = [obs.answer_of(pod) for pod in running_pods(obs)]
-    ages = [answer.heartbeat for answer in answers if answer and answer.heartbeat is not None]
-    return suspects(obs, spec) and any(age < limit.total_seconds() for age in ages)
+    ages = _ages(obs, running_pods(obs))
+    is_suspected = _is_by_log(spec) and suspects(obs, spec)
+    return is_suspected and any(age < limit.total_seconds() for age in ages)
 
 
-def hangs_by_log(obs: Observation, spec: Spec) -> bool:
-    """Return True if all pods of a gang under suspicion answer, and none has written."""
-    has_answers = all(obs.answer_of(pod) for pod in running_pods(obs))
-    return suspects(obs, spec) and has_answers and not still_writes(obs, spec)
+def is_confirmed(obs: Observation, spec: Spec) -> bool:
+    """Return True if agents confirm that a gang under suspicion hangs.
+
+    With `heartbeat: Log` all of them have to answer.
+    """
+    limit = spec.lifecycle.hang_timeout
+    if limit is None or not suspects(obs, spec):
+        return False
+    if _is_by_log(spec):
+        has_answers = all(obs.answer_of(pod) for pod in running_pods(obs))
+        return has_answers and not still_writes(obs, spec)
+    return any(age >= limit.total_seconds() for age in _ages(obs, obs.silent))
+
+
+def _is_by_log(spec: Spec) -> bool:
+    return spec.lifecycle.heartbeat is Heartbeat.LOG
+
+
+def _ages(obs: Observation, pods: Sequence[Pod]) -> list[float]:
+    """Return the ages of the last heartbeats of pods, as their agents have answered them."""
+    answers = [obs.answer_of(pod) for pod in pods]
+    return [answer.heartbeat for answer in answers if answer and answer.heartbeat is not None]
 
 
 def dumps(obs: Observation, spec: Spec) -> tuple[Assign, ...]:
     """Return what pods are told that must write their stacks, and end: those of a hung gang."""
     has_hung = any(pod.hang and pod.state is TrainerState.FAILED for pod in obs.current)
-    if obs.status.finished or not (has_hung or hangs_by_log(obs, spec)):
+    if obs.status.finished or not (has_hung or is_confirmed(obs, spec)):
         return ()
     return tuple(
         Assign(pod.name, pod.uid, pod.index, 0.0, True, pod.ready_since, dump=True)

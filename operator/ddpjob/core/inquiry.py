@@ -5,7 +5,7 @@ In the normal course no agent is asked. No answer, as behind a NetworkPolicy, ch
 
 from datetime import datetime, timedelta
 
-from ddpjob.core.hangs import running_pods, suspects
+from ddpjob.core.hangs import pods_to_ask
 from ddpjob.core.heartbeats import pods_to_check
 from ddpjob.core.meeting import is_late
 from ddpjob.core.observe import Observation, Pod, TrainerState
@@ -32,7 +32,7 @@ def asked_from(obs: Observation) -> datetime | None:
 def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ...]:
     """Return what to ask: pods whose peers have failed, that are silent, or have not met.
 
-    If a pod has stopped to write, all are asked, and once whether there were heartbeats.
+    Pods that may hang are asked at once, and once whether there were heartbeats at all.
     """
     if obs.status.finished:
         return ()
@@ -41,8 +41,7 @@ def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ..
     if is_late(obs, now) or (begins and begins <= now):
         pods = obs.silent
     pods = pods[:MAX_ASKED] or pods_to_check(obs, spec, now)
-    if suspects(obs, spec):
-        pods = running_pods(obs)
+    pods = pods_to_ask(obs, spec) or pods
     known = (pod for pod in pods if pod.address)
     return tuple(Question(pod.name, pod.uid, pod.address, obs.attempt) for pod in known)
 

@@ -1,0 +1,30 @@
+"""When an attempt that seems to hang is ended, with the stacks of its ranks."""
+
+from __future__ import annotations
+
+import time
+
+# Seconds from the operator's order until the stacks are collected, which ends the ranks. All pods
+# get the order, and not at the same moment: a rank whose peer has ended shows no stack any more.
+ORDER_SECONDS = 5.0
+
+# Seconds of silence until the agent does the same without an order. The operator may ask meanwhile,
+# and let the other pods collect theirs.
+SILENT_SECONDS = 10.0
+
+
+class Suspicion:
+    """Since when there is an order, and since when the pod is silent."""
+
+    def __init__(self) -> None:
+        self.ordered: float | None = None
+        self.silent: float | None = None
+
+    def is_due(self, is_ordered: bool, is_silent: bool) -> bool:
+        """Return True if it is time to end the attempt."""
+        now = time.monotonic()
+        self.ordered = (self.ordered or now) if is_ordered else None
+        self.silent = (self.silent or now) if is_silent else None
+        if self.ordered is not None:
+            return now - self.ordered >= ORDER_SECONDS
+        return self.silent is not None and now - self.silent >= SILENT_SECONDS
