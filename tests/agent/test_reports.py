@@ -140,6 +140,32 @@ def test_a_program_that_writes_no_record_is_judged_by_its_output(pod):
     assert report["exception"] == report["lines"][-1] == "ValueError: bad"
 
 
+def test_the_exit_code_of_a_rank_is_known_without_a_record_too(pod):
+    # The launcher itself ends with 1.
+    flags = ["--no-record", "--first-rank=4"]
+    report = fail(pod, "import sys; print('wrong use'); sys.exit(2)", flags=flags)
+    assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 4, 2)
+    assert report["exception"] == "wrong use"
+
+
+def test_a_rank_that_ended_too_early_is_named_by_the_one_that_lost_it(pod):
+    script = f"""
+import os, time
+if os.environ["RANK"] == "0":
+    open(__file__ + ".ready", "w").close()
+    raise SystemExit
+while not os.path.exists(__file__ + ".ready"):
+    time.sleep(0.02)
+time.sleep(0.5)
+raise RuntimeError({FOLLOWER[14:]!r})
+"""
+    report = fail(pod, script, ranks=2)
+    assert (report["cause"], report["rank"]) == ("Failure", 1)
+    assert report["exception"].startswith(
+        "rank 0 ended with exit code 0 while rank 1 was still training: do all ranks make"
+    )
+
+
 def test_a_worker_that_torchrun_had_to_kill_is_not_the_cause(pod):
     # Rank 0 lost its peer. Rank 1 ignores SIGTERM, so torchrun kills it later.
     script = f"""
