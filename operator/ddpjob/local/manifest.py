@@ -117,6 +117,7 @@ def _local_spec(spec: Spec) -> Spec:
     lifecycle = Lifecycle(
         active_deadline=spec.lifecycle.active_deadline,
         startup_deadline=spec.lifecycle.startup_deadline,
+        recovery=spec.lifecycle.recovery,
     )
     return replace(spec, lifecycle=lifecycle)
 
