@@ -52,7 +52,7 @@ def test_the_commands_run_from_the_wheels_alone(wheels, tmp_path):
     assert where.count(str(tmp_path / "site")) == 2
     manifest = ddpjob("init", "digits")
     assert ddpjob("validate", "-", stdin=manifest) == (
-        "digits: ok, recovery: InPlace (the default with spec.checkpoint)\n"
+        "digits: ok, recovery: Recreate (default: without spec.checkpoint or a shared volume)\n"
     )
     assert "kind: Pod" in ddpjob("render", "-", stdin=manifest)
     short = manifest.replace("'20'", "'1'").replace("nodes: 2", "nodes: 1")

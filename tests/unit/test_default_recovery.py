@@ -70,6 +70,16 @@ def test_all_pods_are_made_anew_if_it_can_save_them_only_in_the_pod(fields):
     assert recovery(**fields) == "Recreate"
 
 
+def test_what_decides_is_told():
+    assert {Spec.from_dict(a_spec(**fields)).recovery[1] for fields in IN_PLACE.values()} == {
+        "default: with spec.checkpoint",
+        "default: with the shared volume v",
+        "spec.recovery",
+    }
+    told = "default: without spec.checkpoint or a shared volume"
+    assert Spec.from_dict(a_spec()).recovery == ("Recreate", told)
+
+
 def test_an_unknown_value_is_refused():
     with pytest.raises(ValueError, match=r"spec\.recovery: must be InPlace or Recreate"):
         recovery(recovery="inplace")

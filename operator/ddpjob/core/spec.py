@@ -180,15 +180,11 @@ class Spec:
         if self.lifecycle.recovery:
             return self.lifecycle.recovery, "spec.recovery"
         if self.checkpoint:
-            return Recovery.IN_PLACE, "the default with spec.checkpoint"
+            return Recovery.IN_PLACE, "default: with spec.checkpoint"
         volume = shared_volume(self.pod_fields, self.pod_template)
         if volume:
-            return Recovery.IN_PLACE, f"the default with volume {volume}"
-        return (
-            Recovery.RECREATE,
-            "the default without spec.checkpoint and without a shared volume that the script can "
-            "write to",
-        )
+            return Recovery.IN_PLACE, f"default: with the shared volume {volume}"
+        return Recovery.RECREATE, "default: without spec.checkpoint or a shared volume"
 
     @property
     def world_size(self) -> int:
