@@ -23,10 +23,6 @@ from .files import empty_folder, read_file
 # In the folder of the option `work`.
 WORK, LAST, CACHE = "work", "work.last", "cache"
 
-# The longest path of a folder for temporary files. Programs make sockets in it, whose addresses
-# have at most 103 characters on every system.
-MAX_FOLDER = 64
-
 # System V IPC: what /proc says of each kind, and numbers of C. GETPID is the process of the last
 # operation on a semaphore.
 SYSV, SHM, SEM, MSG = "/proc/sysvipc", "shm", "sem", "msg"
@@ -35,14 +31,14 @@ IPC_RMID, GETPID = 0, 11
 
 def variables(options: SimpleNamespace) -> dict[str, str]:
     """Return variables with folders for temporary files and caches, for a pod that sets none."""
-    found = {}
-    if options.work and len(f"{options.work}/{WORK}") <= MAX_FOLDER:
-        found["TMPDIR"] = f"{options.work}/{WORK}"
-    if options.work and options.own_files:
+    if not options.work:
+        return {}
+    return {
+        "TMPDIR": f"{options.work}/{WORK}",
         # By default they are below TMPDIR, or in a home folder that may not be writable.
-        found["TORCHINDUCTOR_CACHE_DIR"] = f"{options.work}/{CACHE}/inductor"
-        found["TRITON_CACHE_DIR"] = f"{options.work}/{CACHE}/triton"
-    return found
+        "TORCHINDUCTOR_CACHE_DIR": f"{options.work}/{CACHE}/inductor",
+        "TRITON_CACHE_DIR": f"{options.work}/{CACHE}/triton",
+    }
 
 
 def prepare(options: SimpleNamespace, environment: Mapping[str, str], *, is_first: bool) -> None:
@@ -51,6 +47,7 @@ def prepare(options: SimpleNamespace, environment: Mapping[str, str], *, is_firs
     Before the first one, only an init container has written anything.
     """
     if options.work:
+        # Without it, as on a full disk, Python's `tempfile` takes another folder.
         with suppress(OSError):
             Path(options.work, WORK).mkdir(exist_ok=True)
     if not is_first:

@@ -122,8 +122,9 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
         "words": f"{names.AGENT_FOLDER}/words.json",
         "message": names.MESSAGE_FILE,
         "clear": names.MEMORY_FOLDER,
-        "work": names.FOLDER,
-        # On one machine, the working directory is that of the person who starts the job.
+        # On one machine, temporary files are where its user wants them, and so is the working
+        # directory. Paths there may be too long for the sockets that programs make in TMPDIR.
+        "work": names.FOLDER if isolated else None,
         "code": names.CODE_FOLDER if isolated and has_sent_code(spec) else None,
         "own_files": isolated,
         # No other field of the spec can set it.
