@@ -181,6 +181,13 @@ class Pod:
         except urllib.error.HTTPError as error:
             return error.code, ""
 
+    def is_up(self) -> bool:
+        """Return True if the agent listens on its port."""
+        try:
+            return self.get("/metrics")[0] == 200
+        except OSError:
+            return False
+
     def is_ready(self) -> bool:
         try:
             return self.get("/ready")[0] == 200

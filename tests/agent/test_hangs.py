@@ -1,8 +1,8 @@
 """Hangs: found by a heartbeat that is too old, and reported with the stack of each rank."""
 
+import json
 import os
 import signal
-import time
 
 import pytest
 
@@ -88,23 +88,57 @@ time.sleep(1.5)
     assert found.end() == 0
 
 
-def test_with_heartbeat_log_output_is_a_sign_of_life(pod):
-    script = """
+WRITES = """
 import time
-for _ in range(12):
+for _ in range(LINES):
     print("step", flush=True)
     time.sleep(0.25)
 print("stuck")
 time.sleep(600)
 """
-    found = pod(script, hang_seconds=2.0, heartbeat="Log")
+
+
+def test_a_rank_that_stops_to_write_is_not_ready_until_the_operator_decides(pod, port):
+    script = WRITES.replace("LINES", "16")
+    found = pod(script, hang_seconds=1.0, heartbeat="Log", port=port)
     found.assign(0)
     found.start()
-    began = time.monotonic()
+    wait_until(found.is_up)
+    assert not found.is_ready()
+    wait_until(found.is_ready)
+    found.wait_for("stuck")
+    wait_until(lambda: not found.is_ready())
+    assert found.process.poll() is None
+    assert json.loads(found.get("/state")[1])["heartbeat"] >= 1.0
+
+    found.assign(0, dump=True)
     assert found.end() == 1
-    assert time.monotonic() - began > 3.0
     assert found.report["cause"] == "Hang"
     assert "line 7 in <module>" in found.report["lines"][0]
+    assert found.report["exception"].startswith("no heartbeat for ")
+
+
+def test_a_rank_that_has_only_written_at_its_start_need_not_write(pod, port):
+    found = pod(WRITES.replace("LINES", "1"), hang_seconds=0.5, heartbeat="Log", port=port)
+    found.assign(0)
+    found.start()
+    wait_until(found.is_up)
+    found.is_ready()
+    wait_until(lambda: (json.loads(found.get("/state")[1])["heartbeat"] or 0.0) > 2.0)
+    wait_until(found.is_ready)
+
+
+def test_a_rank_that_has_given_no_heartbeat_writes_its_stack_too(pod):
+    found = pod("import time\nprint('trains')\ntime.sleep(600)", hang_seconds=600.0)
+    found.assign(0)
+    found.start()
+    found.wait_for("trains")
+    # The order for another attempt is none.
+    found.assign(-1, dump=True)
+    found.assign(0, dump=True)
+    assert found.end() == 1
+    assert (found.report["cause"], found.report["exception"]) == ("Hang", "no heartbeat")
+    assert "line 3 in <module>" in found.report["lines"][0]
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
@@ -121,3 +155,19 @@ time.sleep(600)
     assert found.end() == 1
     assert found.report["lines"] == [f"rank {rank}: no stack" for rank in range(ranks)]
     wait_until(lambda: not found.processes())
+
+
+def test_a_rank_that_has_redirected_its_output_can_hang(pod):
+    script = """
+import os, time
+file = os.open(os.devnull, os.O_WRONLY)
+os.dup2(file, 1)
+os.dup2(file, 2)
+open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
+time.sleep(600)
+"""
+    found = pod(script, hang_seconds=1.0)
+    found.assign(0)
+    found.start()
+    assert found.end() == 1
+    assert found.report["cause"] == "Hang"

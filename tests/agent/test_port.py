@@ -1,5 +1,6 @@
-"""The port of the agent: /ready and /metrics."""
+"""The port of the agent: /ready, /metrics and /state."""
 
+import json
 import os
 import socket
 import time
@@ -116,3 +117,47 @@ def answers(found):
         return True
     except OSError:
         return False
+
+
+def test_the_state_tells_what_the_operator_cannot_see(pod, port):
+    script = """
+import json, os, time
+print(json.dumps({"event": "start", "resumed_step": 10}))
+print(json.dumps({"event": "checkpoint", "step": 11}))
+print(json.dumps({"event": "train", "step": 12}))
+while os.environ["RANK"] == "5":
+    open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
+    time.sleep(0.05)
+"""
+    found = pod(script, port=port)
+    found.assign(3, ranks=2, flags=["--ranks=2", "--first-rank=4"])
+    found.start()
+    wait_until(lambda: found.is_up() and state_of(found)["ended"], lambda: found.log)
+    wait_until(lambda: state_of(found)["heartbeat"] is not None)
+    state = state_of(found)
+    assert state.pop("heartbeat") < 60
+    assert state == {
+        "attempt": 3,
+        "activity": "ending",
+        "ended": [[4, 0]],
+        "steps": [10, 12],
+        "checkpoint": 11,
+        "error": "",
+    }
+
+
+def test_the_state_has_the_last_trouble_of_torchrun_and_is_small(pod, port):
+    command = ["sh", "-c", "yes 'error: no such host é' | head -n 2000; exec sleep 600"]
+    found = pod(command=command, port=port)
+    found.assign(0)
+    found.start()
+    wait_until(lambda: found.is_up() and state_of(found)["error"], lambda: found.log)
+    status, body = found.get("/state")
+    assert status == 200
+    assert len(body) <= 4096
+    assert json.loads(body)["error"] == "error: no such host é"
+    assert json.loads(body)["ended"] == []
+
+
+def state_of(found):
+    return json.loads(found.get("/state")[1])

@@ -226,7 +226,7 @@ def test_a_late_look_does_not_change_the_order_of_what_happened(exit_code, cause
         output.add(read_end, rank)
         process = subprocess.Popen(["sleep", "600"])
         processes.append(process)
-        begin = HEADER + json.dumps({"rank": rank, "pid": process.pid}).encode()
+        begin = HEADER + json.dumps({"rank": rank, "pid": 1, "process": process.pid}).encode()
         os.write(write_end, b"\n".join([begin, TRACEBACK, line.encode(), b""]))
         ends.append(write_end)
     for _ in range(looks_between):

@@ -111,10 +111,10 @@ def lose_a_rank_a_pod_and_node_0(namespace: Namespace) -> Object:
 
 
 def test_a_stopped_rank_of_a_script_of_ones_own_is_a_hang_with_stacks(namespace: Namespace):
-    options = {"hangTimeoutSeconds": 5, "heartbeat": "Log", "failurePolicy": {"maxRestarts": 0}}
+    options = {"hangTimeoutSeconds": 3, "heartbeat": "Log", "failurePolicy": {"maxRestarts": 0}}
     namespace.apply(*script_job("counts", COUNTS, **options))
-    # Before its first heartbeat a script has all the time that it needs.
-    namespace.wait("counts-0-1 counts", lambda: "step 5" in log_of(namespace, "counts-0-1"))
+    # A script gives heartbeats by its output once it has written for three times the limit.
+    namespace.wait("counts-0-1 counts", lambda: "step 120" in log_of(namespace, "counts-0-1"))
 
     signal_workers(namespace, "counts-0-1", signal.SIGSTOP)
     status = namespace.wait_for_status("counts", phase="Failed")
@@ -123,6 +123,9 @@ def test_a_stopped_rank_of_a_script_of_ones_own_is_a_hang_with_stacks(namespace:
     assert failure["cause"] == "Hang"
     assert "hangs: no heartbeat for" in failure["message"]
     assert "in count" in failure["message"]
+    # Both pods have written their stacks, and their logs are there.
+    for pod in ("counts-0-0", "counts-0-1"):
+        assert "Fatal Python error: Aborted" in log_of(namespace, pod)
     assert status["restarts"] == 0
 
 

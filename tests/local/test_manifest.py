@@ -1,11 +1,14 @@
 """What `ddpjob run --local` refuses in a manifest, and which notes it prints."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from ddpjob.core.readers import SpecError
+from ddpjob.core.spec import KNOWN_FIELDS
 from ddpjob.local.manifest import Manifest, check_claims, read
+from ddpjob.local.notes import CLUSTER_FIELDS
 
 HEAD = "apiVersion: ddpjob.dev/v1alpha1\nkind: DDPJob\nmetadata: {name: j}\n"
 TRAINER = "spec.podTemplate.spec.containers[trainer]."
@@ -219,3 +222,24 @@ def test_a_misspelt_claim_is_refused_with_the_name_that_is_closest(tmp_path):
     manifest = read_spec(tmp_path, "checkpoint: {claimName: ckpt}")
     with pytest.raises(SpecError, match=r"\(did you mean 'ckpt'\?\)"):
         check_claims(manifest, ["ckp"])
+
+
+# Fields that have the same effect in a local run as in a cluster.
+HONOURED = {
+    *("nodes", "nprocPerNode", "accelerator", "args", "torchrun", "env", "envFrom", "volumes"),
+    *("volumeMounts", "checkpoint", "failurePolicy", "recovery", "fastStart", "podTemplate"),
+    *("hangTimeoutSeconds", "heartbeat", "activeDeadlineSeconds", "startupDeadlineSeconds"),
+}
+
+
+def test_each_field_has_its_effect_or_a_note():
+    assert set(KNOWN_FIELDS["spec"]) == HONOURED | set(CLUSTER_FIELDS)
+    assert not HONOURED & set(CLUSTER_FIELDS)
+
+
+def test_hangs_and_recovery_are_those_of_the_manifest(tmp_path):
+    fields = "hangTimeoutSeconds: 8, heartbeat: Log, recovery: Recreate, suspend: true"
+    lifecycle = read_spec(tmp_path, fields).job.spec.lifecycle
+    assert lifecycle.hang_timeout == timedelta(seconds=8)
+    assert (lifecycle.heartbeat, lifecycle.recovery) == ("Log", "Recreate")
+    assert not lifecycle.suspended

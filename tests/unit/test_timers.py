@@ -76,6 +76,29 @@ A_MOMENT = {
         ),
         50,
     ),
+    "a pod that is not ready is asked": (
+        "silence_is_asked",
+        observation(a_running_job(silent_since=at(-4)), a_pod(0, running()), a_pod(1, starting())),
+        6,
+    ),
+    "a gang of which a pod has stopped to write": (
+        "writing_is_asked_again",
+        observation(
+            a_running_job(
+                spec={"hangTimeoutSeconds": 60, "heartbeat": "Log"}, silent_since=at(-20)
+            ),
+            a_pod(0, running()),
+            a_pod(1, starting()),
+        ),
+        10,
+    ),
+    "it is checked whether there are heartbeats": (
+        "heartbeats_are_checked",
+        observation(
+            a_running_job(spec={"hangTimeoutSeconds": 90}, running_time=at(-50)), *BOTH_RUN
+        ),
+        40,
+    ),
     "a gang has not met": (
         "peers_are_late",
         observation(

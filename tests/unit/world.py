@@ -210,7 +210,7 @@ class World:
             **body["metadata"],
             "labels": {**body["metadata"]["labels"], LABEL_ATTEMPT: str(attempt)},
             "annotations": {
-                ANNOTATION_ASSIGNMENT: json.dumps({"start": assign.start}),
+                ANNOTATION_ASSIGNMENT: json.dumps({"start": assign.start, "dump": assign.dump}),
                 ANNOTATION_READY_BEFORE: assign.ready_since,
             },
         }
@@ -240,6 +240,7 @@ class World:
 
     def _takes_part(self, pod: Pod) -> bool:
         is_assigned = pod.attempt == self.status.attempt and not pod.held and not pod.deleting
+        is_assigned = is_assigned and not pod.dumps
         return pod.state is TrainerState.RUNNING and is_assigned and self.answers(pod)
 
     def delete_pod(self, name: str, uid: str, grace: int | None) -> None:

@@ -12,6 +12,9 @@ This file has the names that these processes share.
 # Variables of torchrun and of workers: the agent's folder, and the Python of workers.
 FOLDER, PYTHON = "DDP_AGENT_FOLDER", "DDP_AGENT_PYTHON"
 
+# A variable of a worker that is a fork: the process that torchrun has started for it.
+STAND_IN = "DDP_AGENT_STAND_IN"
+
 # In the agent's folder: the pipe of each rank, the exception by which a fork has ended, the socket
 # of the zygote, and torchrun's record.
 PIPE, NOTE, SOCKET, RECORD = "rank-{index}", "exception-{index}", "zygote", "failures.json"

@@ -24,12 +24,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 from . import FOLDER, PIPE, PYTHON, SOCKET, place, report
-from .assignment import read_assignment
+from .answers import metrics, state
+from .assignment import must_dump, read_assignment
 from .files import empty_folder, read_file
 from .output import Output, log
 from .port import Port
@@ -48,6 +50,9 @@ from .times import Times
 
 # Seconds between two looks at the assignment and at the clocks.
 POLL = 0.05
+
+# A rank that writes gives a heartbeat if it has written in so many times of the limit.
+WINDOWS = 3
 
 # Seconds until the first assignment must be there; until processes must be gone after SIGKILL,
 # which takes time if they free a device; until a zygote that has not collected its forks is killed
@@ -92,8 +97,9 @@ class Agent:
         }
         patience = float(self.environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
         self.judge = report.Judge(read_file(options.words), patience)
-        self.output = Output()
-        self.port = Port(self.is_ready, self.metrics)
+        self.output = Output(options.hang_seconds or 0.0)
+        answers = {"/metrics": metrics, "/state": state}
+        self.port = Port(self.is_ready, {path: partial(of, self) for path, of in answers.items()})
         self.attempt = -1
         # The attempt that must not start yet.
         self.held = -1
@@ -152,7 +158,7 @@ class Agent:
             self.held = newer["attempt"]
             self.end_attempt(newer["grace"])
             self.wait_ends = time.monotonic() + newer["wait"]
-        elif self.torchrun and self.hangs():
+        elif self.torchrun and (self.hangs() or must_dump(self.options.assignment, self.attempt)):
             self.end_hang()
 
     def newer_assignment(self) -> dict[str, Any] | None:
@@ -281,13 +287,18 @@ class Agent:
     # Hangs
 
     def hangs(self) -> bool:
+        """Return True if the last heartbeat is too old. Of output, the operator knows more."""
+        return self.options.heartbeat == "File" and self.is_silent()
+
+    def is_silent(self) -> bool:
         """Return True if the last heartbeat is too old.
 
         Before the first one there is no limit. Workers that have ended, or save a checkpoint after
-        a request to stop, need not give one.
+        a request to stop, need not give one, nor ranks that have written only at their start.
         """
         limit: float | None = self.options.hang_seconds
-        if not limit or self.stop_signal or self.output.have_all_ended():
+        wrote_once = self.options.heartbeat == "Log" and self.output.windows < WINDOWS
+        if not limit or self.stop_signal or self.output.have_all_ended() or wrote_once:
             return False
         return (self.heartbeat_age() or 0.0) > limit
 
@@ -304,18 +315,18 @@ class Agent:
 
     def end_hang(self) -> None:
         """Collect the stack of each worker, and end the attempt."""
-        age = self.heartbeat_age() or 0.0
-        running = [stream for stream in self.output.ranks() if not stream.ended]
-        processes = set(descendants())
-        workers = processes.intersection(stream.worker.get("pid") for stream in running)
+        age = self.heartbeat_age()
+        processes, streams = set(descendants()), self.output.ranks()
+        running = (stream.worker.get("pid") for stream in streams if not stream.ended)
+        workers = processes.intersection(running)
         abort(workers, processes - workers)
         deadline = time.monotonic() + STACK_SECONDS
         while not self.output.have_all_ended() and time.monotonic() < deadline:
             self.watch(POLL)
         self.kill_processes()
-        self.report = self.judge.hang(age, self.output.ranks())
+        self.report = self.judge.hang(age, streams)
         self.exit_code, self.wait_ends = 1, 0.0
-        log(f"attempt {self.attempt} hangs: no heartbeat for {age:.0f} s")
+        log(f"attempt {self.attempt} hangs: {self.report['exception']}")
 
     # The port
 
@@ -324,20 +335,10 @@ class Agent:
 
         torchrun starts the workers when the agents of all nodes have met.
         """
-        if self.torchrun is None or self.hangs():
+        if self.torchrun is None or self.is_silent():
             return False
         # Workers of another program than Python have no pipe.
         return self.output.have_all_begun() or any(map(is_worker_of_torchrun, descendants()))
-
-    def metrics(self) -> str:
-        """Return the numbers of this pod in the text format of Prometheus."""
-        ready, age = int(self.is_ready()), self.heartbeat_age()
-        numbers = {"attempt": self.attempt, "ready": ready, **self.output.figures}
-        if age is not None:
-            numbers["heartbeat_age_seconds"] = round(age, 3)
-        for name, spent in self.times.seconds.items():
-            numbers[f'seconds_total{{activity="{name}"}}'] = round(spent, 3)
-        return "".join(f"ddpjob_agent_{name} {value}\n" for name, value in numbers.items())
 
     def activity(self) -> str:
         """Return what the pod's time is spent on, one of ACTIVITIES."""

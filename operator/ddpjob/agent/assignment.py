@@ -26,3 +26,9 @@ def read_assignment(path: str, last_attempt: int) -> dict[str, Any] | None:
     found = read_json(read_file(path))
     is_complete = all(isinstance(found.get(name), kind) for name, kind in FIELDS.items())
     return found if is_complete and found["attempt"] > last_attempt else None
+
+
+def must_dump(path: str, attempt: int) -> bool:
+    """Return True if the processes of an attempt are to write their stacks, and to end."""
+    found = read_json(read_file(path))
+    return found.get("attempt") == attempt and found.get("dump") is True

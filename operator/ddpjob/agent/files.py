@@ -34,6 +34,15 @@ def stat_fields(process: int | str) -> list[bytes]:
     return read_file(f"/proc/{process}/stat").rpartition(b")")[2].split()
 
 
+def exit_code_of(process: int) -> int | None:
+    """Return the exit code of a process that has ended, as long as its parent has not asked."""
+    fields = stat_fields(process)
+    if fields[:1] != [b"Z"]:
+        return None
+    # Field 52 of proc(5) is the status that waitpid returns.
+    return os.waitstatus_to_exitcode(int(fields[49]))
+
+
 def socket_path(folder: int) -> str:
     """Return a path of the zygote's socket that is short enough for an address.
 

@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from . import FOLDER, HEADER, NOTE, PIPE, PYTHON
+from . import FOLDER, HEADER, NOTE, PIPE, PYTHON, STAND_IN
 from .files import socket_path
 
 # The zygote looks after SIGKILL and SIGSTOP, which have no handlers.
@@ -52,12 +52,13 @@ def become_rank() -> tuple[str, str]:
     if python == sys.executable:
         del os.environ["PYTHON_EXEC"]
     folder = os.environ.pop(FOLDER)
+    process = int(os.environ.pop(STAND_IN, os.getpid()))
     index = index_on_node()
     # Without an agent that reads, the output stays where torchrun's is.
     with suppress(OSError):
         pipe = os.open(os.path.join(folder, PIPE.format(index=index)), os.O_WRONLY | os.O_NONBLOCK)
         os.set_blocking(pipe, True)
-        header = {"rank": int(os.environ["RANK"]), "pid": os.getpid()}
+        header = {"rank": int(os.environ["RANK"]), "pid": os.getpid(), "process": process}
         os.write(pipe, HEADER + json.dumps(header).encode() + b"\n")
         os.dup2(pipe, 1)
         os.dup2(pipe, 2)

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import HEADER
 from .exceptions import LastException
-from .files import read_json
+from .files import exit_code_of, read_json
 
 # Bytes of output that are kept for the report, of a line that is kept whole, and of a line that may
 # have figures.
@@ -40,9 +40,11 @@ FIGURES = ("step", "steps", "epoch", "loss", "samples_per_second", "tokens_per_s
 class Stream:
     """The output of torchrun or of a rank. It comes in pieces, and leaves in whole lines.
 
-    - `worker`: what the first line of a rank's pipe says: its rank and its process.
+    - `worker`: what the first line of a rank's pipe says: its rank and its `pid`, and the
+      `process` that torchrun has started for it.
     - `exception`: the last one in the output.
     - `ended`: when the process had ended, or None. `open_at`: when it had not ended yet.
+      `exit_code`: how it ended, or None if that is not known.
     """
 
     def __init__(self, descriptor: int, local_rank: int | None = None) -> None:
@@ -56,6 +58,7 @@ class Stream:
         self.exception = LastException()
         self.open_at = 0.0
         self.ended: float | None = None
+        self.exit_code: int | None = None
         self.bar, self.bar_time = b"", 0.0
 
     def take(self, data: bytes, now: float) -> list[bytes]:
@@ -72,7 +75,7 @@ class Stream:
         if self.local_rank is not None and not self.worker and text.startswith(HEADER):
             header, _, text = text.partition(b"\n")
             found = read_json(header[len(HEADER) :])
-            if all(type(found.get(name)) is int for name in ("rank", "pid")):
+            if all(type(found.get(name)) is int for name in ("rank", "pid", "process")):
                 self.worker = found
         if not data and text and not text.endswith(b"\n"):
             text += b"\n"
@@ -102,8 +105,10 @@ class Output:
     of JSON name them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: float = 0.0) -> None:
         self.selector = selectors.DefaultSelector()
+        # Seconds. `windows` is in how many of them ranks have written.
+        self.window = window
         # The time of all output that one `select` found. Its order is not known.
         self.now = self.before = time.time()
         self.steps: dict[int, tuple[float, float]] = {}
@@ -114,7 +119,9 @@ class Output:
         self.attempt = attempt
         self.streams: list[Stream] = []
         self.figures: dict[str, float] = {}
+        self.checkpoint: int | None = None
         self.last_time = 0.0
+        self.windows, self.last_window = 0, -1
 
     def add(self, descriptor: int, local_rank: int | None = None) -> None:
         os.set_blocking(descriptor, False)
@@ -130,6 +137,12 @@ class Output:
 
     def have_all_ended(self) -> bool:
         return all(stream.ended for stream in self.ranks())
+
+    def ended_ranks(self) -> list[tuple[int, int | None]]:
+        """Return (rank, exit code) of the ranks that have ended, the first one first."""
+        ended = [(stream.ended, stream) for stream in self.ranks() if stream.ended]
+        ended.sort(key=lambda pair: pair[0])
+        return [(stream.worker.get("rank", -1), stream.exit_code) for _, stream in ended]
 
     def rests(self) -> bool:
         """Return True if all ranks have ended a while ago, so that only torchrun is left."""
@@ -166,7 +179,7 @@ class Output:
         except BlockingIOError:
             return False
         if data and stream.worker:
-            self.last_time = self.now
+            self.note_heartbeat()
         had_begun = bool(stream.worker)
         self.write(stream, stream.take(data, self.now))
         if stream.worker and not had_begun:
@@ -175,13 +188,20 @@ class Output:
             self.close(stream)
         return bool(data)
 
+    def note_heartbeat(self) -> None:
+        """Note that a rank has written."""
+        self.last_time = self.now
+        window = int(self.now / self.window) if self.window else 0
+        self.windows += window != self.last_window
+        self.last_window = window
+
     def watch_process(self, stream: Stream) -> None:
         """Notice the end of a rank's process: its children may keep the pipe open.
 
         Where Python or the kernel cannot do that, the end of the pipe counts.
         """
         try:
-            stream.process = os.pidfd_open(stream.worker["pid"])
+            stream.process = os.pidfd_open(stream.worker["process"])
             self.selector.register(stream.process, selectors.EVENT_READ, stream)
         except ProcessLookupError:
             self.note_end(stream)
@@ -192,6 +212,7 @@ class Output:
         """Note that the process of a stream has ended."""
         if stream.ended is None:
             stream.open_at, stream.ended = self.before, self.now
+            stream.exit_code = exit_code_of(stream.worker.get("process", 0))
         if stream.process is not None:
             self.selector.unregister(stream.process)
             os.close(stream.process)
@@ -224,6 +245,8 @@ class Output:
         numbers = {name: value for name, value in entries.items() if type(value) in (int, float)}
         self.figures.update((name, numbers[name]) for name in FIGURES if name in numbers)
         step = numbers.get("resumed_step", numbers.get("step"))
+        if entries.get("event") == "checkpoint":
+            self.checkpoint = step
         if step is not None:
             first, _ = self.steps.pop(self.attempt, (step, step))
             self.steps[self.attempt] = (first, step)

@@ -1,4 +1,4 @@
-"""Answer GET /ready and /metrics. The answers are numbers only."""
+"""Answer GET /ready, and the other paths that the agent has."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Port:
     """A server in a thread of its own.
 
     - `is_ready`: whether the attempt is ready.
-    - `metrics`: the body of /metrics.
+    - `bodies`: what returns the body of each other path.
     """
 
-    def __init__(self, is_ready: Callable[[], bool], metrics: Callable[[], str]) -> None:
+    def __init__(self, is_ready: Callable[[], bool], bodies: dict[str, Callable[[], str]]) -> None:
         self.is_ready = is_ready
-        self.metrics = metrics
+        self.bodies = bodies
         self.clients = threading.BoundedSemaphore(CLIENTS)
         # True once a probe has failed in this attempt: the operator must see each become ready.
         self.has_refused = False
@@ -50,14 +50,14 @@ class Port:
         with suppress(OSError), connection:
             # A client that sends nothing must not keep the kubelet waiting.
             connection.settimeout(REQUEST_SECONDS)
-            path = connection.recv(4096).split(b" ")[1:2]
+            path = b"".join(connection.recv(4096).split(b" ")[1:2]).decode(errors="replace")
             status, body = "404 Not Found", ""
-            if path == [b"/ready"]:
+            if path == "/ready":
                 is_ready = self.is_ready() and self.has_refused
                 status = "200 OK" if is_ready else "503 Service Unavailable"
                 self.has_refused |= not is_ready
-            if path == [b"/metrics"]:
-                status, body = "200 OK", self.metrics()
+            if path in self.bodies:
+                status, body = "200 OK", self.bodies[path]()
             head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
             head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             connection.sendall((head + body).encode())

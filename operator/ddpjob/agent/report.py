@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from contextlib import suppress
@@ -38,6 +39,9 @@ CAUSES = ("Failure", "Unclear", "Follower")
 # A stack of faulthandler. No thread is the current one if all wait, as in a stopped process; then
 # the last one is the main thread.
 STACK = re.compile(r"(Current thread|Thread) [^\n]*\n((?:  File [^\n]*\n?)+)")
+
+# What a program has in its stack below its own frames.
+STARTERS = (f'"{os.path.dirname(os.path.abspath(__file__))}/', '"<frozen runpy>"')
 
 
 class LastWords(NamedTuple):
@@ -96,20 +100,29 @@ class Judge:
             }
             found.append((CAUSES.index(cause), end_of(stream), report, stream))
         _, _, report, stream = min(found, key=lambda entry: entry[:2])
+        early = [rank for rank in streams if rank.exit_code == 0 and end_of(rank) < end_of(first)]
+        if report["cause"] == "Follower" and early:
+            report = {**report, "cause": "Failure", "exception": ended_early(early[0], report)}
         return with_lines(report, stream)
 
     def judge_launcher(self, code: int, streams: list[Stream], record: Report) -> Report:
         """Return the report on a torchrun that has failed itself, or on another program."""
         begun = [stream for stream in streams if stream.worker]
-        stream = min(begun, key=end_of, default=streams[-1])
+        failed = [stream for stream in begun if stream.exit_code]
         error = record.get("error", "")
+        stream = min(failed or begun, key=end_of, default=streams[-1])
+        report: Report = {}
         if error:
             last_words = LastWords(code, error, error, is_exception=True)
         else:
+            if failed:
+                code, report = stream.exit_code or code, {"rank": stream.worker["rank"]}
             last_words = self.words_at_end(stream, code)
         cause = "Follower" if code in INTERRUPTED else self.cause(last_words)
         exception = last_words.text[:EXCEPTION] or signal_name(code)
-        return with_lines({"cause": cause, "exitCode": code, "exception": exception}, stream)
+        return with_lines(
+            {**report, "cause": cause, "exitCode": code, "exception": exception}, stream
+        )
 
     def last_words(self, stream: Stream, failure: Report, first: Stream) -> LastWords:
         """Return what a rank said at its end, and its exit code.
@@ -159,23 +172,25 @@ class Judge:
             return "Unclear"
         return "Failure"
 
-    def hang(self, age: float, ranks: list[Stream]) -> Report:
-        """Return the report on ranks that gave no heartbeat for `age` seconds, with their stacks.
+    def hang(self, age: float | None, ranks: list[Stream]) -> Report:
+        """Return the report on a gang that hangs, with the stacks of its ranks.
 
-        It names the rank that is furthest behind, if a rank has written which one that is.
+        `age` is that of the last heartbeat in seconds, or None before the first. The report names
+        the rank that is furthest behind, if a rank has written which one that is.
         """
         lines = []
         behind = []
         each = max(1, LINES // max(1, len(ranks)))
         for stream in ranks:
             text = stream.text()
-            frames = stack_in(text) or ["no stack"]
+            frames = choose(stack_in(text), each) or ["no stack"]
             rank = stream.worker.get("rank")
-            lines += [f"rank {rank}: {frame.strip()}"[:LINE_LENGTH] for frame in frames[:each]]
+            lines += [f"rank {rank}: {frame.strip()}"[:LINE_LENGTH] for frame in frames]
             behind += [
                 found for words in self.words.get("behind", []) for found in words.findall(text)
             ]
-        exception = "; ".join([f"no heartbeat for {age:.0f} s", *behind[-1:]])
+        since = "" if age is None else f" for {age:.0f} s"
+        exception = "; ".join([f"no heartbeat{since}", *behind[-1:]])
         return {"cause": "Hang", "exception": exception, "lines": lines[:LINES]}
 
     def last_match(self, kind: str, text: str) -> re.Match[str] | None:
@@ -199,6 +214,15 @@ def read_record(folder: Path) -> Report:
 
 def end_of(stream: Stream) -> float:
     return stream.ended or 0.0
+
+
+def ended_early(stream: Stream, report: Report) -> str:
+    """Return the sentence on a peer that has ended too early, as if all had been done."""
+    rank, other = stream.worker.get("rank"), report["rank"]
+    return (
+        f"rank {rank} ended with exit code 0 while rank {other} was still training: do all ranks "
+        f"make the same number of steps? ({report['exception']})"
+    )[:EXCEPTION]
 
 
 def was_ending(stream: Stream, exit_code: int, first: Stream) -> bool:
@@ -231,11 +255,23 @@ def signal_name(exit_code: int) -> str:
 
 
 def stack_in(text: str) -> list[str]:
-    """Return the frames of the thread that was interrupted, the innermost first."""
+    """Return the frames of the thread that was interrupted, the innermost first.
+
+    Those of the agent, from which a fork runs the program, are left out.
+    """
     stacks = STACK.findall(text)
     current = [frames for kind, frames in stacks if kind != "Thread"]
     chosen = current or [frames for _, frames in stacks]
-    return chosen[-1].splitlines() if chosen else []
+    frames = chosen[-1].splitlines() if chosen else []
+    return [frame for frame in frames if not any(place in frame for place in STARTERS)]
+
+
+def choose(frames: list[str], number: int) -> list[str]:
+    """Return so many frames: the innermost ones, and the innermost one that is not torch's."""
+    own = [frame for frame in frames if "/torch/" not in frame]
+    if not own or own[0] in frames[:number]:
+        return frames[:number]
+    return [*frames[: number - 1], own[0]]
 
 
 def on_success(result: bytes) -> Report:

@@ -19,7 +19,7 @@ import warnings
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from . import torchrun, worker
+from . import STAND_IN, torchrun, worker
 from .files import stat_fields
 
 # A request that is incomplete after so many seconds is dropped.
@@ -236,6 +236,8 @@ def prepare(request: dict[str, Any], descriptors: list[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    if request["kind"] == "worker":
+        os.environ[STAND_IN] = str(request["process"])
 
 
 def is_stopped(process: int) -> bool:

@@ -24,6 +24,7 @@ from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.errors import CannotRun
 from ddpjob.controller.events import Reporter
+from ddpjob.controller.inquiries import Inquiries
 from ddpjob.controller.lead import Operator, lead
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.lister import Lister
@@ -144,6 +145,7 @@ async def operate(options: Options) -> None:
         await lead(operator, probes)
     finally:
         # The next leader can begin as soon as the Lease is released.
+        await operator.reconciler.inquiries.close()
         await operator.lease.release()
         await runner.cleanup()
         await operator.api.close()
@@ -183,5 +185,8 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
         actor.creator.forget_others(with_jobs)
 
     lister = Lister(api, cache, queue, forget_what_is_gone, options.namespaces)
-    reconciler = Reconciler(api, cache, lister, actor, queue, metrics, options.policy, territory)
+    inquiries = Inquiries(clock, queue.add)
+    reconciler = Reconciler(
+        api, cache, lister, actor, queue, metrics, options.policy, territory, inquiries
+    )
     return Operator(api, settings, lease, lister, reconciler)

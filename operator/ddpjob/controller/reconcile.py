@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key, identity_of
 from ddpjob.controller.errors import GaveWay, LeaseLost, MustStop
+from ddpjob.controller.inquiries import Inquiries
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.territory import CHECK_AFTER, Territory
@@ -43,6 +44,7 @@ class Reconciler:
     metrics: Metrics
     policy: ClusterPolicy
     territory: Territory
+    inquiries: Inquiries
     # Keys of jobs of which a request gave way at their last look.
     gave_way: set[Key] = field(default_factory=set)
 
@@ -134,6 +136,7 @@ class Reconciler:
                 return
             observation = replace(observation, is_current=True)
         plan = decide(observation, self.actor.now())
+        self.inquiries.ask(key, plan.ask)
         wake_after = await self.actor.apply(seen, plan)
         if wake_after is not None:
             self.queue.add(key, wake_after)
@@ -152,12 +155,14 @@ class Reconciler:
 
     def _observe(self, job: Job) -> Observation:
         nodes = self.cache.nodes.by_name if self.lister.reads_nodes else None
+        pods = self.cache.pods_of(job.identity)
         return observe(
             job,
-            self.cache.pods_of(job.identity),
+            pods,
             self.actor.refusal_of(job.uid),
             nodes=nodes,
             policy=self.policy,
             leftovers=tuple(self.cache.pods_of_earlier_jobs(job.identity)),
             older_gang=self.cache.older_gang_of(job, self.actor.refusal_of(job.uid)),
+            answers=self.inquiries.answers(pod.uid for pod in pods),
         )

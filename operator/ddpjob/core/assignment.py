@@ -75,6 +75,8 @@ def assignment(job: Job, index: int, addresses: Addresses, assign: Assign | None
         "grace": assign.grace if assign else 0,
         "wait": _wait(assign),
     }
+    if assign and assign.dump:
+        fields["dump"] = True
     return json.dumps(fields)
 
 

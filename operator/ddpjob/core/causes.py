@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from ddpjob.core.agent_state import WAITING
 from ddpjob.core.budget import BY_TAINT
 from ddpjob.core.dead_nodes import find_end_of_node, is_not_ready, is_unreachable
 from ddpjob.core.describe import describe_pods
+from ddpjob.core.hangs import are_to_come
 from ddpjob.core.names import Cause, Reason
 from ddpjob.core.observe import Finding, Observation, Pod, TrainerState
+from ddpjob.core.stacks import find_culprit, read_stacks
 from ddpjob.core.status import Status
 from ddpjob.core.times import LAST_MOMENT, later
 from ddpjob.core.torchrun_log import (
@@ -78,7 +81,8 @@ class Verdict:
     @property
     def blames_node(self) -> bool:
         """True if the pod's Kubernetes node may be broken. Followers say nothing about theirs."""
-        return self.is_own_failure or bool(REJECTED.fullmatch(self.reason))
+        is_own = self.is_own_failure and self.reason != Reason.ENDED_EARLY
+        return is_own or bool(REJECTED.fullmatch(self.reason))
 
 
 class Undecided:
@@ -108,12 +112,16 @@ def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
     not_resumed = _not_resumed(obs, now)
     if not_resumed:
         return not_resumed
-    certain = [*_disruptions(obs, now), *_certain_failures(obs)]
+    certain = [*_disruptions(obs, now), *_certain_failures(obs, now)]
     if certain:
-        return min(certain, key=lambda ranked: ranked[0])[1]
+        verdict = min(certain, key=lambda ranked: ranked[0])[1]
+        return _hang(obs) if verdict.cause is Cause.HANG else verdict
     failed = [pod for pod in obs.current if pod.state is TrainerState.FAILED]
     if not failed:
         return None
+    early = _early_end(failed, obs)
+    if early:
+        return early
     silent = [pod for pod in obs.current if not pod.ended]
     if silent and now < settles_at(obs.status, now):
         return UNDECIDED
@@ -169,7 +177,7 @@ def judge_silence(obs: Observation) -> Verdict:
     If the pods have never met in this attempt, the pods that stayed may be at fault.
     """
     first = obs.silent[0]
-    named = _some([describe_pods([pod]) for pod in obs.silent])
+    named = _some([f"{describe_pods([pod])}{said(obs, pod)}" for pod in obs.silent])
     if obs.status.running_time is None:
         message = f"{named} did not become ready in the attempt; all pods are made anew"
         return Verdict(Cause.NOT_RESUMED, Reason.SILENT, message, first.index)
@@ -208,14 +216,19 @@ def _disrupted(finding: Finding, index: int, pod: Pod | None) -> Ranked:
     return Precedence(finding.time or BEGINNING, False, index), verdict
 
 
-def _certain_failures(obs: Observation) -> list[Ranked]:
-    """Return failures that began on their node, whatever the other nodes report."""
+def _certain_failures(obs: Observation, now: datetime) -> list[Ranked]:
+    """Return failures that began on their node, whatever the other nodes report.
+
+    A hang is certain when all pods have written their stacks.
+    """
     found = []
+    waits = are_to_come(obs, now, settles_at(obs.status, now))
     for pod in obs.current:
         if pod.state is not TrainerState.FAILED:
             continue
         summary = pod.summary
-        is_certain = pod.hang or (summary is not None and summary.certain)
+        has_cause = summary is not None and summary.certain
+        is_certain = not waits if pod.hang else has_cause
         if is_certain or pod.own_limit or pod.exit_reason == OOM_KILLED:
             time = _summary_time(pod, summary) or pod.finished or BEGINNING
             found.append((Precedence(time, True, pod.index), _failure(pod, summary)))
@@ -224,7 +237,7 @@ def _certain_failures(obs: Observation) -> list[Ranked]:
 
 def _failure(pod: Pod, summary: Summary | None) -> Verdict:
     if pod.hang:
-        return _hang(pod)
+        return Verdict(Cause.HANG, Reason.HANG, pod.message, pod.index, pod, None, pod.exit_code)
     rank = None
     exit_code = pod.exit_code
     if pod.own_limit:
@@ -258,12 +271,21 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
     return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code, missing)
 
 
-def _hang(pod: Pod) -> Verdict:
-    *stacks, exception = pod.message.splitlines() or [""]
-    message = f"pod {pod.name} hangs: {exception}"
-    if stacks:
-        message += f"; {'; '.join(stacks)}"
-    return Verdict(Cause.HANG, Reason.HANG, message, pod.index, pod, None, pod.exit_code)
+def _hang(obs: Observation) -> Verdict:
+    """Return the verdict on a gang that hangs: it names the rank that stands out."""
+    hung = [pod for pod in obs.current if pod.hang and pod.state is TrainerState.FAILED]
+    stacks = {pod.name: read_stacks(pod.message) for pod in hung}
+    ranks = {rank: pod for pod in hung for rank in stacks[pod.name]}
+    steps = {r: pod.steps[obs.attempt][1] for r, pod in ranks.items() if obs.attempt in pod.steps}
+    merged = {rank: stack for each in stacks.values() for rank, stack in each.items()}
+    culprit = find_culprit(merged, steps)
+    rank = culprit.ranks[0] if culprit else None
+    pod = hung[0] if rank is None else ranks[rank]
+    *lines, exception = pod.message.splitlines() or [""]
+    why = culprit.message if culprit else "no rank stands out" if len(merged) > 1 else ""
+    own = [line for line in lines if rank is None or line.startswith(f"rank {rank}: ")]
+    message = "; ".join(filter(None, [f"pod {pod.name} hangs: {exception}", why, *own]))
+    return Verdict(Cause.HANG, Reason.HANG, message, pod.index, pod, rank, pod.exit_code)
 
 
 def _rendezvous_verdict(pod: Pod, obs: Observation) -> Verdict | None:
@@ -291,16 +313,54 @@ def _silent_peer_verdict(
     """
     unreachable = [pod for pod in silent if is_unreachable(obs, pod.node_name)]
     innocent = all(_is_innocent(pod, bool(unreachable)) for pod in failed)
-    if not silent or not innocent:
+    suspects = unreachable or [pod for pod in silent if not _only_waits(obs, pod)]
+    if not suspects or not innocent:
         return None
-    suspects = unreachable or silent
-    described = [describe_pods([pod]) for pod in suspects]
-    message = (
-        f"the other pods lost their connection to {_some(described)}, which has not ended: its "
-        "node or network failed, or it hangs"
-    )
-    first = suspects[0]
-    return Verdict(Cause.DISRUPTION, Reason.PEER_LOST, message, first.index, first)
+    mute = [pod for pod in suspects if obs.answer_of(pod) is None]
+    described = [describe_pods([pod]) for pod in mute or suspects]
+    message = f"the other pods lost their connection to {_some(described)}, which has not ended"
+    first = (mute or suspects)[0]
+    if mute:
+        message += ": its node or network failed, or it hangs"
+        return Verdict(Cause.DISRUPTION, Reason.PEER_LOST, message, first.index, first)
+    # Its node and the way to it work.
+    message += f" and answers{said(obs, first)}: its processes hang, or are slower than a time-out"
+    return Verdict(Cause.HANG, Reason.PEER_HANGS, message, first.index, first)
+
+
+def _only_waits(obs: Observation, pod: Pod) -> bool:
+    """Return True if the processes of a pod have ended, and its agent waits for an attempt."""
+    answer = obs.answer_of(pod)
+    return answer is not None and answer.activity == WAITING
+
+
+def said(obs: Observation, pod: Pod) -> str:
+    """Return what the agent of a pod has answered, in brackets, or an empty string."""
+    words = str(obs.answer_of(pod) or "")
+    return f" ({words})" if words else ""
+
+
+def _early_end(failed: Sequence[Pod], obs: Observation) -> Verdict | None:
+    """Return the verdict if a rank has ended with 0 and the ranks that failed have only lost it.
+
+    A pod that does not answer may be the one that they have lost.
+    """
+    answers = [(pod, obs.answer_of(pod)) for pod in obs.current if not pod.ended]
+    is_known = all(answer for _, answer in answers)
+    if not is_known or not all(_is_innocent(pod, True) for pod in failed):
+        return None
+    for pod, answer in answers:
+        if answer and answer.ended_early:
+            rank = answer.ended_early[0]
+            others = [peer.summary.rank for peer in failed if peer.summary]
+            other = f"rank {others[0]}" if others else "another rank"
+            message = (
+                f"rank {rank} in pod {pod.name} ended with exit code 0 while {other} was still "
+                "training: do all ranks make the same number of steps?"
+            )
+            reason = Reason.ENDED_EARLY
+            return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, 0)
+    return None
 
 
 def _is_innocent(pod: Pod, ambiguous_too: bool) -> bool:

@@ -37,7 +37,10 @@ from ddpjob.core.describe import (
     recount,
     with_status,
 )
+from ddpjob.core.hangs import dumps, still_writes
+from ddpjob.core.heartbeats import report_heartbeats
 from ddpjob.core.in_place import assignments
+from ddpjob.core.inquiry import questions
 from ddpjob.core.names import Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Refusal, TrainerState
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
@@ -95,12 +98,13 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     if not obs.status.finished:
         plan = report_ignored_fields(plan, spec)
         plan = report_unused_devices(obs, plan, spec)
+        plan = report_heartbeats(obs, plan, spec, now)
     plan = report_steps(obs, plan)
     plan = report_strays(obs, plan)
     after = with_status(obs, plan.status)
     after = with_status(after, run_clocks(after, now))
     after = with_status(after, run_account(after, now))
-    assign = assignments(after)
+    assign = (*assignments(after), *dumps(after, spec))
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
     # A deadline that was over before this look is no reason for another one at once.
     came = [timer for timer in timers.DEADLINES if is_due(timer, after, spec, now)]
@@ -109,7 +113,12 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     wake_after = min((wait for wait in waits if wait is not None), default=None)
     check_agent = is_due(timers.agent_is_checked, after, spec, now)
     return replace(
-        plan, status=after.status, assign=assign, check_agent=check_agent, wake_after=wake_after
+        plan,
+        status=after.status,
+        assign=assign,
+        ask=questions(after, spec, now),
+        check_agent=check_agent,
+        wake_after=wake_after,
     )
 
 
@@ -223,6 +232,8 @@ def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
 
 def gang_is_silent(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if not is_due(timers.silence_ends, obs, spec, now):
+        return None
+    if still_writes(obs, spec) or dumps(obs, spec):
         return None
     return restart_or_fail(obs, spec, judge_silence(obs), now)
 

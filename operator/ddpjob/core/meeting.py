@@ -59,8 +59,10 @@ def describe_late(obs: Observation) -> str:
         named += f" and {len(pods) - MAX_NAMED} more"
     seconds = int(MEETING_TIME.total_seconds())
     verb = "has" if len(pods) == 1 else "have"
+    answers = [(pod.name, obs.answer_of(pod)) for pod in obs.silent]
+    told = [f"; {name} says: {answer.error}" for name, answer in answers if answer and answer.error]
     log = f"kubectl -n {obs.job.namespace} logs {pods[0]} -c {TRAINER}"
     return (
         f"all containers have run for at least {seconds} s, and {named} {verb} not met the others "
-        f"(log: {log}). Usual causes: {USUAL_CAUSES}"
+        f"(log: {log}){''.join(told[:1])}. Usual causes: {USUAL_CAUSES}"
     )

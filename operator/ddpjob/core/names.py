@@ -40,6 +40,7 @@ TRAINER = "trainer"
 RENDEZVOUS_PORT = 29400
 RENDEZVOUS_PORTS = 8
 AGENT_PORT = 29401
+STATE_PATH = "/state"
 HOME = "/home/ddpjob"
 SHARED_MEMORY = "/dev/shm"
 
@@ -105,12 +106,16 @@ class Phase(StrEnum):
 
 
 class Condition(StrEnum):
-    """Condition types: those of a batch/v1 Job, and Running if every node of the attempt runs."""
+    """Condition types: those of a batch/v1 Job, and two of our own.
+
+    Running: every node of the attempt runs. HangsDetected: all pods give heartbeats.
+    """
 
     RUNNING = "Running"
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
+    HANGS_DETECTED = "HangsDetected"
 
 
 class Cause(StrEnum):
@@ -163,6 +168,8 @@ class Reason(StrEnum):
     NOT_RESUMED = "NotResumed"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     PEER_LOST = "PeerLost"
+    PEER_HANGS = "PeerHangs"
+    ENDED_EARLY = "EndedEarly"
     NODE_UNREACHABLE = "NodeUnreachable"
     NODE_ENDING = "NodeEnding"
     NODE_SHUTDOWN = "NodeShutdown"
@@ -186,6 +193,8 @@ class Reason(StrEnum):
     FORBIDDEN = "Forbidden"
     NAME_IN_USE = "NameInUse"
     NO_ANSWER = "NoAnswer"
+    HEARTBEATS_SEEN = "HeartbeatsSeen"
+    NO_HEARTBEAT = "NoHeartbeat"
 
 
 def pod_name(job: str, attempt: int, index: int | str) -> str:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ddpjob.core import names
+from ddpjob.core.agent_state import AgentState
 from ddpjob.core.history import OlderGang, Steps
 from ddpjob.core.job import Job
 from ddpjob.core.status import Status
@@ -51,7 +52,8 @@ class Pod:
     - `attempt`: the attempt that the pod is assigned to. `born`: the one it was created in.
     - `index`: the node's index in the gang. `node_name`: the Kubernetes node that the pod runs on.
     - `address`: the pod's IP address. `agent`: the ConfigMap with its agent.
-    - `held`: the pod knows its attempt, and must not start it yet.
+    - `held`: the pod knows its attempt, and must not start it yet. `dumps`: it was told to write
+      the stacks of its ranks, and to end.
     - `ready`: the workers of its attempt have met. `ready_since`: since when, or an empty string.
     - `creating_since`: the pod has had a node since then, and no container yet.
     - `released`: no container of the pod runs any more. A kubelet reports the end of the containers
@@ -84,6 +86,7 @@ class Pod:
     address: str
     agent: str
     held: bool
+    dumps: bool
     ready: bool
     ready_since: str
     creating_since: datetime | None
@@ -192,6 +195,7 @@ class Observation:
     - `leftovers`: pods of earlier jobs of the same name that have not ended.
     - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
     - `older_gang`: an older job that lacks the room which this one holds, or has given back.
+    - `answers`: what agents have answered, by the UIDs of their pods.
     - `is_current`: the API server has confirmed that the status is the newest.
     """
 
@@ -203,6 +207,7 @@ class Observation:
     nodes: Mapping[str, Node] | None = None
     policy: ClusterPolicy = field(default_factory=ClusterPolicy)
     older_gang: OlderGang | None = None
+    answers: Mapping[str, AgentState] = field(default_factory=dict)
     is_current: bool = False
 
     @property
@@ -259,6 +264,11 @@ class Observation:
     def is_under_quota(self) -> bool:
         """True if a quota refuses pods of the attempt."""
         return self.refusal is not None and self.refusal.reason == names.Reason.QUOTA
+
+    def answer_of(self, pod: Pod) -> AgentState | None:
+        """Return what the agent of a pod has answered about the current attempt, or None."""
+        answer = self.answers.get(pod.uid)
+        return answer if answer and answer.attempt == self.attempt else None
 
     @property
     def latched(self) -> bool:

@@ -34,6 +34,7 @@ class Assign:
     - `grace`: seconds for the processes of the last attempt to end.
     - `start`: the processes of the attempt may start at once.
     - `ready_since`: since when the pod was ready in the last attempt.
+    - `dump`: write the stacks of the ranks, and end.
     """
 
     name: str
@@ -42,6 +43,17 @@ class Assign:
     grace: float
     start: bool
     ready_since: str
+    dump: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """A pod whose agent is asked for its state, and the attempt that the question is about."""
+
+    name: str
+    uid: str
+    address: str
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ class Plan:
     - `events`: the events to post.
     - `delete_job`: delete the job itself, with everything that it owns.
     - `confirm`: names of pods. If the API server still has one of them, the plan is discarded.
+    - `ask`: the pods whose agents are asked. The next look has their answers.
     - `check_agent`: make sure that the ConfigMap with the agent exists.
     - `wake_after`: seconds after which to decide again, even if nothing changes.
     """
@@ -75,6 +88,7 @@ class Plan:
     events: tuple[Event, ...] = ()
     delete_job: bool = False
     confirm: tuple[str, ...] = ()
+    ask: tuple[Question, ...] = ()
     check_agent: bool = False
     wake_after: float | None = None
 

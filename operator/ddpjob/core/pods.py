@@ -27,6 +27,9 @@ DEFAULT_GRACE = 30
 # A pod with this in its assignment must not start its attempt yet.
 HELD = '"start": false'
 
+# A pod with this in its assignment writes the stacks of its ranks, and ends.
+DUMPS = '"dump": true'
+
 # Reasons of a waiting container that starts normally.
 NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
 
@@ -82,6 +85,7 @@ def read_pod(body: Dict) -> Pod | None:
         return None
     name = str(metadata.get("name", ""))
     spec = child(body, "spec")
+    told = str(child(metadata, "annotations").get(names.ANNOTATION_ASSIGNMENT))
     container = _trainer_container(status)
     state, end, termination = _state_and_end(metadata, status, container)
     return Pod(
@@ -94,7 +98,8 @@ def read_pod(body: Dict) -> Pod | None:
         node_name=str(spec.get("nodeName") or ""),
         address=str(status.get("podIP") or ""),
         agent=_agent(spec),
-        held=HELD in str(child(metadata, "annotations").get(names.ANNOTATION_ASSIGNMENT)),
+        held=HELD in told,
+        dumps=DUMPS in told,
         ready=_is_ready(metadata, status),
         ready_since=_ready_since(status),
         creating_since=_creating_since(status) if state is TrainerState.PENDING else None,

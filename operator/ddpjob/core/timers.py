@@ -12,7 +12,10 @@ from ddpjob.core.budget import backoff_end
 from ddpjob.core.causes import settles_at
 from ddpjob.core.dead_nodes import is_cut_off, is_not_ready, next_death, next_overdue
 from ddpjob.core.gangs import pods_with_room
+from ddpjob.core.hangs import suspects
+from ddpjob.core.heartbeats import checked_from
 from ddpjob.core.in_place import silent_time
+from ddpjob.core.inquiry import LOOK_INTERVAL, asked_from
 from ddpjob.core.meeting import late_from
 from ddpjob.core.names import Condition
 from ddpjob.core.observe import Observation, TrainerState
@@ -114,6 +117,21 @@ def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None
     return later(started, silent_time(obs)) if started and _is_silent(obs) else None
 
 
+def silence_is_asked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Return when the agents of pods that are not ready are asked why."""
+    return asked_from(obs)
+
+
+def writing_is_asked_again(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Look again: no event concerns the job when its other pods stop to write too."""
+    return later(now, LOOK_INTERVAL) if suspects(obs, spec) else None
+
+
+def heartbeats_are_checked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Return when the agents are asked whether there were heartbeats."""
+    return checked_from(obs, spec)
+
+
 def peers_are_late(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     """Return when the status of a gang that runs and has not met says where to look."""
     return late_from(obs)
@@ -210,6 +228,9 @@ TIMERS: tuple[Timer, ...] = (
     backoff_ends,
     failure_settles,
     silence_ends,
+    silence_is_asked,
+    writing_is_asked_again,
+    heartbeats_are_checked,
     peers_are_late,
     refusal_is_retried,
     active_deadline,

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from ddpjob.core import names
+from ddpjob.core.agent_state import AgentState, read_state
 from ddpjob.core.pods import grace_of
 from ddpjob.core.times import format_time
 from ddpjob.local import processes
@@ -45,6 +46,9 @@ MAX_MESSAGE = 4096
 PROBE_INTERVAL = 0.2
 PROBE_TIMEOUT = 1.0
 
+# Seconds between two questions for an agent's state.
+QUESTION_INTERVAL = 10.0
+
 
 class LocalPod:
     """A pod of this machine.
@@ -57,6 +61,9 @@ class LocalPod:
         self.body = body
         self._port = port
         self._assignment: Path | None = None
+        # What its agent has answered last, and when it was asked.
+        self.state: AgentState | None = None
+        self._asked = float("-inf")
         self.finished = asyncio.Event()
         self._changed = changed
         self._process: asyncio.subprocess.Process | None = None
@@ -168,7 +175,7 @@ class LocalPod:
         """Set the condition Ready as the agent answers, until the task is cancelled."""
         is_ready = False
         while self._port:
-            answer = await self._ask_agent()
+            answer, _ = await self._ask_agent()
             if answer != is_ready:
                 is_ready = answer
                 # Two changes may fall into the same second.
@@ -184,16 +191,26 @@ class LocalPod:
                 self._changed()
             await asyncio.sleep(PROBE_INTERVAL)
 
-    async def _ask_agent(self) -> bool:
-        """Return True if the agent says that the workers of its attempt have met."""
+    async def _ask_agent(self, path: str = "/ready") -> tuple[bool, bytes]:
+        """Return whether the agent has answered with 200, and what it said."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
                 with contextlib.closing(writer):
-                    writer.write(b"GET /ready HTTP/1.0\r\n\r\n")
-                    return b" 200 " in await reader.readline()
+                    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+                    return b" 200 " in head.partition(b"\r\n")[0], body
         except (OSError, TimeoutError, ValueError):
-            return False
+            return False, b""
+
+    async def ask_state(self) -> None:
+        """Ask the agent for its state, at most every QUESTION_INTERVAL seconds."""
+        if time.monotonic() - self._asked < QUESTION_INTERVAL:
+            return
+        self._asked = time.monotonic()
+        _, body = await self._ask_agent(names.STATE_PATH)
+        self.state = read_state(body) or self.state
+        self._changed()
 
     # End
 

@@ -113,11 +113,15 @@ def _resized(manifest: Manifest, size: tuple[int, int], sentence: str) -> Manife
 
 
 def _local_spec(spec: Spec) -> Spec:
-    """Return the spec with only those parts of the lifecycle that a local run has."""
-    lifecycle = Lifecycle(
-        active_deadline=spec.lifecycle.active_deadline,
-        startup_deadline=spec.lifecycle.startup_deadline,
-        recovery=spec.lifecycle.recovery,
+    """Return the spec without those parts of the lifecycle that only a cluster has (`notes`)."""
+    default = Lifecycle()
+    lifecycle = replace(
+        spec.lifecycle,
+        suspended=default.suspended,
+        retries=default.retries,
+        time_to_live=default.time_to_live,
+        clean_pods=default.clean_pods,
+        managed_by=default.managed_by,
     )
     return replace(spec, lifecycle=lifecycle)
 

@@ -113,7 +113,8 @@ class LocalRun:
         self._changed.clear()
         seen = [read_pod(pod.body) for pod in self._pods.values()]
         pods = [pod for pod in seen if pod is not None]
-        return decide(observe(self._job, pods), datetime.now(UTC))
+        answers = {pod.uid: pod.state for pod in self._pods.values() if pod.state}
+        return decide(observe(self._job, pods, answers=answers), datetime.now(UTC))
 
     async def _wait(self, stop: "asyncio.Future[int]", seconds: float | None) -> None:
         """Wait until a pod changes, a signal comes, or the seconds of the plan are over."""
@@ -134,6 +135,10 @@ class LocalRun:
             self._assign(assign)
         for delete in plan.delete:
             self._delete(delete)
+        for question in plan.ask:
+            pod = self._pods.get(question.name)
+            if pod and pod.uid == question.uid:
+                self._spawn(pod.ask_state())
         for body in render.pods(self._job, plan.create, self._settings):
             self._start(body)
 

@@ -1,0 +1,92 @@
+"""The stacks of the ranks of a hung gang: which rank is the probable culprit.
+
+The ranks of a gang that hangs wait for the one that does something else. So ranks are grouped by
+equal stacks outside of torch, and the smallest group is the probable culprit.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# A line of an agent's report on a hang.
+LINE = re.compile(r'rank (\d{1,9}): File "([^"]{1,300})", line (\d{1,9}) in (\S{1,100})')
+
+# Files of torch, and those in which a rank waits for others.
+TORCH = re.compile(r"/torch/")
+WAITS = re.compile(r"/torch/(?:distributed|autograd)/")
+
+
+class Frame(NamedTuple):
+    """One frame of a stack, as `faulthandler` prints it."""
+
+    file: str
+    line: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file.rpartition('/')[2]}, line {self.line})"
+
+
+Stacks = Mapping[int, Sequence[Frame]]
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The ranks that stand out, in order, and one sentence on them and the others."""
+
+    ranks: tuple[int, ...]
+    message: str
+
+
+def read_stacks(text: str) -> dict[int, list[Frame]]:
+    """Return the stack of each rank in the report of a pod, the innermost frame first."""
+    found: dict[int, list[Frame]] = {}
+    for rank, file, line, function in LINE.findall(text):
+        found.setdefault(int(rank), []).append(Frame(file, line, function))
+    return found
+
+
+def find_culprit(stacks: Stacks, steps: Mapping[int, int]) -> Culprit | None:
+    """Return the ranks that stand out, or None if none does.
+
+    At a tie of two groups of equal size, it is the one that waits for nobody, then the one in the
+    lowest step. `steps` has the last step of ranks, as far as it is known.
+    """
+    groups: dict[tuple[Frame, ...], list[int]] = {}
+    for rank in sorted(stacks):
+        groups.setdefault(_own_frames(stacks[rank]), []).append(rank)
+    if len(groups) < 2:
+        return None
+
+    def suspicion(ranks: Sequence[int]) -> tuple[int, bool, float]:
+        known = [steps[rank] for rank in ranks if rank in steps]
+        return len(ranks), _waits(stacks[ranks[0]]), min(known, default=float("inf"))
+
+    first, second, *_ = sorted(groups.values(), key=suspicion)
+    if suspicion(first) == suspicion(second):
+        return None
+    others = max((ranks for ranks in groups.values() if ranks is not first), key=len)
+    verbs = ("stands" if len(first) == 1 else "stand", "is" if len(others) == 1 else "are")
+    message = (
+        f"{_named(first)} {verbs[0]} out, in {_place(stacks[first[0]])}, while {_named(others)} "
+        f"{verbs[1]} in {_place(stacks[others[0]])}"
+    )
+    return Culprit(tuple(first), message)
+
+
+def _own_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+    return tuple(frame for frame in stack if not TORCH.search(frame.file))
+
+
+def _waits(stack: Sequence[Frame]) -> bool:
+    return any(WAITS.search(frame.file) for frame in stack)
+
+
+def _place(stack: Sequence[Frame]) -> str:
+    """Return the innermost frame that is not torch's."""
+    return str([*_own_frames(stack), *stack][0])
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "")

@@ -1,0 +1,251 @@
+"""Hangs: when a gang hangs whose heartbeat is its output, and which rank is the culprit."""
+
+import pytest
+from builders import (
+    a_running_job,
+    agent_report,
+    an_agents_pod,
+    at,
+    ended,
+    plan_for,
+    read_pods,
+    running,
+    starting,
+    written,
+)
+
+from ddpjob.core.agent_state import AgentState
+from ddpjob.core.names import ANNOTATION_ASSIGNMENT, Cause
+from ddpjob.core.stacks import Frame, find_culprit, read_stacks
+
+BY_LOG = {"hangTimeoutSeconds": 60, "heartbeat": "Log"}
+TOLD = {ANNOTATION_ASSIGNMENT: '{"start": true, "dump": true}'}
+
+COMPUTES = ['File "/train.py", line 7 in compute']
+WAITS = [
+    'File "/venv/torch/distributed/distributed_c10d.py", line 3252 in all_reduce',
+    'File "/train.py", line 9 in step',
+]
+
+
+def lines(rank, frames):
+    return [f"rank {rank}: {frame}" for frame in frames]
+
+
+def hung(index, frames, attempt=0, **fields):
+    report = agent_report(
+        attempt, "Hang", exception="no heartbeat for 61 s", lines=lines(index, frames), **fields
+    )
+    return an_agents_pod(index, ended(1, report, when=at(-5)))
+
+
+def a_suspected_gang(*ages, ready=1, silent=300):
+    """Return the plan for a gang of which all pods but the first `ready` ones have become unready.
+
+    `ages` are those of the heartbeats that their agents answer; None for no answer.
+    """
+    pods = [
+        an_agents_pod(index, running() if index < ready else starting())
+        for index in range(len(ages))
+    ]
+    uids = [pod.uid for pod in read_pods(*pods)]
+    answers = {
+        uid: AgentState(0, heartbeat=age)
+        for uid, age in zip(uids, ages, strict=True)
+        if age is not None
+    }
+    job = a_running_job(nodes=len(ages), spec=BY_LOG, silent_since=at(-silent))
+    return plan_for(job, *pods, answers=answers)
+
+
+def told(plan):
+    return [assign.name for assign in plan.assign if assign.dump]
+
+
+# The output of a gang
+
+
+def test_if_a_pod_stops_to_write_all_agents_are_asked():
+    plan = a_suspected_gang(None, None, None, silent=1)
+    assert [question.name for question in plan.ask] == ["digits-0-0", "digits-0-1", "digits-0-2"]
+
+
+def test_while_one_pod_writes_the_gang_does_not_hang():
+    # Only rank 0 writes, as in most scripts. The silence of the others has lasted for minutes.
+    plan = a_suspected_gang(3.0, 400.0, 400.0)
+    assert told(plan) == []
+    assert plan.status.attempt == 0
+    # No event comes when it stops too.
+    assert plan.wake_after <= 10
+
+
+def test_if_no_pod_has_written_all_write_their_stacks():
+    plan = a_suspected_gang(61.0, 400.0, 61.0, ready=0)
+    assert told(plan) == ["digits-0-0", "digits-0-1", "digits-0-2"]
+    assert (plan.status.attempt, plan.delete) == (0, ())
+
+
+def test_a_pod_that_never_wrote_is_no_sign_of_life():
+    ages = [AgentState(0), AgentState(0, heartbeat=61.0)]
+    pods = [an_agents_pod(0, running()), an_agents_pod(1, starting())]
+    uids = [pod.uid for pod in read_pods(*pods)]
+    job = a_running_job(spec=BY_LOG, silent_since=at(-11))
+    plan = plan_for(job, *pods, answers=dict(zip(uids, ages, strict=True)))
+    assert told(plan) == ["digits-0-0", "digits-0-1"]
+
+
+def test_without_answers_a_silent_gang_is_judged_as_before():
+    plan = a_suspected_gang(None, None, None)
+    assert told(plan) == []
+    assert (plan.status.attempt, plan.status.last_failure["cause"]) == (1, "Hang")
+    assert plan.status.last_failure["reason"] == "Silent"
+
+
+def test_with_another_heartbeat_a_silent_gang_is_judged_as_before():
+    pods = [an_agents_pod(0, running()), an_agents_pod(1, starting())]
+    answers = {pod.uid: AgentState(0, heartbeat=1.0) for pod in read_pods(*pods)}
+    job = a_running_job(spec={"hangTimeoutSeconds": 60}, silent_since=at(-300))
+    assert plan_for(job, *pods, answers=answers).status.last_failure["reason"] == "Silent"
+
+
+# The stacks of all ranks
+
+
+def test_when_one_pod_hangs_the_others_write_their_stacks_first():
+    pods = hung(0, WAITS), an_agents_pod(1, running()), an_agents_pod(2, running())
+    plan = plan_for(a_running_job(nodes=3), *pods)
+    assert told(plan) == ["digits-0-1", "digits-0-2"]
+    assert (plan.status.attempt, plan.delete) == (0, ())
+
+
+def test_a_pod_is_told_once():
+    pods = hung(0, WAITS), an_agents_pod(1, running(), annotations=TOLD)
+    plan = plan_for(a_running_job(undecided_since=at(-5)), *pods)
+    assert (plan.assign, plan.status.attempt) == ((), 0)
+
+
+def test_a_pod_that_does_not_write_its_stacks_is_waited_for_ten_seconds():
+    pods = hung(0, WAITS), an_agents_pod(1, running(), annotations=TOLD)
+    status = plan_for(a_running_job(undecided_since=at(-10)), *pods).status
+    assert (status.attempt, status.last_failure["reason"]) == (1, "Hang")
+
+
+def test_pods_that_cannot_write_their_stacks_are_not_waited_for():
+    # An agent of another version, and a pod that is being deleted.
+    other = an_agents_pod(1, running())
+    other["spec"]["volumes"] = []
+    status = plan_for(a_running_job(), hung(0, WAITS), other).status
+    assert status.last_failure["reason"] == "Hang"
+
+
+def test_the_rank_that_stands_out_is_named_with_its_stack():
+    pods = hung(0, WAITS), hung(1, COMPUTES), hung(2, WAITS)
+    failure = plan_for(a_running_job(nodes=3), *pods).status.last_failure
+    assert (failure["cause"], failure["rank"], failure["pod"]) == (Cause.HANG, 1, "digits-0-1")
+    assert failure["message"] == (
+        "pod digits-0-1 hangs: no heartbeat for 61 s; rank 1 stands out, in compute (train.py, "
+        "line 7), while rank 0 and 1 more are in step (train.py, line 9); "
+        'rank 1: File "/train.py", line 7 in compute'
+    )
+
+
+def test_if_no_rank_stands_out_the_message_says_so():
+    failure = plan_for(a_running_job(), hung(0, WAITS), hung(1, WAITS)).status.last_failure
+    assert "no heartbeat for 61 s; no rank stands out; rank 0: File" in failure["message"]
+    assert "rank" not in failure
+
+
+# Which rank stands out
+
+
+def stacks(*frames):
+    return read_stacks(
+        "\n".join(line for rank, each in enumerate(frames) for line in lines(rank, each))
+    )
+
+
+OTHER = ['File "/train.py", line 20 in load']
+
+
+@pytest.mark.parametrize(
+    ("found", "steps", "ranks"),
+    [
+        (stacks(WAITS, COMPUTES, WAITS), {}, (1,)),
+        (stacks(COMPUTES, COMPUTES, WAITS), {}, (2,)),
+        # Two ranks: the one that waits for nobody.
+        (stacks(WAITS, COMPUTES), {}, (1,)),
+        (stacks(COMPUTES, WAITS), {}, (0,)),
+        # Both wait, or neither: the one in the lower step.
+        (stacks(COMPUTES, OTHER), {0: 7, 1: 6}, (1,)),
+        (stacks(COMPUTES, OTHER), {0: 7}, (0,)),
+        (stacks(COMPUTES, OTHER), {}, None),
+        (stacks(COMPUTES, OTHER), {0: 7, 1: 7}, None),
+        (stacks(WAITS, WAITS, WAITS), {0: 1, 1: 2}, None),
+        (stacks(COMPUTES), {}, None),
+        ({}, {}, None),
+        # Frames of torch do not tell ranks apart.
+        (stacks([WAITS[0], *COMPUTES], COMPUTES), {}, None),
+    ],
+)
+def test_the_smallest_group_of_equal_stacks_stands_out(found, steps, ranks):
+    culprit = find_culprit(found, steps)
+    assert (culprit.ranks if culprit else None) == ranks
+
+
+@pytest.mark.parametrize(
+    "text", ["", "rank 1: no stack", 'rank x: File "a", line 1 in b', "\x00" * 99]
+)
+def test_what_is_no_stack_is_left_out(text):
+    assert read_stacks(text) == {}
+    found = read_stacks(f'{text}\nrank 3: File "/a.py", line 4 in f')
+    assert found == {3: [Frame("/a.py", "4", "f")]}
+
+
+# Whether hangs are detected
+
+
+def checked(*ages, seconds=100, **fields):
+    """Return the plan for a gang that has run for so long, and whose agents answer these ages."""
+    pods = [an_agents_pod(index, running()) for index in range(len(ages))]
+    uids = [pod.uid for pod in read_pods(*pods)]
+    answers = {
+        uid: AgentState(0, heartbeat=age)
+        for uid, age in zip(uids, ages, strict=True)
+        if age != "no answer"
+    }
+    spec = {"hangTimeoutSeconds": 90, **fields}
+    job = a_running_job(nodes=len(ages), spec=spec, running_time=at(-seconds))
+    return plan_for(job, *pods, answers=answers)
+
+
+def hangs_detected(plan):
+    found = [c for c in plan.status.conditions if c["type"] == "HangsDetected"]
+    return (found[0]["status"], found[0]["reason"]) if found else None
+
+
+def test_after_the_time_of_the_limit_the_agents_are_asked_for_heartbeats():
+    assert checked("no answer", "no answer", seconds=89).ask == ()
+    plan = checked("no answer", "no answer")
+    assert [question.name for question in plan.ask] == ["digits-0-0", "digits-0-1"]
+    assert hangs_detected(plan) is None
+    assert checked("no answer", "no answer", heartbeat="Log").ask == ()
+
+
+def test_a_pod_without_heartbeats_is_named_in_an_event_and_a_condition():
+    plan = checked(3.0, None)
+    assert hangs_detected(plan) == ("False", "NoHeartbeat")
+    (event,) = plan.events
+    assert (event.kind, event.reason) == ("Warning", "NoHeartbeat")
+    assert event.message == (
+        "digits-0-1 has never touched $DDP_HEARTBEAT_FILE, so hangs are not detected there; touch "
+        "it at each step, or use heartbeat: Log in a new job"
+    )
+    assert "digits-0-0 and 1 more have never" in checked(None, None).events[0].message
+
+
+def test_heartbeats_are_asked_for_once():
+    plan = checked(3.0, 0.0)
+    assert (hangs_detected(plan), plan.events) == (("True", "HeartbeatsSeen"), ())
+    job = written(a_running_job(spec={"hangTimeoutSeconds": 90}, running_time=at(-100)), plan)
+    later = plan_for(job, an_agents_pod(0, running()), an_agents_pod(1, running()))
+    assert (later.ask, later.events) == ((), ())

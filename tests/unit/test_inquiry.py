@@ -1,0 +1,221 @@
+"""Which agents are asked, and what their answers change."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from builders import (
+    NOW,
+    a_pod,
+    a_running_job,
+    an_agents_pod,
+    at,
+    failed,
+    follower_summary,
+    observation,
+    plan_for,
+    read_pods,
+    running,
+    slow_rank_summary,
+    starting,
+    torchrun_tail,
+)
+
+from ddpjob.core.agent_state import MAX_STATE, AgentState, read_state
+from ddpjob.core.causes import Undecided, judge
+from ddpjob.core.inquiry import MAX_ASKED, questions
+from ddpjob.core.names import Cause, Reason
+
+FOLLOWER = a_pod(0, failed(follower_summary(0)))
+TRAINS = AgentState(0, "training", steps=(0, 12), heartbeat=3.0)
+HAS_ENDED = AgentState(0, "ending", ended=((1, 0),))
+ONLY_WAITS = AgentState(0, "waiting")
+
+
+def uid_of(pod):
+    (found,) = read_pods(pod)
+    return found.uid
+
+
+def with_answers(*pods, now=NOW, **answers):
+    """Judge an attempt with what the agents of `pod<index>` have answered."""
+    by_index = {f"pod{found.index}": found.uid for found in read_pods(*pods)}
+    job = a_running_job(nodes=len(pods), undecided_since=NOW)
+    states = {by_index[name]: state for name, state in answers.items()}
+    return judge(observation(job, *pods, answers=states), now)
+
+
+def asked(job, *pods, now=NOW):
+    return [question.name for question in questions(observation(job, *pods), job.spec, now)]
+
+
+# What is asked
+
+
+def test_in_the_normal_course_no_agent_is_asked():
+    assert plan_for(a_running_job(), a_pod(0, running()), a_pod(1, running())).ask == ()
+    assert plan_for(a_running_job(), a_pod(0, running()), a_pod(1, starting())).ask == ()
+
+
+def test_the_pods_that_have_not_ended_are_asked_when_another_one_has_failed():
+    plan = plan_for(a_running_job(nodes=3), FOLLOWER, a_pod(1, running()), a_pod(2, starting()))
+    assert [(question.name, question.attempt) for question in plan.ask] == [
+        ("digits-0-1", 0),
+        ("digits-0-2", 0),
+    ]
+
+
+def test_pods_that_are_not_ready_are_asked_after_ten_seconds():
+    pods = a_pod(0, running()), a_pod(1, starting())
+    assert asked(a_running_job(silent_since=at(-9)), *pods) == []
+    assert asked(a_running_job(silent_since=at(-10)), *pods) == ["digits-0-1"]
+
+
+def test_pods_that_have_not_met_are_asked_after_a_minute():
+    pods = [a_pod(index, starting(since=at(-61))) for index in range(2)]
+    job = a_running_job(ran=False)
+    assert asked(job, *pods, now=at(-2)) == []
+    assert asked(job, *pods) == ["digits-0-0", "digits-0-1"]
+
+
+def test_only_so_many_pods_are_asked():
+    pods = [a_pod(index, running()) for index in range(1, 20)]
+    assert len(asked(a_running_job(nodes=20), FOLLOWER, *pods)) == MAX_ASKED
+
+
+# What an answer changes
+
+
+def test_a_rank_that_has_ended_with_0_is_the_cause_at_once():
+    verdict = with_answers(FOLLOWER, a_pod(1, running()), pod1=HAS_ENDED)
+    assert (verdict.cause, verdict.reason) == (Cause.FAILURE, Reason.ENDED_EARLY)
+    assert (verdict.index, verdict.rank, verdict.exit_code) == (1, 1, 0)
+    assert verdict.message == (
+        "rank 1 in pod digits-0-1 ended with exit code 0 while rank 0 was still training: do all "
+        "ranks make the same number of steps?"
+    )
+    assert not verdict.blames_node
+
+
+def test_a_rank_that_has_ended_is_no_excuse_for_a_failure_of_its_own():
+    own = a_pod(0, failed(torchrun_tail("raise")))
+    verdict = with_answers(own, a_pod(1, running()), pod1=HAS_ENDED)
+    assert verdict.reason == "WorkerFailed"
+
+
+def test_a_pod_that_does_not_answer_may_be_the_cause_that_another_one_has_ended():
+    pods = FOLLOWER, a_pod(1, running()), a_pod(2, running())
+    assert isinstance(with_answers(*pods, pod1=HAS_ENDED), Undecided)
+    verdict = with_answers(*pods, pod1=HAS_ENDED, now=at(10))
+    assert (verdict.reason, verdict.index) == (Reason.PEER_LOST, 2)
+
+
+@pytest.mark.parametrize("summary", [follower_summary, slow_rank_summary])
+def test_a_pod_whose_agent_answers_is_never_a_lost_peer(summary):
+    pods = a_pod(0, failed(summary(0))), a_pod(1, running())
+    assert isinstance(with_answers(*pods, pod1=TRAINS), Undecided)
+    verdict = with_answers(*pods, pod1=TRAINS, now=at(10))
+    assert (verdict.cause, verdict.reason, verdict.index) == (Cause.HANG, Reason.PEER_HANGS, 1)
+    assert verdict.message == (
+        "the other pods lost their connection to pod digits-0-1 on node node-1, which has not "
+        "ended and answers (its last step is 12, its last heartbeat was 3 s ago): its processes "
+        "hang, or are slower than a time-out"
+    )
+
+
+def test_of_two_silent_pods_the_one_that_does_not_answer_is_named():
+    pods = FOLLOWER, a_pod(1, running()), a_pod(2, running())
+    verdict = with_answers(*pods, pod1=TRAINS, now=at(10))
+    assert (verdict.cause, verdict.reason, verdict.index) == (
+        Cause.DISRUPTION,
+        Reason.PEER_LOST,
+        2,
+    )
+    assert "digits-0-1" not in verdict.message
+
+
+def test_a_pod_whose_processes_have_ended_is_no_suspect():
+    pods = FOLLOWER, a_pod(1, running()), a_pod(2, running())
+    verdict = with_answers(*pods, pod1=ONLY_WAITS, now=at(10))
+    assert (verdict.reason, verdict.index) == (Reason.PEER_LOST, 2)
+    verdict = with_answers(FOLLOWER, a_pod(1, running()), pod1=ONLY_WAITS, now=at(10))
+    assert (verdict.cause, verdict.index) == (Cause.FAILURE, 0)
+
+
+def test_an_answer_about_another_attempt_changes_nothing():
+    old = replace(HAS_ENDED, attempt=7)
+    verdict = with_answers(FOLLOWER, a_pod(1, running()), pod1=old, now=at(10))
+    assert verdict.reason == Reason.PEER_LOST
+
+
+def test_the_status_tells_what_an_agent_says_of_a_gang_that_has_not_met():
+    pods = [a_pod(index, starting(since=at(-90))) for index in range(2)]
+    error = "[W socket.cpp] digits-0: Temporary failure in name resolution"
+    answers = {uid_of(pods[1]): AgentState(0, error=error)}
+    plan = plan_for(a_running_job(ran=False), *pods, answers=answers)
+    assert plan.status.reason == Reason.WAITING_FOR_PEERS
+    assert f"; digits-0-1 says: {error}. Usual causes" in plan.status.message
+
+
+def test_the_verdict_on_a_silent_gang_has_what_its_agents_say():
+    pods = an_agents_pod(0, running()), an_agents_pod(1, starting())
+    job = a_running_job(silent_since=at(-200))
+    answers = {uid_of(pods[1]): AgentState(0, ended=((1, -9),), heartbeat=150.0)}
+    message = plan_for(job, *pods, answers=answers).status.message
+    assert "(rank 1 has ended, its last heartbeat was 150 s ago) is not ready" in message
+
+
+# What an answer may be
+
+
+def test_a_state_is_read():
+    found = {
+        "attempt": 3,
+        "activity": "ending",
+        "ended": [[4, 0], [5, None]],
+        "steps": [10, 12],
+        "checkpoint": 11,
+        "heartbeat": 0.5,
+        "error": "no",
+    }
+    assert read_state(json.dumps(found).encode()) == AgentState(
+        3, "ending", ((4, 0), (5, None)), (10, 12), 11, 0.5, "no"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b'{"attempt": true}',
+        b'{"attempt": "1"}',
+        b"[" * 4000,
+        b'{"attempt": 1e999}',
+        b'{"attempt": NaN}',
+        b"\xff",
+        b'{"attempt": 1}' + b" " * MAX_STATE + b"x",
+    ],
+)
+def test_training_code_can_answer_anything(text):
+    found = read_state(text)
+    assert found is None or found == AgentState(1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ended": [[-1, 0], ["1", 0], [1], 7, [1, 2, 3], None]},
+        {"ended": {"1": 0}},
+        {"steps": [1, "2"]},
+        {"steps": [1, 2, 3]},
+        {"heartbeat": -1},
+        {"heartbeat": "1"},
+        {"heartbeat": 1e999},
+        {"heartbeat": True},
+        {"error": 7, "activity": []},
+        {"checkpoint": 1e300},
+    ],
+)
+def test_what_makes_no_sense_is_left_out(fields):
+    assert read_state(json.dumps({"attempt": 1, **fields}).encode()) == AgentState(1)

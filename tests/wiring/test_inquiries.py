@@ -1,0 +1,120 @@
+"""The questions of the operator to the agents, over real connections."""
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+
+from ddpjob.controller import inquiries as module
+from ddpjob.controller.inquiries import Inquiries
+from ddpjob.core import names
+from ddpjob.core.agent_state import AgentState
+from ddpjob.core.plan import Question
+
+KEY = ("ml", "digits")
+
+
+def question(uid="a", attempt=0, address="127.0.0.1"):
+    return Question(f"digits-0-{uid}", uid, address, attempt)
+
+
+@pytest.fixture
+async def agent(monkeypatch):
+    """Serve /state, and return a list that has the answers to come and then the requests."""
+
+    class Agent:
+        body = json.dumps({"attempt": 0, "ended": [[0, 0]]}).encode()
+        wait = 0.0
+        requests = 0
+
+    async def answer(request):
+        Agent.requests += 1
+        await asyncio.sleep(Agent.wait)
+        return web.Response(body=Agent.body)
+
+    app = web.Application()
+    app.router.add_get("/state", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    monkeypatch.setattr(names, "AGENT_PORT", site._server.sockets[0].getsockname()[1])
+    yield Agent
+    await runner.cleanup()
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+async def asking():
+    looks: asyncio.Queue = asyncio.Queue()
+    found = Inquiries(Clock(), looks.put_nowait)
+    yield found, looks
+    await found.close()
+
+
+async def test_an_answer_is_there_at_the_next_look(agent, asking):
+    inquiries, looks = asking
+    inquiries.ask(KEY, [question()])
+    assert await asyncio.wait_for(looks.get(), 10) == KEY
+    assert inquiries.answers(["a", "b"]) == {"a": AgentState(0, ended=((0, 0),))}
+
+
+async def test_a_pod_is_asked_again_after_some_time_or_in_another_attempt(agent, asking):
+    inquiries, looks = asking
+    for _ in range(5):
+        inquiries.ask(KEY, [question()])
+    await asyncio.wait_for(looks.get(), 10)
+    inquiries.ask(KEY, [question()])
+    assert agent.requests == 1
+    inquiries.ask(KEY, [question(attempt=1)])
+    await asyncio.wait_for(looks.get(), 10)
+    assert agent.requests == 2
+    inquiries._clock.now += module.INTERVAL
+    inquiries.ask(KEY, [question()])
+    # The last answer counts until the next one comes.
+    assert inquiries.answers(["a"])
+    await asyncio.wait_for(looks.get(), 10)
+    assert agent.requests == 3
+
+
+@pytest.mark.parametrize("body", [b"no state", b"[1]", b'{"attempt": 0}' + b" " * 4096])
+async def test_another_answer_is_none(agent, asking, body):
+    agent.body = body
+    await assert_no_answer(asking, question())
+
+
+async def test_a_late_answer_is_none(agent, asking, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.1)
+    agent.wait = 5.0
+    await assert_no_answer(asking, question())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2", "no address", "::1", "1.2.3.4:80/x?"])
+async def test_no_connection_is_no_answer(agent, asking, monkeypatch, address):
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)
+    await assert_no_answer(asking, question(address=address))
+
+
+async def assert_no_answer(asking, asked):
+    inquiries, looks = asking
+    inquiries.ask(KEY, [asked])
+    await asyncio.gather(*inquiries._tasks)
+    assert inquiries.answers([asked.uid]) == {}
+    assert looks.empty()
+
+
+async def test_no_more_answers_are_kept_than_needed(agent, asking, monkeypatch):
+    monkeypatch.setattr(module, "KEPT", 3)
+    inquiries, looks = asking
+    inquiries.ask(KEY, [question(str(number)) for number in range(5)])
+    await asyncio.wait_for(looks.get(), 10)
+    assert len(inquiries.answers(map(str, range(5)))) == 3
