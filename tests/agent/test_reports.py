@@ -330,6 +330,7 @@ raise RuntimeError("WORDS")
 
 def test_the_report_has_the_steps_of_each_attempt(pod):
     found = pod(STEPS)
+    began = time.time()
     for attempt in range(2):
         found.assign(attempt)
         if attempt == 0:
@@ -338,3 +339,5 @@ def test_the_report_has_the_steps_of_each_attempt(pod):
     found.assign(2, wait=0)
     assert found.end() == 1
     assert found.report["steps"] == {"0": [0, 14], "1": [10, 24], "2": [20, 34]}
+    assert list(found.report["trained"]) == ["0", "1", "2"]
+    assert began < found.report["trained"]["0"] < found.report["trained"]["2"] < time.time()

@@ -167,6 +167,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"failurePolicy": {"nonRetryableExitCodes": [0]}},
         "should be greater than or equal to 1",
     ),
+    "no attempt without progress": (
+        {"failurePolicy": {"maxAttemptsWithoutProgress": 0}},
+        "should be greater than or equal to 1",
+    ),
+    "more attempts without progress than the history has": (
+        {"failurePolicy": {"maxAttemptsWithoutProgress": 11}},
+        "should be less than or equal to 10",
+    ),
     "suspend as a string": ({"suspend": "yes"}, "must be of type boolean"),
     "a deadline of no time": (
         {"activeDeadlineSeconds": 0},
@@ -801,6 +809,7 @@ def test_defaults_are_filled_in(jobs: Jobs) -> None:
             "maxRestarts": 3,
             "maxDisruptions": 20,
             "nonRetryableExitCodes": [2],
+            "maxAttemptsWithoutProgress": 5,
         },
         "suspend": False,
         "retries": 0,
@@ -994,6 +1003,9 @@ WHOLE_STATUS = {
             "rank": 0,
             "exitCode": -9,
             "start": AT,
+            "runningTime": AT,
+            "trainingTime": AT,
+            "untrainedSeconds": 7,
             "end": AT,
         }
     ],

@@ -97,8 +97,11 @@ def test_a_suspended_job_gives_its_pods_back_and_resumes_where_it_stopped(namesp
 
     namespace.patch(JOB, suspend=True)
     namespace.wait_until_nothing_runs(JOB)
-    status = namespace.wait_for_status(JOB, phase="Suspended", nodesReady="0/2")
-    assert "set spec.suspend to false" in status["message"]
+    namespace.wait_for_status(JOB, phase="Suspended", nodesReady="0/2")
+    namespace.wait(
+        "the message says how to go on",
+        lambda: "set spec.suspend to false" in namespace.status(JOB)["message"],
+    )
     stopped_at = last_step(namespace)
     namespace.patch(JOB, suspend=False)
 

@@ -9,6 +9,7 @@ from ddpjob.core.readers import SpecError
 from ddpjob.core.spec import KNOWN_FIELDS
 from ddpjob.local.manifest import Manifest, check_claims, read
 from ddpjob.local.notes import CLUSTER_FIELDS
+from ddpjob.local.sizes import Overrides
 
 HEAD = "apiVersion: ddpjob.dev/v1alpha1\nkind: DDPJob\nmetadata: {name: j}\n"
 TRAINER = "spec.podTemplate.spec.containers[trainer]."
@@ -57,6 +58,31 @@ def test_a_file_in_another_encoding_is_refused(tmp_path):
     path.write_bytes(b"name: caf\xe9\n")
     with pytest.raises(SpecError, match="is not text in UTF-8; save it as UTF-8"):
         read(path)
+
+
+# Restarts
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted", "restarts"),
+    [
+        ("nodes: 1", Overrides(), 0),
+        ("failurePolicy: {windowSeconds: 60}", Overrides(), 0),
+        ("failurePolicy: {maxRestarts: null}", Overrides(), 0),
+        ("failurePolicy: {maxRestarts: 5}", Overrides(), 5),
+        ("nodes: 1", Overrides(max_restarts=2), 2),
+        ("failurePolicy: {maxRestarts: 5}", Overrides(max_restarts=0), 0),
+    ],
+)
+def test_a_run_has_no_restarts_after_failures_unless_they_were_chosen(
+    tmp_path, policy, wanted, restarts
+):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{HEAD}spec: {{image: i, args: [-m, x], {policy}}}\n")
+    for manifest in (read(path, wanted), read(path, wanted, cores=1)):
+        assert manifest.job.spec.failure_policy.max_restarts == restarts
+        # What the cluster loses is another matter.
+        assert manifest.job.spec.failure_policy.max_disruptions == 20
 
 
 # Notes

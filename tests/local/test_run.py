@@ -108,7 +108,8 @@ async def test_a_failure_restarts_the_gang_and_names_the_rank(tmp_path):
                 sys.exit(1)
             time.sleep(60)
     """
-    status = await run(write_job(tmp_path, program), tmp_path / "run")
+    path = write_job(tmp_path, program, failurePolicy={"maxRestarts": 1})
+    status = await run(path, tmp_path / "run")
     assert (status.phase, status.attempt, status.restarts) == ("Complete", 1, 1)
     assert status.last_failure["rank"] == 1
     assert "ValueError: bad data" in status.last_failure["message"]
@@ -240,6 +241,23 @@ def test_a_reader_that_goes_away_ends_the_run_and_all_its_processes(tmp_path):
         assert process.wait(timeout=60) == 128 + signal.SIGHUP
         assert process.stderr.read() == ""
     assert not started_below(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_noted"), [({}, True), ({"failurePolicy": {"maxRestarts": 0}}, False)]
+)
+def test_a_failed_run_says_that_it_has_no_restarts_unless_they_were_chosen(
+    tmp_path, policy, is_noted
+):
+    path = write_job(tmp_path, "raise SystemExit(3)", nodes=1, **policy)
+    done = subprocess.run(run_command(path, tmp_path), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "failed with exit code 3" in done.stdout
+    assert "maxRestarts=0 allows no restart" in done.stdout
+    assert ("--max-restarts sets their number" in done.stdout) is is_noted
+    # There is no job in a cluster that could be taken up again.
+    assert "retry" not in done.stdout
+    assert "retries" not in done.stdout
 
 
 def test_a_progress_bar_is_one_line(tmp_path):

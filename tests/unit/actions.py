@@ -225,6 +225,22 @@ def agent_reports_a_failure(world: World, pod: Pod) -> None:
 
 
 @on_a_pod
+def agent_reports_an_error_before_the_first_step(world: World, pod: Pod) -> None:
+    if pod.state is TrainerState.RUNNING:
+        error = "ModuleNotFoundError: No module named 'tqdm'"
+        report = agent_report(pod.attempt, rank=pod.index, exception=error)
+        world.report(pod.name, ended(1, report, when=world.now))
+
+
+@on_a_pod
+def agent_reports_a_failure_without_progress(world: World, pod: Pod) -> None:
+    if pod.state is TrainerState.RUNNING:
+        steps = {str(attempt): [7, 7] for attempt in range(pod.born, pod.attempt + 1)}
+        report = agent_report(pod.attempt, rank=pod.index, steps=steps)
+        world.report(pod.name, ended(1, report, when=world.now))
+
+
+@on_a_pod
 def agent_reports_a_hang(world: World, pod: Pod) -> None:
     if pod.state is TrainerState.RUNNING:
         report = agent_report(pod.attempt, "Hang", exception="no heartbeat for 60 s")
@@ -441,7 +457,8 @@ OBSERVING = (
 FAILING = (
     *(kubelet_reports(name, make) for name, make in REPORTS.items()),
     agent_reports_a_failure,
-    agent_reports_a_failure,
+    agent_reports_a_failure_without_progress,
+    agent_reports_an_error_before_the_first_step,
     agent_reports_a_hang,
     agent_waited_in_vain,
     workers_stop_to_give_heartbeats,

@@ -88,6 +88,133 @@ def test_the_activities_have_the_names_of_the_status():
     ]
 
 
+# When training begins
+
+MET = {"activity": "training", "activity_since": NOW, "seconds": {"starting": 5}}
+NO_MODULE = "ModuleNotFoundError: No module named 'tqdm'"
+
+
+def ended_with(job, *reports, now):
+    """Return the job after an attempt in which pods ended with these reports; None: it runs."""
+    pods = [
+        a_pod(index, failed(report) if report else running(), attempt=job.status.attempt)
+        for index, report in enumerate(reports)
+    ]
+    return written(job, plan_for(job, *pods, now=now))
+
+
+# What the pods of attempt 0 have reported at its end, 40 s after the workers have met, and the
+# seconds of starting and of training after that.
+ENDS = {
+    "no step and no heartbeat": ((None, agent_report(0)), (5, 40)),
+    "a heartbeat": ((None, agent_report(0, trained={"0": at(30).timestamp()})), (35, 10)),
+    "a first step on one node, an earlier heartbeat on another": (
+        (
+            agent_report(0, trained={"0": at(30).timestamp()}),
+            agent_report(0, trained={"0": at(20).timestamp()}),
+        ),
+        (25, 20),
+    ),
+    "a heartbeat by a clock that is behind": (
+        (None, agent_report(0, trained={"0": at(-900).timestamp()})),
+        (5, 40),
+    ),
+    "a heartbeat by a clock that is ahead": (
+        (None, agent_report(0, trained={"0": at(900).timestamp()})),
+        (45, 0),
+    ),
+    "a heartbeat of another attempt": (
+        (None, agent_report(0, trained={"7": at(30).timestamp()})),
+        (5, 40),
+    ),
+    "an error at an import": ((None, agent_report(0, exception=NO_MODULE)), (45, 0)),
+    "wrong use": ((None, agent_report(0, exit_code=2, exception="usage: train.py")), (45, 0)),
+    "such an error after a step": (
+        (None, agent_report(0, exception="TypeError: x", steps={"0": [0, 0]})),
+        (5, 40),
+    ),
+    "such an error after a heartbeat": (
+        (None, agent_report(0, exception="TypeError: x", trained={"0": at(1).timestamp()})),
+        (6, 39),
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_training_begins_with_the_first_step_or_heartbeat_else_with_the_meeting(end):
+    reports, expected = ENDS[end]
+    job = ended_with(a_running_job(**MET), *reports, now=at(40))
+    seconds = job.status.seconds
+    assert (seconds["starting"], seconds["training"]) == expected
+
+
+def test_an_error_after_a_minute_is_none_of_the_start():
+    report = agent_report(0, exception="TypeError: x")
+    job = ended_with(a_running_job(**MET), None, report, now=at(60))
+    assert job.status.seconds == {"starting": 5, "training": 60}
+
+
+def test_the_goodput_of_a_job_that_died_at_its_imports_is_0():
+    job = a_running_job(**MET)
+    for attempt, seconds in enumerate((10, 60)):
+        report = agent_report(attempt, exception=NO_MODULE)
+        job = ended_with(job, report, report, now=at(seconds))
+        assert job.status.activity in ("queued", "starting", "")
+        pods = [a_pod(index, running(), attempt=attempt + 1) for index in (0, 1)]
+        job = written(job, plan_for(job, *pods, now=at(seconds + 40)))
+    assert job.status.reason == "SameErrorAgain"
+    assert job.status.seconds["training"] == 0
+    assert job.status.to_dict()["goodput"] == "0%"
+
+
+def test_a_report_that_comes_later_moves_the_time_then_and_once():
+    job = ended_with(a_running_job(**MET), None, agent_report(0), now=at(40))
+    assert job.status.seconds == {"starting": 5, "training": 40}
+    # The pod of rank 0 ends after the attempt.
+    late = a_pod(0, failed(agent_report(0, "Stopped", trained={"0": at(30).timestamp()})))
+    for moment in (50, 60):
+        job = written(job, plan_for(job, late, now=at(moment)))
+        seconds = job.status.seconds
+        assert (seconds["starting"], seconds["training"]) == (35, 10)
+    entry = job.status.attempts[0]
+    assert (entry["trainingTime"], entry["untrainedSeconds"]) == ("2026-11-21T12:00:30Z", 30)
+
+
+def test_steps_that_are_known_later_show_that_an_attempt_did_not_end_at_its_start():
+    job = ended_with(
+        a_running_job(**MET), None, agent_report(0, exception="TypeError: x"), now=at(40)
+    )
+    assert (job.status.seconds["starting"], job.status.seconds["training"]) == (45, 0)
+    late = a_pod(0, failed(agent_report(0, "Stopped", steps={"0": [0, 20]})))
+    job = written(job, plan_for(job, late, now=at(50)))
+    assert (job.status.seconds["starting"], job.status.seconds["training"]) == (5, 40)
+
+
+def test_a_suspended_attempt_that_still_succeeds_is_corrected_once():
+    job = a_running_job(**MET, spec={"suspend": True})
+    job = written(job, plan_for(job, *RUN, now=at(40)))
+    report = agent_report(0, "Succeeded", trained={"0": at(10).timestamp()})
+    one = a_pod(0, succeeded(report)), a_pod(1, running())
+    both = a_pod(0, succeeded(report)), a_pod(1, succeeded())
+    for pods in (one, both):
+        job = written(job, plan_for(job, *pods, now=at(45)))
+        assert job.status.seconds == {"starting": 15, "training": 30}
+    assert job.status.phase == "Complete"
+
+
+def test_a_job_that_is_complete_has_its_training_from_its_first_step():
+    report = agent_report(0, "Succeeded", trained={"0": at(25).timestamp()})
+    pods = a_pod(0, succeeded(report)), a_pod(1, succeeded())
+    job = written(a_running_job(**MET), plan_for(a_running_job(**MET), *pods, now=at(100)))
+    assert job.status.seconds == {"starting": 30, "training": 75}
+
+
+@pytest.mark.parametrize("trained", [None, 7, [1], {"0": "x"}, {"x": 1}, {"0": 1e300}, {"0": None}])
+def test_times_that_are_none_are_ignored(trained):
+    job = ended_with(a_running_job(**MET), None, agent_report(0, trained=trained), now=at(40))
+    assert job.status.seconds == {"starting": 5, "training": 40}
+
+
 # Steps
 
 

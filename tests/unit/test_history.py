@@ -56,6 +56,7 @@ def test_a_failed_attempt_is_kept_with_its_cause_its_place_and_its_times():
             "rank": 1,
             "exitCode": 1,
             "start": "2026-11-21T12:00:00Z",
+            "runningTime": "2026-11-21T12:00:00Z",
             "end": "2026-11-21T12:00:09Z",
         },
     )

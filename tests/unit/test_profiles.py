@@ -134,6 +134,8 @@ def test_the_defaults_of_the_crd_are_those_of_the_spec(schema):
     policy = fields["failurePolicy"]["properties"]
     assert policy["maxRestarts"]["default"] == spec.failure_policy.max_restarts
     assert policy["maxDisruptions"]["default"] == spec.failure_policy.max_disruptions
+    stuck = spec.failure_policy.max_attempts_without_progress
+    assert policy["maxAttemptsWithoutProgress"]["default"] == stuck
 
 
 def test_the_crd_has_every_field_of_the_status(schema):

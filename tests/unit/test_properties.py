@@ -55,7 +55,11 @@ STEPS = st.lists(st.tuples(ACTIONS, st.integers(0, 11)), min_size=15, max_size=6
 BUDGETS = st.integers(0, 5)
 POLICIES = st.fixed_dictionaries(
     {"maxRestarts": BUDGETS, "maxDisruptions": BUDGETS},
-    optional={"windowSeconds": st.just(60), "maxAnnouncedDisruptions": BUDGETS},
+    optional={
+        "windowSeconds": st.just(60),
+        "maxAnnouncedDisruptions": BUDGETS,
+        "maxAttemptsWithoutProgress": st.integers(1, 10),
+    },
 )
 SPECS = st.fixed_dictionaries(
     {

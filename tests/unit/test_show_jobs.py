@@ -56,6 +56,18 @@ def test_the_time_has_what_goes_on():
     assert "Time        starting 10 s, training 30 s (goodput 75%)" in lines
 
 
+def test_training_without_a_known_first_step_is_named_so():
+    ran = {"attempt": 0, "runningTime": "2026-11-21T12:00:00Z"}
+    times = {"trainingTime": "2026-11-21T12:00:09Z", "untrainedSeconds": 9}
+    seconds = {"starting": 10, "training": 30}
+    unknown = a_job(seconds=seconds, attempts=[ran])
+    known = a_job(seconds=seconds, attempts=[{**ran, **times}])
+    text = "Time        starting 10 s, training 30 s since the workers met (goodput 75%)"
+    assert text in texts(job_lines(unknown, Progress(), [], NOW))
+    plain = "Time        starting 10 s, training 30 s (goodput 75%)"
+    assert plain in texts(job_lines(known, Progress(), [], NOW))
+
+
 def test_a_table_has_a_line_for_each_job_and_no_space_at_the_ends():
     running = a_job(phase="Running", reason="NodesRunning", nodes={"desired": 2, "ready": 2})
     jobs = [running, a_job("new")]

@@ -174,6 +174,14 @@ REFUSED = {
         {"failurePolicy": {"nonRetryableExitCodes": [256]}},
         f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES_ONE}, got 256",
     ),
+    "no attempt without progress": (
+        {"failurePolicy": {"maxAttemptsWithoutProgress": 0}},
+        "spec.failurePolicy.maxAttemptsWithoutProgress: must be an integer from 1 to 10, got 0",
+    ),
+    "more attempts without progress than the history has": (
+        {"failurePolicy": {"maxAttemptsWithoutProgress": 11}},
+        "spec.failurePolicy.maxAttemptsWithoutProgress: must be an integer from 1 to 10, got 11",
+    ),
     "suspend as a string": ({"suspend": "yes"}, 'spec.suspend: must be true or false, got "yes"'),
     "suspend as a number": ({"suspend": 1}, "spec.suspend: must be true or false, got 1"),
     "no active time": (
@@ -522,12 +530,14 @@ def test_every_field_of_the_failure_policy_is_read():
         "maxDisruptions": 0,
         "windowSeconds": 2**31 - 1,
         "nonRetryableExitCodes": [1, 255],
+        "maxAttemptsWithoutProgress": 10,
     }
     assert Spec.from_dict(a_spec(failurePolicy=policy)).failure_policy == FailurePolicy(
         max_restarts=1000,
         max_disruptions=0,
         window=timedelta(seconds=2**31 - 1),
         non_retryable=(1, 255),
+        max_attempts_without_progress=10,
     )
 
 

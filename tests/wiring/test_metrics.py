@@ -1,6 +1,7 @@
 """The metrics of the operator: those of each job, of the queue, and of requests."""
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.job_metrics import PART
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.workqueue import WorkQueue
+from ddpjob.core.status import Status
 from ddpjob.kube.kinds import resource_of
 
 
@@ -99,6 +101,17 @@ def test_a_job_has_no_goodput_while(status: dict[str, Any]) -> None:
     cache = Cache()
     cache.jobs.see(a_job(**status))
     assert not [line for line in lines(cache) if line.startswith("ddpjob_job_goodput_ratio{")]
+
+
+def test_time_that_was_counted_as_training_is_not_counted_again_as_starting() -> None:
+    metrics = Metrics(Cache(), ())
+    status = Status(seconds={"starting": 5, "training": 40})
+    metrics.count_seconds(Status(), status)
+    later = replace(status, seconds={"starting": 35, "training": 10})
+    metrics.count_seconds(status, later)
+    text = asyncio.run(metrics.text()).decode()
+    assert 'ddpjob_activity_seconds_total{activity="training"} 40.0' in text
+    assert 'ddpjob_activity_seconds_total{activity="starting"} 5.0' in text
 
 
 def test_a_finished_job_has_the_time_of_its_end() -> None:

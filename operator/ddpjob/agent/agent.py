@@ -135,8 +135,8 @@ class Agent:
             self.report = {"cause": "Stopped"}
         if self.exit_code:
             log(f"ends: {self.report['cause']}: {self.report.get('exception', '')}")
-        known = {"attempt": self.attempt, "steps": self.output.steps}
-        report.write(self.options.message, {**known, **self.report})
+        known = {"steps": self.output.steps, "trained": self.output.trained}
+        report.write(self.options.message, {"attempt": self.attempt, **known, **self.report})
         return self.exit_code
 
     def look(self) -> None:

@@ -102,7 +102,7 @@ class Output:
     """The streams of an attempt, and the figures in them.
 
     `steps` has the first and the last step of the last attempts, by their number, as far as lines
-    of JSON name them.
+    of JSON name them. `trained` has the Unix time of the first step that they made.
     """
 
     def __init__(self, window: float = 0.0) -> None:
@@ -112,6 +112,7 @@ class Output:
         # The time of all output that one `select` found. Its order is not known.
         self.now = self.before = time.time()
         self.steps: dict[int, tuple[float, float]] = {}
+        self.trained: dict[int, float] = {}
         self.begin(-1)
 
     def begin(self, attempt: int) -> None:
@@ -126,6 +127,7 @@ class Output:
     def add(self, descriptor: int, local_rank: int | None = None) -> None:
         os.set_blocking(descriptor, False)
         stream = Stream(descriptor, local_rank)
+        stream.bar_time = time.time()
         self.streams.append(stream)
         self.selector.register(descriptor, selectors.EVENT_READ, stream)
 
@@ -247,6 +249,9 @@ class Output:
         step = numbers.get("resumed_step", numbers.get("step"))
         if entries.get("event") == "checkpoint":
             self.checkpoint = step
+        if "step" in numbers:
+            self.trained.setdefault(self.attempt, self.now)
+            self.trained = dict(list(self.trained.items())[-ATTEMPTS:])
         if step is not None:
             first, _ = self.steps.pop(self.attempt, (step, step))
             self.steps[self.attempt] = (first, step)

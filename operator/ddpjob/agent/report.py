@@ -20,6 +20,9 @@ Report = dict[str, Any]
 MESSAGE = 4096
 RESULT = MESSAGE - 200
 
+# The entries of a report that are left out if it is too long, or if they are empty.
+FIGURES = ("steps", "trained")
+
 # Limits of a report: lines of output, and characters of each line.
 LINES, LINE_LENGTH = 12, 160
 
@@ -293,12 +296,13 @@ def write(path: str, report: Report) -> None:
 def as_message(report: Report) -> str:
     """Return a report as a termination message. If it is too long, lines are left out first."""
     report = {"agent": 1, **report}
-    if not report.get("steps"):
-        report.pop("steps", None)
+    for name in FIGURES:
+        if not report.get(name):
+            report.pop(name, None)
     while len(text := json.dumps(report)) > MESSAGE and report.get("lines"):
         report["lines"] = report["lines"][1:]
-    if len(text) > MESSAGE and report.pop("steps", None):
-        text = json.dumps(report)
+    if len(text) > MESSAGE:
+        text = json.dumps({name: report[name] for name in report if name not in FIGURES})
     if len(text) > MESSAGE:
         known = ("agent", "attempt", "cause", "rank", "exitCode", "time")
         short = {name: report[name] for name in known if name in report}

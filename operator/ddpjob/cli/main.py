@@ -147,8 +147,8 @@ def run(
         int | None,
         typer.Option(
             min=0,
-            show_default="that of the manifest",
-            help="Number of restarts after failures.",
+            show_default="that of the manifest, or 0",
+            help="Number of restarts after failures. A cluster gives a job 3 by default.",
             rich_help_panel=SIZE,
         ),
     ] = None,

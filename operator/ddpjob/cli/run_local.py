@@ -15,10 +15,11 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
+from ddpjob.core.names import Reason
 from ddpjob.core.readers import SpecError
 from ddpjob.core.run_metrics import RunMetrics
 from ddpjob.local.config_maps import read_files
-from ddpjob.local.manifest import AS_WRITTEN, Manifest, check_claims, read
+from ddpjob.local.manifest import AS_WRITTEN, Manifest, check_claims, read, sets_restarts
 from ddpjob.local.run import LocalRun, Stopped, check
 from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder, write_whole
 from ddpjob.local.sizes import Overrides
@@ -30,6 +31,12 @@ REFUSED = 2
 
 # A shell's exit code for a process that a signal ended is this and the signal's number.
 SIGNAL_BASE = 128
+
+# Printed after a failure that a cluster would have followed by another attempt.
+NO_RESTARTS = (
+    "a run on this machine has no restarts after failures, unless failurePolicy.maxRestarts or "
+    "--max-restarts sets their number"
+)
 
 
 @dataclass(frozen=True)
@@ -131,4 +138,6 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
     except OSError as error:
         display.note(f"cannot write {error.filename}: {error.strerror}")
     display.summary(status, paths)
+    if status.reason == Reason.MAX_RESTARTS and not sets_restarts(manifest.document):
+        display.note(NO_RESTARTS)
     return status.exit_code

@@ -119,10 +119,15 @@ class Metrics:
 
     def count_seconds(self, old: Status, new: Status) -> None:
         """Count the time of the activities that ended with a status."""
-        for activity in Activity:
-            passed = new.seconds.get(activity, 0) - old.seconds.get(activity, 0)
+        passed = {
+            activity: new.seconds.get(activity, 0) - old.seconds.get(activity, 0)
+            for activity in Activity
+        }
+        # What turned out later to be no training has been counted already.
+        passed[Activity.STARTING] += min(passed[Activity.TRAINING], 0)
+        for activity, seconds in passed.items():
             # Somebody may have changed the status.
-            self.seconds.labels(str(activity)).inc(max(passed, 0))
+            self.seconds.labels(str(activity)).inc(max(seconds, 0))
 
     def count_request(self, method: str, path: str, status: int) -> None:
         """Count an answer of the API server."""

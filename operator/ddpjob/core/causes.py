@@ -57,7 +57,8 @@ class Verdict:
     """The cause of the end of an attempt: `reason` in one word, `message` in one sentence.
 
     `index` is the node in the gang. `pod` is None if the pod is gone. `script_missing`: Python did
-    not find the script, so another attempt would fail in the same way.
+    not find the script, so another attempt would fail in the same way. `exception`: the last line
+    of the traceback of the process that failed, or what it wrote last.
     """
 
     cause: Cause
@@ -68,6 +69,7 @@ class Verdict:
     rank: int | None = None
     exit_code: int | None = None
     script_missing: bool = False
+    exception: str = ""
 
     @property
     def is_own_failure(self) -> bool:
@@ -240,6 +242,7 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
         return Verdict(Cause.HANG, Reason.HANG, pod.message, pod.index, pod, None, pod.exit_code)
     rank = None
     exit_code = pod.exit_code
+    exception = ""
     if pod.own_limit:
         reason = pod.own_limit.reason
         message = (
@@ -254,21 +257,24 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
         )
     elif summary is None:
         reason = pod.exit_reason or "Error"
-        line = last_line(pod.message)
+        exception = last_line(pod.message)
         message = f"pod {pod.name} failed with exit code {pod.exit_code}"
-        if line:
-            message += f": {line}"
+        if exception:
+            message += f": {exception}"
     else:
         reason = "WorkerFailed"
         rank = summary.rank
         exit_code = summary.exit_code
+        exception = summary.exception
         message = f"rank {rank} in pod {pod.name} failed with exit code {exit_code}"
-        if summary.exception:
-            message += f": {summary.exception}"
+        if exception:
+            message += f": {exception}"
         if exit_code in HINTS:
             message += f"; {HINTS[exit_code]}"
     missing = summary is not None and summary.script_missing
-    return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code, missing)
+    return Verdict(
+        Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code, missing, exception
+    )
 
 
 def _hang(obs: Observation) -> Verdict:

@@ -167,9 +167,15 @@ def forget_old_failures(nodes: Sequence[FailedNode], now: datetime) -> tuple[Fai
 def add_attempt(attempts: Sequence[Dict], ended: Dict) -> tuple[Dict, ...]:
     """Return the history with one more ended attempt. The newest comes first.
 
-    An attempt that was suspended may still succeed. Its last end counts.
+    An attempt that was suspended may still succeed. Its last end counts. What was moved out of its
+    training time stays moved.
     """
-    others = (attempt for attempt in attempts if attempt.get("attempt") != ended["attempt"])
+    others = []
+    for attempt in attempts:
+        if attempt.get("attempt") != ended["attempt"]:
+            others.append(attempt)
+        elif "untrainedSeconds" in attempt:
+            ended = {**ended, "untrainedSeconds": attempt["untrainedSeconds"]}
     return (ended, *others)[:MAX_ATTEMPTS]
 
 
@@ -192,12 +198,30 @@ def with_steps(attempts: Sequence[Dict], steps: Mapping[int, Steps]) -> tuple[Di
     return tuple(entries)
 
 
-def ended_attempt(record: Dict, start: datetime | None, end: datetime) -> dict[str, Any]:
-    """Return the history's entry of an ended attempt: its record, shortened, and its times."""
+def with_training_times(
+    attempts: Sequence[Dict], times: Mapping[int, datetime]
+) -> tuple[Dict, ...]:
+    """Return the history with the first step or heartbeat of attempts, as far as it is known."""
+    entries = []
+    for entry in attempts:
+        known = (parse_time(entry.get("trainingTime")), times.get(entry.get("attempt", -1)))
+        first = min((time for time in known if time), default=None)
+        entries.append({**entry, "trainingTime": format_time(first)} if first else entry)
+    return tuple(entries)
+
+
+def ended_attempt(
+    record: Dict, start: datetime | None, ran: datetime | None, end: datetime
+) -> dict[str, Any]:
+    """Return the history's entry of an ended attempt: its record, shortened, and its times.
+
+    `ran` is when all its nodes were first running.
+    """
     fields = {
         **record,
         "message": str(record.get("message", ""))[:MAX_ATTEMPT_MESSAGE],
         "start": format_time_or_none(start),
+        "runningTime": format_time_or_none(ran),
         "end": format_time(end),
         "time": None,
     }

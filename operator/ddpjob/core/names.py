@@ -137,8 +137,9 @@ class Activity(StrEnum):
     """What a job does with its time.
 
     - QUEUED: a pod has no node yet, or must not be created. STARTING: the workers have not met.
-    - TRAINING: they have met. RECOVERING: from the end of an attempt that trained to the next one
-      that does, whatever that waits for.
+    - TRAINING: they have met; once their attempt has ended, from its first step on, if that is
+      known. RECOVERING: from the end of an attempt that trained to the next one that does, whatever
+      that waits for.
     """
 
     QUEUED = "queued"
@@ -179,6 +180,8 @@ class Reason(StrEnum):
     MAX_DISRUPTIONS = "MaxDisruptionsExceeded"
     NON_RETRYABLE = "NonRetryableExitCode"
     SCRIPT_NOT_FOUND = "ScriptNotFound"
+    SAME_ERROR = "SameErrorAgain"
+    NO_PROGRESS = "NoProgress"
     DEADLINE = "DeadlineExceeded"
     STARTUP_DEADLINE = "StartupDeadlineExceeded"
     STATUS_RECOVERED = "StatusRecovered"

@@ -74,6 +74,7 @@ class Pod:
     - `result`: what the trainer wrote to $DDP_RESULT_FILE.
     - `reported`: the attempt that the agent's report is about. `hang`: that attempt hung.
     - `steps`: the first and the last step of each attempt in which the pod took part.
+    - `trained`: the time of the first step or heartbeat of each such attempt.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Pod:
     reported: int | None
     hang: bool
     steps: Mapping[int, Steps]
+    trained: Mapping[int, datetime]
     finished: datetime | None
 
     @property

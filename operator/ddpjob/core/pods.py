@@ -128,6 +128,7 @@ def read_pod(body: Dict) -> Pod | None:
         reported=termination.attempt,
         hang=termination.hang,
         steps=termination.steps,
+        trained=termination.trained,
         finished=_finished(end or {}),
     )
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from ddpjob.core import names
+from ddpjob.core.history import MAX_ATTEMPTS
 from ddpjob.core.readers import (
     Dict,
     refuse,
@@ -59,6 +60,7 @@ class FailurePolicy:
       not limit them.
     - `window`: restarts that are older do not count; None counts all of them.
     - `non_retryable`: exit codes of a worker that end the job at once.
+    - `max_attempts_without_progress`: the job ends after so many failed attempts that made no step.
     """
 
     max_restarts: int = 3
@@ -66,6 +68,7 @@ class FailurePolicy:
     max_announced: int | None = None
     window: timedelta | None = None
     non_retryable: tuple[int, ...] = (WRONG_USE,)
+    max_attempts_without_progress: int = 5
 
     @classmethod
     def from_dict(cls, data: Any) -> "FailurePolicy":
@@ -74,6 +77,7 @@ class FailurePolicy:
         restarts = fields.get("maxRestarts", cls.max_restarts)
         disruptions = fields.get("maxDisruptions", cls.max_disruptions)
         announced = fields.get("maxAnnouncedDisruptions")
+        stuck = fields.get("maxAttemptsWithoutProgress", cls.max_attempts_without_progress)
         codes = fields.get("nonRetryableExitCodes", list(cls.non_retryable))
         return cls(
             max_restarts=require_integer(restarts, f"{where}.maxRestarts", 0, MAX_BUDGET),
@@ -81,6 +85,9 @@ class FailurePolicy:
             max_announced=_read_limit(announced, f"{where}.maxAnnouncedDisruptions"),
             window=_read_seconds(fields, "windowSeconds", 1, where),
             non_retryable=_read_exit_codes(codes, f"{where}.nonRetryableExitCodes"),
+            max_attempts_without_progress=require_integer(
+                stuck, f"{where}.maxAttemptsWithoutProgress", 1, MAX_ATTEMPTS
+            ),
         )
 
     def is_retryable(self, exit_code: int | None) -> bool:

@@ -1,8 +1,10 @@
 """Reports of what pods have said, and of what the operator ignores."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 
-from ddpjob.core.history import with_steps
+from ddpjob.core.history import Steps, with_steps, with_training_times
 from ddpjob.core.observe import Observation
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
 from ddpjob.core.spec import Spec
@@ -11,12 +13,29 @@ from ddpjob.core.spec import Spec
 MAX_STRAYS = 10
 
 
+def reported_steps(obs: Observation) -> Mapping[int, Steps]:
+    """Return the first and the last step of attempts, as far as the agents of ended pods know."""
+    return {attempt: pair for pod in obs.pods for attempt, pair in pod.steps.items()}
+
+
+def reported_training(obs: Observation) -> Mapping[int, datetime]:
+    """Return the first step or heartbeat of attempts, as far as the agents of ended pods know."""
+    found: dict[int, datetime] = {}
+    for pod in obs.pods:
+        for attempt, time in pod.trained.items():
+            found[attempt] = min(time, found.get(attempt, time))
+    return found
+
+
 def report_steps(obs: Observation, plan: Plan) -> Plan:
     """Keep the steps of ended attempts in the history, as the agents of ended pods name them."""
-    steps = {attempt: pair for pod in obs.pods for attempt, pair in pod.steps.items()}
-    if not steps:
-        return plan
-    attempts = with_steps(plan.status.attempts, steps)
+    attempts = plan.status.attempts
+    steps = reported_steps(obs)
+    if steps:
+        attempts = with_steps(attempts, steps)
+    times = reported_training(obs)
+    if times:
+        attempts = with_training_times(attempts, times)
     return replace(plan, status=replace(plan.status, attempts=attempts))
 
 

@@ -8,24 +8,23 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.attempts import begin_attempt
-from ddpjob.core.budget import budget_of, count_restart, is_used_up, kept_backoff
+from ddpjob.core.budget import count_restart, kept_backoff
 from ddpjob.core.causes import Verdict, certain_verdict
 from ddpjob.core.conditions import set_condition
-from ddpjob.core.deletions import current_grace, delete_all_unfinished
+from ddpjob.core.deletions import delete_all_unfinished
 from ddpjob.core.describe import stop_running, with_status
 from ddpjob.core.gangs import pods_with_room
 from ddpjob.core.history import Backoff, Retried, Yielding, count_failed_node, forget_old_failures
+from ddpjob.core.hopeless import hopeless_ending
 from ddpjob.core.in_place import pods_that_stay
-from ddpjob.core.names import Activity, Cause, Condition, Phase, Reason
+from ddpjob.core.names import Cause, Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Pod
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
-from ddpjob.core.pods import INIT_FAILED
-from ddpjob.core.policy import FailurePolicy
 from ddpjob.core.readers import Dict
 from ddpjob.core.spec import Spec
 from ddpjob.core.status import Status, starting_seconds
 from ddpjob.core.times import format_time
-from ddpjob.core.transitions import Ending, fail, grace_of, record, with_ended_attempt
+from ddpjob.core.transitions import fail, grace_of, record, with_ended_attempt
 
 # How long a gang waits for an older one that it gave its room to.
 YIELD_TIME = timedelta(minutes=10)
@@ -78,43 +77,11 @@ def count_failure(
     else:
         obs = with_status(obs, _with_failure(obs, verdict, now))
         entry = obs.status.last_failure
-    ending = _hopeless(obs.status, policy, verdict, now)
+    ending = hopeless_ending(obs, policy, verdict, now)
     if ending:
         return replace(fail(obs, spec, ending, now), confirm=lost_pods(obs))
     status = count_restart(obs.status, verdict.cause, verdict.reason, policy, now)
     return with_ended_attempt(with_status(obs, status), entry, now)
-
-
-def _hopeless(
-    status: Status, policy: FailurePolicy, verdict: Verdict, now: datetime
-) -> Ending | None:
-    """Return the end of a job that must not restart, or None."""
-    budget = budget_of(status, verdict.cause, verdict.reason)
-    failed = verdict.cause in (Cause.FAILURE, Cause.HANG)
-    # The script of a job that has trained is on a volume that may come back.
-    was_there = verdict.script_missing and status.seconds.get(Activity.TRAINING, 0) > 0
-    if failed and verdict.script_missing and not was_there:
-        reason: str = Reason.SCRIPT_NOT_FOUND
-        why = "Python did not find it; check spec.args and the image"
-    elif _has_own_exit_code(verdict) and not (was_there or policy.is_retryable(verdict.exit_code)):
-        reason = Reason.NON_RETRYABLE
-        why = "failurePolicy.nonRetryableExitCodes has this code, so the job does not restart"
-    elif budget and is_used_up(status, budget, policy, now):
-        reason = budget.used_up
-        why = f"{budget.option}={getattr(policy, budget.limit)} is used up"
-    else:
-        return None
-    message = f"{verdict.message}; {why}"
-    grace = current_grace(status, status.attempt or 0)
-    return Ending(reason, message, status.last_failure, grace)
-
-
-def _has_own_exit_code(verdict: Verdict) -> bool:
-    """Return True if the exit code is that of a worker which failed by itself.
-
-    A follower and an init container have exit codes too.
-    """
-    return verdict.is_own_failure and verdict.reason != INIT_FAILED
 
 
 def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:

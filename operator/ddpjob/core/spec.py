@@ -67,6 +67,7 @@ KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
         "maxRestarts",
         "maxDisruptions",
         "maxAnnouncedDisruptions",
+        "maxAttemptsWithoutProgress",
         "windowSeconds",
         "nonRetryableExitCodes",
     ),

@@ -40,6 +40,7 @@ class Termination:
     - `attempt`: the attempt that the agent's report is about; None without a report.
     - `hang`: the agent has ended the attempt because its heartbeat stopped.
     - `steps`: the first and the last step of attempts that ran in the pod.
+    - `trained`: when attempts made their first step, or gave their first heartbeat, in the pod.
     """
 
     text: str = ""
@@ -50,6 +51,7 @@ class Termination:
     attempt: int | None = None
     hang: bool = False
     steps: Mapping[int, Steps] = field(default_factory=dict)
+    trained: Mapping[int, datetime] = field(default_factory=dict)
 
 
 # Each message is read once, although every look at a job reads it again.
@@ -71,6 +73,7 @@ def read_termination(message: str) -> Termination:
         attempt=_number(report.get("attempt")),
         hang=report.get("cause") == "Hang",
         steps=_steps(child(report, "steps")),
+        trained=_training_times(child(report, "trained")),
     )
 
 
@@ -115,6 +118,15 @@ def _steps(data: Dict) -> Mapping[int, Steps]:
         numbers = [_number(step) for step in steps] if isinstance(steps, list) else []
         if str(attempt).isdecimal() and len(numbers) == 2 and None not in numbers:
             found[int(attempt)] = (numbers[0] or 0, numbers[1] or 0)
+    return found
+
+
+def _training_times(data: Dict) -> Mapping[int, datetime]:
+    found = {}
+    for attempt, value in list(data.items())[:MAX_ATTEMPTS]:
+        time = _time(value)
+        if str(attempt).isdecimal() and time:
+            found[int(attempt)] = time
     return found
 
 

@@ -160,7 +160,7 @@ def record(obs: Observation, cause: Cause, reason: str, message: str) -> dict[st
 def with_ended_attempt(obs: Observation, record: Dict, now: datetime) -> Observation:
     """Return the Observation with one more entry in the job's history."""
     status = obs.status
-    entry = ended_attempt(record, status.attempt_time, now)
+    entry = ended_attempt(record, status.attempt_time, status.running_time, now)
     return with_status(obs, replace(status, attempts=add_attempt(status.attempts, entry)))
 
 

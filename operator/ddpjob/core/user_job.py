@@ -44,6 +44,7 @@ class FailurePolicy(TypedDict, total=False):
     maxRestarts: int
     maxDisruptions: int
     maxAnnouncedDisruptions: int
+    maxAttemptsWithoutProgress: int
     windowSeconds: int
     nonRetryableExitCodes: list[int]
 

@@ -81,7 +81,7 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
         raise refuse("apiVersion", names.API_VERSION, version)
     metadata = require_object(document.get("metadata"), "metadata")
     name = require_job_name(metadata.get("name"))
-    spec = Spec.from_dict(document.get("spec"))
+    spec = _with_own_restarts(Spec.from_dict(document.get("spec")), document)
     # kubectl and the API server refuse unknown fields. Here only this check does.
     refuse_unknown_fields(spec.unknown_fields)
     # The API server checks the shapes of pod fields. Here UserPod does.
@@ -110,6 +110,21 @@ def _resized(manifest: Manifest, size: tuple[int, int], sentence: str) -> Manife
         document={**manifest.document, "spec": fields},
         notes=notes,
     )
+
+
+def _with_own_restarts(spec: Spec, document: Dict) -> Spec:
+    """Return the spec without restarts after failures, unless the manifest sets their number.
+
+    Who runs a job on their own machine tries a script, and wants to see the first failure.
+    """
+    if sets_restarts(document):
+        return spec
+    return replace(spec, failure_policy=replace(spec.failure_policy, max_restarts=0))
+
+
+def sets_restarts(document: Dict) -> bool:
+    """Return True if a DDPJob says how many restarts it has after failures."""
+    return child(child(document, "spec"), "failurePolicy").get("maxRestarts") is not None
 
 
 def _local_spec(spec: Spec) -> Spec:

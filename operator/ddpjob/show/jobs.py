@@ -10,8 +10,9 @@ from datetime import datetime
 from rich.text import Text
 
 from ddpjob.core import timers
-from ddpjob.core.accounting import seconds_until
+from ddpjob.core.accounting import counts_from_meeting, seconds_until
 from ddpjob.core.job import Job
+from ddpjob.core.names import Activity
 from ddpjob.core.observe import Observation, Pod, observe
 from ddpjob.core.plan import counted
 from ddpjob.core.progress import Progress
@@ -191,7 +192,12 @@ def _describe_checkpoint(job: DDPJob, progress: Progress, now: datetime) -> str:
 
 def _describe_time(status: Status, now: datetime) -> str:
     spent = seconds_until(status, now)
-    parts = [f"{activity} {seconds:.0f} s" for activity, seconds in spent.items()]
+    parts = []
+    for activity, seconds in spent.items():
+        part = f"{activity} {seconds:.0f} s"
+        if activity == Activity.TRAINING and seconds and counts_from_meeting(status):
+            part += " since the workers met"
+        parts.append(part)
     if not parts:
         return ""
     share = goodput(spent)
