@@ -257,5 +257,5 @@ def print_exception(error: BaseException) -> None:
     # As Python does (`Python/pythonrun.c`), so that a function of atexit sees a crash.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
     if sys.version_info >= (3, 12):
-        sys.last_exc = error
+        sys.last_exc = error  # novm
     sys.excepthook(type(error), error, trace)
