@@ -510,7 +510,7 @@ def test_a_folder_on_the_search_path_that_hides_an_imported_module_is_logged(zyg
     script("VALUE = 2\n", "vendored/other.py")
     path = script(f"{MARK}sys.path.insert(0, {str(vendored)!r})\nimport other\n")
     assert what_is_logged(zygote, path) == [
-        f"{vendored} has sympy, which was imported before the program began"
+        f"{vendored} has sympy, which was imported before it began"
     ]
 
 

@@ -27,7 +27,7 @@ INSTALLER = re.compile(
     r"(^|[\s/])(pip|pip3|pip3\.\d+|uv|conda|mamba|micromamba|poetry)\s.*\b(install|add|sync|update)\b"
 )
 
-ADVICE = "see docs/users/fast-start.md, or set fastStart: false"
+ADVICE = "set fastStart: false"
 
 
 def packages() -> frozenset[str]:
@@ -90,10 +90,10 @@ class Watch:
 
         sys.addaudithook(hook)
 
-    def log(self, what: str) -> None:
+    def log(self, what: str, advice: str = ADVICE) -> None:
         if what not in self.logged and os.getpid() == self.process:
             self.logged.add(what)
-            line = f"ddpjob agent: fast start: {what}; {ADVICE}\n"
+            line = f"ddpjob agent: fast start: {what}; {advice}\n"
             os.write(2, line.encode(errors="replace"))
 
     def variable(self, key: str | bytes, value: object = None) -> None:
@@ -102,15 +102,15 @@ class Watch:
         if not EARLY.match(name) or LATE.match(name) or ALLOCATOR.match(name):
             return
         if COMPILER.match(name) or not self.has_torch():
-            self.log(f"the program sets {name}, which was read before it began")
+            what = f"the program sets {name}, which was read before it began"
+            self.log(what, f"set it in spec.env, or {ADVICE}")
 
     def has_torch(self) -> bool:
         """Return True if a module of the program has imported torch, or something of it."""
-        own = [sys.modules[name] for name in set(sys.modules) - self.before]
-        modules = [sys.modules["__main__"], *own]
-        return any(
-            is_of_torch(value) for module in modules for value in list(vars(module).values())
-        )
+        names = {"__main__", *(set(sys.modules) - self.before)}
+        # What is in place of a module may have no variables.
+        variables = [getattr(sys.modules[name], "__dict__", {}) for name in names]
+        return any(is_of_torch(value) for found in variables for value in list(found.values()))
 
     def command(self, words: Any) -> None:
         if is_installer(words):
@@ -130,8 +130,10 @@ class Watch:
             added = [folder for folder in sys.path if folder not in self.search_path]
             self.search_path = list(sys.path)
             for folder in added:
-                for hidden in hidden_modules(folder):
-                    self.log(f"{folder} has {hidden}, which was imported before the program began")
+                # It may be no folder, or no text.
+                with suppress(OSError, TypeError, ValueError):
+                    for name in hidden_modules(folder):
+                        self.log(f"{folder} has {name}, which was imported before it began")
 
 
 def is_of_torch(value: object) -> bool:
