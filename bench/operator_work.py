@@ -60,7 +60,7 @@ def milliseconds(function: Callable[[], object]) -> float:
 
 def decisions() -> Iterator[tuple[str, str]]:
     nodes = nodes_of(*(a_node(f"node-{index}") for index in range(NODES_OF_GANG)))
-    job = a_job(nodes=NODES_OF_GANG, status=a_status(nodes=NODES_OF_GANG))
+    job = a_job(nodes=NODES_OF_GANG, recovery="InPlace", status=a_status(nodes=NODES_OF_GANG))
 
     def gang(make_status: Callable[[int], dict[str, Any]]) -> list[Any]:
         return read_pods(*(an_agents_pod(i, make_status(i)) for i in range(NODES_OF_GANG)))

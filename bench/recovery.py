@@ -49,6 +49,7 @@ for step in range(20000):
 def ddpjob(**spec: Any) -> list[Object]:
     # A back-off would hide what is measured.
     policy = {"maxRestarts": 100, "windowSeconds": 1}
+    spec = {"recovery": "InPlace", **spec}
     return list(script_job(NAME, SCRIPT, failurePolicy=policy, **spec))
 
 

@@ -71,6 +71,8 @@ def manifest(name: str, nodes: int) -> Object:
     """Return the DDPJob of every case: a plain trainer that requests one core."""
     spec = {
         "nodes": nodes,
+        # `recovery.py` measures how long the pods that stay wait for their assignment.
+        "recovery": "InPlace",
         "image": "registry.invalid/trainer:1",
         "args": ["train.py", "--epochs", "1"],
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},

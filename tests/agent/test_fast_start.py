@@ -176,6 +176,15 @@ ENDS = {
     "SIGKILL": "import os; os.kill(os.getpid(), 9)",
     "SIGTERM": "import os; os.kill(os.getpid(), 15)",
     "handler at exit": "import atexit; atexit.register(print, 'bye'); raise OSError('disk')",
+    "state at exit": """import atexit
+def leave():
+    error = getattr(sys, 'last_value', None)
+    print(repr(error), repr(getattr(sys, 'last_exc', None)), getattr(sys, 'last_type', None))
+    print(error and sys.last_traceback.tb_frame.f_code.co_name)
+atexit.register(leave)
+raise OSError('disk')""",
+    "state at exit without an error": "import atexit\n"
+    "atexit.register(lambda: print(hasattr(sys, 'last_value'))); sys.exit(3)",
     "hook": "sys.excepthook = lambda *error: print('hook', error[0].__name__)\nraise OSError",
     "thread": "import threading\nthreading.Timer(0.1, print, ['late']).start()",
 }
@@ -408,11 +417,27 @@ SETS_VARIABLES = {
 }
 
 
+INSTALLS_PACKAGES = {
+    "import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'pip', 'install', 'x'])": True,
+    "import os, torch\ndef main():\n    os.system(f'pip install {os.name}')": True,
+    "from subprocess import check_call\ncheck_call('uv pip install x', shell=True)": True,
+    "import subprocess\nsubprocess.run(['pip', 'list'])": False,
+    "import sys\nsys.exit('torch is missing: pip install torch')": False,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), INSTALLS_PACKAGES.items())
+def test_programs_that_install_packages_are_found(tmp_path, text, expected):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    assert bool(worker.comes_too_late([str(path)])) is expected
+
+
 @pytest.mark.parametrize(("text", "expected"), SETS_VARIABLES.items())
 def test_programs_that_set_variables_before_they_import_torch_are_found(tmp_path, text, expected):
     path = tmp_path / "train.py"
     path.write_text(text)
-    assert bool(worker.sets_variables([str(path)])) is expected
+    assert bool(worker.comes_too_late([str(path)])) is expected
 
 
 def test_a_package_that_sets_variables_is_found(zygote, script):
@@ -420,3 +445,109 @@ def test_a_package_that_sets_variables_is_found(zygote, script):
     path = script(MARK + "import torch\n", "parts/train.py")
     name = f"{Path(path).parents[1].name}.parts.train"
     assert zygote.fork("-m", name).stdout == "new\n"
+
+
+# Programs that are not changed in silence
+
+SAYS = "ddpjob agent: fast start: "
+
+
+def what_is_logged(zygote: Zygote, path: str) -> list[str]:
+    """Return what the agent says of a program, which runs as a fork."""
+    done = zygote.fork(path)
+    assert done.stdout.startswith("forked\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    return [line.removeprefix(SAYS).partition(";")[0] for line in lines if line.startswith(SAYS)]
+
+
+def test_a_variable_that_a_module_sets_before_it_imports_torch_is_logged(zygote, script):
+    text = """
+        import os
+        os.environ["PYTORCH_JIT"] = "0"
+        os.environ["MY_OPTION"] = os.environ["TORCH_HOME"] = "x"
+        os.environ.pop("OMP_NUM_THREADS")
+        os.environ["PYTORCH_JIT"] = "1"
+    """
+    script(text, "settings.py")
+    logged = what_is_logged(zygote, script(MARK + "import settings, torch\n"))
+    assert logged == [
+        f"the program sets {name}, which was read before it began"
+        for name in ("PYTORCH_JIT", "OMP_NUM_THREADS")
+    ]
+
+
+@pytest.mark.parametrize("statement", ["import torch", "from torch.nn import Linear"])
+def test_a_variable_that_is_set_after_the_import_of_torch_is_not_logged(zygote, script, statement):
+    text = (
+        "import os\ndef main():\n    os.environ['PYTORCH_JIT'] = os.environ['TORCH_LOGS'] = '+a'\n"
+    )
+    script(text, "settings.py")
+    path = script(f"{MARK}import settings\n{statement}\nsettings.main()\n")
+    # The compiler reads its own ones when it is imported.
+    assert what_is_logged(zygote, path) == [
+        "the program sets TORCH_LOGS, which was read before it began"
+    ]
+
+
+INSTALLERS = {
+    "a process": "import subprocess\nsubprocess.run([sys.executable, '-m', *words])\n",
+    "a shell": "import os\nos.system(' '.join([sys.executable, '-m', *words]) + ' || true')\n",
+    "pip itself": "import pip\n",
+}
+
+
+@pytest.mark.parametrize("text", INSTALLERS.values(), ids=INSTALLERS)
+def test_a_program_that_installs_packages_is_logged(zygote, script, text):
+    # The words are not in the text of the call.
+    words = "words = 'pip install --no-index --quiet no-such-package'.split()\n"
+    found = what_is_logged(zygote, script(MARK + words + text))
+    assert found == ["the program installs packages"]
+
+
+def test_a_folder_on_the_search_path_that_hides_an_imported_module_is_logged(zygote, script):
+    vendored = Path(script("VALUE = 1\n", "vendored/sympy.py")).parent
+    script("VALUE = 2\n", "vendored/other.py")
+    path = script(f"{MARK}sys.path.insert(0, {str(vendored)!r})\nimport other\n")
+    assert what_is_logged(zygote, path) == [
+        f"{vendored} has sympy, which was imported before it began"
+    ]
+
+
+def test_packages_that_were_installed_since_need_a_new_python(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    before = worker.Surroundings.of_this_process()
+    (tmp_path / "sympy").mkdir()
+    assert worker.why_not(sys.executable, ["-u", "train.sh"], before).startswith("it runs neither")
+    (tmp_path / "sympy-9.9.dist-info").mkdir()
+    reason = worker.why_not(sys.executable, ["-u", "train.sh"], before)
+    assert reason == (
+        "packages were installed or removed after the import of torch: "
+        f"{tmp_path}/sympy-9.9.dist-info"
+    )
+
+
+THREADS = {
+    "no thread": ("", True),
+    "a thread of Python": (
+        "import threading, time; threading.Thread(target=time.sleep, args=[1]).start()",
+        False,
+    ),
+    "a thread of a library": (
+        "import ctypes; libc = ctypes.CDLL(None); "
+        "libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)",
+        False,
+    ),
+    "threads of OpenBLAS": ("import numpy; numpy.ones((9, 9)) @ numpy.ones((9, 9))", True),
+    "threads of OpenMP": (
+        "import torch; torch.set_num_threads(2); torch.ones(500, 500) @ torch.ones(500, 500)",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), THREADS.values(), ids=THREADS)
+def test_a_zygote_with_threads_that_a_fork_would_lack_is_found(text, expected):
+    text = f"from ddpjob.agent import zygote\n{text}\nprint(zygote.has_one_thread())"
+    done = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    assert done.stdout == f"{expected}\n"

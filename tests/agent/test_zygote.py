@@ -74,6 +74,19 @@ def test_all_attempts_of_a_pod_use_one_zygote(fast, port):
     assert found.log.count("saved\n") == 2
 
 
+def test_sent_code_has_a_fast_start_in_each_attempt(fast, port, tmp_path):
+    work, code = tmp_path / "ddpjob", tmp_path / "code"
+    work.mkdir()
+    code.mkdir()
+    (code / "config.json").touch()
+    script = TRAIN.replace("kind =", "print(os.listdir())\nkind =")
+    found = fast(script, work=str(work), code=str(code))
+    wait_for_ranks(found, 0)
+    found.assign(1, ranks=2, flags=flags(port))
+    wait_for_ranks(found, 1)
+    assert found.log.count("['config.json']\n") == 4
+
+
 def test_a_zygote_that_dies_ends_the_pod(fast):
     found = fast()
     wait_for_ranks(found, 0)

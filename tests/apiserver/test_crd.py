@@ -814,7 +814,6 @@ def test_defaults_are_filled_in(jobs: Jobs) -> None:
         "suspend": False,
         "retries": 0,
         "cleanPodPolicy": "Running",
-        "recovery": "InPlace",
         "heartbeat": "File",
         "managedBy": "ddpjob.dev/operator",
     }

@@ -40,13 +40,15 @@ CACHE = {
     }
 }
 LEAVE_FILES = """
-for path in ("/dev/shm/left", "/dev/shm/cache/kept"):
+for path in ("/dev/shm/left", "/dev/shm/cache/kept", "/ddpjob/work/left"):
     open(path, "w").close()
 """
 FIND_FILES = """
 import os
 assert not os.path.exists("/dev/shm/left")
 assert os.path.exists("/dev/shm/cache/kept")
+assert not os.path.exists("/ddpjob/work/left")
+assert os.path.exists("/ddpjob/work.last/left")
 """
 
 

@@ -11,7 +11,7 @@ import threading
 from types import ModuleType
 
 import ddp_trainer
-from ddpjob.agent import FOLDER, worker
+from ddpjob.agent import FOLDER, watch, worker
 from ddpjob.agent.zygote import Zygote
 
 PRELOADED = ("torch.distributed.run", "torch._dynamo", "torch.utils.data", "PIL.Image")
@@ -77,25 +77,25 @@ def why_not(arguments: list[str], server_variables: dict[str, str]) -> str:
         return "Python has options"
     folders = python_path()
     try:
-        if not is_imported(arguments) and sets_variables(arguments):
-            return "it may set variables that torch reads when it starts"
+        if not is_imported(arguments) and comes_too_late(arguments):
+            return "it may do what must be done before the import of torch"
         if arguments[0] != "-c":
             folders.append(worker.folder_of(["-u", *arguments]))
-        if any(map(worker.hidden_modules, filter(os.path.isdir, folders))):
+        if any(map(watch.hidden_modules, filter(os.path.isdir, folders))):
             return "it has a module of its own in place of an imported one"
     except (OSError, ValueError, SyntaxError, RecursionError, IndexError) as error:
         return f"its program cannot be read: {error}"
     return ""
 
 
-def sets_variables(arguments: list[str]) -> str:
+def comes_too_late(arguments: list[str]) -> str:
     """Return what a program may do that has to be done before torch is imported, if anything."""
     if arguments[0] != "-c":
-        return worker.sets_variables(worker.sources(["-u", *arguments]))
+        return worker.comes_too_late(worker.sources(["-u", *arguments]))
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(arguments[1])
         file.flush()
-        return worker.sets_variables([file.name])
+        return worker.comes_too_late([file.name])
 
 
 def is_imported(arguments: list[str]) -> bool:

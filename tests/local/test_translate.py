@@ -106,6 +106,10 @@ def test_the_files_of_the_agent_are_in_the_folder_of_the_pod(tmp_path):
     assert options["assignment"] == str(found.assignment)
     # The shared memory of the machine is not the pod's.
     assert options["clear"] == str(folder / "volumes/ddpjob-shm")
+    # Other programs of the machine have the same files and IPC.
+    assert options["work"] is None
+    assert not options["own_files"]
+    assert not options["own_ipc"]
 
 
 def test_the_fields_of_a_pod_can_be_files(tmp_path):

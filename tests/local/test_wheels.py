@@ -51,7 +51,9 @@ def test_the_commands_run_from_the_wheels_alone(wheels, tmp_path):
     where = python("-c", "import ddpjob, ddp_trainer; print(ddpjob.__file__, ddp_trainer.__file__)")
     assert where.count(str(tmp_path / "site")) == 2
     manifest = ddpjob("init", "digits")
-    assert ddpjob("validate", "-", stdin=manifest) == "digits: ok\n"
+    assert ddpjob("validate", "-", stdin=manifest) == (
+        "digits: ok, recovery: Recreate (default: without spec.checkpoint or a shared volume)\n"
+    )
     assert "kind: Pod" in ddpjob("render", "-", stdin=manifest)
     short = manifest.replace("'20'", "'1'").replace("nodes: 2", "nodes: 1")
     assert "Complete" in ddpjob("run", "--local", "-", stdin=short)

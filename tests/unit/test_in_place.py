@@ -2,12 +2,12 @@
 
 import json
 
+import builders
 import pytest
 from builders import (
     NOW,
     a_node,
     a_pod,
-    a_running_job,
     a_status,
     agent_report,
     an_agents_pod,
@@ -39,6 +39,10 @@ from ddpjob.core.status import Host
 
 FAILED = failed(agent_report())
 OWN_GRACE = 45
+
+
+def a_running_job(*, spec=None, **fields):
+    return builders.a_running_job(spec={"recovery": "InPlace", **(spec or {})}, **fields)
 
 
 def gang(*statuses):
@@ -158,6 +162,26 @@ def test_a_pod_on_a_node_that_is_not_ready_does_not_stay(health):
 def test_no_pod_stays_with_recovery_recreate():
     job = a_running_job(nodes=3, spec={"recovery": "Recreate"})
     plan = plan_for(job, *gang(running(), FAILED, running()))
+    assert plan.assign == ()
+    assert deleted_pods(plan) == ["digits-0-0", "digits-0-2"]
+
+
+CLAIM = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]}
+CLAIM["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "kept"),
+    [({}, ()), (CLAIM, ("digits-0-0", "digits-0-2")), ({**CLAIM, "recovery": "Recreate"}, ())],
+)
+def test_pods_stay_by_default_if_the_script_can_save_checkpoints(spec, kept):
+    job = builders.a_running_job(nodes=3, spec=spec)
+    plan = plan_for(job, *gang(running(), FAILED, running()))
+    assert tuple(assigned(plan)) == kept
+
+
+def test_no_pod_stays_that_has_not_trained_in_the_attempt_that_ended():
+    plan = plan_for(a_running_job(nodes=3, ran=False), *gang(starting(), FAILED, running()))
     assert plan.assign == ()
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-2"]
 
@@ -349,7 +373,7 @@ def test_a_pod_that_stayed_and_fails_in_the_attempt_is_a_failure():
     ended = failed(agent_report(attempt=1))
     plan = plan_for(a_job_in_place(), *pods_in_place(ended, running(), running()))
     assert plan.status.attempts[0]["cause"] == "Failure"
-    assert plan.status.pod_attempts == (2, 1, 0)
+    assert plan.status.pod_attempts == ()
     assert budgets_used(plan) == (1, 0)
 
 

@@ -218,7 +218,7 @@ def test_the_files_of_the_agent_fit_into_a_config_map_that_the_lease_of_the_name
     config_map = agent_config_map("ml", "uid-of-lease")
     assert config_map["immutable"] is True
     assert {"agent.py", "zygote.py", "start.sh", "words.json"} <= set(config_map["data"])
-    assert sum(map(len, config_map["data"].values())) < 100_000
+    assert sum(map(len, config_map["data"].values())) < 125_000
     (owner,) = config_map["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Lease", "uid-of-lease")
     assert "ownerReferences" not in agent_config_map("ml", "")["metadata"]
@@ -359,10 +359,30 @@ def test_every_mount_has_a_volume():
     pod = render(checkpoint={"claimName": "c"}, settings=RESTRICTED)
     volumes = volumes_of(pod)
     own = {f"/ddpjob/{folder}" for folder in ("agent", "run", "pod", "shm")}
-    assert set(mounts_of(pod)) == {*own, "/dev/shm", "/checkpoints", "/home/ddpjob"}
+    assert set(mounts_of(pod)) == {"/ddpjob", *own, "/dev/shm", "/checkpoints", "/home/ddpjob"}
     assert set(mounts_of(pod).values()) == set(volumes)
     assert volumes["ddpjob-shm"]["emptyDir"] == {"medium": "Memory"}
     assert volumes["ddpjob-checkpoint"]["persistentVolumeClaim"] == {"claimName": "c"}
+
+
+def test_system_v_ipc_of_the_node_is_not_touched():
+    assert options_of(render())["own_ipc"]
+    assert not options_of(render(podTemplate={"spec": {"hostIPC": True}}))["own_ipc"]
+
+
+CODE = {
+    "volumes": [{"name": "code", "configMap": {"name": "train-1"}}],
+    "volumeMounts": [{"name": "code", "mountPath": "/mnt/code", "readOnly": True}],
+}
+
+
+def test_sent_code_is_the_working_directory_unless_the_user_has_set_another():
+    own = {"spec": {"containers": [{"name": "trainer", "workingDir": "/app"}]}}
+    claim = {"volumes": [{"name": "code", "persistentVolumeClaim": {"claimName": "c"}}]}
+    assert options_of(render(**CODE))["code"] == "/mnt/code"
+    assert options_of(render(**CODE, podTemplate=own))["code"] is None
+    assert options_of(render(**{**CODE, **claim}))["code"] is None
+    assert options_of(render())["code"] is None
 
 
 def test_the_users_volumes_are_added_to_those_of_the_operator():

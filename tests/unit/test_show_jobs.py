@@ -68,6 +68,15 @@ def test_training_without_a_known_first_step_is_named_so():
     assert plain in texts(job_lines(known, Progress(), [], NOW))
 
 
+def test_a_job_says_whether_its_pods_stay():
+    recreate = texts(job_lines(a_job(), Progress(), [], NOW))
+    job = a_job(spec={"checkpoint": {"claimName": "c"}})
+    in_place = texts(job_lines(job, Progress(), [], NOW))
+    reason = "default: without spec.checkpoint or a shared volume"
+    assert f"Recovery    Recreate ({reason})" in recreate
+    assert "Recovery    InPlace (default: with spec.checkpoint)" in in_place
+
+
 def test_a_table_has_a_line_for_each_job_and_no_space_at_the_ends():
     running = a_job(phase="Running", reason="NodesRunning", nodes={"desired": 2, "ready": 2})
     jobs = [running, a_job("new")]

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-from . import FOLDER, PIPE, PYTHON, SOCKET, report
+from . import FOLDER, PIPE, PYTHON, SOCKET, place, report
 from .answers import answers_of
 from .assignment import must_dump, read_assignment
 from .files import empty_folder, read_file
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
     - `assignment`, `words`, `message`: files with the assignment, with the patterns of error
       messages, and for the termination message. `folder`: for pipes and small files.
-    - `clear`: a folder that is emptied between two attempts, or null.
+    - `clear`, `work`, `own_files`, `own_ipc`: what is cleaned between two attempts (place.py).
     - `port`: of /ready and /metrics, or null. `command`: what to start in place of torchrun.
       `flags`: what follows it.
     - `hang_seconds`: the longest time between two heartbeats, or null; `heartbeat`: File or Log.
@@ -92,6 +92,7 @@ class Agent:
             "DDP_HEARTBEAT_FILE": str(self.folder / "heartbeat"),
             "DDP_RESULT_FILE": str(self.folder / "result"),
             "PYTHONFAULTHANDLER": "1",
+            **place.variables(options),
             **os.environ,
         }
         patience = float(self.environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
@@ -195,9 +196,7 @@ class Agent:
 
     def start(self, assignment: dict[str, Any]) -> None:
         """Start the attempt of an assignment."""
-        if self.attempt >= 0 and self.options.clear:
-            # Before the first attempt, only an init container has written there.
-            empty_folder(self.options.clear)
+        place.prepare(self.options, self.environment, is_first=self.attempt < 0)
         empty_folder(self.folder, self.folder / SOCKET if self.zygote else None)
         self.attempt = assignment["attempt"]
         self.follower_wait = assignment["wait"]

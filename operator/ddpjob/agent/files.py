@@ -62,6 +62,10 @@ def empty_folder(root: str | Path, kept: Path | None = None) -> None:
             if path.is_symlink() or path.is_mount():
                 inside.remove(path.name)
             else:
+                # A script may have taken the rights of a folder from itself.
+                if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+                    with suppress(OSError):
+                        path.chmod(0o700)
                 found.append(path)
         for path in [Path(folder, name) for name in files]:
             with suppress(OSError):

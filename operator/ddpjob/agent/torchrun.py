@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import traceback
 from typing import Any
 
@@ -26,6 +27,8 @@ def main(arguments: list[str]) -> None:
 def run(arguments: list[str]) -> int:
     """Run torchrun in this process, and return its exit code."""
     sys.argv = ["torchrun", *arguments]
+    # Its files are not among those of the script. The agent removes them between two attempts.
+    tempfile.tempdir = os.environ[FOLDER]
     from torch.distributed import run as torchrun
     from torch.distributed.launcher import api
 

@@ -15,11 +15,12 @@ import sys
 from contextlib import suppress
 from importlib.machinery import PathFinder, SourceFileLoader
 from types import ModuleType
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from . import EXCEPTION
 from .exceptions import first_line
 from .launch import become_rank
+from .watch import Watch, hidden_modules, is_installer, packages
 
 # Variables that differ between workers and the zygote, and that neither Python nor torch reads when
 # it starts: those of torchrun for each worker, of the agent, and of a shell.
@@ -35,16 +36,21 @@ OWN_PREFIXES = ("TORCHELASTIC_", "DDP_")
 READS = ("get", "copy", "items", "keys", "values")
 EARLY = {"putenv", "unsetenv", "load_dotenv", "sched_setaffinity", "patch_all"}
 
+# What starts another program.
+STARTS = ("run", "call", "check_call", "check_output", "Popen", "system", "popen", "getoutput")
+
 
 class Surroundings(NamedTuple):
     """What Python and torch read when they start."""
 
     env: dict[str, str]
     cwd: str
+    packages: frozenset[str]
 
     @classmethod
     def of_this_process(cls) -> Surroundings:
-        return cls({name: os.environ[name] for name in os.environ if not is_own(name)}, os.getcwd())
+        env = {name: os.environ[name] for name in os.environ if not is_own(name)}
+        return cls(env, os.getcwd(), packages())
 
 
 def main(arguments: list[str], zygote: Surroundings) -> None:
@@ -58,8 +64,9 @@ def main(arguments: list[str], zygote: Surroundings) -> None:
     # Python 3.9 has no such name; to set it does no harm.
     sys.orig_argv = [python, *arguments]  # novm
     process = os.getpid()
+    watch = Watch()
     try:
-        run_program(arguments)
+        run_program(arguments, watch.begin)
     except BaseException as error:
         # A fork of the program has an end of its own.
         if os.getpid() == process:
@@ -83,6 +90,10 @@ def why_not(python: str, arguments: list[str], zygote: Surroundings) -> str:
         return f"its environment is another one: {', '.join(sorted(names))}"
     if own.cwd != zygote.cwd:
         return f"its working directory is {own.cwd}"
+    if own.packages != zygote.packages:
+        # For example by the attempt before.
+        changed = sorted(own.packages ^ zygote.packages)
+        return f"packages were installed or removed after the import of torch: {changed[0]}"
     if arguments[:1] != ["-u"] or not (arguments[1] == "-m" or arguments[1].endswith(".py")):
         return "it runs neither a module nor a file that ends with .py"
     try:
@@ -91,7 +102,7 @@ def why_not(python: str, arguments: list[str], zygote: Surroundings) -> str:
             return (
                 f"{folder_of(arguments)} has {', '.join(hidden)}, which torch has imported already"
             )
-        return sets_variables(sources(arguments))
+        return comes_too_late(sources(arguments))
     except (OSError, ValueError, SyntaxError, RecursionError, IndexError) as error:
         return f"its program cannot be read: {error}"
 
@@ -126,11 +137,11 @@ def sources(arguments: list[str]) -> list[str]:
     return files
 
 
-def sets_variables(files: list[str]) -> str:
-    """Return what a program may do before it imports torch that must be done before, if anything.
+def comes_too_late(files: list[str]) -> str:
+    """Return what a program may do that must be done before the import of torch, if anything.
 
     To read variables is harmless, as in `os.environ["RANK"]`. Those of the compiler are read when
-    torch._dynamo is imported, which a program may do late.
+    torch._dynamo is imported, which a program may do late. So is what that imports.
     """
     has_torch = False
     for path in files:
@@ -138,13 +149,24 @@ def sets_variables(files: list[str]) -> str:
             statements = ast.parse(file.read()).body
         for statement in statements:
             nodes = list(ast.walk(statement))
+            where = f"line {statement.lineno} of {path}"
+            if any(map(installs_packages, nodes)):
+                return f"{where} may install what torch has imported already"
             has_torch |= any(map(imports_torch, nodes[:1]))
             if has_torch and not any(map(is_name_of_compiler, nodes)):
                 continue
             names = [name_of(node) for node in nodes]
             if names.count("environ") > sum(map(is_read, nodes)) or EARLY.intersection(names):
-                return f"line {statement.lineno} of {path} may set what torch reads when it starts"
+                return f"{where} may set what torch reads when it starts"
     return ""
+
+
+def installs_packages(node: ast.AST) -> bool:
+    """Return True for a call such as `subprocess.run([sys.executable, "-m", "pip", "install"])`."""
+    if not isinstance(node, ast.Call) or name_of(node.func) not in STARTS:
+        return False
+    words = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+    return is_installer([word for word in words if isinstance(word, str)])
 
 
 def imports_torch(node: ast.AST) -> bool:
@@ -176,16 +198,6 @@ def is_read(node: ast.AST) -> bool:
     )
 
 
-def hidden_modules(folder: str) -> list[str]:
-    """Return the modules in a folder that Python would import in place of imported ones."""
-    imported = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
-    files = {name.partition(".")[0] for name in os.listdir(folder)}
-    names = sorted(files & imported - set(sys.builtin_module_names))
-    found = {name: PathFinder.find_spec(name, [folder]) for name in names}
-    # A folder without __init__.py hides nothing.
-    return [name for name, spec in found.items() if spec and spec.origin]
-
-
 def reseed() -> None:
     """Give this process random numbers of its own, as every new process has them.
 
@@ -198,14 +210,18 @@ def reseed() -> None:
     multiprocessing.current_process().authkey = os.urandom(32)
 
 
-def run_program(arguments: list[str]) -> None:
-    """Run a script or a module as `__main__`, as Python does (`Modules/main.c`)."""
+def run_program(arguments: list[str], before: Callable[[], None] = lambda: None) -> None:
+    """Run a script or a module as `__main__`, as Python does (`Modules/main.c`).
+
+    `before` is called just before, when the search path is that of the program.
+    """
     main_module = ModuleType("__main__")
     main_module.__dict__["__builtins__"] = builtins
     # multiprocessing has a second name for it.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main_module
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, folder_of(arguments))
+    before()
     if arguments[1] == "-m":
         sys.argv = ["-m", *arguments[3:]]
         runpy._run_module_as_main(arguments[2])  # type: ignore[attr-defined]
@@ -238,4 +254,8 @@ def print_exception(error: BaseException) -> None:
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     error.__traceback__ = trace
+    # As Python does (`Python/pythonrun.c`), so that a function of atexit sees a crash.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error  # novm
     sys.excepthook(type(error), error, trace)

@@ -14,7 +14,7 @@ import selectors
 import signal
 import socket
 import sys
-import threading
+import time
 import warnings
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -24,6 +24,9 @@ from .files import stat_fields
 
 # A request that is incomplete after so many seconds is dropped.
 REQUEST_SECONDS = 10.0
+
+# Seconds in which a thread that has been joined disappears from /proc.
+THREAD_SECONDS = 0.1
 
 # Seconds between two looks at the stand-ins: one may have been stopped.
 LOOK_SECONDS = 1.0
@@ -166,10 +169,30 @@ class Zygote:
 def can_serve(request: dict[str, Any]) -> bool:
     """Return True if a fork has what a stand-in has inherited, such as the cores that it may use.
 
-    A fork would lack the threads that a plug-in has started.
+    A fork would lack the threads that a plug-in has started, and wait for ever for those of OpenMP.
     """
-    has_same_cores = request["affinity"] == sorted(os.sched_getaffinity(0))
-    return has_same_cores and threading.active_count() == 1
+    return request["affinity"] == sorted(os.sched_getaffinity(0)) and has_one_thread()
+
+
+def has_one_thread() -> bool:
+    """Return True if no thread of Python or of a library would be missing in a fork.
+
+    OpenBLAS ends its own before a fork, and starts them again when it needs them.
+    """
+    if count_threads() > 1:
+        process = fork()
+        if process == 0:
+            os._exit(0)
+        if process:
+            os.waitpid(process, 0)
+        deadline = time.monotonic() + THREAD_SECONDS
+        while count_threads() > 1 and time.monotonic() < deadline:
+            time.sleep(0.001)
+    return count_threads() == 1
+
+
+def count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def fork() -> int | None:

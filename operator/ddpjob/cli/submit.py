@@ -168,7 +168,9 @@ def _explained(error: Rejected, jobs: Sequence[DDPJob]) -> ClientError | SpecErr
 
 
 def _advise(job: DDPJob) -> None:
-    """Warn about devices that a job requests and does not use."""
+    """Say whether pods stay for the next attempt, and warn about devices that are not used."""
+    if job.recovery:
+        note(f"{job.name}: recovery: {job.recovery}")
     try:
         advice = Spec.from_dict(job.spec).device_advice
     except SpecError:

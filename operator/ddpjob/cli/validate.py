@@ -8,6 +8,7 @@ from ddpjob.cli.render import problem_of_pods
 from ddpjob.cli.session import Output
 from ddpjob.client.validation import validate as find_problems
 from ddpjob.core.documents import Document, is_job
+from ddpjob.core.user_job import DDPJob
 
 
 def validate(documents: Sequence[Document]) -> int:
@@ -22,7 +23,9 @@ def validate(documents: Sequence[Document]) -> int:
         if not problems and (problem := problem_of_pods(document)):
             problems = [problem]
         if not problems:
-            console.print(Text.assemble((f"{name}: ", "bold"), ("ok", "green")))
+            recovery = DDPJob.from_manifest(document).recovery
+            what = Text.assemble((f"{name}: ", "bold"), ("ok", "green"), f", recovery: {recovery}")
+            console.print(what)
         for problem in problems:
             code = 1
             console.print(Text.assemble((f"{name}: ", "bold"), problem))

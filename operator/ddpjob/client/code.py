@@ -13,10 +13,6 @@ from ddpjob.core.documents import is_job
 from ddpjob.core.readers import Dict, SpecError, child, children
 from ddpjob.core.user_job import DDPJob
 
-# Where the pods find the code, and the name of its volume.
-CODE_FOLDER = "/mnt/code"
-CODE_VOLUME = "code"
-
 # Bytes of code in a manifest. A client-side `kubectl apply` keeps a copy of it in an annotation,
 # which has at most 256 KiB. Otherwise a ConfigMap has at most 1 MiB.
 PRINTED_BYTES = 200_000
@@ -107,11 +103,11 @@ def with_code(
     source: dict[str, Any] = {"name": metadata["name"]}
     if any("/" in path for path in code):
         source["items"] = [{"key": key, "path": path} for path, key in keys.items()]
-    volume = {"name": CODE_VOLUME, "configMap": source}
-    mount = {"name": CODE_VOLUME, "mountPath": CODE_FOLDER, "readOnly": True}
+    volume = {"name": names.CODE_VOLUME, "configMap": source}
+    mount = {"name": names.CODE_VOLUME, "mountPath": names.CODE_FOLDER, "readOnly": True}
     spec = {
         **job.spec,
-        "args": [f"{CODE_FOLDER}/{script}", *args],
+        "args": [f"{names.CODE_FOLDER}/{script}", *args],
         "volumes": [*job.spec.get("volumes", []), volume],
         "volumeMounts": [*job.spec.get("volumeMounts", []), mount],
     }
@@ -121,7 +117,7 @@ def with_code(
 def mounts_code(job: DDPJob) -> bool:
     """Return True if a job has the volume of its own code."""
     volumes = children(job.spec, "volumes")
-    return any(one.get("name") == CODE_VOLUME and one.get("configMap") for one in volumes)
+    return any(one.get("name") == names.CODE_VOLUME and one.get("configMap") for one in volumes)
 
 
 def owned_code(bodies: Sequence[Dict]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from ddpjob.core import names
 from ddpjob.core.job import Job
 from ddpjob.core.launcher import flags_of, is_torchrun
 from ddpjob.core.plan import Assign
+from ddpjob.core.readers import child, children
 from ddpjob.core.spec import Spec
 
 # Seconds. Peers may stay Pending for long, in a full cluster or while it is scaled up. Waiting for
@@ -109,8 +110,11 @@ def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
     ]
 
 
-def agent_options(spec: Spec, port: str) -> str:
-    """Return the options of a pod's agent, as JSON. `port` is that of /ready and /metrics."""
+def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
+    """Return the options of a pod's agent, as JSON. `port` is that of /ready and /metrics.
+
+    Without `isolated`, other programs have the same files and IPC as the pod.
+    """
     hang = spec.lifecycle.hang_timeout
     # Then the agent can start it itself.
     has_torchrun = is_torchrun(spec.command)
@@ -120,6 +124,13 @@ def agent_options(spec: Spec, port: str) -> str:
         "words": f"{names.AGENT_FOLDER}/words.json",
         "message": names.MESSAGE_FILE,
         "clear": names.MEMORY_FOLDER,
+        # On one machine, temporary files are where its user wants them, and so is the working
+        # directory. Paths there may be too long for the sockets that programs make in TMPDIR.
+        "work": names.FOLDER if isolated else None,
+        "code": names.CODE_FOLDER if isolated and has_sent_code(spec) else None,
+        "own_files": isolated,
+        # No other field of the spec can set it.
+        "own_ipc": isolated and not child(spec.pod_template, "spec").get("hostIPC"),
         "port": port,
         "command": None if has_torchrun else list(spec.command),
         "flags": [*flags_of(spec.command), *spec.torchrun_args],
@@ -130,3 +141,15 @@ def agent_options(spec: Spec, port: str) -> str:
     }
     # The port may be a placeholder, which must stay as it is.
     return json.dumps(options, ensure_ascii=False)
+
+
+def has_sent_code(spec: Spec) -> bool:
+    """Return True if the code travels with the job, and the user has set no working directory."""
+    volumes = spec.pod_fields.get("volumes", ())
+    mounts = spec.pod_fields.get("volumeMounts", ())
+    is_sent = any(one["name"] == names.CODE_VOLUME and "configMap" in one for one in volumes)
+    place = {"name": names.CODE_VOLUME, "mountPath": names.CODE_FOLDER}
+    is_mounted = any(place.items() <= mount.items() for mount in mounts)
+    trainers = children(child(spec.pod_template, "spec"), "containers")
+    has_folder = any(one.get("name") == names.TRAINER and one.get("workingDir") for one in trainers)
+    return is_sent and is_mounted and not has_folder

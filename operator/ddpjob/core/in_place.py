@@ -33,10 +33,14 @@ def pods_that_stay(
 ) -> tuple[Pod, ...]:
     """Return the pods of the current attempt that take part in the next one.
 
-    None stay if the job has to wait for a back-off: the pods would occupy their devices.
+    None stay if the job has to wait for a back-off: the pods would occupy their devices. None stay
+    if the attempt never trained: what the one before has left in them may be the reason.
     """
     until = obs.status.backoff.until
-    if not spec.in_place or cause not in IN_PLACE or (until and until > now):
+    has_trained = obs.status.running_time is not None
+    if not has_trained or cause not in IN_PLACE or (until and until > now):
+        return ()
+    if not spec.in_place:
         return ()
     return tuple(
         pod

@@ -49,6 +49,10 @@ VOLUME_PREFIX = "ddpjob-"
 AGENT_VOLUME = f"{VOLUME_PREFIX}agent"
 CHECKPOINT_VOLUME = f"{VOLUME_PREFIX}checkpoint"
 
+# Where the pods find code that was sent with the job, and the name of its volume.
+CODE_FOLDER = "/mnt/code"
+CODE_VOLUME = "code"
+
 # How the lines begin that an agent adds to the log of its pod.
 AGENT_LINE = "ddpjob agent: "
 
@@ -62,8 +66,10 @@ POD_FOLDER = f"{FOLDER}/pod"
 # whatever is mounted at /dev/shm or below it, only files of that volume are here.
 MEMORY_FOLDER = f"{FOLDER}/shm"
 
-# The operator's volume at each of these paths.
+# The operator's volume at each of these paths. That at /ddpjob has `work`, `work.last` and `cache`:
+# in one file system, files are moved from one folder to another at once.
 OWN_MOUNTS = {
+    FOLDER: f"{VOLUME_PREFIX}work",
     AGENT_FOLDER: AGENT_VOLUME,
     RUN_FOLDER: f"{VOLUME_PREFIX}run",
     POD_FOLDER: f"{VOLUME_PREFIX}pod",

@@ -45,9 +45,11 @@ class Settings:
 
     - `restricted`: the pods follow the Pod Security level restricted, unless a job says otherwise.
     - `defaults`: fields of a pod's spec for jobs that do not set them (job_defaults.py).
+    - `isolated`: a pod has files and IPC of its own. Processes of one machine have not.
     """
 
     restricted: bool = False
+    isolated: bool = True
     addresses: Addresses = field(default_factory=ServiceAddresses)
     defaults: Dict = field(default_factory=dict)
 
@@ -96,7 +98,7 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
         "trainer": names.TRAINER,
         "spec": spec,
         "annotations": {names.ANNOTATION_ASSIGNMENT: ASSIGNMENT},
-        "command": _command(spec),
+        "command": _command(spec, settings),
         "env": _env(job, spec, profile, settings),
         "resources": _resources(spec),
         "port": names.RENDEZVOUS_PORT,
@@ -112,9 +114,9 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _command(spec: Spec) -> list[str]:
+def _command(spec: Spec, settings: Settings) -> list[str]:
     """Return the command that starts the agent, without the user's arguments."""
-    options = agent_options(spec, PORT)
+    options = agent_options(spec, PORT, isolated=settings.isolated)
     folder = names.AGENT_FOLDER
     if spec.python:
         # Nothing has to be found then.
@@ -162,6 +164,7 @@ def _volumes(spec: Spec, settings: Settings) -> tuple[list[Dict], list[Dict]]:
     memory = {"emptyDir": {"medium": "Memory"}}
     agent = {"configMap": {"name": config_map_name()}}
     sources: list[tuple[str, Dict, Sequence[str]]] = [
+        (names.OWN_MOUNTS[names.FOLDER], {"emptyDir": {}}, [names.FOLDER]),
         (names.OWN_MOUNTS[names.AGENT_FOLDER], agent, [names.AGENT_FOLDER]),
         (names.OWN_MOUNTS[names.RUN_FOLDER], memory, [names.RUN_FOLDER]),
         (names.OWN_MOUNTS[names.POD_FOLDER], {"downwardAPI": assignment}, [names.POD_FOLDER]),

@@ -16,6 +16,7 @@ from ddpjob.core.readers import (
     require_integers,
     require_string,
 )
+from ddpjob.core.recovery import Recovery
 
 # Each restart in a window is kept in the status, so their number is bounded.
 MAX_BUDGET = 1000
@@ -45,13 +46,6 @@ class Heartbeat(StrEnum):
 
     FILE = "File"
     LOG = "Log"
-
-
-class Recovery(StrEnum):
-    """Whether pods stay for the next attempt."""
-
-    IN_PLACE = "InPlace"
-    RECREATE = "Recreate"
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -118,7 +112,7 @@ class Lifecycle:
     - `time_to_live`: the job is deleted so long after it has finished.
     - `managed_by`: the controller that looks after the job.
     - `hang_timeout`: an attempt ends if its `heartbeat` stops for so long; None: never.
-    - `recovery`: whether pods stay for the next attempt.
+    - `recovery`: whether pods stay for the next attempt; None: that depends on the volumes.
     """
 
     suspended: bool = False
@@ -130,7 +124,7 @@ class Lifecycle:
     managed_by: str = names.CONTROLLER
     hang_timeout: timedelta | None = None
     heartbeat: Heartbeat = Heartbeat.FILE
-    recovery: Recovery = Recovery.IN_PLACE
+    recovery: Recovery | None = None
 
     @classmethod
     def from_fields(cls, fields: Dict) -> "Lifecycle":
@@ -144,7 +138,7 @@ class Lifecycle:
             managed_by=require_string(fields.get("managedBy", cls.managed_by), "spec.managedBy"),
             hang_timeout=_read_seconds(fields, "hangTimeoutSeconds", 1),
             heartbeat=_read_choice(fields, "heartbeat", cls.heartbeat),
-            recovery=_read_choice(fields, "recovery", cls.recovery),
+            recovery=_read_recovery(fields),
         )
 
 
@@ -156,6 +150,12 @@ def _read_choice(fields: Dict, key: str, default: Choice) -> Choice:
         wanted = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise refuse(f"spec.{key}", wanted, value)
     return type(default)(value)
+
+
+def _read_recovery(fields: Dict) -> Recovery | None:
+    if fields.get("recovery") is None:
+        return None
+    return _read_choice(fields, "recovery", Recovery.IN_PLACE)
 
 
 def _read_limit(value: Any, where: str) -> int | None:

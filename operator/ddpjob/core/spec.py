@@ -12,7 +12,7 @@ from typing import Any
 from ddpjob.core import launcher, profiles
 from ddpjob.core.names import MAX_NODES
 from ddpjob.core.pod_fields import POD_FIELDS, read_pod_fields, read_pod_template
-from ddpjob.core.policy import FailurePolicy, Lifecycle, Recovery
+from ddpjob.core.policy import FailurePolicy, Lifecycle
 from ddpjob.core.readers import (
     Dict,
     SpecError,
@@ -27,6 +27,7 @@ from ddpjob.core.readers import (
     require_object,
     require_string,
 )
+from ddpjob.core.recovery import Recovery, shared_volume
 
 MAX_PROCESSES = 256
 
@@ -172,7 +173,19 @@ class Spec:
 
     @property
     def in_place(self) -> bool:
-        return self.lifecycle.recovery is Recovery.IN_PLACE
+        return self.recovery[0] is Recovery.IN_PLACE
+
+    @property
+    def recovery(self) -> tuple[Recovery, str]:
+        """Return whether pods stay for the next attempt, and what decides that."""
+        if self.lifecycle.recovery:
+            return self.lifecycle.recovery, "spec.recovery"
+        if self.checkpoint:
+            return Recovery.IN_PLACE, "default: with spec.checkpoint"
+        volume = shared_volume(self.pod_fields, self.pod_template)
+        if volume:
+            return Recovery.IN_PLACE, f"default: with the shared volume {volume}"
+        return Recovery.RECREATE, "default: without spec.checkpoint or a shared volume"
 
     @property
     def world_size(self) -> int:

@@ -215,6 +215,16 @@ class DDPJob:
         claim = child(self.spec, "checkpoint").get("claimName")
         return f"claim {claim}, folder {self.name}/" if claim else ""
 
+    @property
+    def recovery(self) -> str:
+        """Return whether pods stay for the next attempt, and what decides that."""
+        try:
+            recovery, reason = Spec.from_dict(self.spec).recovery
+        except SpecError:
+            # The cluster has a newer version of the CRD.
+            return ""
+        return f"{recovery} ({reason})"
+
     def _repr_html_(self) -> str:
         """Return the job as a notebook shows it."""
         ready = self.status.pods.ready + self.status.pods.succeeded

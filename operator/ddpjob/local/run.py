@@ -240,7 +240,7 @@ class LocalRun:
 
 
 def run_settings(find_port: Callable[[], int]) -> Settings:
-    return Settings(addresses=LocalAddresses(find_port))
+    return Settings(addresses=LocalAddresses(find_port), isolated=False)
 
 
 def _assign_node(body: dict[str, Any]) -> None:

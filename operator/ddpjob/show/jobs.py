@@ -136,6 +136,7 @@ def job_facts(
         ("Nodes", _describe_nodes(job)),
         ("Progress", str(progress)),
         ("Checkpoint", _describe_checkpoint(job, progress, now)),
+        ("Recovery", job.recovery),
         ("Time", _describe_time(status, now)),
         ("Result", "  ".join(f"{key} {value}" for key, value in status.result.items())),
         *(("Next", text) for text in _deadlines(job, pods, now)),

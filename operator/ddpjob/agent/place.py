@@ -1,0 +1,146 @@
+"""Give each attempt of a pod the same place: what the attempt before has left goes.
+
+A program that was killed has no time to remove its files, locks and segments, and would find them
+in the pod that stays. Options of the agent:
+
+- `clear`: a folder that is emptied between two attempts, or null.
+- `work`: the folder with `work`, `work.last` and `cache`, or null. `code`: a folder with sent code,
+  of which each attempt gets a copy as its working directory, or null.
+- `own_files`: no other pod uses the files outside of these folders. `own_ipc`: nor System V IPC.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+from .files import empty_folder, read_file
+
+# In the folder of the option `work`.
+WORK, LAST, CACHE = "work", "work.last", "cache"
+
+# System V IPC: what /proc says of each kind, and numbers of C. GETPID is the process of the last
+# operation on a semaphore.
+SYSV, SHM, SEM, MSG = "/proc/sysvipc", "shm", "sem", "msg"
+IPC_RMID, GETPID = 0, 11
+
+
+def variables(options: SimpleNamespace) -> dict[str, str]:
+    """Return variables with folders for temporary files and caches, for a pod that sets none."""
+    if not options.work:
+        return {}
+    return {
+        "TMPDIR": f"{options.work}/{WORK}",
+        # By default they are below TMPDIR, or in a home folder that may not be writable.
+        "TORCHINDUCTOR_CACHE_DIR": f"{options.work}/{CACHE}/inductor",
+        "TRITON_CACHE_DIR": f"{options.work}/{CACHE}/triton",
+    }
+
+
+def prepare(options: SimpleNamespace, environment: Mapping[str, str], *, is_first: bool) -> None:
+    """Prepare the pod for an attempt. No process of the last one runs.
+
+    Before the first one, only an init container has written anything.
+    """
+    if options.work:
+        # Without it, as on a full disk, Python's `tempfile` takes another folder.
+        with suppress(OSError):
+            Path(options.work, WORK).mkdir(exist_ok=True)
+    if not is_first:
+        clean(options, environment)
+    if options.work and options.code:
+        copy_code(Path(options.code), Path(options.work, WORK))
+        # torchrun and the zygote start there.
+        os.chdir(f"{options.work}/{WORK}")
+
+
+def clean(options: SimpleNamespace, environment: Mapping[str, str]) -> None:
+    """Remove what the last attempt has left."""
+    if options.clear:
+        empty_folder(options.clear)
+    if options.work:
+        keep_last(Path(options.work))
+    if options.own_files:
+        remove_locks(environment)
+    if options.own_ipc:
+        # What a kernel without System V IPC does not have.
+        with suppress(OSError, ValueError, KeyError, AttributeError, ImportError):
+            remove_segments()
+
+
+def keep_last(folder: Path) -> None:
+    """Move what is in `work` to `work.last`, in place of what was there.
+
+    The folder `work` itself stays: it may be the working directory of the zygote.
+    """
+    last = folder / LAST
+    empty_folder(last)
+    with suppress(OSError):
+        last.mkdir(exist_ok=True)
+        for path in (folder / WORK).iterdir():
+            with suppress(OSError):
+                path.rename(last / path.name)
+    # What could not be moved, such as a folder that its owner may not change.
+    empty_folder(folder / WORK)
+
+
+def copy_code(code: Path, work: Path) -> None:
+    """Copy sent code, so that a script can open its files by relative paths, and change them."""
+    # A kubelet keeps the files of a volume in a folder `..data`, to which the others are links.
+    hidden = shutil.ignore_patterns("..*")
+    shutil.copytree(code, work, ignore=hidden, copy_function=shutil.copyfile, dirs_exist_ok=True)
+
+
+def remove_locks(environment: Mapping[str, str]) -> None:
+    """Remove the locks of torch.utils.cpp_extension (FileBaton). Nobody else would release them."""
+    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    given = environment.get("TORCH_EXTENSIONS_DIR")
+    locks = [
+        *(Path(given).glob("*/lock") if given else ()),
+        # Its folders are named by the versions of Python and CUDA.
+        *Path(cache, "torch_extensions").glob("*/*/lock"),
+    ]
+    for path in locks:
+        with suppress(OSError):
+            path.unlink()
+
+
+def remove_segments() -> None:
+    """Remove segments of shared memory, semaphores and queues of processes that have ended.
+
+    Those of other containers of the pod stay: their processes are not visible here, or run.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    for row in rows_of(SHM):
+        if row["nattch"] == 0 and has_ended(row["cpid"]):
+            libc.shmctl(row["shmid"], IPC_RMID, None)
+    for row in rows_of(SEM):
+        users = [libc.semctl(row["semid"], index, GETPID) for index in range(row["nsems"])]
+        if has_ended(*users):
+            libc.semctl(row["semid"], 0, IPC_RMID)
+    for row in rows_of(MSG):
+        if has_ended(row["lspid"], row["lrpid"]):
+            libc.msgctl(row["msqid"], IPC_RMID, None)
+
+
+def rows_of(kind: str) -> Iterator[dict[str, int]]:
+    """Yield the rows of a table of /proc by the names of its columns."""
+    names, *lines = read_file(f"{SYSV}/{kind}").decode().splitlines() or [""]
+    for line in lines:
+        # The permissions are octal.
+        yield dict(zip(names.split(), (int(word) for word in line.split())))
+
+
+def has_ended(*processes: int) -> bool:
+    """Return True if some of these processes are known, and none of them runs.
+
+    A process of another container without a common namespace is 0.
+    """
+    known = [process for process in processes if process > 0]
+    return bool(known) and not any(os.path.exists(f"/proc/{process}") for process in known)
