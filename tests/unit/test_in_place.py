@@ -464,9 +464,11 @@ def test_a_gang_that_has_never_run_has_its_own_time_to_start():
 # Hangs that an agent has found
 
 
-def test_a_hang_is_a_certain_cause_and_all_pods_are_made_anew():
+def test_a_hang_is_a_cause_once_the_others_had_time_for_their_stacks_and_all_pods_are_made_anew():
     hang = failed(agent_report(cause="Hang", exception="no heartbeat for 60 s"))
-    plan = plan_for(a_running_job(nodes=3), *gang(running(), hang, running()))
+    pods = gang(running(), hang, running())
+    assert plan_for(a_running_job(nodes=3), *pods).status.last_failure == {}
+    plan = plan_for(a_running_job(nodes=3, undecided_since=at(-10)), *pods)
     assert plan.status.last_failure["cause"] == "Hang"
     assert plan.status.last_failure["message"] == (
         "pod digits-0-1 hangs: no heartbeat for 60 s; the last line"
@@ -477,7 +479,7 @@ def test_a_hang_is_a_certain_cause_and_all_pods_are_made_anew():
 
 def test_hangs_use_up_max_restarts():
     hang = failed(agent_report(cause="Hang", exception="no heartbeat for 60 s"))
-    plan = plan_for(a_running_job(failures=3), *gang(running(), hang))
+    plan = plan_for(a_running_job(failures=3, undecided_since=at(-10)), *gang(running(), hang))
     assert plan.status.reason == Reason.MAX_RESTARTS
 
 
