@@ -31,7 +31,7 @@ class Zygote:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(folder / "zygote"))
             server.listen()
-            words = [sys.executable, "-u", PROGRAMS, "zygote", str(server.fileno()), "-" * 512]
+            words = [sys.executable, "-u", PROGRAMS, "zygote", str(server.fileno())]
             self.process = subprocess.Popen(
                 words, env=self.env, cwd=folder, pass_fds=[server.fileno()]
             )

@@ -19,7 +19,7 @@ from typing import NoReturn
 from . import FOLDER, HEADER, NOTE, PIPE, PYTHON, STAND_IN
 from .files import socket_path
 
-# The zygote looks after SIGKILL and SIGSTOP, which have no handlers.
+# SIGKILL has no handler: the zygote kills the fork of a stand-in that has ended.
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT")
 
 

@@ -16,9 +16,6 @@ from pathlib import Path
 from .files import read_file, socket_path, stat_fields
 from .output import log
 
-# Characters of the zygote's arguments, so that `ps` can show those of its forks.
-TITLE = 512
-
 
 def open_standard_streams() -> None:
     """Open those that are closed, so that no pipe takes their place."""
@@ -71,7 +68,7 @@ def listening_zygote(folder: Path, environment: dict[str, str]) -> subprocess.Po
         server.listen()
         return subprocess.Popen(
             # Like torchrun, it starts Python without a buffer for the output.
-            program("zygote", str(server.fileno()), "-" * TITLE, flags="-u"),
+            program("zygote", str(server.fileno()), flags="-u"),
             env=environment,
             pass_fds=[server.fileno()],
             stdin=subprocess.DEVNULL,

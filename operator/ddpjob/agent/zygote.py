@@ -20,7 +20,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from . import STAND_IN, torchrun, worker
-from .files import stat_fields
 
 # A request that is incomplete after so many seconds is dropped.
 REQUEST_SECONDS = 10.0
@@ -28,7 +27,7 @@ REQUEST_SECONDS = 10.0
 # Seconds in which a thread that has been joined disappears from /proc.
 THREAD_SECONDS = 0.1
 
-# Seconds between two looks at the stand-ins: one may have been stopped.
+# Seconds between two looks at the agent: it may have been killed.
 LOOK_SECONDS = 1.0
 
 
@@ -36,7 +35,6 @@ def main(arguments: list[str]) -> None:
     """Serve the socket with this descriptor. Only a fork returns from `serve`."""
     surroundings = worker.Surroundings.of_this_process()
     request = Zygote(socket.socket(fileno=int(arguments[0]))).serve()
-    set_process_title([sys.executable, *request["arguments"]])
     if request["kind"] == "torchrun":
         torchrun.main(request["arguments"])
     else:
@@ -44,10 +42,9 @@ def main(arguments: list[str]) -> None:
 
 
 class Child(NamedTuple):
-    """A forked process, and its stand-in with its connection."""
+    """A forked process, and the connection of its stand-in."""
 
     process: int
-    stand_in: int
     connection: socket.socket
 
 
@@ -90,7 +87,6 @@ class Zygote:
                     if request:
                         return request
             self.collect()
-            self.stop_as_stand_ins()
             if not is_complete and self.children:
                 # DDP and optimizers import this. While torchrun meets its peers, there is time.
                 with suppress(Exception):
@@ -119,7 +115,7 @@ class Zygote:
             # The stand-in starts a new Python.
             connection.close()
             return None
-        child = Child(process, request["process"], connection)
+        child = Child(process, connection)
         self.children.append(child)
         self.selector.register(connection, selectors.EVENT_READ, child)
         answer(connection, process)
@@ -146,15 +142,6 @@ class Zygote:
                 with suppress(KeyError):
                     self.selector.unregister(child.connection)
                 child.connection.close()
-
-    def stop_as_stand_ins(self) -> None:
-        """Stop each process whose stand-in was stopped. The stand-in itself lets it continue."""
-        for child in self.children:
-            if is_stopped(child.stand_in):
-                os.kill(child.process, signal.SIGSTOP)
-                # The stand-in may have continued meanwhile.
-                if not is_stopped(child.stand_in):
-                    os.kill(child.process, signal.SIGCONT)
 
     def close_in_fork(self, connection: socket.socket) -> None:
         """Close what a forked process must not keep."""
@@ -238,21 +225,3 @@ def prepare(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.update(request["env"])
     if request["kind"] == "worker":
         os.environ[STAND_IN] = str(request["process"])
-
-
-def is_stopped(process: int) -> bool:
-    return stat_fields(process)[:1] == [b"T"]
-
-
-def set_process_title(arguments: list[str]) -> None:
-    """Make these arguments the ones that `ps` shows, as far as the zygote's own have room."""
-    with suppress(OSError, ValueError, IndexError, ImportError):
-        import ctypes
-
-        # arg_start and arg_end: fields 48 and 49 of proc(5).
-        start, end = map(int, stat_fields(os.getpid())[45:47])
-        title = b"\0".join(os.fsencode(argument) for argument in arguments) + b"\0"
-        size = end - start - 1
-        # Not every kernel tells where they are.
-        if start and size > 0:
-            ctypes.memmove(start, title[:size].ljust(size) + b"\0", size + 1)
