@@ -5,7 +5,11 @@ import traceback
 
 import pytest
 
+from ddpjob.agent.exceptions import HEADER as TRACEBACK
 from ddpjob.agent.exceptions import LastException, first_line
+from ddpjob.agent.output import Stream
+from ddpjob.agent.report import Judge
+from ddpjob.core.agent_files import WORDS, agent_files
 
 from .test_reports import FOLLOWER, fail
 
@@ -96,6 +100,20 @@ def test_an_exception_does_not_count_if_the_process_has_gone_on(later):
 
 
 @pytest.mark.parametrize(
+    "before",
+    ["Exception ignored in: <function f>", "Exception in thread Thread-1:", "Error in sys.x"],
+)
+@pytest.mark.parametrize("in_one_piece", [True, False])
+def test_a_traceback_that_ends_no_process_does_not_count(before, in_one_piece):
+    found = LastException()
+    own = "".join(traceback.format_exception(raised_by("1 / 0")))
+    aside = f"{before}\n" + "".join(traceback.format_exception(raised_by("[].x")))
+    for text in (own + aside,) if in_one_piece else (own, *aside.splitlines(keepends=True)):
+        found.take(text.encode(), 1.0)
+    assert found.text == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(
     ("statement", "sentence"),
     [*EXCEPTIONS.values(), *ENDS.values()],
     ids=[*EXCEPTIONS, *ENDS],
@@ -126,6 +144,31 @@ except ValueError:
 def test_an_exception_that_was_caught_is_not_the_cause(pod, end, exception):
     report = fail(pod, HANDLED + end)
     assert (report["cause"], report["exception"]) == ("Failure", exception)
+
+
+def test_an_exception_that_was_caught_long_before_the_end_is_not_the_cause():
+    stream = Stream(0, 0)
+    stream.take(
+        b"".join([TRACEBACK, b"\n  File x\nValueError: a sample\n", b"no data\n" * 20]), 100.0
+    )
+    judge = Judge(agent_files()[WORDS].encode(), 30.0)
+    for ended, exception in ((219.0, "ValueError: a sample"), (221.0, "no data")):
+        stream.ended = ended
+        assert judge.words_at_end(stream, 1).text == exception
+
+
+def test_words_of_a_lost_peer_that_were_caught_do_not_count(pod):
+    script = f"""
+import sys, traceback
+try:
+    raise RuntimeError({FOLLOWER[14:]!r})
+except RuntimeError:
+    traceback.print_exc()
+print("the loss is nan")
+sys.exit(3)
+"""
+    report = fail(pod, script)
+    assert (report["cause"], report["exception"]) == ("Failure", "the loss is nan")
 
 
 @pytest.mark.parametrize("words", [f"NCCL WARN {FOLLOWER}", "watchdog hang", "NRT_TIMEOUT"])

@@ -139,6 +139,7 @@ while os.environ["RANK"] == "5":
     assert state == {
         "attempt": 3,
         "activity": "ending",
+        "stopped": False,
         "ended": [[4, 0]],
         "steps": [10, 12],
         "checkpoint": 11,

@@ -23,7 +23,7 @@ from builders import (
 
 from ddpjob.core.agent_state import MAX_STATE, AgentState, read_state
 from ddpjob.core.causes import Undecided, judge
-from ddpjob.core.inquiry import MAX_ASKED, questions
+from ddpjob.core.inquiry import questions
 from ddpjob.core.names import Cause, Reason
 
 FOLLOWER = a_pod(0, failed(follower_summary(0)))
@@ -78,9 +78,10 @@ def test_pods_that_have_not_met_are_asked_after_a_minute():
     assert asked(job, *pods) == ["digits-0-0", "digits-0-1"]
 
 
-def test_only_so_many_pods_are_asked():
+def test_all_pods_that_have_not_ended_are_asked():
+    # One that was not asked would be taken for one that does not answer.
     pods = [a_pod(index, running()) for index in range(1, 20)]
-    assert len(asked(a_running_job(nodes=20), FOLLOWER, *pods)) == MAX_ASKED
+    assert len(asked(a_running_job(nodes=20), FOLLOWER, *pods)) == 19
 
 
 # What an answer changes
@@ -101,6 +102,35 @@ def test_a_rank_that_has_ended_is_no_excuse_for_a_failure_of_its_own():
     own = a_pod(0, failed(torchrun_tail("raise")))
     verdict = with_answers(own, a_pod(1, running()), pod1=HAS_ENDED)
     assert verdict.reason == "WorkerFailed"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        # Another rank of the pod had failed, and this one was told to end.
+        AgentState(0, ended=((1, 1), (2, 0))),
+        AgentState(0, ended=((1, None), (2, 0))),
+        # The pod was told to end: its ranks have saved.
+        AgentState(0, stopped=True, ended=((1, 0),)),
+    ],
+)
+def test_a_rank_that_was_told_to_end_has_not_ended_early(state):
+    verdict = with_answers(FOLLOWER, a_pod(1, running()), pod1=state, now=at(10))
+    assert verdict.reason != Reason.ENDED_EARLY
+
+
+def test_a_failure_without_a_text_may_be_one_of_its_own_after_all_have_finished():
+    ambiguous = a_pod(0, failed(torchrun_tail("eight-processes-follower")))
+    verdict = with_answers(ambiguous, a_pod(1, running()), pod1=HAS_ENDED, now=at(10))
+    assert (verdict.reason, verdict.index) == ("WorkerFailed", 0)
+
+
+@pytest.mark.parametrize(("code", "how"), [(1, " with exit code 1"), (None, "")])
+def test_a_rank_that_has_failed_is_named_while_its_pod_ends(code, how):
+    state = AgentState(0, "ending", ended=((1, code),))
+    verdict = with_answers(FOLLOWER, a_pod(1, running()), pod1=state, now=at(10))
+    assert (verdict.cause, verdict.rank, verdict.exit_code) == (Cause.FAILURE, 1, code)
+    assert verdict.message == f"rank 1 in pod digits-0-1 has ended{how}; other ranks of it have not"
 
 
 def test_a_pod_that_does_not_answer_may_be_the_cause_that_another_one_has_ended():
@@ -172,6 +202,7 @@ def test_a_state_is_read():
     found = {
         "attempt": 3,
         "activity": "ending",
+        "stopped": True,
         "ended": [[4, 0], [5, None]],
         "steps": [10, 12],
         "checkpoint": 11,
@@ -179,7 +210,7 @@ def test_a_state_is_read():
         "error": "no",
     }
     assert read_state(json.dumps(found).encode()) == AgentState(
-        3, "ending", ((4, 0), (5, None)), (10, 12), 11, 0.5, "no"
+        3, "ending", True, ((4, 0), (5, None)), (10, 12), 11, 0.5, "no"
     )
 
 
@@ -213,7 +244,7 @@ def test_training_code_can_answer_anything(text):
         {"heartbeat": "1"},
         {"heartbeat": 1e999},
         {"heartbeat": True},
-        {"error": 7, "activity": []},
+        {"error": 7, "activity": [], "stopped": 1},
         {"checkpoint": 1e300},
     ],
 )

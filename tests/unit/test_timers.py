@@ -97,7 +97,7 @@ A_MOMENT = {
         observation(
             a_running_job(spec={"hangTimeoutSeconds": 90}, running_time=at(-50)), *BOTH_RUN
         ),
-        40,
+        550,
     ),
     "a gang has not met": (
         "peers_are_late",

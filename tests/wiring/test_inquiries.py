@@ -26,12 +26,19 @@ async def agent(monkeypatch):
     class Agent:
         body = json.dumps({"attempt": 0, "ended": [[0, 0]]}).encode()
         wait = 0.0
+        pieces = 1
         requests = 0
 
     async def answer(request):
         Agent.requests += 1
         await asyncio.sleep(Agent.wait)
-        return web.Response(body=Agent.body)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        size = len(Agent.body) // Agent.pieces + 1
+        for start in range(0, len(Agent.body), size):
+            await response.write(Agent.body[start : start + size])
+            await asyncio.sleep(0.02 if Agent.pieces > 1 else 0)
+        return response
 
     app = web.Application()
     app.router.add_get("/state", answer)
@@ -75,15 +82,43 @@ async def test_a_pod_is_asked_again_after_some_time_or_in_another_attempt(agent,
     await asyncio.wait_for(looks.get(), 10)
     inquiries.ask(KEY, [question()])
     assert agent.requests == 1
-    inquiries.ask(KEY, [question(attempt=1)])
+    # The answer is still about attempt 0, as that of a pod which ends its processes.
+    for _ in range(5):
+        inquiries.ask(KEY, [question(attempt=1)])
     await asyncio.wait_for(looks.get(), 10)
+    inquiries.ask(KEY, [question(attempt=1)])
     assert agent.requests == 2
     inquiries._clock.now += module.INTERVAL
-    inquiries.ask(KEY, [question()])
+    inquiries.ask(KEY, [question(attempt=1)])
     # The last answer counts until the next one comes.
     assert inquiries.answers(["a"])
     await asyncio.wait_for(looks.get(), 10)
     assert agent.requests == 3
+
+
+async def test_an_answer_does_not_count_for_long(agent, asking):
+    inquiries, looks = asking
+    inquiries.ask(KEY, [question()])
+    await asyncio.wait_for(looks.get(), 10)
+    inquiries._clock.now += module.FRESH
+    assert inquiries.answers(["a"]) == {}
+
+
+async def test_the_last_answer_of_a_pod_that_answers_no_more_does_not_count(agent, asking):
+    inquiries, looks = asking
+    inquiries.ask(KEY, [question()])
+    await asyncio.wait_for(looks.get(), 10)
+    agent.body = b"no state"
+    inquiries._clock.now += module.INTERVAL
+    await assert_no_answer(asking, question())
+
+
+async def test_an_answer_may_come_in_pieces(agent, asking):
+    agent.pieces = 3
+    inquiries, looks = asking
+    inquiries.ask(KEY, [question()])
+    await asyncio.wait_for(looks.get(), 10)
+    assert inquiries.answers(["a"])
 
 
 @pytest.mark.parametrize("body", [b"no state", b"[1]", b'{"attempt": 0}' + b" " * 4096])

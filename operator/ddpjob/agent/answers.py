@@ -38,22 +38,23 @@ def metrics(agent: Agent) -> str:
 def state(agent: Agent) -> str:
     """Return what is known of the attempt, as a JSON object of at most STATE bytes.
 
-    - `activity`: what the pod does, one of ACTIVITIES.
+    - `activity`: what the pod does, one of ACTIVITIES. `stopped`: it was told to end.
     - `ended`: pairs of a rank and its exit code, in the order of their ends. The code is null if it
       is not known.
     - `steps`: the first and the last step. `checkpoint`: the last step that was saved.
     - `heartbeat`: the age of the last one in seconds, or null before the first.
     - `error`: the last line in which torchrun says what does not work.
     """
-    age = agent.heartbeat_age()
+    age, streams = agent.heartbeat_age(), agent.output.streams
     found: dict[str, Any] = {
         "attempt": agent.attempt,
         "activity": agent.activity(),
+        "stopped": bool(agent.stop_signal),
         "ended": agent.output.ended_ranks()[:RANKS],
         "steps": agent.output.steps.get(agent.attempt),
         "checkpoint": agent.output.checkpoint,
         "heartbeat": None if age is None else round(age, 1),
-        "error": trouble_in(agent.output.streams[-1].text() if agent.output.streams else ""),
+        "error": trouble_in(streams[-1].text() if streams else ""),
     }
     text = json.dumps(found)
     return text if len(text) <= STATE else json.dumps({**found, "error": ""})

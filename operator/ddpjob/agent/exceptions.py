@@ -19,6 +19,9 @@ RANK = re.compile(r"\[rank\d+\]: ?")
 BEGIN = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
 MARGIN, GROUP_MARGIN = "", "  | "
 
+# What is printed before a traceback that does not end the process.
+ASIDE = re.compile(r"Exception ignored in|Exception in thread|Error in (?:atexit|sys\.)")
+
 # The first line of an exception, and those that end a program without a traceback.
 FIRST_LINE = re.compile(r"[A-Za-z_][\w.<>]*(?::.*)?$")
 NO_ERROR = re.compile(r"(SystemExit|KeyboardInterrupt)\b")
@@ -27,6 +30,9 @@ NO_ERROR = re.compile(r"(SystemExit|KeyboardInterrupt)\b")
 # have several lines, and programs write while they end. After more lines, or figures, the program
 # has gone on: it has caught the exception.
 WORDS, FOLLOWING = 4096, 1000
+
+# Characters of the line before a traceback.
+LINE = 300
 
 
 class LastException:
@@ -41,6 +47,7 @@ class LastException:
     """
 
     def __init__(self) -> None:
+        self._before = ""
         self._begin(MARGIN, 0.0)
 
     def _begin(self, margin: str, now: float) -> None:
@@ -55,7 +62,11 @@ class LastException:
         """Look at complete lines that the process has written until `now`, a Unix time."""
         if HEADER in lines or self.counts:
             for line in lines.decode(errors="replace").splitlines():
-                self._take_line(RANK.sub("", line, count=1), now)
+                line = RANK.sub("", line, count=1)
+                self._take_line(line, now)
+                self._before = line
+        else:
+            self._before = lines[-LINE:].decode(errors="replace").rstrip("\n").rpartition("\n")[2]
 
     @property
     def counts(self) -> bool:
@@ -64,7 +75,7 @@ class LastException:
 
     def _take_line(self, line: str, now: float) -> None:
         begin = BEGIN.match(line)
-        if begin:
+        if begin and not ASIDE.match(RANK.sub("", self._before, count=1)):
             self._begin(GROUP_MARGIN if begin[1] else MARGIN, now)
         elif self._margin is not None:
             found = line[len(self._margin) :] if line.startswith(self._margin) else ""

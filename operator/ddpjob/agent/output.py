@@ -141,10 +141,15 @@ class Output:
         return all(stream.ended for stream in self.ranks())
 
     def ended_ranks(self) -> list[tuple[int, int | None]]:
-        """Return (rank, exit code) of the ranks that have ended, the first one first."""
+        """Return (rank, exit code) of the ranks that have ended, the first one first.
+
+        If all have, and torchrun has found nothing, they have succeeded.
+        """
+        unknown = 0 if self.rests() else None
         ended = [(stream.ended, stream) for stream in self.ranks() if stream.ended]
         ended.sort(key=lambda pair: pair[0])
-        return [(stream.worker.get("rank", -1), stream.exit_code) for _, stream in ended]
+        codes = [unknown if one.exit_code is None else one.exit_code for _, one in ended]
+        return [(one.worker.get("rank", -1), code) for (_, one), code in zip(ended, codes)]
 
     def rests(self) -> bool:
         """Return True if all ranks have ended a while ago, so that only torchrun is left."""

@@ -47,7 +47,8 @@ class Port:
                 time.sleep(PAUSE)
 
     def answer(self, connection: socket.socket) -> None:
-        with suppress(OSError), connection:
+        # A client that goes, or an answer that changes meanwhile, concerns this request only.
+        with suppress(Exception), connection:
             # A client that sends nothing must not keep the kubelet waiting.
             connection.settimeout(REQUEST_SECONDS)
             path = b"".join(connection.recv(4096).split(b" ")[1:2]).decode(errors="replace")

@@ -120,15 +120,20 @@ def kill(processes: Iterable[int]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
+def stop(processes: Iterable[int]) -> None:
+    """Let processes do nothing more. Their connections stay open."""
+    for process in processes:
+        with suppress(OSError):
+            os.kill(process, signal.SIGSTOP)
+
+
 def abort(workers: Iterable[int], others: Iterable[int]) -> None:
     """Let workers write their stacks, and abort.
 
     The other processes are stopped first: torchrun would end all workers when the first one aborts.
     A stopped worker aborts only once it continues.
     """
-    for process in others:
-        with suppress(OSError):
-            os.kill(process, signal.SIGSTOP)
+    stop(others)
     for process in workers:
         # With a limit of 1, the kernel writes no core, not even into a pipe.
         with suppress(OSError, ValueError, AttributeError):

@@ -36,6 +36,9 @@ EXCEPTION_CODE, ABORTED, INTERRUPTED = 1, -signal.SIGABRT, (-signal.SIGTERM, 143
 # a rank that was stopped.
 ENDING_SECONDS, EXCEPTION_LINES = 10.0, 25
 
+# The longest time in which a process ends after its exception: it may upload its results.
+EXIT_SECONDS = 120.0
+
 # Causes, the likeliest first. A follower lost a peer. Unclear: perhaps it is a follower.
 CAUSES = ("Failure", "Unclear", "Follower")
 
@@ -148,7 +151,8 @@ class Judge:
     def words_at_end(self, stream: Stream, exit_code: int) -> LastWords:
         """Return the last words of a process, as far as it has ended by them."""
         text, error = stream.text(), stream.exception
-        if exit_code == EXCEPTION_CODE and error.counts and error.text:
+        is_late = end_of(stream) - error.time > EXIT_SECONDS
+        if exit_code == EXCEPTION_CODE and error.counts and error.text and not is_late:
             return LastWords(exit_code, error.text, error.words, is_exception=True)
         if exit_code == EXCEPTION_CODE:
             # A traceback of another form, such as that of `rich`.
@@ -162,9 +166,7 @@ class Judge:
             return LastWords(exit_code, exception, text, is_exception=bool(found))
         if exit_code < 0:
             return LastWords(exit_code)
-        # A program that has caught its exception may end with any code.
-        words = text if exit_code == EXCEPTION_CODE else error.words if error.counts else ""
-        return LastWords(exit_code, last_line(text), words)
+        return LastWords(exit_code, last_line(text), text if exit_code == EXCEPTION_CODE else "")
 
     def cause(self, last_words: LastWords) -> str:
         """Return the cause that the last words of a process show, one of CAUSES."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 
+from .processes import descendants, stop
+
 # Seconds from the operator's order until the stacks are collected, which ends the ranks. All pods
-# get the order, and not at the same moment: a rank whose peer has ended shows no stack any more.
+# get the order, and not at the same moment: a rank whose peer has ended shows no stack any more. So
+# all processes are stopped first, and their connections stay open.
 ORDER_SECONDS = 5.0
 
 # Seconds of silence until the agent does the same without an order. The operator may ask meanwhile,
@@ -23,6 +26,8 @@ class Suspicion:
     def is_due(self, is_ordered: bool, is_silent: bool) -> bool:
         """Return True if it is time to end the attempt."""
         now = time.monotonic()
+        if is_ordered and self.ordered is None:
+            stop(descendants())
         self.ordered = (self.ordered or now) if is_ordered else None
         self.silent = (self.silent or now) if is_silent else None
         if self.ordered is not None:

@@ -59,7 +59,8 @@ def with_time_limits(base: Any) -> Any:
 
     class NodeAgent(base):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, exit_barrier_timeout=EXIT_BARRIER_SECONDS, **options)
+            options["exit_barrier_timeout"] = EXIT_BARRIER_SECONDS
+            super().__init__(*arguments, **options)
 
         def _shutdown(self, *arguments: Any, **options: Any) -> None:
             # Older releases have one limit for all calls.

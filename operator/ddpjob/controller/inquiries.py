@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 from yarl import URL
@@ -20,9 +20,11 @@ from ddpjob.core.plan import Question
 
 log = logging.getLogger(__name__)
 
-# The longest wait for an answer, and between two questions to one pod, in seconds.
+# The longest wait for an answer, the time between two questions to one pod, and the time for which
+# an answer says something, in seconds.
 ANSWER_SECONDS = 1.0
 INTERVAL = 10.0
+FRESH = 15.0
 
 # How many agents are asked at a time, and how many answers are kept.
 AT_A_TIME = 16
@@ -30,11 +32,16 @@ KEPT = 4096
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What an agent has answered to the last question, and when it was asked."""
+class Asked:
+    """The last question to an agent: when, about which attempt, and the last answer with its time.
 
-    asked: float
+    Times are those of the clock of Inquiries.
+    """
+
+    time: float
+    attempt: int
     state: AgentState | None = None
+    answered: float = float("-inf")
 
 
 class Inquiries:
@@ -43,20 +50,27 @@ class Inquiries:
     def __init__(self, clock: Callable[[], float], look_again: Callable[[Key], None]) -> None:
         self._clock = clock
         self._look_again = look_again
-        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(AT_A_TIME)
 
     def answers(self, uids: Iterable[str]) -> dict[str, AgentState]:
-        """Return the states that the agents of these pods have answered, by UID."""
-        found = ((uid, self._answers.get(uid)) for uid in uids)
-        return {uid: answer.state for uid, answer in found if answer and answer.state}
+        """Return the states that the agents of these pods have just answered, by UID."""
+        oldest = self._clock() - FRESH
+        found = ((uid, self._asked.get(uid)) for uid in uids)
+        return {
+            uid: asked.state
+            for uid, asked in found
+            if asked and asked.state and asked.answered > oldest
+        }
 
     def ask(self, key: Key, questions: Iterable[Question]) -> None:
-        """Ask agents in the background, each at most every INTERVAL seconds."""
+        """Ask agents in the background, each at most every INTERVAL seconds in an attempt."""
         due = [question for question in questions if self._is_due(question)]
         for question in due:
-            self._keep(question.uid, Answer(self._clock(), self._state(question.uid)))
+            last = self._asked.get(question.uid) or Asked(0.0, 0)
+            asked = replace(last, time=self._clock(), attempt=question.attempt)
+            self._keep(question.uid, asked)
         if due:
             task = asyncio.create_task(self._ask_all(key, due))
             self._tasks.add(task)
@@ -68,20 +82,16 @@ class Inquiries:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _is_due(self, question: Question) -> bool:
-        last = self._answers.get(question.uid)
-        if last is None or (last.state and last.state.attempt != question.attempt):
+        last = self._asked.get(question.uid)
+        if last is None or last.attempt != question.attempt:
             return True
-        return self._clock() - last.asked >= INTERVAL
+        return self._clock() - last.time >= INTERVAL
 
-    def _state(self, uid: str) -> AgentState | None:
-        last = self._answers.get(uid)
-        return last.state if last else None
-
-    def _keep(self, uid: str, answer: Answer) -> None:
-        self._answers[uid] = answer
-        self._answers.move_to_end(uid)
-        while len(self._answers) > KEPT:
-            self._answers.popitem(last=False)
+    def _keep(self, uid: str, asked: Asked) -> None:
+        self._asked[uid] = asked
+        self._asked.move_to_end(uid)
+        while len(self._asked) > KEPT:
+            self._asked.popitem(last=False)
 
     async def _ask_all(self, key: Key, questions: list[Question]) -> None:
         async with aiohttp.ClientSession(trust_env=False) as session:
@@ -91,23 +101,31 @@ class Inquiries:
             self._look_again(key)
 
     async def _ask_one(self, session: aiohttp.ClientSession, question: Question) -> bool:
-        """Ask one agent. Return True if it has answered."""
-        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        """Ask one agent. Return True if it has answered. Otherwise its last answer is forgotten."""
         async with self._places:
-            try:
-                url = _url_of(question.address)
-                async with session.get(url, timeout=timeout, allow_redirects=False) as answer:
-                    # One more byte shows that there is too much.
-                    text = await answer.content.read(MAX_STATE + 1)
-            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-                log.debug("the agent of pod %s does not answer: %s", question.name, error)
-                return False
-        state = read_state(text) if len(text) <= MAX_STATE else None
-        if state is None:
-            return False
-        asked = self._answers[question.uid].asked if question.uid in self._answers else 0.0
-        self._keep(question.uid, Answer(asked, state))
-        return True
+            text = await _get(session, question)
+        state = read_state(text)
+        last = self._asked.get(question.uid)
+        if last:
+            self._keep(question.uid, replace(last, state=state, answered=self._clock()))
+        return state is not None
+
+
+async def _get(session: aiohttp.ClientSession, question: Question) -> bytes:
+    """Return the answer of an agent, or nothing if there is none or if it is too long."""
+    timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+    text = b""
+    try:
+        url = _url_of(question.address)
+        async with session.get(url, timeout=timeout, allow_redirects=False) as answer:
+            async for piece in answer.content.iter_chunked(MAX_STATE):
+                text += piece
+                if len(text) > MAX_STATE:
+                    return b""
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        log.debug("the agent of pod %s does not answer: %s", question.name, error)
+        return b""
+    return text
 
 
 def _url_of(address: str) -> URL:

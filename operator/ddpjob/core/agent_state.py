@@ -18,7 +18,7 @@ WAITING = "waiting"
 class AgentState:
     """The state of an attempt in one pod.
 
-    - `activity`: what the pod does.
+    - `activity`: what the pod does. `stopped`: it was told to end.
     - `ended`: (rank, exit code) of the ranks that have ended, the first one first. The code is None
       if it is not known.
     - `steps`: the first and the last step. `checkpoint`: the last step that was saved.
@@ -28,6 +28,7 @@ class AgentState:
 
     attempt: int
     activity: str = ""
+    stopped: bool = False
     ended: tuple[tuple[int, int | None], ...] = ()
     steps: Steps | None = None
     checkpoint: int | None = None
@@ -36,8 +37,15 @@ class AgentState:
 
     @property
     def ended_early(self) -> tuple[int, ...]:
-        """Return the ranks that have ended as if all had been done."""
-        return tuple(rank for rank, code in self.ended if code == 0)
+        """Return the ranks that have ended as if all had been done, before any other end."""
+        codes = [code for _, code in self.ended]
+        first = next((place for place, code in enumerate(codes) if code != 0), len(codes))
+        return () if self.stopped else tuple(rank for rank, _ in self.ended[:first])
+
+    @property
+    def failed(self) -> tuple[int, int | None] | None:
+        """Return the first rank that has not ended with 0, and its exit code; None if none has."""
+        return next((end for end in self.ended if end[1] != 0), None)
 
     def __str__(self) -> str:
         parts = [f"rank {rank} has ended" for rank, _ in self.ended[:1]]
@@ -66,6 +74,7 @@ def read_state(text: bytes) -> AgentState | None:
     return AgentState(
         attempt=attempt,
         activity=_text(found.get("activity")),
+        stopped=found.get("stopped") is True,
         ended=_ended(_list(found.get("ended"))),
         steps=(steps[0] or 0, steps[1] or 0) if has_steps else None,
         checkpoint=_integer(found.get("checkpoint")),

@@ -45,6 +45,9 @@ HINTS = {-9: MEMORY_HINT, 137: MEMORY_HINT, -7: SHM_HINT, 135: SHM_HINT}
 # Pods that one message names.
 MAX_NAMED = 5
 
+# The age of a heartbeat in the report on a hang.
+AGE = re.compile(r"no heartbeat for (\d{1,9}) s")
+
 # Every time zone differs from UTC by a multiple of this.
 QUARTER = timedelta(minutes=15)
 
@@ -287,11 +290,22 @@ def _hang(obs: Observation) -> Verdict:
     culprit = find_culprit(merged, steps)
     rank = culprit.ranks[0] if culprit else None
     pod = hung[0] if rank is None else ranks[rank]
-    *lines, exception = pod.message.splitlines() or [""]
+    lines = pod.message.splitlines()[:-1]
     why = culprit.message if culprit else "no rank stands out" if len(merged) > 1 else ""
+    exception = max((_exception_of(each) for each in hung), key=_age_in)
     own = [line for line in lines if rank is None or line.startswith(f"rank {rank}: ")]
     message = "; ".join(filter(None, [f"pod {pod.name} hangs: {exception}", why, *own]))
     return Verdict(Cause.HANG, Reason.HANG, message, pod.index, pod, rank, pod.exit_code)
+
+
+def _exception_of(pod: Pod) -> str:
+    return (pod.message.splitlines() or [""])[-1]
+
+
+def _age_in(exception: str) -> int:
+    """Return the age of the last heartbeat in a report: those of all pods differ."""
+    found = AGE.search(exception)
+    return int(found[1]) if found else -1
 
 
 def _rendezvous_verdict(pod: Pod, obs: Observation) -> Verdict | None:
@@ -322,6 +336,9 @@ def _silent_peer_verdict(
     suspects = unreachable or [pod for pod in silent if not _only_waits(obs, pod)]
     if not suspects or not innocent:
         return None
+    failing = _failing_peer(suspects, obs)
+    if failing:
+        return failing
     mute = [pod for pod in suspects if obs.answer_of(pod) is None]
     described = [describe_pods([pod]) for pod in mute or suspects]
     message = f"the other pods lost their connection to {_some(described)}, which has not ended"
@@ -332,6 +349,19 @@ def _silent_peer_verdict(
     # Its node and the way to it work.
     message += f" and answers{said(obs, first)}: its processes hang, or are slower than a time-out"
     return Verdict(Cause.HANG, Reason.PEER_HANGS, message, first.index, first)
+
+
+def _failing_peer(suspects: Sequence[Pod], obs: Observation) -> Verdict | None:
+    """Return the verdict if a rank of a pod has failed whose other ranks have not ended yet."""
+    for pod in suspects:
+        answer = obs.answer_of(pod)
+        if answer and answer.failed:
+            rank, code = answer.failed
+            how = "" if code is None else f" with exit code {code}"
+            message = f"rank {rank} in pod {pod.name} has ended{how}; other ranks of it have not"
+            reason = "WorkerFailed"
+            return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, code)
+    return None
 
 
 def _only_waits(obs: Observation, pod: Pod) -> bool:
@@ -353,7 +383,7 @@ def _early_end(failed: Sequence[Pod], obs: Observation) -> Verdict | None:
     """
     answers = [(pod, obs.answer_of(pod)) for pod in obs.current if not pod.ended]
     is_known = all(answer for _, answer in answers)
-    if not is_known or not all(_is_innocent(pod, True) for pod in failed):
+    if not is_known or not all(_is_innocent(pod, False) for pod in failed):
         return None
     for pod, answer in answers:
         if answer and answer.ended_early:

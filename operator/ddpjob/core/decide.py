@@ -104,7 +104,11 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     after = with_status(obs, plan.status)
     after = with_status(after, run_clocks(after, now))
     after = with_status(after, run_account(after, now))
-    assign = (*assignments(after), *dumps(after, spec))
+    orders = dumps(after, spec)
+    if orders and after.status.silent_since:
+        # Pods that write their stacks have time for it.
+        after = with_status(after, replace(after.status, silent_since=now))
+    assign = (*assignments(after), *orders)
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
     # A deadline that was over before this look is no reason for another one at once.
     came = [timer for timer in timers.DEADLINES if is_due(timer, after, spec, now)]

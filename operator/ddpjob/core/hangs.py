@@ -33,10 +33,14 @@ def pods_to_ask(obs: Observation, spec: Spec) -> tuple[Pod, ...]:
 
 
 def still_writes(obs: Observation, spec: Spec) -> bool:
-    """Return True if a pod of a gang under suspicion has written, as its agent answers."""
+    """Return True if a pod of a gang under suspicion has written, as its agent answers.
+
+    It excuses only pods whose agents answer too.
+    """
     limit = spec.lifecycle.hang_timeout or timedelta(0)
     ages = _ages(obs, running_pods(obs))
     is_suspected = _is_by_log(spec) and suspects(obs, spec)
+    is_suspected = is_suspected and all(obs.answer_of(pod) for pod in obs.silent)
     return is_suspected and any(age < limit.total_seconds() for age in ages)
 
 

@@ -16,10 +16,7 @@ from ddpjob.core.spec import Spec
 from ddpjob.core.times import later
 
 # The first step may take long, for example to compile the model.
-SHORTEST_WAIT = timedelta(seconds=60)
-
-# How many pods are asked.
-MAX_ASKED = 64
+SHORTEST_WAIT = timedelta(minutes=10)
 
 
 def checked_from(obs: Observation, spec: Spec) -> datetime | None:
@@ -35,7 +32,7 @@ def checked_from(obs: Observation, spec: Spec) -> datetime | None:
 
 def pods_to_check(obs: Observation, spec: Spec, now: datetime) -> tuple[Pod, ...]:
     begins = checked_from(obs, spec)
-    return running_pods(obs)[:MAX_ASKED] if begins and begins <= now else ()
+    return running_pods(obs) if begins and begins <= now else ()
 
 
 def report_heartbeats(obs: Observation, plan: Plan, spec: Spec, now: datetime) -> Plan:

@@ -19,9 +19,6 @@ SILENT_TIME = timedelta(seconds=10)
 # Between two looks at a gang of which a pod has stopped to write.
 LOOK_INTERVAL = timedelta(seconds=10)
 
-# How many pods are asked at one look.
-MAX_ASKED = 8
-
 
 def asked_from(obs: Observation) -> datetime | None:
     """Return when the pods that are not ready are asked, or None."""
@@ -40,7 +37,7 @@ def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ..
     begins = asked_from(obs)
     if is_late(obs, now) or (begins and begins <= now):
         pods = obs.silent
-    pods = pods[:MAX_ASKED] or pods_to_check(obs, spec, now)
+    pods = pods or pods_to_check(obs, spec, now)
     pods = pods_to_ask(obs, spec) or pods
     known = (pod for pod in pods if pod.address)
     return tuple(Question(pod.name, pod.uid, pod.address, obs.attempt) for pod in known)

@@ -12,6 +12,9 @@ from typing import NamedTuple
 # A line of an agent's report on a hang.
 LINE = re.compile(r'rank (\d{1,9}): File "([^"]{1,300})", line (\d{1,9}) in (\S{1,100})')
 
+# The same for a rank that could not write its stack: it may hang in the kernel.
+NO_STACK = re.compile(r"rank (\d{1,9}): no stack")
+
 # Files of torch, and those in which a rank waits for others.
 TORCH = re.compile(r"/torch/")
 WAITS = re.compile(r"/torch/(?:distributed|autograd)/")
@@ -40,8 +43,11 @@ class Culprit:
 
 
 def read_stacks(text: str) -> dict[int, list[Frame]]:
-    """Return the stack of each rank in the report of a pod, the innermost frame first."""
-    found: dict[int, list[Frame]] = {}
+    """Return the stack of each rank in the report of a pod, the innermost frame first.
+
+    That of a rank which could not write it is empty.
+    """
+    found: dict[int, list[Frame]] = {int(rank): [] for rank in NO_STACK.findall(text)}
     for rank, file, line, function in LINE.findall(text):
         found.setdefault(int(rank), []).append(Frame(file, line, function))
     return found
@@ -53,9 +59,10 @@ def find_culprit(stacks: Stacks, steps: Mapping[int, int]) -> Culprit | None:
     At a tie of two groups of equal size, it is the one that waits for nobody, then the one in the
     lowest step. `steps` has the last step of ranks, as far as it is known.
     """
-    groups: dict[tuple[Frame, ...], list[int]] = {}
+    groups: dict[tuple[Frame, ...] | None, list[int]] = {}
     for rank in sorted(stacks):
-        groups.setdefault(_own_frames(stacks[rank]), []).append(rank)
+        key = _own_frames(stacks[rank]) if stacks[rank] else None
+        groups.setdefault(key, []).append(rank)
     if len(groups) < 2:
         return None
 
@@ -85,7 +92,7 @@ def _waits(stack: Sequence[Frame]) -> bool:
 
 def _place(stack: Sequence[Frame]) -> str:
     """Return the innermost frame that is not torch's."""
-    return str([*_own_frames(stack), *stack][0])
+    return str([*_own_frames(stack), *stack, "a call that does not return"][0])
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -46,8 +46,9 @@ MAX_MESSAGE = 4096
 PROBE_INTERVAL = 0.2
 PROBE_TIMEOUT = 1.0
 
-# Seconds between two questions for an agent's state.
+# Seconds between two questions for an agent's state, and until an answer is too old.
 QUESTION_INTERVAL = 10.0
+FRESH = 15.0
 
 
 class LocalPod:
@@ -61,8 +62,8 @@ class LocalPod:
         self.body = body
         self._port = port
         self._assignment: Path | None = None
-        # What its agent has answered last, and when it was asked.
-        self.state: AgentState | None = None
+        # What its agent has answered last, and when; and when it was asked.
+        self._answer: tuple[AgentState | None, float] = (None, float("-inf"))
         self._asked = float("-inf")
         self.finished = asyncio.Event()
         self._changed = changed
@@ -209,8 +210,14 @@ class LocalPod:
             return
         self._asked = time.monotonic()
         _, body = await self._ask_agent(names.STATE_PATH)
-        self.state = read_state(body) or self.state
+        self._answer = read_state(body), time.monotonic()
         self._changed()
+
+    @property
+    def state(self) -> AgentState | None:
+        """What the agent has just answered, or None."""
+        state, answered = self._answer
+        return state if time.monotonic() - answered < FRESH else None
 
     # End
 

@@ -113,7 +113,7 @@ class LocalRun:
         self._changed.clear()
         seen = [read_pod(pod.body) for pod in self._pods.values()]
         pods = [pod for pod in seen if pod is not None]
-        answers = {pod.uid: pod.state for pod in self._pods.values() if pod.state}
+        answers = {pod.uid: state for pod in self._pods.values() if (state := pod.state)}
         return decide(observe(self._job, pods, answers=answers), datetime.now(UTC))
 
     async def _wait(self, stop: "asyncio.Future[int]", seconds: float | None) -> None:
