@@ -81,7 +81,7 @@ A_MOMENT = {
         observation(a_running_job(silent_since=at(-4)), a_pod(0, running()), a_pod(1, starting())),
         6,
     ),
-    "a gang of which a pod has stopped to write": (
+    "a gang of which a pod has stopped writing": (
         "writing_is_asked_again",
         observation(
             a_running_job(

@@ -163,8 +163,7 @@ class Output:
         for key, _ in readable:
             if key.fd == key.data.process:
                 self.note_end(key.data)
-            # What another rank writes after the end of this one is not found earlier: a pipe holds
-            # no more than one read takes, and the second one finds its end.
+            # The second read may find the end of the pipe at the same time as its last output.
             elif self.read(key.data):
                 self.read(key.data)
         for stream in self.streams:

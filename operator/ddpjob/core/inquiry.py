@@ -16,7 +16,7 @@ from ddpjob.core.times import later
 # Pods that are not ready for so long are asked. Between two attempts it takes a few seconds.
 SILENT_TIME = timedelta(seconds=10)
 
-# Between two looks at a gang of which a pod has stopped to write.
+# Between two looks at a gang of which a pod has stopped writing.
 LOOK_INTERVAL = timedelta(seconds=10)
 
 

@@ -215,7 +215,7 @@ class LocalPod:
 
     @property
     def state(self) -> AgentState | None:
-        """What the agent has just answered, or None."""
+        """Return what the agent has just answered, or None."""
         state, answered = self._answer
         return state if time.monotonic() - answered < FRESH else None
 
