@@ -83,8 +83,10 @@ def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
     (project / "train.py").write_text(SCRIPT)
     (project / "helper.py").write_text(HELPER)
     own = ("--script", "project/train.py", "--code", "project", "--image", PLAIN)
+    # With it, a pod stays and has the logs of both attempts.
+    stay = ("--set", "spec.recovery=InPlace")
 
-    submitted = user.run("ddpjob", "submit", *own, "--nproc", "2", "--follow")
+    submitted = user.run("ddpjob", "submit", *own, *stay, "--nproc", "2", "--follow")
 
     # The whole run is shown, with the failure and the restart, and the code is that of the job.
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr

@@ -36,14 +36,25 @@ def is_recovery(turn: Turn) -> bool:
     return turn.observed.status_is_behind
 
 
+# Entries of the history that the report of a pod adds.
+REPORTED_LATER = {"firstStep", "lastStep", "stepsLost", "trainingTime", "untrainedSeconds"}
+
+
 def without_surroundings(status: Status) -> Status:
     """Return a finished status without what may still change.
 
-    That is the observed generation, the count of pods that still run, and what is known about
-    Kubernetes nodes and stray pods.
+    That is the observed generation, the count of pods that still run, what is known about
+    Kubernetes nodes and stray pods, and what a pod reports that ends later: its steps, and from
+    when on it has trained.
     """
+    attempts = tuple(
+        {key: value for key, value in entry.items() if key not in REPORTED_LATER}
+        for entry in status.attempts
+    )
     return replace(
         status,
+        attempts=attempts,
+        seconds={"all": sum(status.seconds.values())},
         observed_generation=0,
         conditions=stamp_conditions(status.conditions, 0, NOW),
         pods=replace(status.pods, active=0, ready=0),
