@@ -76,6 +76,7 @@ def run_agent(folder: Path) -> tuple[float, float, float]:
         "command": None,
         "flags": [],
         "hang_seconds": 600,
+        "first_seconds": None,
         "heartbeat": "Log",
         "fast_start": False,
     }

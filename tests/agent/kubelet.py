@@ -64,6 +64,7 @@ class Pod:
             "command": TORCHRUN if command is None else command,
             "flags": [],
             "hang_seconds": None,
+            "first_seconds": None,
             "heartbeat": "File",
             "fast_start": False,
             **options,

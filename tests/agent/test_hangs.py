@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from ddpjob.agent import suspicion
+from ddpjob.agent.files import stat_fields
 
 from .kubelet import wait_until
 
@@ -57,6 +59,8 @@ def test_a_stopped_process_shows_its_stack_too(pod):
     found.start()
     found.wait_for("beats")
     worker = int(found.log.partition("beats ")[2].split()[0])
+    # It sleeps in `receive`.
+    wait_until(lambda: stat_fields(worker)[0] == b"S")
     os.kill(worker, signal.SIGSTOP)
     assert found.end() == 1
     assert found.report["cause"] == "Hang"
@@ -195,3 +199,46 @@ def test_an_order_lets_the_other_pods_get_it_too_and_silence_waits_for_one(monke
     assert not due(20)
     assert not due(21, is_silent=True)
     assert due(31, is_silent=True)
+
+
+def test_the_report_has_the_time_of_the_first_heartbeat(pod):
+    script = """
+import os, time
+time.sleep(0.5)
+open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
+time.sleep(0.5)
+"""
+    found = pod(script)
+    found.assign(0)
+    began = time.time()
+    found.start()
+    assert found.end() == 0
+    assert began + 0.4 < found.report["trained"]["0"] < time.time() - 0.4
+
+
+@pytest.mark.parametrize("heartbeat", ["File", "Log"])
+def test_before_the_first_heartbeat_there_is_a_limit_of_its_own(pod, port, heartbeat):
+    found = pod("import time; time.sleep(600)", heartbeat=heartbeat, first_seconds=1.0, port=port)
+    found.assign(0)
+    found.start()
+    wait_until(found.is_up)
+    found.is_ready()
+    if heartbeat == "Log":
+        # The operator asks the others first.
+        wait_until(found.is_ready)
+        wait_until(lambda: not found.is_ready())
+        found.assign(0, dump=True)
+    assert found.end() == 1
+    assert (found.report["cause"], found.report["exception"]) == ("Hang", "no heartbeat")
+
+
+def test_the_limit_before_the_first_heartbeat_does_not_count_after_it(pod):
+    script = """
+import os, time
+open(os.environ["DDP_HEARTBEAT_FILE"], "w").close()
+time.sleep(1.5)
+"""
+    found = pod(script, first_seconds=0.5)
+    found.assign(0)
+    found.start()
+    assert found.end() == 0

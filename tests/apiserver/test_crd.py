@@ -586,6 +586,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "torchrun": ({"command": ["a"]}, {"command": ["b"]}),
     "checkpoint": ({"claimName": "a"}, {"claimName": "b"}),
     "hangTimeoutSeconds": (60, 600),
+    "firstHeartbeatSeconds": (60, 600),
     "heartbeat": ("Log", "File"),
     "fastStart": (True, False),
     "imagePullPolicy": ("Always", "Never"),

@@ -254,7 +254,13 @@ def test_a_misspelt_claim_is_refused_with_the_name_that_is_closest(tmp_path):
 HONOURED = {
     *("nodes", "nprocPerNode", "accelerator", "args", "torchrun", "env", "envFrom", "volumes"),
     *("volumeMounts", "checkpoint", "failurePolicy", "recovery", "fastStart", "podTemplate"),
-    *("hangTimeoutSeconds", "heartbeat", "activeDeadlineSeconds", "startupDeadlineSeconds"),
+    *(
+        "hangTimeoutSeconds",
+        "firstHeartbeatSeconds",
+        "heartbeat",
+        "activeDeadlineSeconds",
+        "startupDeadlineSeconds",
+    ),
 }
 
 

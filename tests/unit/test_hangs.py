@@ -124,6 +124,18 @@ def test_with_another_heartbeat_a_silent_gang_is_judged_as_before():
     assert plan_for(job, *pods, answers=answers).status.last_failure["reason"] == "Silent"
 
 
+def test_with_a_limit_for_the_first_heartbeat_only_any_heartbeat_is_a_sign_of_life():
+    pods = [an_agents_pod(0, running()), an_agents_pod(1, starting())]
+    uids = [pod.uid for pod in read_pods(*pods)]
+    job = a_running_job(
+        spec={"firstHeartbeatSeconds": 60, "heartbeat": "Log"}, silent_since=at(-11)
+    )
+    for age, names in ((9000.0, []), (None, ["digits-0-0", "digits-0-1"])):
+        ages = [AgentState(0, heartbeat=age), AgentState(0)]
+        plan = plan_for(job, *pods, answers=dict(zip(uids, ages, strict=True)))
+        assert told(plan) == names
+
+
 # The stacks of all ranks
 
 

@@ -194,8 +194,9 @@ def test_with_an_interpreter_of_its_own_the_agent_needs_no_shell():
 
 def test_the_agent_is_told_when_an_attempt_hangs():
     assert options_of(render())["hang_seconds"] is None
-    options = options_of(render(hangTimeoutSeconds=600, heartbeat="Log"))
-    assert (options["hang_seconds"], options["heartbeat"]) == (600, "Log")
+    options = options_of(render(hangTimeoutSeconds=600, firstHeartbeatSeconds=60, heartbeat="Log"))
+    assert (options["hang_seconds"], options["first_seconds"]) == (600, 60)
+    assert options["heartbeat"] == "Log"
 
 
 @pytest.mark.parametrize(

@@ -162,3 +162,13 @@ def test_a_status_of_any_shape_is_shown():
         phase=5, attempts=attempts, seconds={"training": "x"}, resolved={"nprocPerNode": "a"}
     )
     assert texts(job_lines(job, Progress(), [], NOW))
+
+
+@pytest.mark.parametrize(
+    ("holds", "lines"), [("False", ["Hangs       no heartbeats"]), ("True", [])]
+)
+def test_a_job_of_which_hangs_are_not_detected_says_so(holds, lines):
+    condition = {"type": "HangsDetected", "status": holds, "message": "no heartbeats"}
+    job = a_job(phase="Running", conditions=[condition])
+    shown = texts(job_lines(job, Progress(), [], NOW))
+    assert [line for line in shown if line.startswith("Hangs")] == lines

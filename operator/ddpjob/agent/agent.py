@@ -31,7 +31,7 @@ from typing import Any
 from . import FOLDER, PIPE, PYTHON, SOCKET, place, report
 from .answers import answers_of
 from .assignment import must_dump, read_assignment
-from .files import empty_folder, read_file
+from .files import changed_at, empty_folder, read_file
 from .output import Output, log
 from .port import Port
 from .processes import (
@@ -45,7 +45,7 @@ from .processes import (
     start_zygote,
     write_wrapper,
 )
-from .suspicion import Suspicion
+from .suspicion import Suspicion, is_too_old
 from .times import Times
 
 # Seconds between two looks at the assignment and at the clocks.
@@ -70,7 +70,8 @@ def main(arguments: list[str]) -> int:
     - `clear`, `work`, `own_files`, `own_ipc`: what is cleaned between two attempts (place.py).
     - `port`: of /ready and /metrics, or null. `command`: what to start in place of torchrun.
       `flags`: what follows it.
-    - `hang_seconds`: the longest time between two heartbeats, or null; `heartbeat`: File or Log.
+    - `hang_seconds`: the longest time between two heartbeats, or null; `first_seconds`: the same
+      before the first one; `heartbeat`: File or Log.
     - `fast_start`: whether torchrun and its workers are forks of a zygote.
 
     The other arguments are what follows torchrun's own flags.
@@ -285,6 +286,8 @@ class Agent:
                     self.zygote = None
                     if self.torchrun and self.torchrun.returncode is None:
                         log(f"the zygote has ended with exit code {code}, and the attempt with it")
+        if self.attempt not in self.output.trained:
+            self.heartbeat_age()
         self.times.spend(self.activity())
 
     # Hangs
@@ -292,25 +295,24 @@ class Agent:
     def is_silent(self) -> bool:
         """Return True if the last heartbeat is too old.
 
-        Before the first one there is no limit. Workers that have ended, or save a checkpoint after
-        a request to stop, need not give one, nor ranks that have written only at their start.
+        Workers that have ended, or save a checkpoint after a request to stop, need not give one,
+        nor ranks that have written only at their start.
         """
-        limit: float | None = self.options.hang_seconds
-        wrote_once = self.options.heartbeat == "Log" and self.output.windows < WINDOWS
-        if not limit or self.stop_signal or self.output.have_all_ended() or wrote_once:
+        wrote_once = self.options.heartbeat == "Log" and 0 < self.output.windows < WINDOWS
+        if self.stop_signal or self.output.have_all_ended() or wrote_once:
             return False
-        return (self.heartbeat_age() or 0.0) > limit
+        limits = self.options.hang_seconds, self.output.since_meeting(), self.options.first_seconds
+        return is_too_old(self.heartbeat_age(), *limits)
 
     def heartbeat_age(self) -> float | None:
         """Return the seconds since this attempt's last heartbeat, or None before the first one."""
-        beat = self.output.last_time
-        if self.options.heartbeat == "File":
-            try:
-                beat = os.stat(self.environment["DDP_HEARTBEAT_FILE"]).st_mtime
-            except OSError:
-                return None
+        by_file, path = self.options.heartbeat == "File", self.environment["DDP_HEARTBEAT_FILE"]
+        beat = changed_at(path) if by_file else self.output.last_time
+        has_beat = beat >= self.started > 0.0
+        if by_file and has_beat:
+            self.output.trained.setdefault(self.attempt, beat)
         age = time.time() - max(beat, self.times.thawed)
-        return max(0.0, age) if beat >= self.started else None
+        return max(0.0, age) if has_beat else None
 
     def end_hang(self) -> None:
         """Collect the stack of each worker, and end the attempt."""

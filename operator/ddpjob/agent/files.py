@@ -26,6 +26,13 @@ def read_json(text: bytes) -> dict[str, Any]:
     return {}
 
 
+def changed_at(path: str) -> float:
+    """Return the Unix time of the last change of a file, or 0 if there is none."""
+    with suppress(OSError):
+        return os.stat(path).st_mtime
+    return 0.0
+
+
 def stat_fields(process: int | str) -> list[bytes]:
     """Return what /proc says of a process, from its state on: field 3 of proc(5) is the first.
 

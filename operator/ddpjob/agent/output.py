@@ -121,7 +121,7 @@ class Output:
         self.streams: list[Stream] = []
         self.figures: dict[str, float] = {}
         self.checkpoint: int | None = None
-        self.last_time = 0.0
+        self.last_time = self.met_time = 0.0
         self.windows, self.last_window = 0, -1
 
     def add(self, descriptor: int, local_rank: int | None = None) -> None:
@@ -136,6 +136,10 @@ class Output:
 
     def have_all_begun(self) -> bool:
         return all(stream.worker for stream in self.ranks())
+
+    def since_meeting(self) -> float:
+        """Return the seconds since all ranks have begun, or 0 before."""
+        return time.time() - self.met_time if self.met_time else 0.0
 
     def have_all_ended(self) -> bool:
         return all(stream.ended for stream in self.ranks())
@@ -190,6 +194,7 @@ class Output:
         self.write(stream, stream.take(data, self.now))
         if stream.worker and not had_begun:
             self.watch_process(stream)
+            self.met_time = self.now if self.have_all_begun() else 0.0
         if not data:
             self.close(stream)
         return bool(data)

@@ -16,6 +16,18 @@ ORDER_SECONDS = 5.0
 SILENT_SECONDS = 10.0
 
 
+def is_too_old(
+    age: float | None, limit: float | None, since_meeting: float, first_limit: float | None
+) -> bool:
+    """Return True if the last heartbeat is older than the limit, or if the first one is too late.
+
+    All in seconds. `age` is None before the first heartbeat. A limit of None is none.
+    """
+    if age is None:
+        return first_limit is not None and since_meeting > first_limit
+    return limit is not None and age > limit
+
+
 class Suspicion:
     """Since when there is an order, and since when the pod is silent."""
 

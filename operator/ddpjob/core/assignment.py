@@ -115,7 +115,7 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
 
     Without `isolated`, other programs have the same files and IPC as the pod.
     """
-    hang = spec.lifecycle.hang_timeout
+    hang, first = spec.lifecycle.hang_timeout, spec.lifecycle.first_heartbeat
     # Then the agent can start it itself.
     has_torchrun = is_torchrun(spec.command)
     options: dict[str, Any] = {
@@ -135,6 +135,7 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
         "command": None if has_torchrun else list(spec.command),
         "flags": [*flags_of(spec.command), *spec.torchrun_args],
         "hang_seconds": hang.total_seconds() if hang else None,
+        "first_seconds": first.total_seconds() if first else None,
         "heartbeat": str(spec.lifecycle.heartbeat),
         # Of other programs it is not known how they start their workers.
         "fast_start": spec.fast_start and has_torchrun,

@@ -6,7 +6,8 @@ written. Then the agents of all pods write the stacks of their ranks.
 """
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
+from math import inf
 
 from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.observe import Observation, Pod, TrainerState
@@ -21,7 +22,7 @@ def running_pods(obs: Observation) -> tuple[Pod, ...]:
 
 def suspects(obs: Observation, spec: Spec) -> bool:
     """Return True if pods may have become unready because they give no heartbeats any more."""
-    has_limit = spec.lifecycle.hang_timeout is not None
+    has_limit = bool(spec.lifecycle.hang_timeout or spec.lifecycle.first_heartbeat)
     return has_limit and bool(obs.status.running_time and obs.silent)
 
 
@@ -37,11 +38,10 @@ def still_writes(obs: Observation, spec: Spec) -> bool:
 
     It excuses only pods whose agents answer too.
     """
-    limit = spec.lifecycle.hang_timeout or timedelta(0)
     ages = _ages(obs, running_pods(obs))
     is_suspected = _is_by_log(spec) and suspects(obs, spec)
     is_suspected = is_suspected and all(obs.answer_of(pod) for pod in obs.silent)
-    return is_suspected and any(age < limit.total_seconds() for age in ages)
+    return is_suspected and any(age < _limit(spec) for age in ages)
 
 
 def is_confirmed(obs: Observation, spec: Spec) -> bool:
@@ -49,13 +49,18 @@ def is_confirmed(obs: Observation, spec: Spec) -> bool:
 
     With `heartbeat: Log` all of them have to answer.
     """
-    limit = spec.lifecycle.hang_timeout
-    if limit is None or not suspects(obs, spec):
+    if not suspects(obs, spec):
         return False
     if _is_by_log(spec):
         has_answers = all(obs.answer_of(pod) for pod in running_pods(obs))
         return has_answers and not still_writes(obs, spec)
-    return any(age >= limit.total_seconds() for age in _ages(obs, obs.silent))
+    return any(age >= _limit(spec) for age in _ages(obs, obs.silent))
+
+
+def _limit(spec: Spec) -> float:
+    """Return the longest time between two heartbeats in seconds."""
+    limit = spec.lifecycle.hang_timeout
+    return limit.total_seconds() if limit else inf
 
 
 def _is_by_log(spec: Spec) -> bool:

@@ -112,6 +112,7 @@ class Lifecycle:
     - `time_to_live`: the job is deleted so long after it has finished.
     - `managed_by`: the controller that looks after the job.
     - `hang_timeout`: an attempt ends if its `heartbeat` stops for so long; None: never.
+      `first_heartbeat`: the same for the time before the first one.
     - `recovery`: whether pods stay for the next attempt; None: that depends on the volumes.
     """
 
@@ -123,6 +124,7 @@ class Lifecycle:
     clean_pods: CleanPodPolicy = CleanPodPolicy.RUNNING
     managed_by: str = names.CONTROLLER
     hang_timeout: timedelta | None = None
+    first_heartbeat: timedelta | None = None
     heartbeat: Heartbeat = Heartbeat.FILE
     recovery: Recovery | None = None
 
@@ -137,6 +139,7 @@ class Lifecycle:
             clean_pods=_read_choice(fields, "cleanPodPolicy", cls.clean_pods),
             managed_by=require_string(fields.get("managedBy", cls.managed_by), "spec.managedBy"),
             hang_timeout=_read_seconds(fields, "hangTimeoutSeconds", 1),
+            first_heartbeat=_read_seconds(fields, "firstHeartbeatSeconds", 1),
             heartbeat=_read_choice(fields, "heartbeat", cls.heartbeat),
             recovery=_read_recovery(fields),
         )

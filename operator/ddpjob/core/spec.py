@@ -55,6 +55,7 @@ KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
         "cleanPodPolicy",
         "managedBy",
         "hangTimeoutSeconds",
+        "firstHeartbeatSeconds",
         "heartbeat",
         "recovery",
         "fastStart",

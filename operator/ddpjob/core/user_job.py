@@ -69,6 +69,7 @@ class SpecFields(TypedDict, total=False):
     failurePolicy: FailurePolicy
     recovery: Literal["InPlace", "Recreate"]
     hangTimeoutSeconds: int
+    firstHeartbeatSeconds: int
     heartbeat: Literal["File", "Log"]
     fastStart: bool
     podSecurity: Literal["None", "Restricted"]

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from ddpjob.core import timers
 from ddpjob.core.accounting import counts_from_meeting, seconds_until
+from ddpjob.core.conditions import find_condition
 from ddpjob.core.job import Job
-from ddpjob.core.names import Activity
+from ddpjob.core.names import Activity, Condition
 from ddpjob.core.observe import Observation, Pod, observe
 from ddpjob.core.plan import counted
 from ddpjob.core.progress import Progress
@@ -137,6 +138,7 @@ def job_facts(
         ("Progress", str(progress)),
         ("Checkpoint", _describe_checkpoint(job, progress, now)),
         ("Recovery", job.recovery),
+        ("Hangs", _describe_hangs(status)),
         ("Time", _describe_time(status, now)),
         ("Result", "  ".join(f"{key} {value}" for key, value in status.result.items())),
         *(("Next", text) for text in _deadlines(job, pods, now)),
@@ -178,6 +180,12 @@ def _describe_nodes(job: DDPJob) -> str:
 
 def counted_processes(number: int) -> str:
     return "1 process" if number == 1 else f"{number} processes"
+
+
+def _describe_hangs(status: Status) -> str:
+    """Return why hangs are not detected, if the operator has found that."""
+    found = find_condition(status.conditions, Condition.HANGS_DETECTED)
+    return str(found.get("message", "")) if found and found.get("status") == "False" else ""
 
 
 def _describe_checkpoint(job: DDPJob, progress: Progress, now: datetime) -> str:
