@@ -20,10 +20,10 @@ SHORT = 20
 CHECKPOINT_EVERY = 25
 STEPS_PER_EPOCH = 23
 
-# Run in a pod: find the ranks. torchrun starts a process with the variable RANK for each one; its
-# own children have the variable too.
+# Run in a pod: find the ranks. The agent gives each of them a pipe for its output, which its own
+# children have too. With the fast start, torchrun's own child is another process.
 FIND_RANKS = """
-import os, signal
+import os, re, signal
 
 def read(pid, name):
     try:
@@ -33,7 +33,10 @@ def read(pid, name):
         return b""
 
 def has_rank(pid):
-    return any(word.startswith(b"RANK=") for word in read(pid, "environ").split(b"\\0"))
+    try:
+        return bool(re.search(r"/rank-\\d+$", os.readlink(f"/proc/{pid}/fd/1")))
+    except OSError:
+        return False
 
 def parent(pid):
     return (read(pid, "stat").rpartition(b")")[2].split() + [b"0", b"0"])[1].decode()
