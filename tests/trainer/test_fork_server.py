@@ -119,7 +119,8 @@ def test_the_ranks_of_torchrun_are_forks_too(tmp_path):
     path.write_text(IS_FORK)
     run = torchrun(path)
     assert run.finish() == 0, run.stderr
-    assert run.stray == ["True\n"] * 2
+    # Both write at the same time.
+    assert sorted("".join(run.stray)) == sorted("True\n" * 2)
 
 
 WITH_A_CHILD = """

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ddp_trainer import stragglers
 from ddp_trainer.stragglers import Position, StragglerDetector, describe_frozen, describe_slowest
 
-from .launch import DEADLINE, TRAINER, fork_server, torchrun
+from .launch import DEADLINE, TRAINER, Run, new_python, torchrun
 
 
 def at(*positions: tuple[int, bool, float]) -> dict[int, Position]:
@@ -157,14 +157,10 @@ def test_a_store_that_does_not_answer_ends_the_wait():
     asked.close()
 
 
-def stand_ins_of_ranks() -> dict[str, psutil.Process]:
-    """Return what torchrun has started, by rank. Each rank stops with its stand-in."""
-    found = {}
-    for process in psutil.Process(fork_server().process.pid).children(recursive=True):
-        # A fork shows the variables of the server.
-        if "RANK" in process.environ():
-            found[process.environ()["RANK"]] = process
-    return found
+def ranks_of(run: Run) -> dict[str, psutil.Process]:
+    """Return what torchrun has started, by rank."""
+    children = psutil.Process(run.process.pid).children()
+    return {child.environ()["RANK"]: child for child in children if "RANK" in child.environ()}
 
 
 def test_of_three_ranks_the_one_that_freezes_is_named():
@@ -180,9 +176,11 @@ def test_of_three_ranks_the_one_that_freezes_is_named():
         "--log-every",
         1,
         processes=3,
+        # Only a process of its own can be suspended.
+        start=new_python,
     )
     run.wait_for("train")
-    workers = stand_ins_of_ranks()
+    workers = ranks_of(run)
     workers["2"].suspend()
     workers["0"].wait(DEADLINE)
     # A suspended process ignores torchrun's SIGTERM, and SIGKILL would come after 30 s.
