@@ -13,6 +13,8 @@ from ddpjob.agent.output import Output
 from ddpjob.agent.report import Judge
 from ddpjob.core.agent_files import WORDS, agent_files
 
+from .kubelet import wait_until
+
 FOLLOWER = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 )
@@ -148,18 +150,21 @@ def test_the_exit_code_of_a_rank_is_known_without_a_record_too(pod):
     assert report["exception"] == "wrong use"
 
 
-def test_a_rank_that_ended_too_early_is_named_by_the_one_that_lost_it(pod):
+def test_a_rank_that_ended_too_early_is_named_by_the_one_that_lost_it(pod, port):
     script = f"""
 import os, time
-if os.environ["RANK"] == "0":
-    open(__file__ + ".ready", "w").close()
-    raise SystemExit
-while not os.path.exists(__file__ + ".ready"):
+while os.environ["RANK"] == "1":
+    if os.path.exists(__file__ + ".ready"):
+        raise RuntimeError({FOLLOWER[14:]!r})
     time.sleep(0.02)
-time.sleep(0.5)
-raise RuntimeError({FOLLOWER[14:]!r})
 """
-    report = fail(pod, script, ranks=2)
+    found = pod(script, port=port)
+    found.assign(0, 2, flags=["--ranks=2"], wait=0.0)
+    found.start()
+    wait_until(lambda: found.is_up() and json.loads(found.get("/state")[1])["ended"])
+    (found.folder / "script.py.ready").touch()
+    assert found.end() == 1
+    report = found.report
     assert (report["cause"], report["rank"]) == ("Failure", 1)
     assert report["exception"].startswith(
         "rank 0 ended with exit code 0 while rank 1 was still training: do all ranks make"

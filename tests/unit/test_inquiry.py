@@ -130,7 +130,7 @@ def test_a_rank_that_has_failed_is_named_while_its_pod_ends(code, how):
     state = AgentState(0, "ending", ended=((1, code),))
     verdict = with_answers(FOLLOWER, a_pod(1, running()), pod1=state, now=at(10))
     assert (verdict.cause, verdict.rank, verdict.exit_code) == (Cause.FAILURE, 1, code)
-    assert verdict.message == f"rank 1 in pod digits-0-1 has ended{how}; other ranks of it have not"
+    assert verdict.message == f"rank 1 in pod digits-0-1 ended{how}, and its pod has not ended yet"
 
 
 def test_a_pod_that_does_not_answer_may_be_the_cause_that_another_one_has_ended():

@@ -26,8 +26,8 @@ OBJECTS = 4
 # Seconds between two states of a progress bar in the log.
 BAR_SECONDS = 10.0
 
-# Seconds that torchrun has to end after its ranks. It waits for those of other nodes, and hears no
-# signal meanwhile.
+# Seconds that torchrun has to end after its ranks. It waits for those of other nodes, and handles
+# no signal meanwhile.
 REST_SECONDS = 2.0
 
 # Attempts whose steps are kept.

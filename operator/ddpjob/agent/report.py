@@ -106,7 +106,9 @@ class Judge:
             }
             found.append((CAUSES.index(cause), end_of(stream), report, stream))
         _, _, report, stream = min(found, key=lambda entry: entry[:2])
-        early = [rank for rank in streams if rank.exit_code == 0 and end_of(rank) < end_of(first)]
+        # torchrun has found no failure of a rank that is not among these.
+        ended = [rank for rank in streams if rank.worker and rank.ended and rank not in failed]
+        early = [rank for rank in ended if end_of(rank) < end_of(first)]
         if report["cause"] == "Follower" and early:
             report = {**report, "cause": "Failure", "exception": ended_early(early[0], report)}
         return with_lines(report, stream)

@@ -7,7 +7,7 @@ import time
 from .processes import descendants, stop
 
 # Seconds from the operator's order until the stacks are collected, which ends the ranks. All pods
-# get the order, and not at the same moment: a rank whose peer has ended shows no stack any more. So
+# get the order, and not at the same moment: a rank whose peer has ended has no stack to show. So
 # all processes are stopped first, and their connections stay open.
 ORDER_SECONDS = 5.0
 

@@ -303,7 +303,7 @@ def _exception_of(pod: Pod) -> str:
 
 
 def _age_in(exception: str) -> int:
-    """Return the age of the last heartbeat in a report: those of all pods differ."""
+    """Return the age of the last heartbeat in the report of a pod, or -1 if it has none."""
     found = AGE.search(exception)
     return int(found[1]) if found else -1
 
@@ -352,13 +352,13 @@ def _silent_peer_verdict(
 
 
 def _failing_peer(suspects: Sequence[Pod], obs: Observation) -> Verdict | None:
-    """Return the verdict if a rank of a pod has failed whose other ranks have not ended yet."""
+    """Return the verdict if a rank of a pod has failed, and the pod has not ended yet."""
     for pod in suspects:
         answer = obs.answer_of(pod)
         if answer and answer.failed:
             rank, code = answer.failed
             how = "" if code is None else f" with exit code {code}"
-            message = f"rank {rank} in pod {pod.name} has ended{how}; other ranks of it have not"
+            message = f"rank {rank} in pod {pod.name} ended{how}, and its pod has not ended yet"
             reason = "WorkerFailed"
             return Verdict(Cause.FAILURE, reason, message, pod.index, pod, rank, code)
     return None

@@ -123,7 +123,7 @@ def silence_is_asked(obs: Observation, spec: Spec, now: datetime) -> datetime | 
 
 
 def writing_is_asked_again(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    """Look again: no event concerns the job when its other pods stop to write too."""
+    """Look again: no event concerns the job when its other pods stop writing too."""
     return later(now, LOOK_INTERVAL) if suspects(obs, spec) else None
 
 
