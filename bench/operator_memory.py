@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,23 +43,46 @@ THREADS = 8
 # Seconds for which the operator is observed once it is ready: two LISTs and a rest.
 OBSERVED = 150
 
-RUNNING = {"phase": "Running", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
-ENDED = {
-    "phase": "Succeeded",
+# What a pod's container reports.
+CONTAINER = {"name": "trainer", "image": "i", "imageID": "", "restartCount": 0, "ready": True}
+BEGUN = {**CONTAINER, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+OVER = {
+    **CONTAINER,
     "state": {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:10:00Z"}},
 }
 
+# Statuses of pods.
+RUNNING = {"phase": "Running", "containerStatuses": [BEGUN]}
+ENDED = {"phase": "Succeeded", "containerStatuses": [OVER]}
 
+
+@dataclass(frozen=True)
 class Filler:
-    """Creates jobs with the status and the pods that they would have."""
+    """Creates jobs with the status and the pods that they would have.
 
-    def __init__(self, server: ApiServer, pods: int, megabytes: float) -> None:
-        self.server = server
-        self.pods = pods
-        self.megabytes = megabytes
+    - `pods`: of each job. `megabytes`: the size of its spec.
+    - `statuses`: those of the pods, from one job to the next in turn.
+    - `namespaces`: how many there are, from bench-0 on.
+    """
+
+    server: ApiServer
+    pods: int
+    megabytes: float = 0.0
+    statuses: Sequence[dict[str, Any]] = (ENDED, RUNNING)
+    namespaces: int = NAMESPACES
+
+    def fill(self, jobs: int) -> None:
+        """Create the namespaces and so many jobs."""
+        for number in range(self.namespaces):
+            body = {"metadata": {"name": f"bench-{number}"}}
+            self._send("POST", "/api/v1/namespaces", body)
+        with ThreadPoolExecutor(THREADS) as pool:
+            for done, _ in enumerate(pool.map(self.create, range(jobs)), 1):
+                if done % 1000 == 0:
+                    print(f"{done} jobs", file=sys.stderr)
 
     def create(self, number: int) -> None:
-        namespace = "bench-0" if self.megabytes else f"bench-{number % NAMESPACES}"
+        namespace = f"bench-{number % self.namespaces}"
         spec: dict[str, Any] = {"nodes": max(1, self.pods), "image": "i", "args": ["train.py"]}
         # The CRD allows 32,768 characters per value.
         values = range(int(self.megabytes * 2**20 / 32_000))
@@ -72,16 +96,16 @@ class Filler:
         path = f"/apis/ddpjob.dev/v1alpha1/namespaces/{namespace}/ddpjobs"
         made = self._send("POST", path, body)
         if self.pods:
-            self._run(made, path, RUNNING if number % 2 else ENDED)
+            self._run(made, path, self.statuses[number % len(self.statuses)])
 
-    def _run(self, made: dict[str, Any], path: str, state: dict[str, Any]) -> None:
+    def _run(self, made: dict[str, Any], path: str, reported: dict[str, Any]) -> None:
         """Write the statuses that the operator and the kubelets would write."""
         now = datetime.now(UTC)
         job = Job.from_dict(made)
         begun = Job.from_dict({**made, "status": decide(observe(job, ()), now).status.to_dict()})
         seen = []
         for body in render.pods(begun, range(self.pods), Settings()):
-            pod = self._create_pod(job.namespace, body, state)
+            pod = self._create_pod(job.namespace, body, reported)
             seen.append(read_pod(pod))
         plan = decide(observe(begun, [pod for pod in seen if pod]), now)
         status = {"metadata": made["metadata"], "status": plan.status.to_dict()}
@@ -89,15 +113,14 @@ class Filler:
         self._send("PUT", f"{path}/{job.name}/status", {**header, **status})
 
     def _create_pod(
-        self, namespace: str, body: dict[str, Any], state: dict[str, Any]
+        self, namespace: str, body: dict[str, Any], reported: dict[str, Any]
     ) -> dict[str, Any]:
         path = f"/api/v1/namespaces/{namespace}/pods"
-        body["spec"]["nodeName"] = "node"
+        if "containerStatuses" in reported:
+            body["spec"]["nodeName"] = "node"
         self._send("POST", path, body)
-        container = {"name": "trainer", "image": "i", "imageID": "", "restartCount": 0}
-        report = {"containerStatuses": [{**container, "ready": True, "state": state["state"]}]}
-        status = {"status": {"phase": state["phase"], **report}}
-        return self._send("PATCH", f"{path}/{body['metadata']['name']}/status", status, MERGE)
+        path += f"/{body['metadata']['name']}/status"
+        return self._send("PATCH", path, {"status": reported}, MERGE)
 
     def _send(self, *request: Any) -> dict[str, Any]:
         answer = self.server.request(*request)
@@ -134,17 +157,6 @@ def is_ready(operator: Operator) -> bool:
         return False
 
 
-def fill(server: ApiServer, options: argparse.Namespace) -> None:
-    for number in range(NAMESPACES):
-        body = {"metadata": {"name": f"bench-{number}"}}
-        server.request("POST", "/api/v1/namespaces", body)
-    filler = Filler(server, options.pods, options.megabytes)
-    with ThreadPoolExecutor(THREADS) as pool:
-        for done, _ in enumerate(pool.map(filler.create, range(options.jobs)), 1):
-            if done % 1000 == 0:
-                print(f"{done} jobs", file=sys.stderr)
-
-
 def measure(server: ApiServer, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the rows of the table."""
     started = time.monotonic()
@@ -177,7 +189,9 @@ def main() -> None:
             server.start()
             server.kubectl("apply", "--server-side", "-f", str(CRD))
             server.kubectl("wait", "--for=condition=Established", "crd/ddpjobs.ddpjob.dev")
-            fill(server, options)
+            namespaces = 1 if options.megabytes else NAMESPACES
+            filler = Filler(server, options.pods, options.megabytes, namespaces=namespaces)
+            filler.fill(options.jobs)
             print(f"{options.jobs} jobs, {options.jobs * options.pods} pods")
             for name, value in measure(server, Path(folder)):
                 print(f"{name:20} {value}")

@@ -68,17 +68,28 @@ def test_an_error_of_the_script_that_two_attempts_have_ended_by_ends_the_job():
     assert status.failures == 1
 
 
-def test_a_job_begins_three_attempts_at_most_if_its_script_cannot_be_imported():
-    # The second attempt ends 8 s after the first one, the third after a back-off of 10 s.
+def test_a_job_begins_two_attempts_if_its_script_cannot_be_imported():
+    # The second attempt begins after 30 s, on new pods.
     job = a_running_job()
     ends = []
-    for attempt, seconds in enumerate((0, 8, 31)):
+    for attempt, seconds in enumerate((0, 38)):
         end = failed(agent_report(attempt, exception=NO_MODULE))
         pods = a_pod(0, end, attempt=attempt), a_pod(1, end, attempt=attempt)
         job = written(job, plan_for(job, *pods, now=at(seconds)))
         ends.append(job.status.reason)
-    assert ends == ["Failure", "Failure", "SameErrorAgain"]
-    assert "the same error ended attempt 0 and attempt 2 on new pods" in job.status.message
+    assert ends == ["Failure", "SameErrorAgain"]
+    assert "the same error ended attempt 0 and attempt 1 on new pods" in job.status.message
+
+
+@pytest.mark.parametrize(("error", "wait"), [(NO_MODULE, 30), ("ValueError: boom", 0)])
+def test_an_error_that_each_attempt_may_have_delays_the_next_one(error, wait):
+    job = a_running_job()
+    end = failed(agent_report(0, exception=error))
+    job = written(job, plan_for(job, a_pod(0, running()), a_pod(1, end)))
+    assert job.status.backoff.until == at(wait)
+    waiting = plan_for(job, now=at(1)).status.message
+    expected = "backing off for 30 s before attempt 1: the last failed attempt trained for less"
+    assert waiting.startswith(expected) is (wait == 30)
 
 
 @pytest.mark.parametrize(

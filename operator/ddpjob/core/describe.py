@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddpjob.core import names
-from ddpjob.core.budget import LASTING, backoff_seconds
+from ddpjob.core.budget import LASTING
 from ddpjob.core.conditions import Conditions, find_condition, set_condition
 from ddpjob.core.dead_nodes import describe_cut_off, describe_wait, is_unreachable
 from ddpjob.core.meeting import describe_late, is_late
@@ -151,11 +151,15 @@ def _describe_pending(obs: Observation, pod: Pod) -> str:
 
 def describe_backoff(obs: Observation) -> Status:
     """Return the status of an attempt that waits for the end of its back-off."""
-    count = obs.status.backoff.count
+    status = obs.status
+    count, until = status.backoff.count, status.backoff.until
+    assert until
+    seconds = (until - (status.attempt_time or until)).total_seconds()
     minutes = int(LASTING.total_seconds() // 60)
+    attempts = "failed attempt" if count == 1 else f"{count} failed attempts"
     message = (
-        f"backing off for {backoff_seconds(count):.0f} s before attempt {obs.attempt}: the last "
-        f"{count} failed attempts trained for less than {minutes} minutes"
+        f"backing off for {seconds:.0f} s before attempt {obs.attempt}: the last {attempts} "
+        f"trained for less than {minutes} minutes"
     )
     return describe(obs, Phase.RESTARTING, Reason.BACK_OFF, message)
 

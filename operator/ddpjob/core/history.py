@@ -4,7 +4,7 @@ People read the attempts. The budgets and the windows have their own fields.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -91,6 +91,10 @@ class Backoff:
 
     count: int = 0
     until: datetime | None = None
+
+    def at_least(self, until: datetime) -> "Backoff":
+        """Return a back-off that ends at `until` or later."""
+        return replace(self, until=max(self.until or until, until))
 
     @classmethod
     def from_dict(cls, data: Dict) -> "Backoff":

@@ -62,24 +62,37 @@ class Failure:
 Found = tuple[Reason, str]
 
 
-def hopeless_ending(
-    obs: Observation, policy: FailurePolicy, verdict: Verdict, now: datetime
-) -> Ending | None:
-    """Return the end of a job that must not restart, or None.
-
-    The status of `obs` has the failure as the last one already.
-    """
+def failure_of(obs: Observation, policy: FailurePolicy, verdict: Verdict, now: datetime) -> Failure:
+    """Return a failed attempt. The status of `obs` has the failure as the last one already."""
     attempt = {"attempt": obs.attempt, "cause": str(verdict.cause)}
     attempts = with_steps(add_attempt(obs.status.attempts, attempt), reported_steps(obs))
-    failure = Failure(obs, policy, verdict, attempts, now)
+    return Failure(obs, policy, verdict, attempts, now)
+
+
+def hopeless_ending(failure: Failure) -> Ending | None:
+    """Return the end of a job that must not restart, or None."""
+    status = failure.status
     for find in REASONS:
         found = find(failure)
         if found:
             reason, why = found
-            message = f"{verdict.message}; {why}"
-            grace = current_grace(obs.status, obs.attempt)
-            return Ending(reason, message, obs.status.last_failure, grace)
+            message = f"{failure.verdict.message}; {why}"
+            grace = current_grace(status, failure.obs.attempt)
+            return Ending(reason, message, status.last_failure, grace)
     return None
+
+
+def may_repeat(failure: Failure) -> bool:
+    """Return True if a job that never trained has an error that each of its attempts may have.
+
+    If the next attempt begins after PASSING, it shows whether the error passes.
+    """
+    verdict = failure.verdict
+    pod = verdict.pod
+    # A pod that stayed may have a fault of its own.
+    is_new_pod = pod is not None and pod.born == failure.obs.attempt
+    is_of_script = verdict.is_own_failure and is_permanent(verdict.exception)
+    return is_of_script and is_new_pod and not _has_trained(failure)
 
 
 def _script_not_found(failure: Failure) -> Found | None:
@@ -109,16 +122,8 @@ def _non_retryable_exit_code(failure: Failure) -> Found | None:
 
 def _same_error_again(failure: Failure) -> Found | None:
     """Find an error of the script or the image that has ended attempts before, on other pods."""
-    verdict = failure.verdict
-    pod = verdict.pod
-    # A pod that stayed may have a fault of its own.
-    is_new_pod = pod is not None and pod.born == failure.obs.attempt
-    if not verdict.is_own_failure or not is_new_pod or not is_permanent(verdict.exception):
-        return None
-    if _has_trained(failure):
-        return None
     same = _attempts_with_same_error(failure)
-    if not same:
+    if not same or not may_repeat(failure):
         return None
     oldest = same[-1]
     ended = parse_time(oldest.get("end"))

@@ -15,7 +15,7 @@ from ddpjob.core.deletions import delete_all_unfinished
 from ddpjob.core.describe import stop_running, with_status
 from ddpjob.core.gangs import pods_with_room
 from ddpjob.core.history import Backoff, Retried, Yielding, count_failed_node, forget_old_failures
-from ddpjob.core.hopeless import hopeless_ending
+from ddpjob.core.hopeless import PASSING, failure_of, hopeless_ending, may_repeat
 from ddpjob.core.in_place import pods_that_stay
 from ddpjob.core.names import Cause, Condition, Phase, Reason
 from ddpjob.core.observe import Observation, Pod
@@ -77,10 +77,13 @@ def count_failure(
     else:
         obs = with_status(obs, _with_failure(obs, verdict, now))
         entry = obs.status.last_failure
-    ending = hopeless_ending(obs, policy, verdict, now)
+    failure = failure_of(obs, policy, verdict, now)
+    ending = hopeless_ending(failure)
     if ending:
         return replace(fail(obs, spec, ending, now), confirm=lost_pods(obs))
     status = count_restart(obs.status, verdict.cause, verdict.reason, policy, now)
+    if may_repeat(failure):
+        status = replace(status, backoff=status.backoff.at_least(now + PASSING))
     return with_ended_attempt(with_status(obs, status), entry, now)
 
 
