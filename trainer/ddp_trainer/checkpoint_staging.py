@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.distributed_c10d import Store
 from torch.futures import Future
 
-from ddp_trainer.checkpoint_file import copied_to_cpu
+from ddp_trainer.checkpoint_file import as_bytes, copied_to_cpu
 from ddp_trainer.errors import RetryableError
 from ddp_trainer.runtime import Runtime
 
@@ -102,10 +102,11 @@ class Staging(StorageWriter):
         places = {name: {"saved_offsets": offsets} for name, offsets in self._offsets.items()}
         metadata = {"DCP_SHARDING_INFO": json.dumps(places), "DCP_VERSION": "1.0", "format": "pt"}
         _save_file(self._tensors, path, metadata)
-        self._tensors.clear()
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        return {path.name: measure(path)}
+        written = measure_written(path, self._tensors)
+        self._tensors.clear()
+        return {path.name: written}
 
 
 def _save_file(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
@@ -128,6 +129,22 @@ def measure(path: Path) -> ShardFile:
             size += len(chunk)
             crc = zlib.crc32(chunk, crc)
     return ShardFile(size, crc)
+
+
+def measure_written(path: Path, tensors: Mapping[str, Tensor]) -> ShardFile:
+    """Return the size and the CRC of a shard from the tensors that were written to it.
+
+    Only the head of the file is read: the length of a JSON object in 8 bytes, and the object, which
+    has the places of the tensors.
+    """
+    with path.open("rb") as file:
+        head = file.read(8)
+        head += file.read(int.from_bytes(head, "little"))
+    places = json.loads(head[8:])
+    crc = zlib.crc32(head)
+    for name in sorted(tensors, key=lambda name: places[name]["data_offsets"]):
+        crc = zlib.crc32(as_bytes(tensors[name]).numpy(), crc)
+    return ShardFile(path.stat().st_size, crc)
 
 
 class Meeting:
