@@ -32,8 +32,7 @@ from ddp_trainer.runtime import Runtime
 # Bytes that are read at a time for a checksum.
 CHUNK = 1 << 20
 
-# Seconds that rank 0 waits for the other ranks' shards after its own, and between two looks.
-SHARDS_TIMEOUT = 600.0
+# Seconds between two looks for what another rank has written.
 LOOK_INTERVAL = 0.05
 
 # The suffix of a shard. DCP's reader takes every file with it.
@@ -158,6 +157,7 @@ class Meeting:
         self._rank = runtime.rank
         self._others = range(1, runtime.world_size)
         self._store: Store | None = runtime.store
+        self._timeout = runtime.timeout
         self._key = key
         self._abandoned = abandoned
 
@@ -176,9 +176,12 @@ class Meeting:
                 self._store.set(f"{self._key}/{self._rank}", json.dumps([error, shards]))
 
     def collect(self) -> dict[str, ShardFile]:
-        """Return what all ranks have written. Raises RetryableError if one failed."""
+        """Return what all ranks have written. Raises RetryableError if one failed.
+
+        A rank that died is noticed when rank 0 has waited for as long as in a collective.
+        """
         found = dict(self.shards)
-        deadline = time.monotonic() + SHARDS_TIMEOUT
+        deadline = time.monotonic() + self._timeout
         for rank in self._others:
             assert self._store is not None
             key = f"{self._key}/{rank}"
