@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_trainer.checkpoint_buffers import Buffers
 from ddp_trainer.checkpoint_file import FORMAT, save_atomically
 from ddp_trainer.checkpoint_folder import (
     GONE,
@@ -87,6 +88,7 @@ class Checkpoints:
         self._compares_ranks = compare_ranks
         self._newest: Path | None = None
         self._files = CheckpointFolder(self.folder or Path(), retention)
+        self._buffers = Buffers()
         # One thread, so that two checkpoints are never written at the same time.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # True on all ranks if a write is under way. Only ranks that write have the future.
@@ -141,15 +143,19 @@ class Checkpoints:
             self._has_restored = True
         sharded = sharded_state(self._parts, self.runtime)
         self._require_equal_ranks(sharded)
-        target = self.runtime.on_main(lambda: self._files.target(step, is_sharded=bool(sharded)))
-        state = self._copied_state(step, sharded)
         self._number_of_saves += 1
+        number = self._number_of_saves
+        target = self.runtime.on_main(
+            lambda: self._files.target(number, step, is_sharded=bool(sharded))
+        )
+        self._buffers.reuse()
+        state = self._copied_state(step, sharded)
         write: Callable[[], None] | None = None
         if sharded:
-            number = self._number_of_saves
-            write = sharded.stage(target, state, self._files, number, self._abandoned)
+            write = sharded.stage(target, state, self._files, self._abandoned, self._buffers)
         elif self.runtime.is_main:
             write = partial(self._files.write, target.path, state)
+        self._buffers.finish()
 
         def report() -> None:
             if self.runtime.is_main:
@@ -178,11 +184,15 @@ class Checkpoints:
         own = plain if self.runtime.is_main else []
         consolidate(self._parts)
         parts = self.runtime.run_on_all(
-            lambda: {name: copied_state(name, self._parts[name]) for name in own}
+            lambda: {name: copied_state(name, self._parts[name], self._buffers) for name in own}
         )
         own_parts = self.runtime.run_on_all(
-            lambda: {name: copied_state(name, part) for name, part in self._rank_parts.items()}
+            lambda: {
+                name: copied_state(name, part, self._buffers)
+                for name, part in self._rank_parts.items()
+            }
         )
+        self._buffers.finish()
         generator = self.runtime.hardware.random_state()
         generators, rank_parts = zip(*self.runtime.gather((generator, own_parts)), strict=True)
         return {

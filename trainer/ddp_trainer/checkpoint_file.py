@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddp_trainer.errors import UserError
 from ddp_trainer.files import write_atomically
@@ -70,19 +70,6 @@ def on_cpu(leaf: Any) -> Any:
     `xm.save` does.
     """
     return leaf.detach().cpu().contiguous() if isinstance(leaf, Tensor) else leaf
-
-
-def copied_to_cpu(leaf: Any) -> Any:
-    """Return a copy of a tensor like `on_cpu`, which training does not change any more.
-
-    Raises ValueError for tensors of other kinds, such as DTensors: they cannot be read again.
-    """
-    if not isinstance(leaf, Tensor):
-        return leaf
-    is_plain = type(leaf) in (Tensor, nn.Parameter) and leaf.layout == torch.strided
-    if not is_plain or leaf.is_quantized:
-        raise ValueError(f"it has a {type(leaf).__name__} with the layout {leaf.layout}")
-    return torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu").copy_(leaf.detach())
 
 
 # Reading

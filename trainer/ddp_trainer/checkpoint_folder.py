@@ -166,8 +166,12 @@ ANY = Choice()
 
 @dataclass(frozen=True)
 class Target:
-    """Where a checkpoint will be, and where a sharded one is until it is complete."""
+    """Where a checkpoint will be, and where a sharded one is until it is complete.
 
+    `number` counts the checkpoints of this start, from 1.
+    """
+
+    number: int
     path: Path
     draft: Path | None = None
 
@@ -299,8 +303,10 @@ class CheckpointFolder:
 
     # Writing
 
-    def target(self, step: int, *, is_sharded: bool) -> Target:
-        """Return where the checkpoint of a step goes. Make the directory of a sharded one.
+    def target(self, number: int, step: int, *, is_sharded: bool) -> Target:
+        """Return where this start's checkpoint `number` goes, that of a step.
+
+        It makes the directory of a sharded one.
 
         Raises UserError if the step is below the last one: the checkpoint would be older than the
         last one, and be removed. The same step is saved again if something has changed since.
@@ -315,9 +321,9 @@ class CheckpointFolder:
         claim.check()
         self._last_step = step
         if not is_sharded:
-            return Target(checkpoint_path(claim.folder, claim.number, step))
+            return Target(number, checkpoint_path(claim.folder, claim.number, step))
         with self.explained(f"cannot write the checkpoint to {self.path}"):
-            return Target(*claim.make_draft(step))
+            return Target(number, *claim.make_draft(step))
 
     def write(self, path: Path, state: Mapping[str, Any]) -> None:
         """Write a checkpoint that is one file."""

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ddp_trainer.checkpoint_file import StoredTensor, copied_to_cpu, map_leaves
+from ddp_trainer.checkpoint_buffers import Buffers
+from ddp_trainer.checkpoint_file import StoredTensor, map_leaves
 from ddp_trainer.claim import SHARDED
 from ddp_trainer.errors import UserError
 from ddp_trainer.module_names import bare, bare_names, compiled_names
@@ -71,13 +72,13 @@ def split_parts(
     return common, own
 
 
-def copied_state(name: str, part: Stateful) -> Any:
+def copied_state(name: str, part: Stateful, buffers: Buffers) -> Any:
     """Return a copy of a part's state, which training does not change any more.
 
     Raises UserError for every error, which the ranks can exchange.
     """
     try:
-        return map_leaves(copied_to_cpu, bare_names(part.state_dict()))
+        return map_leaves(buffers.copied, bare_names(part.state_dict()))
     except Exception as error:
         raise UserError(
             f"the state of {name} cannot be saved ({reason_of(error)}); return only plain tensors, "

@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from ddp_trainer.checkpoint_buffers import Buffers
 from ddp_trainer.checkpoint_file import first_line, read_structure
 from ddp_trainer.checkpoint_folder import (
     INDEX,
@@ -167,24 +168,24 @@ class ShardedState:
         target: Target,
         state: dict[str, Any],
         files: CheckpointFolder,
-        number: int,
         abandoned: threading.Event,
+        buffers: Buffers,
     ) -> Callable[[], None]:
         """Copy the tensors that this rank has to write, and return a function that writes them.
 
         The function needs no other rank at the same time, so a thread may call it. On rank 0 it
         also writes `state`, which has all that is not sharded, and completes the checkpoint.
 
-        - `number`: that of this save, from 1. The ranks tell rank 0 with it what they wrote.
         - `abandoned`: set it to let rank 0 wait for the others no longer.
+        - `buffers`: where the tensors are copied to. The copies are not complete at the return.
         """
         draft = target.draft
         assert draft is not None
         rank = self._runtime.rank
-        self._runtime.run_on_all(lambda: _require_visible(draft, is_first=number == 1))
+        self._runtime.run_on_all(lambda: _require_visible(draft, is_first=target.number == 1))
         states = self._read_saved()
         tensors = _tensors(states)
-        staging = Staging()
+        staging = Staging(buffers)
         # What every rank has, such as BatchNorm's statistics, is that of rank 0.
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
         with _plain_errors():
@@ -197,7 +198,7 @@ class ShardedState:
         for name, part in states.items():
             state["parts"][name] = _without_tensors(part)
         state[SHAPES] = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        meeting = Meeting(self._runtime, f"{draft}/{number}", abandoned)
+        meeting = Meeting(self._runtime, f"{draft}/{target.number}", abandoned)
 
         def write() -> None:
             with meeting.reporting(), files.explained(f"cannot write {target.path}"):

@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.distributed_c10d import Store
 from torch.futures import Future
 
-from ddp_trainer.checkpoint_file import as_bytes, copied_to_cpu
+from ddp_trainer.checkpoint_buffers import Buffers
+from ddp_trainer.checkpoint_file import as_bytes
 from ddp_trainer.errors import RetryableError
 from ddp_trainer.runtime import Runtime
 
@@ -54,7 +55,8 @@ class Staging(StorageWriter):
     would make the whole file in memory first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
         self._tensors: dict[str, Tensor] = {}
         # Where a tensor begins in the whole one, in each dimension.
         self._offsets: dict[str, list[int]] = {}
@@ -77,7 +79,7 @@ class Staging(StorageWriter):
             name = item.index.fqn
             assert item.tensor_data is not None
             assert name not in self._tensors, "a rank has several pieces of a tensor"
-            self._tensors[name] = copied_to_cpu(planner.resolve_data(item))
+            self._tensors[name] = self._buffers.copied(planner.resolve_data(item))
             self._offsets[name] = list(item.tensor_data.chunk.offsets)
         nothing: Future[list[WriteResult]] = Future()
         nothing.set_result([])
@@ -142,7 +144,7 @@ def measure_written(path: Path, tensors: Mapping[str, Tensor]) -> ShardFile:
     places = json.loads(head[8:])
     crc = zlib.crc32(head)
     for name in sorted(tensors, key=lambda name: places[name]["data_offsets"]):
-        crc = zlib.crc32(as_bytes(tensors[name]).numpy(), crc)
+        crc = zlib.crc32(as_bytes(tensors[name]).numpy().data, crc)
     return ShardFile(path.stat().st_size, crc)
 
 
@@ -150,6 +152,9 @@ class Meeting:
     """Tells rank 0, through the rendezvous store, what the other ranks have written.
 
     A thread can use it while the ranks train, because it takes part in no collective.
+
+    - `key`: another one for each checkpoint.
+    - `abandoned`: set it to let rank 0 wait for the others no longer.
     """
 
     def __init__(self, runtime: Runtime, key: str, abandoned: threading.Event) -> None:
