@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from ddp_trainer.checkpoint_buffers import Buffers
-from ddp_trainer.checkpoint_staging import measure, measure_written
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from ddp_trainer.checkpoint_buffers import Buffers
+from ddp_trainer.checkpoint_staging import measure, measure_written
 
 TENSORS = {
     "matrix": torch.arange(15.0).view(3, 5),
@@ -60,7 +61,7 @@ def test_memory_without_a_use_is_freed():
 
 
 def test_a_tensor_that_cannot_be_read_again_is_refused():
-    with pytest.raises(ValueError, match="layout torch.sparse_coo"):
+    with pytest.raises(ValueError, match=r"layout torch\.sparse_coo"):
         Buffers().copied(torch.eye(2).to_sparse())
 
 
