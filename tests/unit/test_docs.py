@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from ddpjob.cli.main import app
-from ddpjob.core.names import Reason
+from ddpjob.core.api.names import Reason
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs/users/operations.md").read_text()

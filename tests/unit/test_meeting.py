@@ -20,8 +20,8 @@ from builders import (
     written,
 )
 
-from ddpjob.core.history import UnreachableNode
-from ddpjob.core.names import Condition, Phase, Reason
+from ddpjob.core.api.history import UnreachableNode
+from ddpjob.core.api.names import Condition, Phase, Reason
 
 FIRST = a_running_job(ran=False)
 EARLY = starting(since=at(-300))

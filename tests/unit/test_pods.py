@@ -24,9 +24,9 @@ from builders import (
     with_sidecar,
 )
 
-from ddpjob.core import names
-from ddpjob.core.observe import TrainerState
-from ddpjob.core.pods import owner_of, read_pod
+from ddpjob.core.api import names
+from ddpjob.core.observe.observation import TrainerState
+from ddpjob.core.observe.pods import owner_of, read_pod
 
 RUNNING_STATE = {"running": {}}
 SIDECAR = {"name": "mesh", "state": {"running": {}}}

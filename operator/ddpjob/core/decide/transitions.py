@@ -1,0 +1,168 @@
+"""The transitions of a job: how its status, and its pods, change when something has happened.
+
+Each function returns a new Status or a Plan. When a transition applies is decided in rules.py.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from ddpjob.core.api.conditions import Conditions, set_condition
+from ddpjob.core.api.history import Retried, add_attempt, ended_attempt
+from ddpjob.core.api.names import Cause, Condition, Phase, Reason
+from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.status import PodCounts, Status
+from ddpjob.core.api.times import since
+from ddpjob.core.decide.attempts import begin_attempt
+from ddpjob.core.decide.deletions import clean_up, current_grace
+from ddpjob.core.decide.describe import describe, with_status
+from ddpjob.core.observe.observation import Observation
+from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
+
+RESUMED = "the job was resumed"
+
+
+# Begin
+
+
+def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Continue with the newest attempt that has pods, after somebody has changed the status.
+
+    Which pods of it were created is not known. So a missing one counts as lost.
+    """
+    attempt = max(pod.attempt for pod in obs.pods)
+    nodes = 1 + max(pod.index for pod in obs.pods if pod.attempt == attempt)
+    message = (
+        f"the status was deleted or replaced by an older one; the job continues with attempt "
+        f"{attempt}, the newest that has pods"
+    )
+    stayed = [pod for pod in obs.pods if pod.born < attempt == pod.attempt]
+    begun = begin_attempt(obs, spec, attempt, now, stayed)
+    all_ran = all(pod.started for pod in obs.pods if pod.attempt == attempt)
+    status = replace(
+        begun,
+        conditions=not_suspended(obs) if begun.has(Condition.SUSPENDED) else begun.conditions,
+        # Pods that may have trained get time for a checkpoint.
+        running_time=now if all_ran else None,
+        phase=Phase.STARTING,
+        reason=Reason.STATUS_RECOVERED,
+        message=message,
+        attempt_started=attempt,
+        previous_attempt_ran=None,
+        pods=PodCounts(desired=max(spec.nodes, nodes)),
+        start_time=begun.start_time or now,
+    )
+    event = Event("Warning", Reason.STATUS_RECOVERED, message)
+    return Plan(status, events=(event,), wake_after=0.0)
+
+
+def begin(obs: Observation, spec: Spec, now: datetime) -> Status:
+    """Return the status of the first attempt. A `spec.retries` that it has already asks nothing."""
+    retried = Retried(spec.lifecycle.retries)
+    begun = replace(begin_attempt(obs, spec, 0, now), start_time=now, retried=retried)
+    was_suspended = begun.has(Condition.SUSPENDED)
+    return replace(begun, conditions=not_suspended(obs)) if was_suspended else begun
+
+
+# End
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job fails. `record` describes its last attempt, `grace` is that of its pods."""
+
+    reason: str
+    message: str
+    record: Dict
+    grace: int | None = None
+
+
+def complete(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """End the job as Complete."""
+    started = obs.status.start_time or now
+    seconds = int(since(started, now).total_seconds())
+    message = (
+        f"{counted(len(obs.succeeded), 'node')} succeeded after {seconds} s and "
+        f"{counted(obs.status.restarts, 'restart')}"
+    )
+    obs = with_ended_attempt(obs, record(obs, Cause.SUCCEEDED, Reason.SUCCEEDED, message), now)
+    status = replace(
+        describe(obs, Phase.COMPLETE, Reason.SUCCEEDED, message),
+        attempt_started=obs.attempt,
+        completion_time=now,
+        succeeded_nodes=(),
+        conditions=_set_finished(obs, Condition.COMPLETE, Reason.SUCCEEDED, message),
+    )
+    event = Event("Normal", "Complete", message)
+    return Plan(status, delete=clean_up(obs, spec, None, now), events=(event,))
+
+
+def stop(obs: Observation, spec: Spec, reason: str, message: str, now: datetime) -> Plan:
+    """End the job as Failed although no attempt of it failed, as after a deadline."""
+    entry = record(obs, Cause.STOPPED, reason, message)
+    return fail(obs, spec, Ending(reason, message, entry, grace_of(obs)), now)
+
+
+def fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
+    step = _next_step(obs.job.name, spec)
+    message = f"{ending.message[: MAX_MESSAGE - len(step) - 2].rstrip('.')}; {step}"
+    obs = with_ended_attempt(obs, ending.record, now)
+    status = replace(
+        describe(obs, Phase.FAILED, ending.reason, message),
+        completion_time=now,
+        # Only a number that grows from now on takes the job up again.
+        retried=replace(obs.status.retried, retries=spec.lifecycle.retries),
+        succeeded_nodes=(),
+        result={},
+        conditions=_set_finished(obs, Condition.FAILED, ending.reason, message),
+    )
+    event = Event("Warning", "Failed", message)
+    return Plan(status, delete=clean_up(obs, spec, ending.grace, now), events=(event,))
+
+
+def _next_step(name: str, spec: Spec) -> str:
+    """Return what a person can do after the job has failed."""
+    again = "begins anew, unless its script saves checkpoints itself"
+    if spec.checkpoint:
+        again = "resumes from its last checkpoint"
+    return (
+        f"{NEXT_STEP} (ddpjob retry {name}): the job {again}. To change its spec, delete it and "
+        "create it again"
+    )
+
+
+def _set_finished(obs: Observation, kind: Condition, reason: str, message: str) -> Conditions:
+    """Set Complete or Failed. A finished job is neither Running nor Suspended."""
+    conditions = set_condition(obs.status.conditions, kind, True, reason, message)
+    if obs.status.has(Condition.SUSPENDED):
+        conditions = set_condition(conditions, Condition.SUSPENDED, False, reason, message)
+    return set_condition(conditions, Condition.RUNNING, False, reason, message)
+
+
+# Parts of a transition
+
+
+def not_suspended(obs: Observation) -> Conditions:
+    conditions = obs.status.conditions
+    return set_condition(conditions, Condition.SUSPENDED, False, Reason.RESUMED, RESUMED)
+
+
+def record(obs: Observation, cause: Cause, reason: str, message: str) -> dict[str, Any]:
+    return {
+        "attempt": obs.attempt,
+        "cause": str(cause),
+        "reason": str(reason),
+        "message": message[:MAX_MESSAGE],
+    }
+
+
+def with_ended_attempt(obs: Observation, record: Dict, now: datetime) -> Observation:
+    """Return the Observation with one more entry in the job's history."""
+    status = obs.status
+    entry = ended_attempt(record, status.attempt_time, status.running_time, now)
+    return with_status(obs, replace(status, attempts=add_attempt(status.attempts, entry)))
+
+
+def grace_of(obs: Observation) -> int | None:
+    return current_grace(obs.status, obs.attempt)
