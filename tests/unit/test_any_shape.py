@@ -22,7 +22,7 @@ from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.nodes import read_node
 from ddpjob.core.observe.observation import NodeHealth, observe
 from ddpjob.core.observe.pods import owner_of, read_pod
-from ddpjob.core.observe.result import read_result
+from ddpjob.core.observe.termination import read_result
 from ddpjob.core.observe.torchrun_log import is_follower, parse_summary
 
 words = st.sampled_from(

@@ -25,7 +25,7 @@ from ddpjob.core.api.conditions import set_condition, stamp_conditions
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.status import Status, is_transition
 from ddpjob.core.api.times import format_time
-from ddpjob.core.observe.result import read_result
+from ddpjob.core.observe.termination import read_result
 
 # The form in the manifest
 

@@ -7,7 +7,6 @@ from ddpjob.core.api.conditions import set_condition
 from ddpjob.core.api.names import Cause, Condition, Phase, Reason
 from ddpjob.core.api.spec import Spec
 from ddpjob.core.api.status import PodCounts
-from ddpjob.core.decide.attempts import selector_of
 from ddpjob.core.decide.budget import kept_backoff
 from ddpjob.core.decide.causes import certain_verdict
 from ddpjob.core.decide.dead_nodes import describe_wait
@@ -19,6 +18,7 @@ from ddpjob.core.decide.transitions import (
     grace_of,
     not_suspended,
     record,
+    selector_of,
     with_ended_attempt,
 )
 from ddpjob.core.observe.observation import Observation

@@ -2,7 +2,7 @@
 
 The agent writes its report, a JSON object, when it ends. A container that is killed before, for
 example for its memory, leaves the tail of its log. A container without the agent leaves the tail of
-its log, or the result that its script wrote.
+its log, or the result that its script wrote to $DDP_RESULT_FILE.
 """
 
 import json
@@ -14,7 +14,6 @@ from typing import Any
 
 from ddpjob.core.api.history import MAX_ATTEMPTS, Steps
 from ddpjob.core.api.readers import Dict, child
-from ddpjob.core.observe.result import read_result, result_of
 from ddpjob.core.observe.torchrun_log import (
     INTERRUPTED,
     MAX_EXCEPTION,
@@ -27,6 +26,10 @@ from ddpjob.core.observe.torchrun_log import (
 
 # The largest rank and exit code that a report may have.
 MAX_NUMBER = 1_000_000_000
+
+# Limits of a result, in entries and in characters of each key and value.
+MAX_RESULT_ENTRIES = 32
+MAX_RESULT_STRING = 256
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,34 @@ def _summary(report: Dict, exception: str, text: str) -> Summary | None:
         ambiguous=cause == "Unclear",
         script_missing=has_missing_script(text),
     )
+
+
+def read_result(message: str) -> Mapping[str, str]:
+    """Return the JSON object in a termination message as strings, at most 32 entries.
+
+    The result is empty if the message is something else, such as the tail of a log.
+    """
+    try:
+        data = json.loads(message)
+    except (ValueError, RecursionError):
+        return {}
+    return result_of(data) if isinstance(data, dict) else {}
+
+
+def result_of(data: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the entries of a JSON object as strings, at most 32."""
+    entries = list(data.items())[:MAX_RESULT_ENTRIES]
+    return {_result_string(key): _result_string(value) for key, value in entries}
+
+
+def _result_string(value: object) -> str:
+    try:
+        text = value if isinstance(value, str) else json.dumps(value)
+    except RecursionError:
+        # The decoder accepts deeper objects than the encoder.
+        text = "(nested too deeply)"
+    # Half of a character is valid in JSON and not in UTF-8.
+    return text[:MAX_RESULT_STRING].encode(errors="replace").decode()
 
 
 def _steps(data: Dict) -> Mapping[int, Steps]:
