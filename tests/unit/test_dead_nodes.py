@@ -32,7 +32,8 @@ from builders import (
 )
 
 from ddpjob.core.api.history import UnreachableNode
-from ddpjob.core.api.names import Condition, Phase, Reason
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.decide.deletions import BROKEN_GANG_GRACE
 from ddpjob.core.decide.rules import decide

@@ -38,7 +38,8 @@ from builders import (
 )
 
 from ddpjob.core.api.history import Backoff
-from ddpjob.core.api.names import Condition, Phase, Reason
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status, is_transition
 from ddpjob.core.decide.rules import RULES, decide
 from ddpjob.core.observe.observation import Refusal

@@ -27,7 +27,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpjob.core.api.history import OlderGang, Yielding
-from ddpjob.core.api.names import Condition, Identity, Phase, Reason
+from ddpjob.core.api.names import Condition, Identity, Phase
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.gangs import Contests, older_gang, read_gang
 from ddpjob.core.decide.restarts import YIELD_TIME

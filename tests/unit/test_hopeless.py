@@ -20,7 +20,8 @@ from builders import (
 )
 
 from ddpjob.core.api.history import MAX_ATTEMPT_MESSAGE, Retried
-from ddpjob.core.api.names import Condition, Reason
+from ddpjob.core.api.names import Condition
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.script_errors import is_permanent
 

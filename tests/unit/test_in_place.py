@@ -31,7 +31,8 @@ from builders import (
 from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.api import names
 from ddpjob.core.api.history import Backoff
-from ddpjob.core.api.names import Cause, Condition, Phase, Reason
+from ddpjob.core.api.names import Cause, Condition, Phase
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Host
 from ddpjob.core.decide.in_place import BROKEN_GRACE, SILENT_TIME
 from ddpjob.core.plan import Assign

@@ -21,7 +21,8 @@ from builders import (
     torchrun_tail,
 )
 
-from ddpjob.core.api.names import Cause, Reason
+from ddpjob.core.api.names import Cause
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.causes import Undecided, judge
 from ddpjob.core.decide.inquiry import questions
 from ddpjob.core.observe.agent_state import MAX_STATE, AgentState, read_state

@@ -33,7 +33,8 @@ from builders import (
 )
 
 from ddpjob.core.api.history import Backoff
-from ddpjob.core.api.names import Condition, Phase, Reason
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
 from ddpjob.core.observe.observation import Refusal
 

@@ -15,7 +15,7 @@ from builders import (
     with_sidecar,
 )
 
-from ddpjob.core.api.names import Reason
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.observation import LONGEST_RETRY, Observation, Refusal
 
 

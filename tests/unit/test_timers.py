@@ -31,7 +31,7 @@ from builders import (
 )
 
 from ddpjob.core.api.history import Backoff, UnreachableNode
-from ddpjob.core.api.names import Reason
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.timers import QUOTA_TIMEOUT, TIMERS, run_clocks, seconds_until_next
 from ddpjob.core.observe.nodes import read_node
 from ddpjob.core.observe.observation import ClusterPolicy, Refusal

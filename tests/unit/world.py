@@ -31,9 +31,9 @@ from ddpjob.core.api.names import (
     ANNOTATION_ASSIGNMENT,
     ANNOTATION_READY_BEFORE,
     LABEL_ATTEMPT,
-    Reason,
     pod_name,
 )
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status, is_transition
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.rules import decide

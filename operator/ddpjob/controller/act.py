@@ -18,8 +18,8 @@ from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core.api import names
 from ddpjob.core.api.backoff import exponential_delay
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.names import Reason
 from ddpjob.core.api.readers import Dict, SpecError
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.observation import LONGEST_RETRY, Node, Refusal
 from ddpjob.core.observe.pods import owner_of

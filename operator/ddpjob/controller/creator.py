@@ -12,8 +12,8 @@ from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer, run_all
 from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.names import Reason
 from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.pods import owner_of
 from ddpjob.core.plan import Assign
 from ddpjob.core.render import objects

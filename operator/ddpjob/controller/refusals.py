@@ -2,7 +2,7 @@
 
 from ddpjob.controller.errors import Refused
 from ddpjob.core.api.kubernetes import UNKNOWN_TO_CLUSTER
-from ddpjob.core.api.names import Reason
+from ddpjob.core.api.reasons import Reason
 from ddpjob.kube.errors import ApiError, is_admission
 
 # Words of etcd and of its client for an object that is too large to be stored.

@@ -1,6 +1,6 @@
 """Every name that Kubernetes or a user sees.
 
-Group, labels, object names, phases, conditions, causes, reasons and variables.
+Group, labels, object names, phases, conditions, causes and variables.
 """
 
 from enum import StrEnum
@@ -146,58 +146,6 @@ class Activity(StrEnum):
     STARTING = "starting"
     TRAINING = "training"
     RECOVERING = "recovering"
-
-
-class Reason(StrEnum):
-    """The reasons why a job is in its phase, in one word: the column REASON."""
-
-    CREATING_PODS = "CreatingPods"
-    STARTING = "ContainersStarting"
-    WAITING_FOR_PEERS = "WaitingForPeers"
-    NODES_RUNNING = "NodesRunning"
-    WAITING_FOR_OLD_PODS = "WaitingForOldPods"
-    BACK_OFF = "BackOff"
-    RESIZED = "Resized"
-    SUSPENDED = "Suspended"
-    RESUMED = "Resumed"
-    RETRIED = "Retried"
-    YIELDED = "YieldedToOlderJob"
-    FAILURE = "Failure"
-    HANG = "Hang"
-    SILENT = "Silent"
-    DISRUPTION = "Disruption"
-    NOT_RESUMED = "NotResumed"
-    RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
-    PEER_LOST = "PeerLost"
-    PEER_HANGS = "PeerHangs"
-    ENDED_EARLY = "EndedEarly"
-    NODE_UNREACHABLE = "NodeUnreachable"
-    NODE_ENDING = "NodeEnding"
-    NODE_SHUTDOWN = "NodeShutdown"
-    NODE_RESTARTED = "NodeRestarted"
-    SUCCEEDED = "Succeeded"
-    MAX_RESTARTS = "MaxRestartsExceeded"
-    MAX_DISRUPTIONS = "MaxDisruptionsExceeded"
-    NON_RETRYABLE = "NonRetryableExitCode"
-    SCRIPT_NOT_FOUND = "ScriptNotFound"
-    SAME_ERROR = "SameErrorAgain"
-    NO_PROGRESS = "NoProgress"
-    DEADLINE = "DeadlineExceeded"
-    STARTUP_DEADLINE = "StartupDeadlineExceeded"
-    STATUS_RECOVERED = "StatusRecovered"
-    INVALID_POD = "InvalidPod"
-    INVALID_SPEC = "InvalidSpec"
-    UNSCHEDULABLE = "Unschedulable"
-    GATED = "SchedulingGated"
-    IMAGE_PULL = "ImagePull"
-    QUOTA = "QuotaExceeded"
-    POD_SECURITY = "PodSecurity"
-    NAMESPACE_ENDING = "NamespaceTerminating"
-    FORBIDDEN = "Forbidden"
-    NAME_IN_USE = "NameInUse"
-    NO_ANSWER = "NoAnswer"
-    HEARTBEATS_SEEN = "HeartbeatsSeen"
-    NO_HEARTBEAT = "NoHeartbeat"
 
 
 def pod_name(job: str, attempt: int, index: int | str) -> str:

@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 
 from ddpjob.core.api.backoff import exponential_delay
 from ddpjob.core.api.history import Backoff
-from ddpjob.core.api.names import Cause, Reason
+from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import FailurePolicy
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import since
 from ddpjob.core.observe.pods import BY_KUBELET, EVICTED

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from ddpjob.core.api.names import Cause, Reason
+from ddpjob.core.api.names import Cause
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import LAST_MOMENT, later
 from ddpjob.core.decide.budget import BY_TAINT

@@ -9,7 +9,8 @@ off rather than the nodes dead, and nothing is forced.
 from datetime import UTC, datetime, timedelta
 
 from ddpjob.core.api.history import UnreachableNode
-from ddpjob.core.api.names import Condition, Reason
+from ddpjob.core.api.names import Condition
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import format_time, later, since
 from ddpjob.core.observe.observation import Finding, NodeHealth, Observation, Pod
 

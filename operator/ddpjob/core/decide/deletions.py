@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from ddpjob.core.api.names import Cause, Reason
+from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import CleanPodPolicy
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.spec import Spec
 from ddpjob.core.api.status import Status
 from ddpjob.core.decide.dead_nodes import describe_death, is_dead

@@ -6,7 +6,8 @@ from datetime import datetime
 
 from ddpjob.core.api import names
 from ddpjob.core.api.conditions import Conditions, find_condition, set_condition
-from ddpjob.core.api.names import Condition, Phase, Reason
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import PodCounts, Status
 from ddpjob.core.decide.budget import LASTING
 from ddpjob.core.decide.dead_nodes import describe_cut_off, describe_wait, is_unreachable

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ddpjob.core.api.history import OlderGang
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.names import Identity, Reason
+from ddpjob.core.api.names import Identity
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.observation import Pod, Refusal
 
 # A job whose creation time cannot be read is the youngest.

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ddpjob.core.api.history import add_attempt, with_steps
-from ddpjob.core.api.names import Activity, Cause, Reason
+from ddpjob.core.api.names import Activity, Cause
 from ddpjob.core.api.policy import FailurePolicy
 from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import parse_time, since
 from ddpjob.core.decide.accounting import trained_seconds

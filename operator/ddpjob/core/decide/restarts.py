@@ -15,8 +15,9 @@ from ddpjob.core.api.history import (
     count_failed_node,
     forget_old_failures,
 )
-from ddpjob.core.api.names import Cause, Condition, Phase, Reason
+from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.spec import Spec
 from ddpjob.core.api.status import Status, starting_seconds
 from ddpjob.core.api.times import format_time

@@ -4,7 +4,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddpjob.core.api.conditions import set_condition
-from ddpjob.core.api.names import Cause, Condition, Phase, Reason
+from ddpjob.core.api.names import Cause, Condition, Phase
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.spec import Spec
 from ddpjob.core.api.status import PodCounts
 from ddpjob.core.decide.budget import kept_backoff

@@ -12,8 +12,9 @@ from ddpjob.core.api import names
 from ddpjob.core.api.conditions import Conditions, set_condition
 from ddpjob.core.api.history import Retried, add_attempt, ended_attempt, forget_old_failures
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.names import Cause, Condition, Phase, Reason
+from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.spec import Spec
 from ddpjob.core.api.status import Host, PodCounts, Status
 from ddpjob.core.api.times import since

@@ -13,6 +13,7 @@ from typing import Any
 from ddpjob.core.api import names
 from ddpjob.core.api.history import OlderGang, Steps
 from ddpjob.core.api.job import Job
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.agent_state import AgentState
 from ddpjob.core.observe.torchrun_log import Summary
@@ -265,7 +266,7 @@ class Observation:
     @property
     def is_under_quota(self) -> bool:
         """True if a quota refuses pods of the attempt."""
-        return self.refusal is not None and self.refusal.reason == names.Reason.QUOTA
+        return self.refusal is not None and self.refusal.reason == Reason.QUOTA
 
     def answer_of(self, pod: Pod) -> AgentState | None:
         """Return what the agent of a pod has answered about the current attempt, or None."""

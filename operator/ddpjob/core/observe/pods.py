@@ -6,6 +6,7 @@ from typing import Any
 from ddpjob.core.api import names
 from ddpjob.core.api.policy import MAX_SECONDS
 from ddpjob.core.api.readers import Dict, child, children, integer_or_none, integer_or_zero
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import LAST_MOMENT, parse_time
 from ddpjob.core.observe.observation import Finding, Pod, TrainerState
 from ddpjob.core.observe.placement import read_placement, read_requests
@@ -292,12 +293,12 @@ def _disruption(body: Dict, end: Dict | None) -> Finding | None:
     if target:
         reason = str(target.get("reason") or "Disrupted")
         if (reason, status.get("reason")) == SHUT_DOWN:
-            reason = names.Reason.NODE_SHUTDOWN
+            reason = Reason.NODE_SHUTDOWN
         message = _with_words(f"{pod} was disrupted", target.get("message"))
         return Finding(reason, message, parse_time(target.get("lastTransitionTime")))
     if end is not None and _is_lost(end) and not _own_limit(status):
         message = f"{pod} is lost: the node restarted, or its kubelet lost the container"
-        return Finding(names.Reason.NODE_RESTARTED, message, _finished(end))
+        return Finding(Reason.NODE_RESTARTED, message, _finished(end))
     if metadata.get("deletionTimestamp"):
         return Finding("PodDeleted", f"{pod} was deleted", _deletion_time(metadata))
     # A kubelet that refuses a pod writes the reason into the pod's status. The reason of a
@@ -384,7 +385,7 @@ def _blocked(status: Dict, container: Dict) -> Finding | None:
     if scheduled:
         gated = scheduled.get("reason") == GATED
         message = str(scheduled.get("message") or "no node fits yet")
-        return Finding(names.Reason.GATED if gated else names.Reason.UNSCHEDULABLE, message)
+        return Finding(Reason.GATED if gated else Reason.UNSCHEDULABLE, message)
     for init in children(status, "initContainerStatuses"):
         finding = _waiting(child(init, "state"))
         if finding:
@@ -399,5 +400,5 @@ def _waiting(container: Dict) -> Finding | None:
     if reason in NORMAL_REASONS:
         return None
     if reason in IMAGE_REASONS:
-        return Finding(names.Reason.IMAGE_PULL, message)
+        return Finding(Reason.IMAGE_PULL, message)
     return Finding(reason, message)
