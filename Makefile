@@ -101,9 +101,10 @@ $(SITE)/.installed: operator/pyproject.toml
 	@$(SITE)/bin/pip install --quiet --disable-pip-version-check 'zensical>=0.0.70,<=0.0.72' -e 'operator[local,validate]'
 	@touch $@
 
-dist: $(STAMP) ## wheels, chart and bill of materials of this version, in dist/
+RELEASE := .venv-release
+dist: $(RELEASE)/.installed ## wheels, chart and bill of materials of this version, in dist/
 	rm -rf dist && mkdir dist
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist ./operator ./trainer
+	$(RELEASE)/bin/pip wheel --quiet --no-deps --wheel-dir dist ./operator ./trainer
 	cp -r charts/ddpjob-operator dist/chart
 	sed -i 's#^  registry: ""#  registry: "$(REGISTRY)"#' dist/chart/values.yaml
 	helm package dist/chart --destination dist
@@ -111,18 +112,23 @@ dist: $(STAMP) ## wheels, chart and bill of materials of this version, in dist/
 	$(PYTHON) -m venv --clear dist/.venv
 	dist/.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r operator/requirements.lock
 	dist/.venv/bin/pip install --quiet --disable-pip-version-check --no-deps dist/ddpjob-*.whl
-	$(BIN)/cyclonedx-py environment dist/.venv --output-reproducible --of JSON -o dist/ddpjob-$(CURRENT).cdx.json
+	$(RELEASE)/bin/cyclonedx-py environment dist/.venv --output-reproducible --of JSON -o dist/ddpjob-$(CURRENT).cdx.json
 	rm -rf dist/.venv
 
-locks: $(STAMP) ## the versions and hashes of the images' packages, as of today
-	$(BIN)/python release/locks.py
+locks: $(RELEASE)/.installed ## the versions and hashes of the images' packages, as of today
+	$(RELEASE)/bin/python release/locks.py
+
+$(RELEASE)/.installed: requirements-release.txt
+	$(PYTHON) -m venv --clear $(RELEASE)
+	@$(RELEASE)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 release: $(STAMP) ## VERSION=1.2.3: set the version everywhere, then make dist and images
 	$(PYTHON) release/version.py $(or $(VERSION),$(error give the new version: make release VERSION=1.2.3))
 	$(MAKE) dist images
 
 clean: ## remove the environment and the runs
-	rm -rf $(VENV) $(XLA) $(MUTANTS) $(SITE) ddpjob-runs build dist
+	rm -rf $(VENV) $(XLA) $(MUTANTS) $(SITE) $(RELEASE) ddpjob-runs build dist
 
 # torch first and by itself, so that no other package's range decides which build comes. pip would
 # compile the modules on one core. Some packages have a file that is no valid Python.

@@ -17,6 +17,10 @@ import pytest
 
 SLOWEST = 10
 
+# The table of all tests: wall s, CPU s and name, separated by tabs.
+ROOT = Path(__file__).parents[1]
+EACH = ROOT / "build" / "test-costs.tsv"
+
 # pytest-xdist carries a report's attributes to the process that prints.
 ATTRIBUTE = "costs"
 
@@ -100,6 +104,10 @@ class Table:
         terminalreporter.section("costs")
         for line in self.lines():
             terminalreporter.write_line(line)
+        rows = (f"{cost.wall:.2f}\t{cost.cpu:.2f}\t{test}\n" for test, cost in self._tests.items())
+        EACH.parent.mkdir(exist_ok=True)
+        EACH.write_text("".join(rows))
+        terminalreporter.write_line(f"of each test: {EACH.relative_to(ROOT)}")
 
     def lines(self) -> Iterator[str]:
         """Yield the table: a row for each layer, then the slowest tests, then the whole."""

@@ -1,7 +1,7 @@
 """A stand-in for torchrun, without torch: it starts the workers, and ends them as torchrun does.
 
 Used as: fake_torchrun.py --ranks=N [--ignore-sigterm] [--no-record] [--virtual-local-rank]
-                  SCRIPT
+                  [--after=FILE] SCRIPT
 """
 
 import argparse
@@ -21,6 +21,8 @@ def main() -> int:
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--no-record", action="store_true")
     parser.add_argument("--virtual-local-rank", action="store_true")
+    # Look at the workers only when this file exists.
+    parser.add_argument("--after", type=Path)
     parser.add_argument("script", nargs="+")
     options = parser.parse_args()
     print("torchrun starts", flush=True)
@@ -39,6 +41,8 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, ignore if options.ignore_sigterm else stop)
 
+    while options.after and not options.after.exists():
+        time.sleep(0.02)
     while True:
         codes = [worker.poll() for worker in workers]
         if any(codes):

@@ -142,10 +142,18 @@ def test_a_program_that_writes_no_record_is_judged_by_its_output(pod):
     assert report["exception"] == report["lines"][-1] == "ValueError: bad"
 
 
-def test_the_exit_code_of_a_rank_is_known_without_a_record_too(pod):
-    # The launcher itself ends with 1.
-    flags = ["--no-record", "--first-rank=4"]
-    report = fail(pod, "import sys; print('wrong use'); sys.exit(2)", flags=flags)
+def test_the_exit_code_of_a_rank_is_known_without_a_record_too(pod, port):
+    # The launcher itself ends with 1. It has not yet asked for the exit code, after which no other
+    # process can read it.
+    found = pod("import sys; print('wrong use'); sys.exit(2)", port=port)
+    asks = found.folder / "asks"
+    flags = ["--ranks=1", "--no-record", "--first-rank=4", f"--after={asks}"]
+    found.assign(0, 1, flags=flags, wait=0.0)
+    found.start()
+    wait_until(lambda: found.is_up() and json.loads(found.get("/state")[1])["ended"] == [[4, 2]])
+    asks.touch()
+    assert found.end() == 1
+    report = found.report
     assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 4, 2)
     assert report["exception"] == "wrong use"
 
