@@ -1,7 +1,7 @@
 """The layers of the operator: which package may import which.
 
-The docstring of each package says it, in a sentence such as "May import `kube` and `core.api`."
-These tests hold the packages to their own words. `core` stands for all packages of the core. The
+The docstring of each package has a sentence such as "May import `kube` and `core.api`." The tests
+compare the imports of its modules with that. `core` stands for all packages of the core. The
 modules directly in `core/` count as packages. The trainer and the operator do not import each
 other.
 """
@@ -179,6 +179,11 @@ def test_a_package_needs_what_it_may_import(package):
     if imported & CORE:
         imported.add("core")
     assert permissions(package) <= imported
+
+
+@pytest.mark.parametrize("package", sorted(CORE))
+def test_a_package_of_the_core_imports_only_the_core(package):
+    assert may_import(package) <= CORE
 
 
 def test_no_two_packages_may_import_each_other():
