@@ -1,22 +1,22 @@
 """Memory and time of checkpoints, beside torch.distributed.checkpoint (DCP).
 
     python bench/checkpoints.py
-    python bench/checkpoints.py --megabytes 200 --ranks 4
+    python bench/checkpoints.py --megabytes 341 --device cuda --disk /scratch
 
 Each measurement runs in new processes: a model of `--megabytes` of weights, with AdamW, whose state
 is twice as large. Prints how much the peak memory of a rank grows while it saves and restores
-(VmHWM of proc(5)), how long `save` keeps the training waiting, and after how many seconds the
-checkpoint is complete.
+(VmHWM of proc(5)), how long `save` keeps the training waiting, the first time and later, and after
+how many seconds a later checkpoint is complete.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,14 @@ from torch.distributed.fsdp import fully_shard
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.process_group import process_group
-from ddp_trainer.progress import STATUS, peak_memory_mib
+from ddp_trainer.progress import peak_memory_mib
 from ddp_trainer.runtime import Runtime
 
-# Saves that are measured. The first one is not: it also imports and checks.
-SAVES = 3
+# Saves that are measured after the first one, which also imports, allocates and checks.
+SAVES = 5
+
+# Rows and columns of each layer.
+WIDTH = 1024
 
 
 class Ours:
@@ -86,60 +89,81 @@ class Dcp:
 
 KINDS = {"ours": Ours, "dcp": Dcp}
 
+# What is measured: a name, the number of ranks, and flags.
+CASES = (
+    ("one rank", 1, ()),
+    ("two ranks, not sharded", 2, ()),
+    ("two ranks, FSDP2", 2, ("--sharded",)),
+)
+COLUMNS = {
+    "save": "save: peak",
+    "restore": "restore: peak",
+    "first": "first save: blocked",
+    "blocked": "save: blocked",
+    "complete": "save: complete",
+}
+MEMORY = ("save", "restore")
 
-def growth_of_peak(action: Callable[[], None]) -> float:
-    """Return by how many MiB the peak memory of this process grows while `action` runs."""
-    Path("/proc/self/clear_refs").write_text("5")
-    before = float(
-        next(line for line in STATUS.read_text().splitlines() if "VmRSS" in line).split()[1]
-    )
-    action()
-    return peak_memory_mib() - before / 2**10
+
+class Peak:
+    """How much the peak memory of this process grows from now on, in MiB."""
+
+    def __init__(self) -> None:
+        # The peak is set to what is resident now.
+        Path("/proc/self/clear_refs").write_text("5")
+        self._before = peak_memory_mib()
+
+    def growth(self) -> float:
+        return peak_memory_mib() - self._before
+
+
+def make(options: argparse.Namespace) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model and an optimizer whose state is not there yet."""
+    layers = max(1, round(options.megabytes * 2**20 / (4 * WIDTH * WIDTH)))
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+    model.to(options.device)
+    if options.sharded:
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), fused=True)
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """Run one measurement on this rank."""
-    with process_group(device="cpu") as runtime:
-        width = 1024
-        layers = max(1, round(options.megabytes * 2**20 / (4 * width * width)))
-        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
-        if options.sharded:
-            for layer in model:
-                fully_shard(layer)
-            fully_shard(model)
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with process_group(device=options.device) as runtime:
+        model, optimizer = make(options)
         store = KINDS[options.kind](model, optimizer, runtime, options.folder)
         if options.restore:
-            return {"restore": growth_of_peak(store.restore)}
-        model(torch.ones(1, width)).sum().backward()
+            peak = Peak()
+            store.restore()
+            return {"restore": peak.growth()}
+        model(torch.ones(1, WIDTH, device=options.device)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        store.save(1)
-        store.wait()
+        peak = Peak()
         blocked, complete = [], []
-
-        def save_all() -> None:
-            for step in range(2, 2 + SAVES):
-                dist.barrier()
-                began = time.perf_counter()
-                store.save(step)
-                blocked.append(time.perf_counter() - began)
-                store.wait()
-                complete.append(time.perf_counter() - began)
-
-        growth = growth_of_peak(save_all)
+        for step in range(1, 2 + SAVES):
+            dist.barrier()
+            began = time.perf_counter()
+            store.save(step)
+            blocked.append(time.perf_counter() - began)
+            store.wait()
+            complete.append(time.perf_counter() - began)
         return {
-            "save": growth,
-            "blocked": sorted(blocked)[SAVES // 2],
-            "complete": sorted(complete)[SAVES // 2],
+            "save": peak.growth(),
+            "first": blocked[0],
+            "blocked": statistics.median(blocked[1:]),
+            "complete": statistics.median(complete[1:]),
         }
 
 
 def run(options: argparse.Namespace, folder: Path, *flags: str) -> dict[str, float]:
     """Measure in new processes. Return the largest value of all ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(options.ranks), __file__, "--folder", str(folder)]
-    command += ["--megabytes", str(options.megabytes), *flags]
+    ranks = flags[flags.index("--ranks") + 1]
+    command += ["--nproc-per-node", ranks, __file__, "--folder", str(folder)]
+    command += ["--megabytes", str(options.megabytes), "--device", options.device, *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
@@ -150,7 +174,9 @@ def run(options: argparse.Namespace, folder: Path, *flags: str) -> dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=float, default=244.0, help="size of the weights")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--disk", type=Path, help="where the files are written (default: /tmp)")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=KINDS, default="ours", help=argparse.SUPPRESS)
     parser.add_argument("--sharded", action="store_true", help=argparse.SUPPRESS)
@@ -161,22 +187,16 @@ def main() -> None:
         sys.stdout.write(json.dumps(measure(options)) + "\n")
         sys.stdout.flush()
         return
-    print(f"state of {3 * options.megabytes:.0f} MiB, {options.ranks} ranks; MiB and seconds\n")
-    print(
-        "| | save: peak | restore: peak | save: blocked | save: complete |\n|---|---|---|---|---|"
-    )
-    for sharded in ((), ("--sharded",)):
+    print(f"state of {3 * options.megabytes:.0f} MiB; MiB and seconds\n")
+    print(f"| | {' | '.join(COLUMNS.values())} |\n|---|{'---|' * len(COLUMNS)}")
+    for name, ranks, flags in CASES:
         for kind in KINDS:
-            with tempfile.TemporaryDirectory() as folder:
-                flags = ("--kind", kind, *sharded)
-                saved = run(options, Path(folder), *flags)
-                restored = run(options, Path(folder), *flags, "--restore")
-            name = f"{kind}, {'FSDP2' if sharded else 'not sharded'}"
-            print(
-                f"| {name} | {saved['save']:.0f} | {restored['restore']:.0f} | "
-                f"{saved['blocked']:.2f} | {saved['complete']:.2f} |",
-                flush=True,
-            )
+            with tempfile.TemporaryDirectory(dir=options.disk) as folder:
+                own = ("--kind", kind, "--ranks", str(ranks), *flags)
+                found = run(options, Path(folder), *own)
+                found |= run(options, Path(folder), *own, "--restore")
+            cells = (f"{found[key]:.{0 if key in MEMORY else 2}f}" for key in COLUMNS)
+            print(f"| {name}, {kind} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_a_pod_force_deleted_while_the_operator_is_down_costs_one_disruption(
     cluster: Cluster, namespace: Namespace
 ):
     # The job must still train when the operator's pod is gone.
-    start_training(namespace, LONG)
+    start_training(namespace, LONG, fastStart=True)
     with namespace.watching_pods() as seen:
         with cluster.operator_down():
             namespace.kubectl("delete", "pod", f"{JOB}-0-1", "--force", "--grace-period=0")
@@ -103,7 +103,7 @@ def test_a_pod_force_deleted_while_the_operator_is_down_costs_one_disruption(
 
 
 def test_a_suspended_job_gives_its_pods_back_and_resumes_where_it_stopped(namespace: Namespace):
-    start_training(namespace, SHORT)
+    start_training(namespace, SHORT, fastStart=True)
 
     namespace.patch(JOB, suspend=True)
     namespace.wait_until_nothing_runs(JOB)

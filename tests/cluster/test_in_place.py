@@ -66,7 +66,8 @@ def kept(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 
 def test_pods_stay_when_a_rank_a_pod_and_node_0_are_lost(namespace: Namespace):
-    start_training(namespace, LONG, podTemplate=CACHE)
+    # Each start in a pod that stays is a fork.
+    start_training(namespace, LONG, podTemplate=CACHE, fastStart=True)
     with namespace.watching_pods() as seen:
         status = lose_a_rank_a_pod_and_node_0(namespace)
 

@@ -1,5 +1,6 @@
 """Checkpoints of a model that FSDP2 shards: every rank writes and reads its own part."""
 
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -7,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from ddp_trainer import checkpoint_shards
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.checkpoint_folder import INDEX, Retention
+from ddp_trainer.checkpoint_list import listed
 from ddp_trainer.checkpoint_shards import ShardedState
 from ddp_trainer.checkpoint_staging import Staging
 from ddp_trainer.claim import Claim, TakenOver
@@ -179,7 +182,9 @@ def message_of(action) -> str:
 
 def test_without_a_readable_checkpoint_no_rank_starts_again_silently(ranks):
     for error in ranks.values(error_without_a_readable_checkpoint):
-        assert "no checkpoint in unreadable can be read (the checksum of shard-00002" in error
+        assert re.search(
+            r"no checkpoint in .*/unreadable can be read .the checksum of shard-0", error
+        )
 
 
 @on_every_rank
@@ -197,7 +202,7 @@ def errors_of_other_models(runtime):
 
 
 def test_another_model_is_refused(ranks):
-    shape = "does not fit this model and optimizer (model.2.weight has the shape [5, 3] in the"
+    shape = "does not fit this model (model.2.weight has the shape [5, 3] in the"
     for other_shape, not_sharded, sharded in ranks.values(errors_of_other_models):
         assert shape in other_shape
         assert "made with a model that is sharded, but this run's model is not" in not_sharded
@@ -414,6 +419,104 @@ def whole_weights(runtime):
 
 def test_the_whole_weights_can_be_read_from_the_shards(ranks):
     assert ranks.values(whole_weights) == [True, True]
+
+
+# Several models, and some of the parts
+
+
+def two_models(runtime, folder, **options):
+    """Return a generator and its critic with one optimizer, and the checkpoints."""
+    torch.manual_seed(1)
+    models = {"generator": nn.Linear(4, 4), "critic": nn.Linear(4, 1)}
+    for model in models.values():
+        fully_shard(model)
+    parameters = [parameter for model in models.values() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    checkpoints = Checkpoints(folder, runtime, {**models, "optimizer": optimizer}, **options)
+    return models, optimizer, checkpoints
+
+
+def train_both(models, optimizer):
+    models["critic"](models["generator"](torch.ones(2, 4))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    parameters = [parameter for model in models.values() for parameter in model.parameters()]
+    return [parameter.full_tensor().detach() for parameter in parameters]
+
+
+@on_every_rank
+def one_optimizer_of_two_models(runtime):
+    models, optimizer, checkpoints = two_models(runtime, "both")
+    before = train_both(models, optimizer)
+    path = runtime.broadcast(checkpoints.save(1))
+    expected = train_both(models, optimizer)
+    checkpoints.wait()
+    models, optimizer, checkpoints = two_models(runtime, "both")
+    step = checkpoints.restore()
+    is_equal = are_equal(train_both(models, optimizer), expected)
+
+    # Only one of the models.
+    models, optimizer, checkpoints = two_models(runtime, "both")
+    critic = next(models["critic"].parameters()).full_tensor().detach()
+    checkpoints.restore(1, parts=["generator"])
+    is_partial = torch.equal(next(models["generator"].parameters()).full_tensor(), before[0])
+    is_partial &= torch.equal(next(models["critic"].parameters()).full_tensor(), critic)
+    is_partial &= not optimizer.state
+
+    # The whole weights of another run, as initial ones.
+    weights = read_part(path, "generator")
+    options = StateDictOptions(full_state_dict=True)
+    models, optimizer, _ = two_models(runtime, None)
+    set_model_state_dict(models["generator"], weights, options=options)
+    is_initial = torch.equal(next(models["generator"].parameters()).full_tensor(), before[0])
+
+    parts = {"generator": models["generator"], "optimizer": optimizer}
+    alone = message_of(lambda: Checkpoints("alone", runtime, parts).save(1))
+    return step, is_equal, is_partial, is_initial, alone
+
+
+def test_one_optimizer_may_have_the_parameters_of_two_models(ranks):
+    for step, is_equal, is_partial, is_initial, alone in ranks.values(one_optimizer_of_two_models):
+        assert (step, is_equal) == (1, True)
+        assert is_partial
+        assert is_initial
+        assert "optimizer has 2 parameters of models that are no parts of the checkpoint" in alone
+
+
+@on_every_rank
+def a_new_sharded_part(runtime):
+    """Return the step and the weight of a part that the checkpoint does not have."""
+    job = Job(runtime, "new-part").train(1)
+    job.save()
+    ema = nn.Linear(8, 3)
+    fully_shard(ema)
+    nn.init.constant_(ema.weight, 5.0)
+    parts = {"model": job.model, "optimizer": job.optimizer, "ema": ema}
+    checkpoints = Checkpoints("new-part", runtime, parts)
+    refused = message_of(checkpoints.restore)
+    return refused, checkpoints.restore(new_parts=["ema"]), ema.weight.full_tensor().mean().item()
+
+
+def test_a_new_sharded_part_keeps_its_state_if_it_is_expected(ranks):
+    for refused, step, weight in ranks.values(a_new_sharded_part):
+        assert "has no state of this ema" in refused
+        assert (step, weight) == (1, 5.0)
+
+
+@on_every_rank
+def list_after_damage(runtime):
+    path = runtime.broadcast(Job(runtime, "listed").train(1).save())
+    whole, size = listed("listed")[0], sum(file.stat().st_size for file in path.iterdir())
+    runtime.barrier()
+    if runtime.is_main:
+        cut(path / "shard-00002.safetensors")
+    runtime.barrier()
+    return whole.fault, whole.size == size, listed("listed")[0].fault
+
+
+def test_a_sharded_checkpoint_is_listed(ranks):
+    found = ranks.first(list_after_damage)
+    assert found == ("", True, "shard-00002.safetensors is not complete")
 
 
 # Other numbers of ranks

@@ -12,6 +12,7 @@ from torch import nn
 from ddp_trainer import claim as claims
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.claim import Claim, TakenOver, checkpoint_path
+from ddp_trainer.errors import RetryableError
 from ddp_trainer.runtime import Runtime
 
 from .every_rank import on_every_rank
@@ -182,8 +183,9 @@ def test_an_outdated_process_removes_no_file_of_a_newer_one_and_keeps_its_newest
     assert files_in(tmp_path) == ["step-g0001-0000000008.pt", "step-g0001-0000000009.pt"]
     newer.save(1)
     older.save(10)
+    # The newer one has kept the checkpoint that it continued from.
     assert files_in(tmp_path) == [
-        "step-g0001-0000000009.pt",
+        "step-g0001-0000000008.pt",
         "step-g0001-0000000010.pt",
         "step-g0002-0000000001.pt",
     ]
@@ -292,6 +294,26 @@ def test_numbers_above_9999_are_compared_as_numbers(tmp_path):
     ]
 
 
+def test_steps_of_more_than_ten_digits_are_compared_as_numbers(tmp_path):
+    start = Start(tmp_path)
+    for step in (9_995_000_000, 10_000_000_000, 10_005_000_000):
+        start.save(step)
+    assert len(files_in(tmp_path)) == 2
+    assert Start(tmp_path).step == 10_005_000_000
+
+
+def test_a_renewed_claim_does_not_evict_a_newer_start(tmp_path):
+    claim = Claim.take(tmp_path)
+    renewed = claim.renew()
+    assert (renewed.number, claims_in(tmp_path)) == (2, [".claim-g0002"])
+    newer = Claim.take(tmp_path)
+    # The older process was paused after it had looked at its claim.
+    renewed.workspace.mkdir(parents=True)
+    with pytest.raises(TakenOver):
+        renewed.renew()
+    newer.check()
+
+
 def test_a_process_that_cannot_be_evicted_is_outdated_by_its_number(tmp_path, monkeypatch):
     older = Start(tmp_path)
 
@@ -316,14 +338,29 @@ def test_partial_files_of_other_jobs_are_kept(tmp_path):
 # A folder that is removed
 
 
-def test_a_run_continues_if_its_folder_is_removed(tmp_path):
-    folder = tmp_path / "c"
-    start = Start(folder)
+def empty(folder):
+    for path in folder.iterdir():
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("remove", [shutil.rmtree, empty])
+def test_a_folder_that_vanishes_during_a_run_is_not_made_again(tmp_path, remove):
+    # The volume may be gone. The rest of the run would be written to the disk below it.
+    start = Start(tmp_path / "c")
     start.save(1)
-    shutil.rmtree(folder)
-    start.checkpoints.write_beside(folder / "model.pth", start.model.state_dict())
-    start.save(2)
-    assert files_in(folder) == ["step-g0002-0000000002.pt"]
+    remove(start.checkpoints.folder)
+    calls = [
+        lambda: start.save(2),
+        lambda: start.checkpoints.write_beside(tmp_path / "c" / "model.pth", {}),
+        start.checkpoints.restore,
+    ]
+    for call in calls:
+        with pytest.raises(RetryableError, match="was removed or emptied during the run") as caught:
+            call()
+        assert not isinstance(caught.value, TakenOver)
+    assert list(tmp_path.glob("c/*")) == []
+    # The next start may make it.
+    assert Start(tmp_path / "c").step == 0
 
 
 def test_an_older_process_cannot_write_to_a_folder_that_was_removed_and_made_again(tmp_path):
@@ -389,7 +426,7 @@ def test_all_ranks_know_the_newest_file(ranks):
 def error_of_a_start_that_is_taken_over(runtime):
     checkpoints = Checkpoints("contested", runtime, {"model": nn.Linear(2, 1)})
     if runtime.is_main:
-        checkpoints._files.candidates = lambda: Claim.take(checkpoints.folder) and []
+        checkpoints._files.candidates = lambda _: Claim.take(checkpoints.folder) and []
     try:
         checkpoints.restore()
     except TakenOver:

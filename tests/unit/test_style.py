@@ -38,6 +38,10 @@ LONG_FUNCTIONS = {
 
 # Functions that may have more arguments, as (file, name): (arguments, reason).
 MANY_ARGUMENTS = {
+    ("trainer/ddp_trainer/checkpoint.py", "__init__"): (
+        6,
+        "settings of the user's script, most with a default and given by their names",
+    ),
     ("trainer/ddp_trainer/process_group.py", "process_group"): (
         6,
         "settings of the user's script, each with a default and given by its name",

@@ -8,46 +8,36 @@ shards the model, every rank writes its own part instead (checkpoint_shards.py).
 before it (claim.py), which then can write nothing there any more.
 """
 
-import sys
+import operator
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.checkpoint_file import (
-    FORMAT,
-    StoredTensor,
-    as_bytes,
-    map_leaves,
-    read_structure,
-    save_atomically,
-)
+from ddp_trainer.checkpoint_file import FORMAT, save_atomically
 from ddp_trainer.checkpoint_folder import (
     GONE,
-    INDEX,
     Best,
     CheckpointFolder,
+    Choice,
     Fault,
     Retention,
     write_and_report,
 )
-from ddp_trainer.checkpoint_parts import (
-    PerRank,
-    Stateful,
-    copied_state,
-    explained_misfit,
-    load_part,
-    require_format,
-    require_identity,
-    require_part,
-    require_ranks,
+from ddp_trainer.checkpoint_loader import Loader
+from ddp_trainer.checkpoint_parts import PerRank, Stateful, copied_state, split_parts
+from ddp_trainer.checkpoint_ranks import (
+    COMPARE_EVERY,
+    consolidate,
+    require_equal,
+    require_supported,
+    sharded_state,
 )
 from ddp_trainer.claim import SHARDED
-from ddp_trainer.errors import RetryableError, UserError
+from ddp_trainer.errors import RetryableError, UserError, path_error
 from ddp_trainer.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -62,12 +52,16 @@ KEEP_TWO = Retention()
 class Checkpoints:
     """The checkpoints of one job in `folder`, or none if `folder` is None.
 
-    - `parts` are saved, and restored in place, under their names. A model may be in its DDP wrapper
-      or not. Of a model that FSDP2 shards, and of its optimizer, every rank writes its own part.
-      All nodes must then share the folder. Of a part in `PerRank`, the state of each rank is saved.
+    - `parts` are saved, and restored in place, under their names, which have no dot. A model may be
+      in its DDP wrapper, compiled, both or neither. Of a model that FSDP2 shards, and of its
+      optimizer, every rank writes its own part. All nodes must then share the folder. Of a part in
+      `PerRank`, the state of each rank is saved. Of all others, that of rank 0 is.
     - `identity` says what the checkpoint belongs to, such as {"workload": "digits"}. A checkpoint
       with another identity is refused.
     - `retention` says which checkpoints are kept.
+    - `compare_ranks`: at the first save and at each 50th, raise UserError if the parameters of a
+      model or the state of an optimizer differ between the ranks. Turn it off if they differ on
+      purpose, as between two averages of local SGD.
 
     `restore`, or the first `save` without it, takes the folder over. A process that had it before
     gets TakenOver from its next `save`. So call `restore` at the start, and only to train: to look
@@ -81,19 +75,18 @@ class Checkpoints:
         parts: Mapping[str, Stateful | PerRank],
         identity: Mapping[str, str | int] | None = None,
         retention: Retention = KEEP_TWO,
+        *,
+        compare_ranks: bool = True,
     ) -> None:
-        self.folder = None if folder is None else Path(folder)
+        # A script may change its working directory later.
+        self.folder = None if folder is None else Path(folder).absolute()
         self.runtime = runtime
         self.identity = dict(identity or {})
-        self._parts: dict[str, Stateful] = {}
-        self._rank_parts: dict[str, Stateful] = {}
-        for name, part in parts.items():
-            if isinstance(part, PerRank):
-                self._rank_parts[name] = part.part
-            else:
-                self._parts[name] = part
+        self._parts, self._rank_parts = split_parts(parts)
+        require_supported(self._parts)
+        self._compares_ranks = compare_ranks
         self._newest: Path | None = None
-        self._files = CheckpointFolder(Path(folder or ""), retention)
+        self._files = CheckpointFolder(self.folder or Path(), retention)
         # One thread, so that two checkpoints are never written at the same time.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # True on all ranks if a write is under way. Only ranks that write have the future.
@@ -103,6 +96,8 @@ class Checkpoints:
         self._abandoned = threading.Event()
         self._number_of_saves = 0
         self._has_restored = False
+        # Other folders that `write_beside` has written to.
+        self._other_folders: set[Path] = set()
         runtime.at_leave.append(self._leave)
         runtime.is_writing.append(self._is_under_way)
 
@@ -128,10 +123,15 @@ class Checkpoints:
         `on_written` at the end. The random number generators of all ranks are saved. Of the
         checkpoints with a `score`, the one with the highest is kept.
 
+        `step` counts from the beginning of the whole run. A second save at the same step replaces
+        the first.
+
         Return the path on rank 0, and None on other ranks and without a folder. Raises UserError on
-        every rank if this checkpoint or the last one cannot be written, or if the folder has
-        checkpoints and `restore` was not called. Raises TakenOver if a newer start has the folder.
+        every rank if this checkpoint or the last one cannot be written, if `step` is below the last
+        one, if the ranks differ, or if the folder has checkpoints and `restore` was not called.
+        Raises TakenOver if a newer start has the folder.
         """
+        step = _checked_step(step)
         if self.folder is None:
             return None
         began = time.perf_counter()
@@ -139,14 +139,15 @@ class Checkpoints:
         if not self._has_restored:
             self.runtime.on_main(self._files.require_empty)
             self._has_restored = True
-        sharded = self._sharded_state()
+        sharded = sharded_state(self._parts, self.runtime)
+        self._require_equal_ranks(sharded)
         target = self.runtime.on_main(lambda: self._files.target(step, is_sharded=bool(sharded)))
         state = self._copied_state(step, sharded)
+        self._number_of_saves += 1
         write: Callable[[], None] | None = None
         if sharded:
-            self._number_of_saves += 1
-            key = f"{target.draft}/{self._number_of_saves}"
-            write = sharded.stage(target, state, self._files, key, self._abandoned)
+            number = self._number_of_saves
+            write = sharded.stage(target, state, self._files, number, self._abandoned)
         elif self.runtime.is_main:
             write = partial(self._files.write, target.path, state)
 
@@ -162,10 +163,20 @@ class Checkpoints:
         self._newest = target.path
         return target.path if self.runtime.is_main else None
 
+    def _require_equal_ranks(self, sharded: "ShardedState | None") -> None:
+        if self._compares_ranks and self._number_of_saves % COMPARE_EVERY == 0:
+            plain = {
+                name: part
+                for name, part in self._parts.items()
+                if not sharded or name not in sharded
+            }
+            require_equal(plain, self.runtime)
+
     def _copied_state(self, step: int, sharded: "ShardedState | None") -> dict[str, Any]:
         """Return a copy of what rank 0 saves in one file. On other ranks it is not complete."""
         plain = [name for name in self._parts if not sharded or name not in sharded]
         own = plain if self.runtime.is_main else []
+        consolidate(self._parts)
         parts = self.runtime.run_on_all(
             lambda: {name: copied_state(name, self._parts[name]) for name in own}
         )
@@ -209,50 +220,107 @@ class Checkpoints:
         else:
             self.wait()
 
-    def write_beside(self, path: Path, state: Mapping[str, Any]) -> None:
+    def write_beside(self, path: Path | str, state: Mapping[str, Any]) -> None:
         """Write another file of the job by torch.save, such as the weights alone.
 
         Rank 0 calls it. The folder is created. In the folder of the checkpoints, the file is
         protected like them from older starts. Raises TakenOver if a newer start has the folder, and
-        UserError or OSError if the file cannot be written.
+        UserError if the file cannot be written.
         """
+        path = Path(path).absolute()
         if self.folder and path.parent.resolve() == self.folder.resolve():
-            self._files.claim.write(path, state)
-        else:
+            with self._files.explained(f"cannot write {path}"):
+                self._files.claim.write(path, state)
+            return
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_atomically(path, state)
+        except OSError as error:
+            message = f"cannot write {path}: {error.strerror or error}"
+            has_worked = path.parent in self._other_folders
+            raise path_error(message, error, has_worked=has_worked) from error
+        self._other_folders.add(path.parent)
 
     # Restoring
 
-    def restore(self) -> int:
-        """Load the newest readable checkpoint into the parts. Every rank calls it.
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        best: bool = False,
+        parts: Collection[str] | None = None,
+        new_parts: Collection[str] = (),
+    ) -> int:
+        """Load a checkpoint into the parts: the newest one that can be read. Every rank calls it.
 
-        Return its step, or 0 if there is none. Raises UserError if checkpoints exist and none can
-        be read, or if the newest belongs to another job or model. Training from the beginning would
-        then lose the progress so far. From now on, older processes cannot write to the folder.
+        It waits for a checkpoint that is being written. From now on, older processes cannot write
+        to the folder, and what this one saves counts as newer than all that is there.
+
+        - `step`: load the checkpoint of this step, or none.
+        - `best`: load the one with the highest score, or none.
+        - `parts`: load only these. The others, and the random number generators, keep their state.
+        - `new_parts`: these keep their state if the checkpoint has none of them.
+
+        Return the step of the checkpoint, or 0 if there is none and no certain one is asked for.
+        Raises UserError if checkpoints exist and none can be read, or if the checkpoint belongs to
+        another job or model. Training from the beginning would then lose the progress so far.
         """
+        names = self._chosen_names(parts, new_parts)
+        if best and step is not None:
+            raise UserError("restore: expected step or best, got both", is_common=True)
+        choice = Choice(None if step is None else _checked_step(step), best)
         if self.folder is None:
+            if choice:
+                raise UserError("restore: there is no folder with checkpoints", is_common=True)
             self.runtime.warn(
-                "no checkpoints are written; give --checkpoint-dir or set DDP_CHECKPOINT_DIR to "
-                "make the run resumable"
+                "no checkpoints are written, because no folder is given for them; the run cannot "
+                "be resumed"
             )
             return 0
+        self.wait()
         self._has_restored = True
-        # Another job's folder is refused before it is taken over from that job.
-        found = self.runtime.on_main(self._files.newest_identity)
+        loader = Loader(
+            self.runtime,
+            self._files,
+            self.identity,
+            self._parts,
+            self._rank_parts,
+            names=names,
+            new_parts=new_parts,
+        )
+        # The checkpoint of another job or model is refused before the folder is taken over, which
+        # would stop the process that trains there.
+        found = self.runtime.on_main(lambda: self._files.look_ahead(choice))
         if found:
-            require_identity(self.identity, found, self.folder)
+            loader.require_fitting(*found)
         self.runtime.on_main(self._files.take_over)
-        path = self._find_readable()
+        path = self._find_readable(choice)
         if path is None:
             return 0
+        restored = loader.load(path)
+        self.runtime.on_main(lambda: self._files.continue_from(path))
         self._newest = path
-        return self._load(path)
+        return restored
 
-    def _find_readable(self) -> Path | None:
+    def _chosen_names(
+        self, parts: Collection[str] | None, new_parts: Collection[str]
+    ) -> Collection[str]:
+        """Return the names of the parts to load. Raises UserError for unknown names."""
+        known = [*self._parts, *self._rank_parts]
+        for option, names in (("parts", parts), ("new_parts", new_parts)):
+            unknown = [names] if isinstance(names, str) else set(names or ()) - set(known)
+            if unknown:
+                raise UserError(
+                    f"restore: {option} must be a list of names of parts ({', '.join(known)}), got "
+                    f"{names!r}",
+                    is_common=True,
+                )
+        return known if parts is None else [name for name in known if name in parts]
+
+    def _find_readable(self, choice: Choice) -> Path | None:
         """Return the newest checkpoint that can be read. Set those aside that cannot."""
         faults: dict[Path, Fault] = {}
-        for path in self.runtime.on_main(self._files.candidates):
+        for path in self.runtime.on_main(lambda: self._files.candidates(choice)):
             fault = self._find_fault(path)
             if fault is None:
                 damaged = [other for other, found in faults.items() if found.is_damage]
@@ -260,9 +328,8 @@ class Checkpoints:
                 return path
             faults[path] = fault
             if fault != GONE:
-                self.runtime.warn(
-                    f"cannot read the checkpoint {path} ({fault.reason}); trying the one before it"
-                )
+                after = "" if choice else "; trying the one before it"
+                self.runtime.warn(f"cannot read the checkpoint {path} ({fault.reason}){after}")
         # A newer start may have removed files before they could be read.
         self.runtime.on_main(lambda: self._files.claim.check())
         if faults:
@@ -270,6 +337,9 @@ class Checkpoints:
             # If the storage failed, another attempt may succeed.
             is_damage = all(fault.is_damage for fault in faults.values())
             kind = UserError if is_damage else RetryableError
+            if choice:
+                path = next(iter(faults))
+                raise kind(f"the chosen checkpoint {path} cannot be read ({reason})")
             raise kind(
                 f"no checkpoint in {self.folder} can be read ({reason}); restore one of its files "
                 "from a copy, or remove all of them to train from the beginning"
@@ -285,63 +355,13 @@ class Checkpoints:
 
         return find_fault(path, self.runtime)
 
-    def _load(self, path: Path) -> int:
-        """Load a readable checkpoint, and return its step. Every rank calls it."""
-        assert self.folder is not None
-        index = path if path.suffix != SHARDED else path / INDEX
-        saved = self.runtime.on_main(lambda: read_structure(index))
-        require_identity(self.identity, saved["identity"], self.folder)
-        sharded = self._sharded_state()
-        require_format(path, is_sharded=bool(sharded))
-        for name in self._parts:
-            require_part(name, saved["parts"], self.folder)
 
-        main_file = self.runtime.run_on_all(
-            lambda: self._files.open_to_read(index) if self.runtime.is_main else None
-        )
-        with main_file or nullcontext() as file:
-            for name, part in self._parts.items():
-                if not sharded or name not in sharded:
-                    state = self._receive(saved["parts"][name], file)
-                    load_part(part, state, name=name, folder=self.folder)
-            generators = self._receive(saved["generators"], file)
-            rank_parts = self._receive(saved.get("rank_parts", []), file)
-        if sharded:
-            with explained_misfit(" and ".join(sharded.names), self.folder):
-                sharded.load(path, saved)
-
-        self.runtime.run_on_all(lambda: self._load_own(generators, rank_parts))
-        return int(saved["step"])
-
-    def _load_own(self, generators: list[Any], rank_parts: list[dict[str, Any]]) -> None:
-        """Load what each rank has for itself."""
-        assert self.folder is not None
-        # With another number of ranks, each rank keeps the generators that it started with.
-        if len(generators) == self.runtime.world_size:
-            with explained_misfit("random number generator", self.folder):
-                self.runtime.hardware.set_random_state(generators[self.runtime.rank])
-        for name, part in self._rank_parts.items():
-            require_ranks(name, len(rank_parts), self.runtime.world_size, self.folder)
-            own = rank_parts[self.runtime.rank]
-            require_part(name, own, self.folder)
-            load_part(part, own[name], name=name, folder=self.folder)
-
-    def _receive(self, state: Any, file: IO[bytes] | None) -> Any:
-        """Return a state with its tensors, which rank 0 reads from its file and sends to all."""
-
-        def receive(leaf: Any) -> Any:
-            if not isinstance(leaf, StoredTensor):
-                return leaf
-            tensor = leaf.read(file) if file else leaf.allocate()
-            self.runtime.broadcast_tensor(as_bytes(tensor))
-            return tensor
-
-        return map_leaves(receive, state)
-
-    def _sharded_state(self) -> "ShardedState | None":
-        # A model of FSDP2 has parameters of a class of this module, whose import takes a while.
-        if "torch.distributed.tensor" not in sys.modules:
-            return None
-        from ddp_trainer.checkpoint_shards import ShardedState
-
-        return ShardedState(self._parts, self.runtime) or None
+def _checked_step(step: int) -> int:
+    """Return a step as an int. Raises UserError if it is none."""
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise UserError(f"step: must be an integer >= 0, got {step!r}", is_common=True)
+    return number

@@ -4,6 +4,7 @@ A file is read tensor by tensor, so that reading takes little memory in addition
 """
 
 import copy
+import io
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
+from ddp_trainer.errors import UserError
 from ddp_trainer.files import write_atomically
 
 # Version of the file's contents, and the types of its fields.
@@ -118,7 +120,7 @@ def _stored(leaf: Any) -> Any:
 def find_fault(path: Path) -> str | None:
     """Return in a few words why a file is no readable checkpoint, or None.
 
-    Raises OSError if the file cannot be read.
+    Raises OSError if the file cannot be read, and UserError if a newer release has made it.
     """
     return find_damage(path) or find_structural_fault(path)
 
@@ -126,7 +128,8 @@ def find_fault(path: Path) -> str | None:
 def find_structural_fault(path: Path) -> str | None:
     """Return in a few words why a file has not the structure of a checkpoint, or None.
 
-    The values of its tensors are not read. Raises OSError if the file cannot be read.
+    The values of its tensors are not read. Raises OSError if the file cannot be read, and UserError
+    if a newer release has made it.
     """
     try:
         state = read_structure(path)
@@ -134,12 +137,24 @@ def find_structural_fault(path: Path) -> str | None:
         raise
     except Exception as error:
         return _reason_of(error)
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or type(state.get("format")) is not int:
+        return f"it does not have format {FORMAT}"
+    require_known_format(state["format"], path)
+    if state["format"] != FORMAT:
         return f"it does not have format {FORMAT}"
     for name, kind in FIELDS.items():
         if type(state.get(name)) is not kind:
             return f"its field {name!r} is missing or is not of type {kind.__name__}"
     return None
+
+
+def require_known_format(number: int, path: Path) -> None:
+    """Raise UserError if a newer release has made a checkpoint, which is not damaged."""
+    if number > FORMAT:
+        raise UserError(
+            f"the checkpoint {path} was made by a newer release of ddp_trainer (format {number}; "
+            f"this release reads format {FORMAT}); use that release, or another folder"
+        )
 
 
 def _reason_of(error: Exception) -> str:
@@ -179,8 +194,23 @@ def find_damage(file: Path | IO[bytes]) -> str | None:
 # Writing
 
 
+def can_be_read_again(state: Any) -> bool:
+    """Return True if a state can be read with weights_only. The values of its tensors are left out.
+
+    Only tensors of kinds that can be read are copied into a state.
+    """
+    buffer = io.BytesIO()
+    torch.save(map_leaves(lambda leaf: 0 if isinstance(leaf, Tensor) else leaf, state), buffer)
+    buffer.seek(0)
+    try:
+        torch.load(buffer, weights_only=True)
+    except Exception:
+        return False
+    return True
+
+
 def save_atomically(
-    path: Path, state: Mapping[str, Any], *, partial_folder: Path | None = None
+    path: Path | str, state: Mapping[str, Any], *, partial_folder: Path | None = None
 ) -> None:
     """Write a state by torch.save, so that it survives a crash and a power failure.
 

@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from ddp_trainer.checkpoint_file import (
+    can_be_read_again,
     find_fault,
     find_structural_fault,
     first_line,
     read_structure,
     save_atomically,
 )
-from ddp_trainer.claim import FILE_NAME, SHARDED, Claim, checkpoint_path, version_of
+from ddp_trainer.claim import SHARDED, Claim, checkpoint_path, list_checkpoints, version_of
 from ddp_trainer.errors import RetryableError, UserError, path_error
 from ddp_trainer.files import check_writable, write_atomically
 
@@ -49,6 +50,9 @@ class Fault:
 # The fault of a checkpoint that was removed after it was listed. An older process may be about to
 # remove those that are not its newest.
 GONE = Fault("it was removed", is_damage=False)
+
+# The fault of a symbolic link to a file that is not there.
+DANGLING = Fault("it is a symbolic link to a file that does not exist", is_damage=False)
 
 
 def read_with_patience(read: Callable[[], Value]) -> Value | Fault:
@@ -88,7 +92,7 @@ class Retention:
                 raise ValueError(f"{name}: must be an integer >= 1, got {value}")
 
     def find_superfluous(self, paths: list[Path], best: Path | None) -> list[Path]:
-        """Return which of `paths`, sorted with the newest first, need not be kept."""
+        """Return which of `paths`, sorted with those first that matter most, need not be kept."""
         # Of the checkpoints of a start at one step, the newest replaces the others.
         newest: dict[tuple[int, int], Path] = {}
         for path in paths:
@@ -109,15 +113,55 @@ class Best:
     score: float
 
     @classmethod
-    def read(cls, folder: Path) -> "Best | None":
+    def read(cls, folder: Path | str) -> "Best | None":
         """Return the best checkpoint in a folder, or None if there is none with a score."""
+        folder = Path(folder)
         try:
             found = json.loads((folder / BEST).read_text())
             best = cls(int(found["step"]), str(found["file"]), float(found["score"]))
         except (OSError, ValueError, TypeError, KeyError):
             # There is none yet, or somebody has changed it.
             return None
-        return best if (folder / best.file).exists() else None
+        is_usable = math.isfinite(best.score) and (folder / best.file).exists()
+        return best if is_usable else None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which checkpoints may be restored: all, those of a step, or the best.
+
+    It is false if all may be.
+    """
+
+    step: int | None = None
+    best: bool = False
+
+    def __bool__(self) -> bool:
+        return self.best or self.step is not None
+
+    def of(self, paths: list[Path]) -> list[Path]:
+        """Return those of `paths`, the checkpoints in a folder, that may be restored."""
+        if self.step is not None:
+            return [path for path in paths if version_of(path)[1] == self.step]
+        if self.best:
+            best = Best.read(paths[0].parent) if paths else None
+            return [path for path in paths if best and path.name == best.file]
+        return paths
+
+    def require_any(self, found: list[Path], folder: Path) -> None:
+        """Raise UserError if a checkpoint is asked for that the folder does not have."""
+        if not self or self.of(found):
+            return
+        if self.best:
+            raise UserError(f"{folder} has no checkpoint with a score, so none is the best")
+        steps = sorted({version_of(path)[1] for path in found})
+        raise UserError(
+            f"{folder} has no checkpoint of step {self.step}; it has "
+            f"{'those of ' + ', '.join(map(str, steps)) if steps else 'none'}"
+        )
+
+
+ANY = Choice()
 
 
 @dataclass(frozen=True)
@@ -141,6 +185,9 @@ class CheckpointFolder:
         self._retention = retention
         self._claim: Claim | None = None
         self._has_checked = False
+        # The checkpoint that this start continues from, and the step that it has saved last.
+        self._origin: Path | None = None
+        self._last_step: int | None = None
 
     @property
     def claim(self) -> Claim:
@@ -149,10 +196,6 @@ class CheckpointFolder:
             if self._claim is None:
                 self._claim = Claim.take(self.path)
                 self.best = Best.read(self.path)
-            elif not self.path.exists():
-                # The user removed the folder during the run. Nobody else has a claim to it.
-                self._claim = Claim.take(self.path, above=self._claim.number)
-                self.best = None
         return self._claim
 
     def take_over(self) -> None:
@@ -161,7 +204,8 @@ class CheckpointFolder:
         A start that claims at its first save only could take the folder over from one that began
         after it.
         """
-        check_writable(self.path)
+        if self._claim is None:
+            check_writable(self.path)
         self.claim.check()
 
     @contextmanager
@@ -172,23 +216,28 @@ class CheckpointFolder:
         except OSError as error:
             if self._claim is not None:
                 self._claim.check()
-            raise path_error(f"{what}: {error.strerror or error}", error) from error
+            has_worked = self._claim is not None
+            message = f"{what}: {error.strerror or error}"
+            raise path_error(message, error, has_worked=has_worked) from error
 
     # Reading
 
-    def candidates(self) -> list[Path]:
+    def candidates(self, choice: Choice = ANY) -> list[Path]:
         """Return the checkpoints that may be read, the newest first."""
         with self.explained(f"cannot read the checkpoints in {self.path}"):
-            return self.claim.list_files()
+            found = self.claim.list_files()
+        choice.require_any(found, self.path)
+        return choice.of(found)
 
     def find_fault(self, path: Path) -> Fault | None:
         """Return why a checkpoint is not readable, or None.
 
         Of a sharded checkpoint it reads the index only.
         """
-        file = path / INDEX if path.suffix == SHARDED else path
+        file = index_of(path)
         if not path.exists():
-            return GONE
+            # The storage that a link names may be there again later.
+            return DANGLING if path.is_symlink() else GONE
         found = read_with_patience(lambda: find_fault(file))
         if isinstance(found, Fault):
             if not path.exists():
@@ -196,32 +245,32 @@ class CheckpointFolder:
             return Fault(f"{file.name}: {found.reason}", found.is_damage)
         return Fault(found) if found else None
 
-    def newest_identity(self) -> Mapping[str, str | int]:
-        """Return whose the newest checkpoint is, without a claim to the folder.
+    def look_ahead(self, choice: Choice) -> tuple[Path, Any] | None:
+        """Return (the first checkpoint that may be read, its structure), without a claim.
 
-        It is empty if there is none, or if it cannot be read.
+        Return None if there is none, or if it cannot be read. Raises UserError if the chosen one
+        does not exist, or if a newer release has made it.
         """
-        with suppress(Exception):
-            found = [path for path in self.path.iterdir() if FILE_NAME.fullmatch(path.name)]
-            newest = max(found, key=version_of)
-            saved = read_structure(newest / INDEX if newest.suffix == SHARDED else newest)
-            return dict(saved["identity"])
-        return {}
+        found: list[Path] = []
+        # A folder that does not exist is made when it is taken over.
+        if self.path.is_dir():
+            with self.explained(f"cannot read the checkpoints in {self.path}"):
+                found = list_checkpoints(self.path)
+        choice.require_any(found, self.path)
+        for path in choice.of(found)[:1]:
+            file = index_of(path)
+            with suppress(OSError):
+                if find_structural_fault(file) is None:
+                    return path, read_structure(file)
+        return None
 
     def require_empty(self) -> None:
         """Raise UserError if the folder has checkpoints already."""
-        if self.path.is_dir() and any(
-            FILE_NAME.fullmatch(path.name) for path in self.path.iterdir()
-        ):
+        if self.path.is_dir() and list_checkpoints(self.path):
             raise UserError(
                 f"{self.path} has checkpoints of an earlier start; call restore() before the first "
                 "save, or use another folder"
             )
-
-    def open_to_read(self, path: Path) -> IO[bytes]:
-        """Open a file of a checkpoint."""
-        with self.explained(f"cannot read the checkpoint {path}"):
-            return path.open("rb")
 
     def set_aside(self, paths: list[Path]) -> None:
         """Rename unreadable checkpoints, which must not take the place of good ones."""
@@ -229,12 +278,42 @@ class CheckpointFolder:
             with suppress(OSError):
                 path.rename(path.with_suffix(".unreadable"))
 
+    def continue_from(self, path: Path) -> None:
+        """Make the checkpoints from now on newer than `path` and all others.
+
+        Those that this start has saved after `path` would be newer than what follows from it. Then
+        the start gets a new number.
+        """
+        self._origin = path
+        with self.explained(f"cannot write the checkpoint to {self.path}"):
+            claim = self.claim
+            number, self._last_step, _ = version_of(path)
+            if any(version_of(other) > version_of(path) for other in self._own_files()):
+                self._claim = claim.renew()
+            if number != self.claim.number:
+                self._last_step = None
+
+    def _own_files(self) -> list[Path]:
+        claim = self.claim
+        return [path for path in claim.list_files() if version_of(path)[0] == claim.number]
+
     # Writing
 
     def target(self, step: int, *, is_sharded: bool) -> Target:
-        """Return where the checkpoint of a step goes. Make the directory of a sharded one."""
+        """Return where the checkpoint of a step goes. Make the directory of a sharded one.
+
+        Raises UserError if the step is below the last one: the checkpoint would be older than the
+        last one, and be removed. The same step is saved again if something has changed since.
+        """
+        if self._last_step is not None and step < self._last_step:
+            raise UserError(
+                f"save: step {step} is below {self._last_step}, that of the last checkpoint; count "
+                "the steps of the whole run, call restore(step=…) to go on from an earlier "
+                "checkpoint, or use another folder for another phase"
+            )
         claim = self.claim
         claim.check()
+        self._last_step = step
         if not is_sharded:
             return Target(checkpoint_path(claim.folder, claim.number, step))
         with self.explained(f"cannot write the checkpoint to {self.path}"):
@@ -264,8 +343,9 @@ class CheckpointFolder:
         self._has_checked = True
         if reason:
             path.unlink()
+            guilty = _find_unreadable(state) or state["parts"]
             raise UserError(
-                f"the state of {', '.join(state['parts'])} can be written but not read again "
+                f"the state of {', '.join(guilty)} can be written but not read again "
                 f"({reason}); return only tensors, Python's own numbers and strings, and lists and "
                 "dicts of them from state_dict()"
             )
@@ -281,14 +361,27 @@ class CheckpointFolder:
             # after this check, it still keeps its newest files, and those are read first.
             claim.check()
             best = self.path / self.best.file if self.best else None
-            for old in self._retention.find_superfluous(claim.list_files(), best):
+            files = sorted(claim.list_files(), key=self._rank_of, reverse=True)
+            for old in self._retention.find_superfluous(files, best):
                 _remove(old, claim)
+
+    def _rank_of(self, path: Path) -> tuple[Any, ...]:
+        """Return by what checkpoints are sorted, of which the last ones are kept.
+
+        Those of this start come last. Before them comes that from which it continues. Of the
+        others, some may be newer than that one, and unreadable or given up.
+        """
+        is_own = version_of(path)[0] == self.claim.number
+        return is_own, not is_own and path == self._origin, version_of(path)
 
     def _note_score(self, path: Path, step: int, score: float | None) -> None:
         if self.best and not (self.path / self.best.file).exists():
             # It was set aside, or somebody has removed it.
             self.best = None
-        if score is None or math.isnan(score) or (self.best and score <= self.best.score):
+        # JSON has neither NaN nor infinity, and nothing would be better than infinity.
+        if score is None or not math.isfinite(score):
+            return
+        if self.best and score <= self.best.score:
             return
         best = Best(step, path.name, float(score))
         data = json.dumps(asdict(best)).encode()
@@ -299,6 +392,19 @@ class CheckpointFolder:
             partial_folder=self.claim.workspace,
         )
         self.best = best
+
+
+def index_of(path: Path) -> Path:
+    """Return the file of a checkpoint that has all that is not in shards."""
+    return path / INDEX if path.suffix == SHARDED else path
+
+
+def _find_unreadable(state: Mapping[str, Any]) -> list[str]:
+    """Return the names of the parts of a checkpoint that cannot be read again."""
+    parts = {**state["parts"]}
+    for rank, own in enumerate(state["rank_parts"]):
+        parts |= {f"{name} of rank {rank}": part for name, part in own.items()}
+    return [name for name, part in parts.items() if not can_be_read_again(part)]
 
 
 def _remove(path: Path, claim: Claim) -> None:

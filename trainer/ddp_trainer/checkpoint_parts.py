@@ -3,18 +3,24 @@
 `folder` is that of the checkpoints, for the messages.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
-from ddp_trainer.checkpoint_file import copied_to_cpu, first_line, map_leaves
+from ddp_trainer.checkpoint_file import StoredTensor, copied_to_cpu, map_leaves
 from ddp_trainer.claim import SHARDED
 from ddp_trainer.errors import UserError
+from ddp_trainer.module_names import bare, bare_names, compiled_names
+
+# Lines and characters of torch's error that a message has at most.
+REASON_LINES = 3
+REASON_LENGTH = 400
 
 # Settings of an optimizer that say how it computes, which depends on the hardware.
 COMPUTATION = ("fused", "foreach")
@@ -43,14 +49,39 @@ class PerRank:
     part: Stateful
 
 
+def split_parts(
+    parts: Mapping[str, Stateful | PerRank],
+) -> tuple[dict[str, Stateful], dict[str, Stateful]]:
+    """Return (the parts that all ranks have in common, those that each rank has for itself).
+
+    Models are taken out of their wrappers. Raises UserError for a name that cannot be used.
+    """
+    common: dict[str, Stateful] = {}
+    own: dict[str, Stateful] = {}
+    for name, part in parts.items():
+        # In a sharded checkpoint, the name of a tensor is that of its part, a dot and its own.
+        if not isinstance(name, str) or not name or "." in name:
+            raise UserError(
+                f"{name!r}: the name of a part must be a string without a dot", is_common=True
+            )
+        if isinstance(part, PerRank):
+            own[name] = bare(part.part)
+        else:
+            common[name] = bare(part)
+    return common, own
+
+
 def copied_state(name: str, part: Stateful) -> Any:
-    """Return a copy of a part's state, which training does not change any more."""
+    """Return a copy of a part's state, which training does not change any more.
+
+    Raises UserError for every error, which the ranks can exchange.
+    """
     try:
-        return map_leaves(copied_to_cpu, part.state_dict())
-    except ValueError as error:
+        return map_leaves(copied_to_cpu, bare_names(part.state_dict()))
+    except Exception as error:
         raise UserError(
-            f"the state of {name} cannot be saved ({error}); return only plain tensors, Python's "
-            "own numbers and strings, and lists and dicts of them from state_dict()"
+            f"the state of {name} cannot be saved ({reason_of(error)}); return only plain tensors, "
+            "Python's own numbers and strings, and lists and dicts of them from state_dict()"
         ) from error
 
 
@@ -59,6 +90,8 @@ def load_part(part: Stateful, state: Any, *, name: str, folder: Path) -> None:
     with explained_misfit(name, folder):
         if isinstance(part, Optimizer):
             _load_optimizer(part, state)
+        elif isinstance(part, nn.Module):
+            part.load_state_dict(compiled_names(state, part))
         else:
             part.load_state_dict(state)
 
@@ -73,10 +106,26 @@ def _load_optimizer(optimizer: Optimizer, state: Any) -> None:
         {name: group[name] for name in COMPUTATION if name in group}
         for group in optimizer.param_groups
     ]
+    _require_same_kind(optimizer, state)
     _reorder(optimizer, state["state"])
     optimizer.load_state_dict(state)
     for group, settings in zip(optimizer.param_groups, computation, strict=True):
         group.update(settings)
+
+
+def _require_same_kind(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Raise ValueError if a state is that of another optimizer, such as Adam's for SGD.
+
+    torch accepts it. A release of torch may add a setting or remove one, but not both at once.
+    """
+    for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=False):
+        missing = optimizer.defaults.keys() - saved.keys()
+        unknown = saved.keys() - own.keys() - {"initial_lr"}
+        if missing and unknown:
+            raise ValueError(
+                f"it is the state of another optimizer than {type(optimizer).__name__}: it has "
+                f"{', '.join(sorted(unknown))} and not {', '.join(sorted(missing))}"
+            )
 
 
 def _reorder(optimizer: Optimizer, state: dict[int, dict[str, Any]]) -> None:
@@ -85,8 +134,8 @@ def _reorder(optimizer: Optimizer, state: dict[int, dict[str, Any]]) -> None:
     Only tensors in another order are copied, one after another, to save memory.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, values in state.items():
-        parameter = parameters[index]
+    for index, parameter in enumerate(parameters):
+        values = state.get(index, {})
         for name, value in values.items():
             is_like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
             if is_like and value.stride() != parameter.stride():
@@ -106,21 +155,85 @@ def explained_misfit(name: str, folder: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = first_line(error)
         raise UserError(
-            f"the checkpoint in {folder} does not fit this {name} ({reason}); use the flags that "
-            "it was made with, or another --checkpoint-dir"
+            f"the checkpoint in {folder} does not fit this {name} ({reason_of(error)}); use the "
+            "settings that it was made with, or another folder"
         ) from error
 
 
-def require_part(name: str, parts: Mapping[str, Any], folder: Path) -> None:
-    """Raise UserError if a checkpoint has no state of a part."""
-    if name not in parts:
-        raise UserError(
-            f"the checkpoint in {folder} has no state of this {name}; it has "
-            f"{', '.join(map(str, parts)) or 'none'}. Use the script that it was made with, or "
-            "another --checkpoint-dir"
-        )
+def reason_of(error: BaseException) -> str:
+    """Return what an error says, in one line.
+
+    The first line of torch's error of a module only says that there were errors. The reasons, such
+    as missing keys and other shapes, are in the lines after it.
+    """
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        del lines[0]
+    if len(lines) > REASON_LINES:
+        lines[REASON_LINES:] = [f"and {len(lines) - REASON_LINES} more"]
+    if not isinstance(error, ValueError | RuntimeError | OSError):
+        # The text of a KeyError is only the key.
+        lines.insert(0, f"{type(error).__name__}:" if lines else type(error).__name__)
+    reason = " ".join(lines) or type(error).__name__
+    return reason if len(reason) <= REASON_LENGTH else f"{reason[:REASON_LENGTH]} …"
+
+
+def require_fitting_module(name: str, module: nn.Module, saved: Any, folder: Path) -> None:
+    """Raise UserError if a saved state has not the parameters of a module.
+
+    `saved` has a StoredTensor in the place of each tensor. This finds another model before anything
+    is loaded. A module that changes a state before it loads it is not checked.
+    """
+    if _changes_states(module):
+        return
+    with explained_misfit(name, folder):
+        # An untied or quantized state may be of any type.
+        saved = compiled_names(saved, module)
+        for key, parameter in module.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                continue
+            found = saved.get(key)
+            if not isinstance(found, StoredTensor):
+                raise ValueError(f'Missing key(s) in state_dict: "{key}".')
+            if found.shape != parameter.shape and parameter.dim():
+                raise ValueError(
+                    f"size mismatch for {key}: the checkpoint has the shape {list(found.shape)}, "
+                    f"this run {list(parameter.shape)}"
+                )
+
+
+def _changes_states(module: nn.Module) -> bool:
+    """Return True if a module or a part of it may load a state that is not like its own."""
+    if type(module).load_state_dict is not nn.Module.load_state_dict:
+        return True
+    for child in module.modules():
+        load = type(child)._load_from_state_dict
+        if load is not nn.Module._load_from_state_dict and not load.__module__.startswith(
+            "torch.nn.modules"
+        ):
+            return True
+        if child._load_state_dict_pre_hooks or child._state_dict_hooks:
+            return True
+    return False
+
+
+def require_parts(
+    names: Collection[str], parts: Mapping[str, Any], folder: Path, new: Collection[str]
+) -> list[str]:
+    """Return the names of which a checkpoint has a state.
+
+    Raises UserError if it has no state of a part that is not in `new`.
+    """
+    for name in names:
+        if name not in parts and name not in new:
+            raise UserError(
+                f"the checkpoint in {folder} has no state of this {name}; it has "
+                f"{', '.join(map(str, parts)) or 'none'}. Use the script that it was made with, "
+                "another folder, or restore(new_parts=…) for a part that is new"
+            )
+    return [name for name in names if name in parts]
 
 
 def require_ranks(name: str, saved: int, world_size: int, folder: Path) -> None:
@@ -128,7 +241,7 @@ def require_ranks(name: str, saved: int, world_size: int, folder: Path) -> None:
     if saved != world_size:
         raise UserError(
             f"the checkpoint in {folder} has the state of {name} for {saved} ranks, but this run "
-            f"has {world_size}; start as many ranks, or use another --checkpoint-dir"
+            f"has {world_size}; start as many ranks, or use another folder"
         )
 
 
@@ -143,8 +256,8 @@ def require_identity(
         if own.get(name) != found.get(name):
             raise UserError(
                 f"the checkpoint in {folder} was made with {name} {found.get(name)!r}, but this "
-                f"run has {own.get(name)!r}; use the flags that it was made with, or another "
-                "--checkpoint-dir"
+                f"run has {own.get(name)!r}; use the settings that it was made with, or another "
+                "folder"
             )
 
 
@@ -155,5 +268,5 @@ def require_format(path: Path, *, is_sharded: bool) -> None:
     own, found = ("sharded", "not sharded") if is_sharded else ("not sharded", "sharded")
     raise UserError(
         f"the checkpoint {path} was made with a model that is {found}, but this run's model is "
-        f"{own}; use the flags that it was made with, or another --checkpoint-dir"
+        f"{own}; use the settings that it was made with, or another folder"
     )

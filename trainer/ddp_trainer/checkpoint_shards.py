@@ -14,7 +14,7 @@ tensors, and all other state is in a file of its own, which is read with `weight
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,12 +81,13 @@ class ShardedState:
             for name, part in parts.items()
             if isinstance(part, nn.Module) and is_sharded(part)
         }
-        # Each optimizer, and the model whose parameters it has.
+        # Each optimizer, and the module that has its parameters.
         self._optimizers: dict[str, tuple[Optimizer, nn.Module]] = {}
         for name, part in parts.items():
-            model = self._model_of(part) if isinstance(part, Optimizer) else None
-            if model is not None:
-                self._optimizers[name] = part, model
+            if isinstance(part, Optimizer):
+                model = self._model_of(name, part, parts)
+                if model is not None:
+                    self._optimizers[name] = part, model
 
     def __bool__(self) -> bool:
         return bool(self._models)
@@ -99,19 +100,50 @@ class ShardedState:
         """Return the names of the sharded parts."""
         return [*self._models, *self._optimizers]
 
-    def _model_of(self, optimizer: Optimizer) -> nn.Module | None:
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for model in self._models.values():
-            if own & {id(parameter) for parameter in model.parameters()}:
-                return model
-        return None
+    def _model_of(
+        self, name: str, optimizer: Optimizer, parts: Mapping[str, Any]
+    ) -> nn.Module | None:
+        """Return the module that has the parameters of an optimizer, or None if none is sharded.
 
-    def _read(self) -> dict[str, dict[str, Any]]:
-        """Return the state of each part. Its tensors are those of the model, not copies."""
+        If several models have them, it is one module with these models in it. Raises UserError if
+        some parameters are of no model among the parts, because their names are then not known.
+        """
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        modules = {key: part for key, part in parts.items() if isinstance(part, nn.Module)}
+        owned = {
+            key: own & {id(parameter) for parameter in module.parameters()}
+            for key, module in modules.items()
+        }
+        if not any(owned[key] for key in self._models):
+            return None
+        for key in self._models:
+            if owned[key] == own:
+                return self._models[key]
+        found: dict[str, nn.Module] = {}
+        left = set(own)
+        for key, module in modules.items():
+            if owned[key] & left:
+                # Names such as `keys` are those of methods.
+                found[f"part_{key}"] = module
+                left -= owned[key]
+        if left:
+            raise UserError(
+                f"{name} has {len(left)} parameters of models that are no parts of the "
+                f"checkpoint, beside those of {' and '.join(modules)}; give these models to "
+                "Checkpoints too",
+                is_common=True,
+            )
+        return nn.ModuleDict(found)
+
+    def _read(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Return the state of some parts. Its tensors are those of the model, not copies."""
         found: dict[str, dict[str, Any]] = {}
         for name, model in self._models.items():
-            found[name] = get_model_state_dict(model)
+            if name in names:
+                found[name] = get_model_state_dict(model)
         for name, (optimizer, model) in self._optimizers.items():
+            if name not in names:
+                continue
             is_new = not optimizer.state
             found[name] = get_optimizer_state_dict(model, optimizer, options=FLAT)
             if is_new:
@@ -124,7 +156,7 @@ class ShardedState:
         has_state = {
             name: bool(optimizer.state) for name, (optimizer, _) in self._optimizers.items()
         }
-        found = self._read()
+        found = self._read(self.names)
         for name, has_own in has_state.items():
             if not has_own:
                 found[name] = _without_tensors(found[name])
@@ -135,7 +167,7 @@ class ShardedState:
         target: Target,
         state: dict[str, Any],
         files: CheckpointFolder,
-        key: str,
+        number: int,
         abandoned: threading.Event,
     ) -> Callable[[], None]:
         """Copy the tensors that this rank has to write, and return a function that writes them.
@@ -143,13 +175,13 @@ class ShardedState:
         The function needs no other rank at the same time, so a thread may call it. On rank 0 it
         also writes `state`, which has all that is not sharded, and completes the checkpoint.
 
-        - `key`: another one for each checkpoint. With it the ranks tell rank 0 what they wrote.
+        - `number`: that of this save, from 1. The ranks tell rank 0 with it what they wrote.
         - `abandoned`: set it to let rank 0 wait for the others no longer.
         """
         draft = target.draft
         assert draft is not None
         rank = self._runtime.rank
-        self._runtime.run_on_all(lambda: _require_visible(draft))
+        self._runtime.run_on_all(lambda: _require_visible(draft, is_first=number == 1))
         states = self._read_saved()
         tensors = _tensors(states)
         staging = Staging()
@@ -165,7 +197,7 @@ class ShardedState:
         for name, part in states.items():
             state["parts"][name] = _without_tensors(part)
         state[SHAPES] = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        meeting = Meeting(self._runtime, key, abandoned)
+        meeting = Meeting(self._runtime, f"{draft}/{number}", abandoned)
 
         def write() -> None:
             with meeting.reporting(), files.explained(f"cannot write {target.path}"):
@@ -178,17 +210,25 @@ class ShardedState:
 
         return write
 
-    def load(self, path: Path, saved: State) -> None:
-        """Load the sharded parts from a checkpoint. `saved` is its index.
+    def require_fitting(self, saved: State, names: Collection[str]) -> None:
+        """Raise ValueError if a checkpoint has other tensors of the parts in `names`.
+
+        `saved` is its index. Nothing is loaded.
+        """
+        _require_shapes(_tensors(self._read(names)), _shapes_of(names, saved))
+
+    def load(self, path: Path, saved: State, names: Collection[str]) -> None:
+        """Load the sharded parts in `names` from a checkpoint. `saved` is its index.
 
         Raises ValueError if it has other tensors.
         """
-        states = self._read()
+        states = self._read(names)
         tensors = _tensors(states)
-        unused = self._find_unused_state(tensors, saved[SHAPES])
+        shapes = _shapes_of(states, saved)
+        unused = self._find_unused_state(tensors, shapes)
         for name in unused:
             del tensors[name]
-        _require_shapes(tensors, saved[SHAPES])
+        _require_shapes(tensors, shapes)
         with _plain_errors():
             load(
                 tensors,
@@ -198,8 +238,11 @@ class ShardedState:
         for name, state in states.items():
             state |= saved["parts"][name]
         for name, model in self._models.items():
-            set_model_state_dict(model, states[name])
+            if name in states:
+                set_model_state_dict(model, states[name])
         for name, (optimizer, model) in self._optimizers.items():
+            if name not in states:
+                continue
             set_optimizer_state_dict(model, optimizer, states[name], options=FLAT)
             for parameter_name, parameter in model.named_parameters():
                 if any(key.startswith(f"{name}.state.{parameter_name}.") for key in unused):
@@ -233,6 +276,12 @@ def _without_tensors(state: State) -> dict[str, Any]:
     return {key: value for key, value in state.items() if not isinstance(value, Tensor)}
 
 
+def _shapes_of(names: Collection[str], saved: State) -> dict[str, list[int]]:
+    """Return the shapes of the tensors of some parts in a checkpoint."""
+    shapes: Mapping[str, list[int]] = saved[SHAPES]
+    return {key: shape for key, shape in shapes.items() if key.partition(".")[0] in names}
+
+
 def _require_shapes(tensors: Mapping[str, Tensor], saved: Mapping[str, list[int]]) -> None:
     """Raise ValueError unless the checkpoint has the same tensors with the same shapes."""
     own = {name: list(tensor.shape) for name, tensor in tensors.items()}
@@ -260,12 +309,16 @@ def _plain_errors() -> Iterator[None]:
             raise RetryableError(message, is_common=True) from error
 
 
-def _require_visible(draft: Path) -> None:
-    """Wait until this rank sees the directory that rank 0 made. Raises UserError if it does not."""
+def _require_visible(draft: Path, *, is_first: bool) -> None:
+    """Wait until this rank sees the directory that rank 0 made. Raises UserError if it does not.
+
+    If it has seen one before, the storage has failed, and another attempt may succeed.
+    """
     deadline = time.monotonic() + VISIBLE_TIMEOUT
     while not draft.is_dir():
         if time.monotonic() > deadline:
-            raise UserError(
+            kind = UserError if is_first else RetryableError
+            raise kind(
                 f"{draft} was made by rank 0 and is not visible here; a sharded model needs a "
                 "folder that all nodes share, such as a ReadWriteMany claim"
             )

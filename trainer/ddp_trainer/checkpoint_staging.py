@@ -25,15 +25,14 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.distributed_c10d import Store
 from torch.futures import Future
 
-from ddp_trainer.checkpoint_file import copied_to_cpu
+from ddp_trainer.checkpoint_file import as_bytes, copied_to_cpu
 from ddp_trainer.errors import RetryableError
 from ddp_trainer.runtime import Runtime
 
 # Bytes that are read at a time for a checksum.
 CHUNK = 1 << 20
 
-# Seconds that rank 0 waits for the other ranks' shards after its own, and between two looks.
-SHARDS_TIMEOUT = 600.0
+# Seconds between two looks for what another rank has written.
 LOOK_INTERVAL = 0.05
 
 # The suffix of a shard. DCP's reader takes every file with it.
@@ -102,10 +101,11 @@ class Staging(StorageWriter):
         places = {name: {"saved_offsets": offsets} for name, offsets in self._offsets.items()}
         metadata = {"DCP_SHARDING_INFO": json.dumps(places), "DCP_VERSION": "1.0", "format": "pt"}
         _save_file(self._tensors, path, metadata)
-        self._tensors.clear()
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        return {path.name: measure(path)}
+        written = measure_written(path, self._tensors)
+        self._tensors.clear()
+        return {path.name: written}
 
 
 def _save_file(tensors: dict[str, Tensor], path: Path, metadata: Mapping[str, str]) -> None:
@@ -130,6 +130,22 @@ def measure(path: Path) -> ShardFile:
     return ShardFile(size, crc)
 
 
+def measure_written(path: Path, tensors: Mapping[str, Tensor]) -> ShardFile:
+    """Return the size and the CRC of a shard from the tensors that were written to it.
+
+    Only the head of the file is read: the length of a JSON object in 8 bytes, and the object, which
+    has the places of the tensors.
+    """
+    with path.open("rb") as file:
+        head = file.read(8)
+        head += file.read(int.from_bytes(head, "little"))
+    places = json.loads(head[8:])
+    crc = zlib.crc32(head)
+    for name in sorted(tensors, key=lambda name: places[name]["data_offsets"]):
+        crc = zlib.crc32(as_bytes(tensors[name]).numpy(), crc)
+    return ShardFile(path.stat().st_size, crc)
+
+
 class Meeting:
     """Tells rank 0, through the rendezvous store, what the other ranks have written.
 
@@ -141,6 +157,7 @@ class Meeting:
         self._rank = runtime.rank
         self._others = range(1, runtime.world_size)
         self._store: Store | None = runtime.store
+        self._timeout = runtime.timeout
         self._key = key
         self._abandoned = abandoned
 
@@ -159,9 +176,12 @@ class Meeting:
                 self._store.set(f"{self._key}/{self._rank}", json.dumps([error, shards]))
 
     def collect(self) -> dict[str, ShardFile]:
-        """Return what all ranks have written. Raises RetryableError if one failed."""
+        """Return what all ranks have written. Raises RetryableError if one failed.
+
+        A rank that died is noticed when rank 0 has waited for as long as in a collective.
+        """
         found = dict(self.shards)
-        deadline = time.monotonic() + SHARDS_TIMEOUT
+        deadline = time.monotonic() + self._timeout
         for rank in self._others:
             assert self._store is not None
             key = f"{self._key}/{rank}"

@@ -30,10 +30,10 @@ from ddp_trainer.files import sync_folder
 # The directory of a claim. `rm folder/*` leaves it, so that the numbers continue.
 CLAIM_NAME = re.compile(r"\.claim-g(\d{4,})")
 
-# Checkpoints of releases without claims have no number, which counts as 0. The order of the
-# alphabet is that of the numbers and steps, and old names come first. If a sharded checkpoint of a
-# step exists already, the next one of this step has a number of its own.
-FILE_NAME = re.compile(r"step-(?:g(\d{4,})-)?(\d{10})(?:-(\d+))?\.(?:pt|sharded)")
+# Checkpoints of releases without claims have no number, which counts as 0. Up to steps of ten
+# digits, the order of the alphabet is that of the numbers and steps, and old names come first. If a
+# sharded checkpoint of a step exists already, the next one of this step has a number of its own.
+FILE_NAME = re.compile(r"step-(?:g(\d{4,})-)?(\d{10,})(?:-(\d+))?\.(?:pt|sharded)")
 
 # The suffix of a directory with a sharded checkpoint.
 SHARDED = ".sharded"
@@ -87,6 +87,27 @@ class Claim:
                 if _highest_number(folder) == number:
                     return claim
 
+    def renew(self) -> "Claim":
+        """Return a claim of the same start with a higher number, in the place of this one.
+
+        Raises TakenOver if a newer start has the folder, and OSError if it cannot be written.
+        """
+        self.check()
+        claim = Claim(self.folder, self.number + 1)
+        # A newer start has a higher number. Its claim must not be evicted, so no free number above
+        # it is looked for.
+        try:
+            claim.directory.mkdir()
+            claim.workspace.mkdir()
+        except (FileExistsError, FileNotFoundError) as error:
+            raise self._taken_over() from error
+        if _highest_number(self.folder) != claim.number:
+            shutil.rmtree(claim.directory, ignore_errors=True)
+            raise self._taken_over()
+        sync_folder(self.folder)
+        claim._evict_older()
+        return claim
+
     def _evict_older(self) -> None:
         """Remove the directories of older claims with their partial files."""
         for directory in self.folder.iterdir():
@@ -110,18 +131,36 @@ class Claim:
         return self.directory / self.token
 
     def check(self) -> None:
-        """Raise TakenOver if the claim is lost. This is for messages: `write` is safe without."""
+        """Raise TakenOver if the claim is lost. This is for messages: `write` is safe without.
+
+        Raises RetryableError if the folder or the claim is gone, and no other start has it.
+        """
         try:
-            is_lost = not self.workspace.is_dir()
+            if self.workspace.is_dir():
+                return
+            has_successor = self.folder.is_dir() and self._has_successor()
         except OSError:
             # The file system failed, which says nothing about the claim.
             return
-        if is_lost:
-            raise TakenOver(
-                f"{self.folder}: another start of this job has taken over this folder; this "
-                "process is outdated and stops; jobs that run at the same time need different "
-                "folders"
-            )
+        if has_successor:
+            raise self._taken_over()
+        # A folder that was made again would hide that a volume is gone. The rest of the run would
+        # be written to the disk below it.
+        raise RetryableError(
+            f"{self.folder}: this folder was removed or emptied during the run, or its volume is "
+            "no longer there; start again when the folder is back, or without its checkpoints"
+        )
+
+    def _has_successor(self) -> bool:
+        """Return True if another start has claimed the folder."""
+        matches = (CLAIM_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return any(int(match[1]) >= self.number for match in matches if match)
+
+    def _taken_over(self) -> TakenOver:
+        return TakenOver(
+            f"{self.folder}: another start of this job has taken over this folder; this process "
+            "is outdated and stops; jobs that run at the same time need different folders"
+        )
 
     def write(self, path: Path, state: Mapping[str, Any]) -> None:
         """Write a state by torch.save to `path` in the folder, if the claim is not lost.
@@ -176,10 +215,15 @@ class Claim:
 
         Those of newer starts are left out, so that an outdated process does not remove them.
         """
-        # File times would not help: they differ between nodes and copies.
-        found = [path for path in self.folder.iterdir() if FILE_NAME.fullmatch(path.name)]
-        own = [path for path in found if version_of(path)[0] <= self.number]
-        return sorted(own, key=version_of, reverse=True)
+        found = list_checkpoints(self.folder)
+        return [path for path in found if version_of(path)[0] <= self.number]
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of all starts, the newest first. Raises OSError."""
+    # File times would not help: they differ between nodes and copies.
+    found = [path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name)]
+    return sorted(found, key=version_of, reverse=True)
 
 
 def checkpoint_path(folder: Path, number: int, step: int, suffix: str = ".pt") -> Path:

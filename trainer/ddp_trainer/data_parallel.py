@@ -13,22 +13,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from ddp_trainer.module_names import OwnStateDict
+
 T = TypeVar("T")
 
 # Makes a scalar of a model's output.
 Loss = Callable[[Any], Tensor]
-
-
-class OwnStateDict(nn.Module):
-    """A wrapper of `module` whose state dict is that of the module, without a prefix."""
-
-    module: nn.Module
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.load_state_dict(*args, **kwargs)
 
 
 class DistributedModel(OwnStateDict, DistributedDataParallel):

@@ -3,7 +3,8 @@
 import errno
 import signal
 
-# Errors of a path that is wrong, or that this user may not use. Another attempt would fail too.
+# Errors of a path that is wrong, or that this user may not use. Another attempt would fail too,
+# unless the path has worked before.
 WRONG_PATH = (
     errno.ENOENT,
     errno.ENOTDIR,
@@ -40,9 +41,14 @@ class RetryableError(UserError):
     exit_code = 1
 
 
-def path_error(message: str, error: OSError) -> UserError:
-    """Return the error of a path that cannot be used: retryable unless the path is wrong."""
-    return UserError(message) if error.errno in WRONG_PATH else RetryableError(message)
+def path_error(message: str, error: OSError, *, has_worked: bool = False) -> UserError:
+    """Return the error of a path that cannot be used: retryable unless the path is wrong.
+
+    A path that this process has used before is not wrong. Its storage has failed: a disk was
+    mounted again as read-only, a ticket has expired, or a volume is gone.
+    """
+    is_wrong = error.errno in WRONG_PATH and not has_worked
+    return UserError(message) if is_wrong else RetryableError(message)
 
 
 class Interrupted(SystemExit):

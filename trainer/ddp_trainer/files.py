@@ -14,7 +14,7 @@ PARTIAL = ".partial"
 
 
 def write_atomically(
-    path: Path,
+    path: Path | str,
     write: Callable[[IO[bytes]], Any],
     *,
     durable: bool,
@@ -27,6 +27,7 @@ def write_atomically(
     `partial_folder`, on the same file system; by default beside `path`. Raises OSError if it cannot
     be written.
     """
+    path = Path(path)
     # The name differs between nodes and processes that share the folder.
     suffix = f"{socket.gethostname()}-{os.getpid()}{PARTIAL}"
     partial = (partial_folder or path.parent) / f".{path.name}.{suffix}"
@@ -52,11 +53,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path | str) -> None:
     """Raise UserError if no file can be written to `folder`, which is created.
 
     A check at the start is better than a lost checkpoint after an hour of training.
     """
+    folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

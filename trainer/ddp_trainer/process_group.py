@@ -213,8 +213,8 @@ def _join(launch: Launch, hardware: Hardware, timeout: float | None, devices: in
 
     # A file store keeps everything that was ever written, so positions are not written to it.
     stragglers = None
+    seconds = (limit or default_pg_timeout).total_seconds()
     if not launch.init_method.startswith("file:"):
-        seconds = (limit or default_pg_timeout).total_seconds()
         positions = PrefixStore("stragglers", store)
         report = partial(_report_slow_rank, hardware, rank)
         stragglers = StragglerDetector(positions, rank, world_size, seconds, report)
@@ -232,6 +232,7 @@ def _join(launch: Launch, hardware: Hardware, timeout: float | None, devices: in
         cpu_group=cpu_group,
         stragglers=stragglers,
         store=PrefixStore("runtime", store),
+        timeout=seconds,
     )
 
 

@@ -42,6 +42,7 @@ class Runtime:
 
     - `cpu_group`: the process group for tensors on the CPU; None for the default group.
     - `store`: the rendezvous store, with a prefix of its own; None for a process alone.
+    - `timeout`: seconds that a rank waits for its peers.
     - `seconds`: the time spent on the start: import and rendezvous.
     - `at_leave`: called before the process leaves the group, with True after an exception. Peers
       may then be gone.
@@ -58,6 +59,7 @@ class Runtime:
     cpu_group: dist.ProcessGroup | None = None
     stragglers: StragglerDetector | None = None
     store: Store | None = None
+    timeout: float = 1800.0
     seconds: Mapping[str, float] = field(default_factory=dict)
     at_leave: list[Callable[[bool], None]] = field(default_factory=list, compare=False)
     is_writing: list[Callable[[], bool]] = field(default_factory=list, compare=False)

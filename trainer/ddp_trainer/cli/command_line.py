@@ -20,7 +20,9 @@ the same:
   torchrun --standalone --nproc-per-node 2 -m ddp_trainer digits --epochs 20
   args: [-m, ddp_trainer, digits, --epochs, "20"]        (in the DDPJob's spec)
 
-`ddp-trainer launch --help` describes how to start any script on SageMaker or Slurm.
+`ddp-trainer launch --help` describes how to start any script on SageMaker or Slurm. `ddp-trainer
+checkpoints --help` and `ddp-trainer export --help` describe how to list checkpoints, and how to
+write their weights to a file for other programs.
 """
 
 EPILOG = """\

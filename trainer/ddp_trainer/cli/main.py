@@ -8,19 +8,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ddp_trainer.cli import launch
+from ddp_trainer.cli import checkpoints, launch
 from ddp_trainer.cli.command_line import Command, parse
 from ddp_trainer.errors import Interrupted, UserError
 
+# Commands that are no workloads, and parse their own arguments.
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "launch": launch.main,
+    "export": checkpoints.export,
+    "checkpoints": checkpoints.list_checkpoints,
+}
+
 
 def main() -> int:
-    """Run one workload and return its exit code.
+    """Run one workload, or another command, and return its exit code.
 
     0 is success, 2 is wrong use, 128 + signal is the end by a signal, 1 is anything else.
     """
-    # The other arguments of `launch` belong to the user's script.
-    if sys.argv[1:2] == ["launch"]:
-        return launch.main(sys.argv[2:])
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        return COMMANDS[sys.argv[1]](sys.argv[2:])
     command = parse()
     options = command.options
     has_launcher = "RANK" in os.environ or "WORLD_SIZE" in os.environ

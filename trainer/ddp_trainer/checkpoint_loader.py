@@ -1,0 +1,159 @@
+"""Loading a checkpoint into the parts of a job, on every rank."""
+
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from torch import nn
+
+from ddp_trainer.checkpoint_file import StoredTensor, as_bytes, map_leaves, read_structure
+from ddp_trainer.checkpoint_folder import CheckpointFolder, index_of
+from ddp_trainer.checkpoint_parts import (
+    Stateful,
+    explained_misfit,
+    load_part,
+    require_fitting_module,
+    require_format,
+    require_identity,
+    require_parts,
+    require_ranks,
+)
+from ddp_trainer.checkpoint_ranks import sharded_state
+from ddp_trainer.runtime import Runtime
+
+if TYPE_CHECKING:
+    from ddp_trainer.checkpoint_shards import ShardedState
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Loads a checkpoint into the parts with certain names. Every rank calls its methods.
+
+    - `files` is the folder of the checkpoints.
+    - `parts` are those that all ranks have in common, `rank_parts` those of each rank.
+    - `names` are those of the parts to load.
+    - `new_parts`: names of parts that a checkpoint need not have.
+    """
+
+    runtime: Runtime
+    files: CheckpointFolder
+    identity: Mapping[str, str | int]
+    parts: Mapping[str, Stateful]
+    rank_parts: Mapping[str, Stateful]
+    names: Collection[str] = field(kw_only=True)
+    new_parts: Collection[str] = field(kw_only=True)
+
+    @property
+    def folder(self) -> Path:
+        return self.files.path
+
+    def require_fitting(self, path: Path, saved: Any) -> None:
+        """Raise UserError if a checkpoint belongs to another job or model. Nothing is loaded.
+
+        `saved` is its structure.
+        """
+        self.runtime.run_on_all(lambda: self._require_fitting(path, saved))
+
+    def _require_fitting(self, path: Path, saved: Any) -> None:
+        require_identity(self.identity, saved["identity"], self.folder)
+        sharded = sharded_state(self.parts, self.runtime)
+        require_format(path, is_sharded=bool(sharded))
+        plain, in_shards = self._split(saved, sharded)
+        for name in plain:
+            part = self.parts[name]
+            if isinstance(part, nn.Module):
+                require_fitting_module(name, part, saved["parts"][name], self.folder)
+        models = [name for name in in_shards if isinstance(self.parts[name], nn.Module)]
+        if sharded and models:
+            with explained_misfit(" and ".join(models), self.folder):
+                sharded.require_fitting(saved, models)
+
+    def load(self, path: Path) -> int:
+        """Load a readable checkpoint, and return its step."""
+        saved = self.runtime.on_main(lambda: self._read_structure(path))
+        self.require_fitting(path, saved)
+        sharded = sharded_state(self.parts, self.runtime)
+        plain, in_shards = self._split(saved, sharded)
+
+        main_file = self.runtime.run_on_all(
+            lambda: self._open(path) if self.runtime.is_main else None
+        )
+        with main_file or nullcontext() as file:
+            for name in plain:
+                self._load_part(name, self._receive(saved["parts"][name], file))
+            generators = self._receive(saved["generators"], file)
+            rank_parts = self._receive(saved.get("rank_parts", []), file)
+        if sharded and in_shards:
+            with explained_misfit(" and ".join(in_shards), self.folder):
+                sharded.load(path, saved, in_shards)
+
+        self.runtime.run_on_all(lambda: self._load_own(generators, rank_parts))
+        return int(saved["step"])
+
+    def _read_structure(self, path: Path) -> Any:
+        with self.files.explained(f"cannot read the checkpoint {path}"):
+            return read_structure(index_of(path))
+
+    def _open(self, path: Path) -> IO[bytes]:
+        with self.files.explained(f"cannot read the checkpoint {path}"):
+            return index_of(path).open("rb")
+
+    def _split(self, saved: Any, sharded: "ShardedState | None") -> tuple[list[str], list[str]]:
+        """Return the names of the common parts to load: (plain ones, those that are sharded)."""
+        common = [name for name in self.parts if name in self.names]
+        found = require_parts(common, saved["parts"], self.folder, self.new_parts)
+        in_shards = [name for name in found if sharded and name in sharded]
+        return [name for name in found if name not in in_shards], in_shards
+
+    def _load_part(self, name: str, state: Any) -> None:
+        self.runtime.run_on_all(
+            lambda: load_part(self.parts[name], state, name=name, folder=self.folder)
+        )
+
+    def _load_own(self, generators: list[Any], rank_parts: list[dict[str, Any]]) -> None:
+        """Load what each rank has for itself."""
+        ranks = self.runtime.world_size
+        # With another number of ranks, each rank keeps the generators that it started with. They
+        # belong to the whole state, so they are not loaded with some of the parts.
+        is_whole = {*self.names} == {*self.parts, *self.rank_parts}
+        if is_whole and len(generators) == ranks:
+            with explained_misfit("random number generator", self.folder):
+                self.runtime.hardware.set_random_state(generators[self.runtime.rank])
+        for name, part in self.rank_parts.items():
+            if name not in self.names:
+                continue
+            require_ranks(name, len(rank_parts), ranks, self.folder)
+            own = rank_parts[self.runtime.rank]
+            if require_parts([name], own, self.folder, self.new_parts):
+                load_part(part, own[name], name=name, folder=self.folder)
+
+    def _receive(self, state: Any, file: IO[bytes] | None) -> Any:
+        """Return a state with its tensors, which rank 0 reads from its file and sends to all.
+
+        Raises UserError on every rank if the file cannot be read.
+        """
+        failures: list[OSError] = []
+
+        def receive(leaf: Any) -> Any:
+            if not isinstance(leaf, StoredTensor):
+                return leaf
+            tensor = leaf.allocate()
+            if file and not failures:
+                try:
+                    tensor = leaf.read(file)
+                except OSError as error:
+                    # The other ranks wait for all tensors. They get the error after these.
+                    failures.append(error)
+            self.runtime.broadcast_tensor(as_bytes(tensor))
+            return tensor
+
+        def require_all_read() -> None:
+            with self.files.explained("cannot read the checkpoint"):
+                for failure in failures:
+                    raise failure
+
+        received = map_leaves(receive, state)
+        self.runtime.on_main(require_all_read)
+        return received

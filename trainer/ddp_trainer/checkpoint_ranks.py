@@ -1,0 +1,133 @@
+"""The parts of a checkpoint that rank 0 saves for all ranks: whether they are equal, or sharded.
+
+A checkpoint that is one file has the state of rank 0. If another rank has another state, such as
+its own stage of a pipeline, that state would be lost without a message. So the parameters of
+modules and the state of optimizers are compared. Buffers are not: those of rank 0 are the model's.
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ddp_trainer.errors import UserError
+from ddp_trainer.runtime import Runtime
+
+if TYPE_CHECKING:
+    from ddp_trainer.checkpoint_shards import ShardedState
+
+# Checkpoints from one comparison to the next. It reads all parameters once, which takes about as
+# long as to copy them. A state that differs from the beginning is found at the first one.
+COMPARE_EVERY = 50
+
+# The type as which the bits of an element are read, by its size in bytes.
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def sharded_state(parts: Mapping[str, Any], runtime: Runtime) -> "ShardedState | None":
+    """Return the sharded parts, or None if there are none."""
+    # A model of FSDP2 has parameters of a class of this module, whose import takes a while.
+    if "torch.distributed.tensor" not in sys.modules:
+        return None
+    from ddp_trainer.checkpoint_shards import ShardedState
+
+    return ShardedState(parts, runtime) or None
+
+
+def require_supported(parts: Mapping[str, Any]) -> None:
+    """Raise UserError if a part is sharded in a way that cannot be saved, by FSDP1."""
+    # A model of FSDP1 has a class of this module.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for name, part in parts.items():
+        modules = part.modules() if isinstance(part, nn.Module) else ()
+        if any(isinstance(module, fsdp.FullyShardedDataParallel) for module in modules):
+            raise UserError(
+                f"{name} is sharded by FullyShardedDataParallel (FSDP1), whose checkpoints are "
+                "not supported; shard it by torch.distributed.fsdp.fully_shard (FSDP2)",
+                is_common=True,
+            )
+
+
+def consolidate(parts: Mapping[str, Any]) -> None:
+    """Bring the state of optimizers that is spread over the ranks to rank 0. Every rank calls it.
+
+    ZeroRedundancyOptimizer loads the whole state, of which each rank keeps its own.
+    """
+    for part in parts.values():
+        if _is_spread(part):
+            part.consolidate_state_dict(to=0)
+
+
+def _is_spread(part: Any) -> bool:
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    return module is not None and isinstance(part, module.ZeroRedundancyOptimizer)
+
+
+def require_equal(parts: Mapping[str, Any], runtime: Runtime) -> None:
+    """Raise UserError on every rank if a part differs between the ranks. Every rank calls it."""
+    if runtime.world_size == 1:
+        return
+    own = {name: _digest(part) for name, part in parts.items() if not _is_spread(part)}
+    found = runtime.gather(own)
+    for name in own:
+        ranks = [rank for rank, other in enumerate(found) if other.get(name) != found[0][name]]
+        if ranks:
+            raise UserError(
+                f"the state of {name} on rank {ranks[0]} differs from that on rank 0, and only "
+                "that of rank 0 would be saved; use PerRank if each rank has a state of its own, "
+                "wrap the model if all ranks train the same one, or pass compare_ranks=False if "
+                "the ranks are meant to differ for a while",
+                is_common=True,
+            )
+
+
+def _digest(part: Any) -> str:
+    """Return a digest of the names, the types and the bits of a part's tensors.
+
+    The bits of a tensor are added up on its device, so that little has to be copied.
+    """
+    found = list(_compared(part))
+    sums = [_sum_of_bits(tensor) for _, tensor in found]
+    text = [
+        (name, str(tensor.dtype), tuple(tensor.shape), int(total))
+        for (name, tensor), total in zip(found, sums, strict=True)
+    ]
+    return hashlib.sha256(repr(text).encode()).hexdigest()
+
+
+def _compared(part: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a part that all ranks must have in common, with their names."""
+    tensors: Iterator[tuple[str, Any]] = iter(())
+    if isinstance(part, nn.Module):
+        tensors = part.named_parameters()
+    elif isinstance(part, Optimizer):
+        tensors = _optimizer_state(part)
+    for name, tensor in tensors:
+        # Those of other kinds cannot be saved, or are not there yet.
+        if type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided:
+            yield name, tensor
+
+
+def _optimizer_state(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    for index, parameter in enumerate(parameters):
+        state = optimizer.state.get(parameter, {})
+        for name, value in sorted(state.items(), key=lambda item: str(item[0])):
+            yield f"{index}.{name}", value
+
+
+@torch.no_grad()
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor's elements, each read as an integer."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.device.type not in ("cpu", "cuda"):
+        # Other devices may not read a number as another type.
+        tensor = tensor.cpu()
+    return tensor.detach().resolve_neg().view(BITS[tensor.element_size()]).sum(dtype=torch.int64)
