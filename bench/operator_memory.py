@@ -24,12 +24,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddpjob.core import render
-from ddpjob.core.decide import decide
-from ddpjob.core.job import Job
-from ddpjob.core.observe import observe
-from ddpjob.core.pod_context import Settings
-from ddpjob.core.pods import read_pod
+from ddpjob.core.api.job import Job
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.observation import observe
+from ddpjob.core.observe.pods import read_pod
+from ddpjob.core.render import objects
+from ddpjob.core.render.pod_context import Settings
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "apiserver"))
@@ -104,7 +104,7 @@ class Filler:
         job = Job.from_dict(made)
         begun = Job.from_dict({**made, "status": decide(observe(job, ()), now).status.to_dict()})
         seen = []
-        for body in render.pods(begun, range(self.pods), Settings()):
+        for body in objects.pods(begun, range(self.pods), Settings()):
             pod = self._create_pod(job.namespace, body, reported)
             seen.append(read_pod(pod))
         plan = decide(observe(begun, [pod for pod in seen if pod]), now)

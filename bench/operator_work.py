@@ -35,8 +35,8 @@ from builders import (  # noqa: E402
 
 from ddpjob.controller.cache import Cache  # noqa: E402
 from ddpjob.controller.metrics import Metrics  # noqa: E402
-from ddpjob.core.decide import decide  # noqa: E402
-from ddpjob.core.observe import observe  # noqa: E402
+from ddpjob.core.decide.rules import decide  # noqa: E402
+from ddpjob.core.observe.observation import observe  # noqa: E402
 from ddpjob.kube.kinds import NODES  # noqa: E402
 
 NODES_OF_GANG = 1_000

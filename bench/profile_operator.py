@@ -29,7 +29,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from ddpjob.controller.main import Options, operate, set_up_logging
-from ddpjob.core import names
+from ddpjob.core.api import names
 from tests.apiserver.envtest import (
     ADMIN_TOKEN,
     CRD,

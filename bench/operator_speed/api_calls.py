@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-from ddpjob.core import names
+from ddpjob.core.api import names
 
 from .client import Client
 

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddpjob.core import names, render
-from ddpjob.core.job import Job
-from ddpjob.core.pod_context import Settings
+from ddpjob.core.api import names
+from ddpjob.core.api.job import Job
+from ddpjob.core.render import objects
+from ddpjob.core.render.pod_context import Settings
 
 from .client import Object
 from .fake_nodes import NODE_SELECTOR, TOLERATIONS
@@ -52,15 +53,15 @@ class Shape:
 
 def objects_of(case: str, shape: Shape) -> list[bytes]:
     """Return what the client creates in this case, each as JSON."""
-    objects: list[Object] = []
+    bodies: list[Object] = []
     for name in _job_names(shape):
         if case == OURS:
-            objects.append(manifest(name, shape.nodes))
+            bodies.append(manifest(name, shape.nodes))
         elif case == INDEXED:
-            objects.append(indexed_job(name, shape.nodes))
+            bodies.append(indexed_job(name, shape.nodes))
         else:
-            objects += rendered_pods(name, shape.nodes)
-    return [json.dumps(created).encode() for created in objects]
+            bodies += rendered_pods(name, shape.nodes)
+    return [json.dumps(created).encode() for created in bodies]
 
 
 def _job_names(shape: Shape) -> Iterator[str]:
@@ -92,7 +93,7 @@ def rendered_pods(name: str, nodes: int) -> list[Object]:
     job = manifest(name, nodes)
     job["metadata"]["uid"] = "00000000-0000-4000-8000-000000000000"
     job["status"] = {"attempt": 0, "nodes": {"desired": nodes}}
-    pods = list(render.pods(Job.from_dict(job), range(nodes), Settings()))
+    pods = list(objects.pods(Job.from_dict(job), range(nodes), Settings()))
     for pod in pods:
         del pod["metadata"]["ownerReferences"]
         labels = pod["metadata"]["labels"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ddpjob.core import names
+from ddpjob.core.api import names
 
 from .api_calls import READS, WRITES, Call, calls_by_controllers, count_calls, wait_until_quiet
 from .cases import CASES, COLLECTIONS, INDEXED, NAMESPACE, OURS, PODS, Shape, objects_of

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpjob.core import names
+from ddpjob.core.api import names
 
 from .cases import COLLECTIONS, OURS, PODS, Shape, objects_of
 from .client import Access, Client, Object, Write, send_all

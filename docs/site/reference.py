@@ -9,7 +9,7 @@ import typer
 from ddpjob import AsyncClient, Client, LocalClient
 from ddpjob.cli.main import app
 from ddpjob.client.crd import schema
-from ddpjob.core.user_job import DDPJob
+from ddpjob.jobs.user_job import DDPJob
 
 
 def crd_page() -> str:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient, Client, ClientError, LogChoice
     from ddpjob.client.local import LocalClient
-    from ddpjob.core.user_job import DDPJob
+    from ddpjob.jobs.user_job import DDPJob
 
 __version__ = "0.1.0"
 
 __all__ = ["AsyncClient", "Client", "ClientError", "DDPJob", "LocalClient", "LogChoice"]
 
-MODULES = {"DDPJob": "ddpjob.core.user_job", "LocalClient": "ddpjob.client.local"}
+MODULES = {"DDPJob": "ddpjob.jobs.user_job", "LocalClient": "ddpjob.client.local"}
 
 
 def __getattr__(name: str) -> Any:

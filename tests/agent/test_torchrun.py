@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpjob.core.torchrun_flags import FLAGS
+from ddpjob.core.api.torchrun_flags import FLAGS
 
 pytest.importorskip("torch")
 

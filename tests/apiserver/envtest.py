@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpjob.core.kubernetes import NEWEST
+from ddpjob.core.api.kubernetes import NEWEST
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD = ROOT / "charts" / "ddpjob-operator" / "files" / "crd.yaml"

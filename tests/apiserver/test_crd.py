@@ -10,10 +10,10 @@ import yaml
 from envtest import APPLY, CRD, MERGE, Answer, ApiServer
 
 from ddpjob.client.validation import validate
-from ddpjob.core.kubernetes import NEWEST, NEWEST_MINOR
-from ddpjob.core.readers import SpecError
-from ddpjob.core.spec import Spec, refuse_unknown_fields
-from ddpjob.core.torchrun_flags import FLAGS
+from ddpjob.core.api.kubernetes import NEWEST, NEWEST_MINOR
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.spec import Spec, refuse_unknown_fields
+from ddpjob.core.api.torchrun_flags import FLAGS
 
 IMMUTABLE = "is immutable; delete the job and create it again"
 RESERVED = "remove them from env"

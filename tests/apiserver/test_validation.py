@@ -11,7 +11,7 @@ from envtest import ApiServer
 from test_crd import ACCEPTED, REFUSED, job
 
 from ddpjob.client.validation import validate
-from ddpjob.core.kubernetes import UNKNOWN_TO_CRD
+from ddpjob.core.api.kubernetes import UNKNOWN_TO_CRD
 
 # Specs that are made by changes of good ones, and the changes in each.
 MUTATED = 400

@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from ddpjob.core.api.status import Status
 from ddpjob.core.plan import NEXT_STEP
-from ddpjob.core.run_metrics import RunMetrics
-from ddpjob.core.status import Status
+from ddpjob.jobs.run_metrics import RunMetrics
 from ddpjob.show.display import Display
 
 NUMBERS = (

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.core.readers import SpecError
-from ddpjob.core.spec import KNOWN_FIELDS
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.spec import KNOWN_FIELDS
 from ddpjob.local.manifest import Manifest, check_claims, read
 from ddpjob.local.notes import CLUSTER_FIELDS
 from ddpjob.local.sizes import Overrides

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from ddpjob.core.status import Status
+from ddpjob.core.api.status import Status
 from ddpjob.local.manifest import read
 from ddpjob.local.processes import POD_UID
 from ddpjob.local.run import LocalRun

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.core import render
 from ddpjob.core.agent_files import agent_files
-from ddpjob.core.job import Job
-from ddpjob.core.readers import SpecError
-from ddpjob.core.status import PodCounts, Status
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.status import PodCounts, Status
+from ddpjob.core.render import objects
 from ddpjob.local.addresses import LocalAddresses
 from ddpjob.local.env import LOOPBACK
 from ddpjob.local.run import run_settings
@@ -38,7 +38,7 @@ def make_job(**spec) -> Job:
 def command(tmp_path: Path, config_maps=None, claims: Mapping[str, Path] = {}, **spec) -> Command:
     """Return the command of node 0 of a job with the fields `spec`."""
     settings = run_settings(lambda: 5555)
-    (pod,) = render.pods(make_job(**spec), [0], settings)
+    (pod,) = objects.pods(make_job(**spec), [0], settings)
     pod["spec"]["nodeName"] = "laptop"
     return translate(pod, RunFiles(tmp_path, claims, config_maps or {}))
 

@@ -33,11 +33,11 @@ from builders import (
 )
 from world import CORDON, SPOT_TAINT, World
 
-from ddpjob.core.dead_nodes import OUT_OF_SERVICE
-from ddpjob.core.history import OlderGang
-from ddpjob.core.names import Reason
-from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import Pod, TrainerState
+from ddpjob.core.api.history import OlderGang
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
+from ddpjob.core.observe.nodes import read_node
+from ddpjob.core.observe.observation import Pod, TrainerState
 
 Action = Callable[[World, int], None]
 PodAction = Callable[[World, Pod], None]

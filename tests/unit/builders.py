@@ -9,24 +9,24 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ddpjob.core import names
 from ddpjob.core.agent_files import config_map_name
-from ddpjob.core.conditions import (
+from ddpjob.core.api import names
+from ddpjob.core.api.conditions import (
     Conditions,
     find_condition,
     set_condition,
     stamp_conditions,
 )
-from ddpjob.core.decide import decide
-from ddpjob.core.history import Backoff, FailedNode, Retried, UnreachableNode, Yielding
-from ddpjob.core.job import Job
-from ddpjob.core.names import Condition
-from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import Observation, Pod, observe
+from ddpjob.core.api.history import Backoff, FailedNode, Retried, UnreachableNode, Yielding
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.names import Condition
+from ddpjob.core.api.status import Host, PodCounts, Status
+from ddpjob.core.api.times import format_time
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.nodes import read_node
+from ddpjob.core.observe.observation import Observation, Pod, observe
+from ddpjob.core.observe.pods import read_pod
 from ddpjob.core.plan import Plan
-from ddpjob.core.pods import read_pod
-from ddpjob.core.status import Host, PodCounts, Status
-from ddpjob.core.times import format_time
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 JOB_UID = "0b4c6f3e-9d52-4c43-b4f0-2f4c0f6f1d11"

@@ -11,12 +11,12 @@ from datetime import datetime
 from builders import NOW
 from world import Turn, World
 
-from ddpjob.core.conditions import stamp_conditions
-from ddpjob.core.dead_nodes import OUT_OF_SERVICE
-from ddpjob.core.deletions import LOST_PEERS
-from ddpjob.core.names import Cause, Condition, Phase
-from ddpjob.core.observe import NodeHealth, Pod
-from ddpjob.core.status import Status
+from ddpjob.core.api.conditions import stamp_conditions
+from ddpjob.core.api.names import Cause, Condition, Phase
+from ddpjob.core.api.status import Status
+from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
+from ddpjob.core.decide.deletions import LOST_PEERS
+from ddpjob.core.observe.observation import NodeHealth, Pod
 
 # Causes that use up maxRestarts, after which a gang cannot write a checkpoint any more.
 BROKEN = (Cause.FAILURE, Cause.HANG)

@@ -4,8 +4,8 @@ import json
 
 from builders import a_job, a_status
 
-from ddpjob.core.pod_context import Settings
-from ddpjob.core.render import pods
+from ddpjob.core.render.objects import pods
+from ddpjob.core.render.pod_context import Settings
 
 DEFAULTS = Settings()
 RESTRICTED = Settings(restricted=True)

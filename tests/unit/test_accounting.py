@@ -19,8 +19,8 @@ from builders import (
     written,
 )
 
-from ddpjob.core.names import Activity
-from ddpjob.core.status import goodput
+from ddpjob.core.api.names import Activity
+from ddpjob.core.api.status import goodput
 
 RUN = (a_pod(0, running()), a_pod(1, running()))
 

@@ -16,14 +16,14 @@ from builders import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpjob.core.decide import decide
-from ddpjob.core.job import Job
-from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import NodeHealth, observe
-from ddpjob.core.pods import owner_of, read_pod
-from ddpjob.core.result import read_result
-from ddpjob.core.spec import MAX_NODES
-from ddpjob.core.torchrun_log import is_follower, parse_summary
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.spec import MAX_NODES
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.nodes import read_node
+from ddpjob.core.observe.observation import NodeHealth, observe
+from ddpjob.core.observe.pods import owner_of, read_pod
+from ddpjob.core.observe.termination import read_result
+from ddpjob.core.observe.torchrun_log import is_follower, parse_summary
 
 words = st.sampled_from(
     [

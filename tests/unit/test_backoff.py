@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpjob.core.backoff import exponential_delay
+from ddpjob.core.api.backoff import exponential_delay
 
 
 def test_the_delay_doubles_with_each_failure_up_to_the_limit():

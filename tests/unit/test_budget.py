@@ -28,9 +28,10 @@ from builders import (
     written,
 )
 
-from ddpjob.core.history import Backoff
-from ddpjob.core.names import Condition, Phase, Reason
-from ddpjob.core.policy import MAX_BUDGET
+from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.policy import MAX_BUDGET
+from ddpjob.core.api.reasons import Reason
 
 ONE_FAILED = (a_pod(0, running()), a_pod(1, failed(torchrun_summary(1))))
 ONE_DELETED = (a_pod(0, running()), a_pod(1, running(), deleted_at=NOW))

@@ -29,8 +29,8 @@ from builders import (
     waiting,
 )
 
-from ddpjob.core.causes import Undecided, Verdict, judge
-from ddpjob.core.names import Cause
+from ddpjob.core.api.names import Cause
+from ddpjob.core.decide.causes import Undecided, Verdict, judge
 
 GONE = "pod digits-0-1 is gone: it was deleted, or its Kubernetes node was removed"
 

@@ -19,7 +19,7 @@ from goldens import check_golden
 
 from ddpjob import __version__
 from ddpjob.core.agent_files import config_map_name
-from ddpjob.core.job_defaults import read_job_defaults
+from ddpjob.core.render.job_defaults import read_job_defaults
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "ddpjob-operator"

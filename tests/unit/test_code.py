@@ -5,7 +5,7 @@ import yaml
 
 from ddpjob.cli.own_script import OwnScript, job_name
 from ddpjob.client.code import PRINTED_BYTES, owned_code, read_code
-from ddpjob.core.readers import SpecError
+from ddpjob.core.api.readers import SpecError
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from builders import (
     torchrun_summary,
 )
 
-from ddpjob.core.decide import decide
-from ddpjob.core.history import UnreachableNode
-from ddpjob.core.observe import ClusterPolicy, observe
+from ddpjob.core.api.history import UnreachableNode
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.observation import ClusterPolicy, observe
 
 TEXT = "step 7, loss 0.123\n" * 100
 

@@ -31,13 +31,14 @@ from builders import (
     written,
 )
 
-from ddpjob.core.dead_nodes import OUT_OF_SERVICE
-from ddpjob.core.decide import decide
-from ddpjob.core.deletions import BROKEN_GANG_GRACE
-from ddpjob.core.history import UnreachableNode
-from ddpjob.core.names import Condition, Phase, Reason
-from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import ClusterPolicy
+from ddpjob.core.api.history import UnreachableNode
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
+from ddpjob.core.decide.deletions import BROKEN_GANG_GRACE
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.nodes import read_node
+from ddpjob.core.observe.observation import ClusterPolicy
 
 NEVER = ClusterPolicy(dead_node_time=None)
 SPOT_TAINT = "aws-node-termination-handler/spot-itn"

@@ -37,12 +37,13 @@ from builders import (
     written,
 )
 
-from ddpjob.core.decide import RULES, decide
-from ddpjob.core.history import Backoff
-from ddpjob.core.names import Condition, Phase, Reason
-from ddpjob.core.observe import Refusal
+from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.status import Status, is_transition
+from ddpjob.core.decide.rules import RULES, decide
+from ddpjob.core.observe.observation import Refusal
 from ddpjob.core.plan import MAX_MESSAGE, Delete, Event
-from ddpjob.core.status import Status, is_transition
 
 # The message of a pod whose rank failed by itself, and of one that lost its peer.
 FAILURE = torchrun_summary(rank=1)

@@ -1,13 +1,13 @@
 """The documentation names all that a user meets."""
 
-import re
+import runpy
 from pathlib import Path
 
 import pytest
 import typer
 
 from ddpjob.cli.main import app
-from ddpjob.core.names import Reason
+from ddpjob.core.api.reasons import Reason
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs/users/operations.md").read_text()
@@ -16,14 +16,21 @@ COMMAND_LINE = (ROOT / "docs/users/command-line.md").read_text()
 COMMANDS = typer.main.get_command(app).commands
 
 
-def first_cells(text):
-    """Return the first cells of the rows of all tables."""
-    return "\n".join(re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE))
+def test_the_table_of_reasons_is_what_its_script_writes():
+    script = runpy.run_path(str(ROOT / "docs/site/reasons.py"))
+    assert script["build"]() == OPERATIONS, "run python docs/site/reasons.py"
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_each_reason_has_a_row_that_says_what_to_do(reason):
-    assert re.search(rf"\b{reason}\b", first_cells(OPERATIONS))
+def test_a_reason_is_a_row_of_a_table(reason):
+    assert f"| {reason} | {reason.meaning} |" in OPERATIONS
+    assert reason.meaning
+    assert "|" not in reason.meaning + reason.advice
+
+
+def test_a_reason_is_found_by_its_word():
+    assert Reason("QuotaExceeded") is Reason.QUOTA
+    assert f"{Reason.QUOTA}" == Reason.QUOTA.value == "QuotaExceeded"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

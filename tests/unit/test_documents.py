@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddpjob.core.documents import read_documents, require_jobs, set_fields
-from ddpjob.core.readers import SpecError
+from ddpjob.core.api.readers import SpecError
+from ddpjob.jobs.documents import read_documents, require_jobs, set_fields
 
 JOB = """
 apiVersion: ddpjob.dev/v1alpha1

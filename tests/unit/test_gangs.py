@@ -26,13 +26,14 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.core.gangs import Contests, older_gang, read_gang
-from ddpjob.core.history import OlderGang, Yielding
-from ddpjob.core.names import Condition, Identity, Phase, Reason
-from ddpjob.core.observe import ClusterPolicy, Refusal
-from ddpjob.core.restarts import YIELD_TIME
-from ddpjob.core.timers import QUOTA_TIMEOUT
-from ddpjob.core.times import format_time
+from ddpjob.core.api.history import OlderGang, Yielding
+from ddpjob.core.api.names import Condition, Identity, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.times import format_time
+from ddpjob.core.decide.gangs import Contests, older_gang, read_gang
+from ddpjob.core.decide.restarts import YIELD_TIME
+from ddpjob.core.decide.timers import QUOTA_TIMEOUT
+from ddpjob.core.observe.observation import ClusterPolicy, Refusal
 
 QUOTA = Refusal(Reason.QUOTA, "exceeded quota", at(60))
 POLICY = ClusterPolicy(gang_timeout=timedelta(seconds=600))

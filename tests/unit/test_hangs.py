@@ -14,9 +14,9 @@ from builders import (
     written,
 )
 
-from ddpjob.core.agent_state import AgentState
-from ddpjob.core.names import ANNOTATION_ASSIGNMENT, Cause
-from ddpjob.core.stacks import Frame, find_culprit, read_stacks
+from ddpjob.core.api.names import ANNOTATION_ASSIGNMENT, Cause
+from ddpjob.core.decide.stacks import Frame, find_culprit, read_stacks
+from ddpjob.core.observe.agent_state import AgentState
 
 BY_LOG = {"hangTimeoutSeconds": 60, "heartbeat": "Log"}
 TOLD = {ANNOTATION_ASSIGNMENT: '{"start": true, "dump": true}'}

@@ -25,15 +25,15 @@ from builders import (
     written,
 )
 
-from ddpjob.core.history import (
+from ddpjob.core.api.history import (
     MAX_ATTEMPT_MESSAGE,
     MAX_NODES_LISTED,
     FailedNode,
     count_failed_node,
     forget_old_failures,
 )
-from ddpjob.core.pod_context import Settings
-from ddpjob.core.render import pods as render_pods
+from ddpjob.core.render.objects import pods as render_pods
+from ddpjob.core.render.pod_context import Settings
 
 ONE_FAILED = (a_pod(0, running()), a_pod(1, failed(torchrun_summary(1), when=at(4))))
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"

@@ -19,10 +19,11 @@ from builders import (
     written,
 )
 
-from ddpjob.core.history import MAX_ATTEMPT_MESSAGE, Retried
-from ddpjob.core.names import Condition, Reason
-from ddpjob.core.script_errors import is_permanent
-from ddpjob.core.times import format_time
+from ddpjob.core.api.history import MAX_ATTEMPT_MESSAGE, Retried
+from ddpjob.core.api.names import Condition
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.times import format_time
+from ddpjob.core.decide.script_errors import is_permanent
 
 NO_MODULE = "ModuleNotFoundError: No module named 'tqdm'"
 

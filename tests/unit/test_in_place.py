@@ -28,14 +28,15 @@ from builders import (
     written,
 )
 
-from ddpjob.core import names
 from ddpjob.core.agent_files import config_map_name
-from ddpjob.core.assignment import ServiceAddresses, assignment
-from ddpjob.core.history import Backoff
-from ddpjob.core.in_place import BROKEN_GRACE, SILENT_TIME
-from ddpjob.core.names import Cause, Condition, Phase, Reason
+from ddpjob.core.api import names
+from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.names import Cause, Condition, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.status import Host
+from ddpjob.core.decide.in_place import BROKEN_GRACE, SILENT_TIME
 from ddpjob.core.plan import Assign
-from ddpjob.core.status import Host
+from ddpjob.core.render.assignment import ServiceAddresses, assignment
 
 FAILED = failed(agent_report())
 OWN_GRACE = 45

@@ -21,10 +21,11 @@ from builders import (
     torchrun_tail,
 )
 
-from ddpjob.core.agent_state import MAX_STATE, AgentState, read_state
-from ddpjob.core.causes import Undecided, judge
-from ddpjob.core.inquiry import questions
-from ddpjob.core.names import Cause, Reason
+from ddpjob.core.api.names import Cause
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.decide.causes import Undecided, judge
+from ddpjob.core.decide.inquiry import questions
+from ddpjob.core.observe.agent_state import MAX_STATE, AgentState, read_state
 
 FOLLOWER = a_pod(0, failed(follower_summary(0)))
 TRAINS = AgentState(0, "training", steps=(0, 12), heartbeat=3.0)

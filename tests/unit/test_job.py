@@ -3,8 +3,8 @@
 import pytest
 from builders import NOW, a_job, a_manifest, a_pod, a_running_job, failed, plan_for, running
 
-from ddpjob.core.job import Job, require_job_name
-from ddpjob.core.readers import SpecError
+from ddpjob.core.api.job import Job, require_job_name
+from ddpjob.core.api.readers import SpecError
 
 
 def test_a_job_is_read():

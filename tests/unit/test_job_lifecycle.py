@@ -32,10 +32,11 @@ from builders import (
     written,
 )
 
-from ddpjob.core.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
-from ddpjob.core.history import Backoff
-from ddpjob.core.names import Condition, Phase, Reason
-from ddpjob.core.observe import Refusal
+from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.decide.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
+from ddpjob.core.observe.observation import Refusal
 
 ALL_RUNNING = (a_pod(0, running()), a_pod(1, running()))
 ALL_SUCCEEDED = (a_pod(0, succeeded()), a_pod(1, succeeded()))

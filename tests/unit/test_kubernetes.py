@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddpjob.core.kubernetes import (
+from ddpjob.core.api.kubernetes import (
     NEWEST,
     OLDEST,
     advice_on_version,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from builders import a_spec
 
-from ddpjob.core.launcher import LAUNCHER_MODULES, LAUNCHERS, STARTERS
-from ddpjob.core.readers import SpecError
-from ddpjob.core.spec import Spec
+from ddpjob.core.api.launcher import LAUNCHER_MODULES, LAUNCHERS, STARTERS
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.spec import Spec
 
 CRD = Path(__file__).parents[2] / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
 

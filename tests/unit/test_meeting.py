@@ -20,8 +20,9 @@ from builders import (
     written,
 )
 
-from ddpjob.core.history import UnreachableNode
-from ddpjob.core.names import Condition, Phase, Reason
+from ddpjob.core.api.history import UnreachableNode
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
 
 FIRST = a_running_job(ran=False)
 EARLY = starting(since=at(-300))

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 
-from ddpjob.core.merge import MERGE_KEYS, merge
+from ddpjob.core.api.merge import MERGE_KEYS, merge
 
 POD = {
     "containers": [

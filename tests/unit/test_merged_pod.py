@@ -12,12 +12,12 @@ from rendered import (
     volumes_of,
 )
 
-from ddpjob.core import names
-from ddpjob.core.job_defaults import read_job_defaults
-from ddpjob.core.merged_pod import shutdown_seconds
-from ddpjob.core.pod_context import Settings
-from ddpjob.core.pod_fields import POD_FIELDS
-from ddpjob.core.readers import SpecError, normal_path
+from ddpjob.core.api import names
+from ddpjob.core.api.pod_fields import POD_FIELDS
+from ddpjob.core.api.readers import SpecError, normal_path
+from ddpjob.core.render.job_defaults import read_job_defaults
+from ddpjob.core.render.merged_pod import shutdown_seconds
+from ddpjob.core.render.pod_context import Settings
 
 REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 ZONE = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]}

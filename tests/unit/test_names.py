@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.core import names
+from ddpjob.core.api import names
 
 sizes = st.integers(1, 1000)
 attempts = st.integers(0, 999)

@@ -3,9 +3,9 @@
 import pytest
 from builders import a_node, a_running_job, nodes_of, observation
 
-from ddpjob.core.dead_nodes import is_cut_off, is_unreachable
-from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import NodeHealth
+from ddpjob.core.decide.dead_nodes import is_cut_off, is_unreachable
+from ddpjob.core.observe.nodes import read_node
+from ddpjob.core.observe.observation import NodeHealth
 
 
 def a_taint(key, effect="NoSchedule"):

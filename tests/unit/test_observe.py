@@ -15,8 +15,8 @@ from builders import (
     with_sidecar,
 )
 
-from ddpjob.core.names import Reason
-from ddpjob.core.observe import LONGEST_RETRY, Observation, Refusal
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.observe.observation import LONGEST_RETRY, Observation, Refusal
 
 
 def test_pods_are_sorted_by_attempt_and_index():

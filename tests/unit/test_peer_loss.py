@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpjob.core.peer_loss import FOLLOWER, LOST, UNCLEAR, WAITED
+from ddpjob.core.observe.peer_loss import FOLLOWER, LOST, UNCLEAR, WAITED
 
 SAMPLES = json.loads((Path(__file__).parent / "data" / "peer_loss.json").read_text())
 

@@ -24,9 +24,10 @@ from builders import (
     with_sidecar,
 )
 
-from ddpjob.core import names
-from ddpjob.core.observe import TrainerState
-from ddpjob.core.pods import owner_of, read_pod
+from ddpjob.core.api import names
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.observe.observation import TrainerState
+from ddpjob.core.observe.pods import owner_of, read_pod
 
 RUNNING_STATE = {"running": {}}
 SIDECAR = {"name": "mesh", "state": {"running": {}}}
@@ -271,7 +272,7 @@ def test_a_blocked_pod_has_a_reason_and_a_message(status, reason, message):
 
 def test_a_scheduling_gate_is_named():
     pod = read_pod(a_pod(0, scheduling_gated()))
-    assert (pod.blocked.reason, pod.gated) == (names.Reason.GATED, True)
+    assert (pod.blocked.reason, pod.gated) == (Reason.GATED, True)
     assert not read_pod(a_pod(0, unschedulable())).gated
 
 

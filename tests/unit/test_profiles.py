@@ -6,9 +6,9 @@ import pytest
 import yaml
 from builders import FULL_STATUS, a_spec
 
-from ddpjob.core import names, profiles
-from ddpjob.core.pod_fields import POD_FIELDS
-from ddpjob.core.spec import KNOWN_FIELDS, Spec
+from ddpjob.core.api import names, profiles
+from ddpjob.core.api.pod_fields import POD_FIELDS
+from ddpjob.core.api.spec import KNOWN_FIELDS, Spec
 
 CRD = Path(__file__).parents[2] / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
 

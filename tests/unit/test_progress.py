@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ddpjob.core.progress import Progress
+from ddpjob.jobs.progress import Progress
 
 START = {"event": "start", "time": 100.0, "steps": 460, "resumed_step": 0}
 TRAIN = {

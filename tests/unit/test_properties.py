@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from invariants import check
 from world import World, a_world
 
-from ddpjob.core.causes import judge
-from ddpjob.core.decide import decide
-from ddpjob.core.observe import observe
+from ddpjob.core.decide.causes import judge
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.observation import observe
 
 # How many histories are drawn: the number of parts, and the histories of each. 2,000 take two
 # minutes. Hypothesis remembers all examples of a part and becomes slower.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpjob.core.readers import MAX_QUOTED, did_you_mean, quoted
+from ddpjob.core.api.readers import MAX_QUOTED, did_you_mean, quoted
 
 
 @pytest.mark.parametrize(

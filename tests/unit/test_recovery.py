@@ -24,7 +24,8 @@ from builders import (
     written,
 )
 
-from ddpjob.core.names import Condition, Phase, Reason
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
 
 BOTH_RUN = (a_pod(0, running()), a_pod(1, running()))
 BOTH_SUCCEEDED = (a_pod(0, succeeded()), a_pod(1, succeeded()))

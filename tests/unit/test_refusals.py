@@ -4,7 +4,7 @@ import pytest
 
 from ddpjob.controller.errors import Refused
 from ddpjob.controller.refusals import refused_or_error
-from ddpjob.core.names import Reason
+from ddpjob.core.api.reasons import Reason
 from ddpjob.kube.errors import ApiError
 
 

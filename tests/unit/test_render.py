@@ -20,12 +20,12 @@ from rendered import (
     volumes_of,
 )
 
-from ddpjob.core import names, profiles
-from ddpjob.core.assignment import assignment
+from ddpjob.core.api import names, profiles
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.status import Host
 from ddpjob.core.plan import Assign
-from ddpjob.core.readers import SpecError
-from ddpjob.core.render import agent_config_map, pods, service
-from ddpjob.core.status import Host
+from ddpjob.core.render.assignment import assignment
+from ddpjob.core.render.objects import agent_config_map, pods, service
 
 REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpjob.core.run_metrics import RunMetrics, parse_metric, shares
+from ddpjob.jobs.run_metrics import RunMetrics, parse_metric, shares
 
 START = {"event": "start", "time": 105.0}
 END = {

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ddpjob.core.progress import Progress
-from ddpjob.core.user_job import DDPJob
+from ddpjob.jobs.progress import Progress
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.jobs import job_lines, job_table
 from ddpjob.show.text import duration
 

@@ -5,11 +5,11 @@ from datetime import date, timedelta
 import pytest
 from builders import a_spec
 
-from ddpjob.core import names
-from ddpjob.core.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, POD_FIELDS
-from ddpjob.core.policy import CleanPodPolicy, FailurePolicy, Lifecycle
-from ddpjob.core.readers import SpecError
-from ddpjob.core.spec import (
+from ddpjob.core.api import names
+from ddpjob.core.api.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, POD_FIELDS
+from ddpjob.core.api.policy import CleanPodPolicy, FailurePolicy, Lifecycle
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.spec import (
     Checkpoint,
     Spec,
     refuse_unknown_fields,

@@ -20,12 +20,12 @@ from builders import (
     waiting,
 )
 
-from ddpjob.core import names
-from ddpjob.core.conditions import set_condition, stamp_conditions
-from ddpjob.core.names import Condition
-from ddpjob.core.result import read_result
-from ddpjob.core.status import Status, is_transition
-from ddpjob.core.times import format_time
+from ddpjob.core.api import names
+from ddpjob.core.api.conditions import set_condition, stamp_conditions
+from ddpjob.core.api.names import Condition
+from ddpjob.core.api.status import Status, is_transition
+from ddpjob.core.api.times import format_time
+from ddpjob.core.observe.termination import read_result
 
 # The form in the manifest
 

@@ -8,7 +8,7 @@ from builders import torchrun_summary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpjob.core.termination import read_termination
+from ddpjob.core.observe.termination import read_termination
 
 
 def report(**changes):

@@ -30,11 +30,11 @@ from builders import (
     written,
 )
 
-from ddpjob.core.history import Backoff, UnreachableNode
-from ddpjob.core.names import Reason
-from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import ClusterPolicy, Refusal
-from ddpjob.core.timers import QUOTA_TIMEOUT, TIMERS, run_clocks, seconds_until_next
+from ddpjob.core.api.history import Backoff, UnreachableNode
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.decide.timers import QUOTA_TIMEOUT, TIMERS, run_clocks, seconds_until_next
+from ddpjob.core.observe.nodes import read_node
+from ddpjob.core.observe.observation import ClusterPolicy, Refusal
 
 BOTH_RUN = (a_pod(0, running()), a_pod(1, running()))
 UNREACHABLE = nodes_of(a_node("node-0"), a_node("node-1", "Unknown"))

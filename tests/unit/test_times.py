@@ -7,7 +7,7 @@ from builders import NOW
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddpjob.core.times import LAST_MOMENT, format_time, later, parse_time, since
+from ddpjob.core.api.times import LAST_MOMENT, format_time, later, parse_time, since
 
 
 def test_a_time_is_written_in_utc_with_whole_seconds():

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from builders import a_spec
 
-from ddpjob.core.readers import SpecError
-from ddpjob.core.spec import Spec
-from ddpjob.core.torchrun_flags import FLAGS
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.torchrun_flags import FLAGS
 
 ROOT = Path(__file__).parents[2]
 WORKING = [flag for flag in FLAGS if not flag.instead]

@@ -5,7 +5,7 @@ from time import process_time
 import pytest
 from builders import FOLLOWER_ERROR, NOW, TAILS, torchrun_summary, torchrun_tail
 
-from ddpjob.core.torchrun_log import parse_summary
+from ddpjob.core.observe.torchrun_log import parse_summary
 
 SUMMARY = torchrun_summary(rank=1)
 

@@ -27,10 +27,11 @@ from builders import (
     written,
 )
 
-from ddpjob.core.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
-from ddpjob.core.history import Backoff
-from ddpjob.core.names import Condition, Phase, Reason
-from ddpjob.core.times import format_time
+from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.times import format_time
+from ddpjob.core.decide.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
 
 # The message of a pod whose rank failed by itself, and of one that lost its peer.
 FAILURE = torchrun_summary(rank=1)

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from ddpjob import DDPJob
-from ddpjob.core.readers import SpecError
-from ddpjob.core.user_job import SpecFields
+from ddpjob.core.api.readers import SpecError
+from ddpjob.jobs.user_job import SpecFields
 
 CRD = Path(__file__).parents[2] / "charts/ddpjob-operator/files/crd.yaml"
 VERSION = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]

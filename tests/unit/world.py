@@ -25,18 +25,20 @@ from builders import (
     running,
 )
 
-from ddpjob.core.decide import decide
-from ddpjob.core.history import OlderGang
-from ddpjob.core.job import Job
-from ddpjob.core.names import (
+from ddpjob.core.api.history import OlderGang
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.names import (
     ANNOTATION_ASSIGNMENT,
     ANNOTATION_READY_BEFORE,
     LABEL_ATTEMPT,
-    Reason,
     pod_name,
 )
-from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import (
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.status import Status, is_transition
+from ddpjob.core.api.times import format_time
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.nodes import read_node
+from ddpjob.core.observe.observation import (
     ClusterPolicy,
     Node,
     NodeHealth,
@@ -47,8 +49,6 @@ from ddpjob.core.observe import (
     observe,
 )
 from ddpjob.core.plan import Assign, Plan
-from ddpjob.core.status import Status, is_transition
-from ddpjob.core.times import format_time
 
 # The largest gang. A pod with a greater index was created by hand.
 LARGEST_GANG = 4

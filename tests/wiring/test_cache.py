@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpjob.controller.cache import Cache
-from ddpjob.core import names
-from ddpjob.core.names import Identity
+from ddpjob.core.api import names
+from ddpjob.core.api.names import Identity
 from ddpjob.kube.kinds import NODES
 
 NAMES = ("one", "two")

@@ -10,7 +10,7 @@ from gang import a_job
 
 from ddpjob.controller.errors import Refused
 from ddpjob.controller.refusals import refused_or_error
-from ddpjob.core.names import Reason
+from ddpjob.core.api.reasons import Reason
 from ddpjob.kube import api as client
 from ddpjob.kube.api import ApiClient, configuration
 from ddpjob.kube.errors import ApiError, Unreachable

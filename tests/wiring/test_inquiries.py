@@ -8,8 +8,8 @@ from aiohttp import web
 
 from ddpjob.controller import inquiries as module
 from ddpjob.controller.inquiries import Inquiries
-from ddpjob.core import names
-from ddpjob.core.agent_state import AgentState
+from ddpjob.core.api import names
+from ddpjob.core.observe.agent_state import AgentState
 from ddpjob.core.plan import Question
 
 KEY = ("ml", "digits")

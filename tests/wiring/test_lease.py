@@ -23,10 +23,10 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.probes import Probes
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer
-from ddpjob.core.decide import decide
-from ddpjob.core.observe import observe
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.observation import observe
 from ddpjob.core.plan import Delete, Plan
-from ddpjob.core.pod_context import Settings
+from ddpjob.core.render.pod_context import Settings
 
 LEASE = ".*/leases/op"
 

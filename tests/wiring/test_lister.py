@@ -12,7 +12,7 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import CannotRun, MoreIsReadable
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.core import names
+from ddpjob.core.api import names
 from ddpjob.kube import api as client
 from ddpjob.kube.errors import ApiError
 from ddpjob.kube.kinds import JOBS, NODES, PODS, WATCHED

@@ -13,7 +13,7 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.job_metrics import PART
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.core.status import Status
+from ddpjob.core.api.status import Status
 from ddpjob.kube.kinds import resource_of
 
 

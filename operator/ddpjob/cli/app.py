@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ddpjob import __version__
-from ddpjob.core.readers import did_you_mean, quoted
+from ddpjob.core.api.readers import did_you_mean, quoted
 
 # Sections of `ddpjob --help`.
 CLUSTER = "Jobs in a cluster"

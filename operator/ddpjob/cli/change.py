@@ -9,9 +9,9 @@ import yaml
 
 from ddpjob.cli.session import REFUSED, Output, note, print_error
 from ddpjob.client import AsyncClient, ClientError, NotFound, Rejected, WaitTimeout
-from ddpjob.core.names import Phase
+from ddpjob.core.api.names import Phase
 from ddpjob.core.plan import counted
-from ddpjob.core.user_job import DDPJob
+from ddpjob.jobs.user_job import DDPJob
 
 # The exit code of the command `timeout`.
 TIMED_OUT = 124

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ddpjob.core.readers import Dict
+from ddpjob.core.api.readers import Dict
 
 # The accelerators that the trainer supports, and the image for each.
 IMAGES = {

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from ddpjob.cli.session import Output, note
 from ddpjob.client import AsyncClient, LogChoice, LogLine
-from ddpjob.core.readers import quoted
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api.readers import quoted
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.display import NODE_COLOURS
 
 DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")

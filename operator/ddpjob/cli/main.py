@@ -29,8 +29,8 @@ from ddpjob.cli.options import (
     Script,
     refuse_without_script,
 )
-from ddpjob.core import names
-from ddpjob.core.readers import quoted
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import quoted
 
 __all__ = ["app", "checks", "cluster"]
 
@@ -245,8 +245,8 @@ def plot(
 
 def _job_defaults(text: str) -> Mapping[str, Any]:
     """Read the option --job-defaults. Raises BadParameter."""
-    from ddpjob.core.job_defaults import read_job_defaults
-    from ddpjob.core.readers import SpecError
+    from ddpjob.core.api.readers import SpecError
+    from ddpjob.core.render.job_defaults import read_job_defaults
 
     try:
         return read_job_defaults(json.loads(text))
@@ -335,8 +335,8 @@ def operator(
     require_choice("--log-level", log_level, ("debug", "info", "warning", "error"))
     # The dependencies of the controller are an extra, which other commands do not need.
     from ddpjob.cli.extras import require_extra
-    from ddpjob.core.observe import ClusterPolicy
-    from ddpjob.core.pod_context import Settings
+    from ddpjob.core.observe.observation import ClusterPolicy
+    from ddpjob.core.render.pod_context import Settings
 
     with require_extra("controller"):
         from ddpjob.controller.main import Options, run, set_up_logging

@@ -14,10 +14,10 @@ from ddpjob.cli.app import require_choice
 from ddpjob.cli.init import IMAGES
 from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.client.code import PRINTED_BYTES, read_code, with_code
-from ddpjob.core import names
-from ddpjob.core.job import require_job_name
-from ddpjob.core.readers import SpecError
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api import names
+from ddpjob.core.api.job import require_job_name
+from ddpjob.core.api.readers import SpecError
+from ddpjob.jobs.user_job import DDPJob
 
 HEADER = """\
 # {script} as a job. The ConfigMap has the script, so that no image has to be built.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ddpjob.cli.connection import Connection
 from ddpjob.client import ClientError
-from ddpjob.core.readers import Dict
-from ddpjob.core.run_metrics import RunMetrics, parse_metric
+from ddpjob.core.api.readers import Dict
+from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
 from ddpjob.show.curves import save_figure, terminal_figures
 
 # Width of a figure in columns, if the terminal is narrower or wider.

@@ -8,14 +8,14 @@ from typing import Any
 import yaml
 
 from ddpjob.cli.session import REFUSED, print_error
-from ddpjob.core import render as objects
-from ddpjob.core.decide import decide
-from ddpjob.core.documents import Document, is_job
-from ddpjob.core.job import Job
-from ddpjob.core.observe import observe
-from ddpjob.core.pod_context import Settings
-from ddpjob.core.readers import SpecError
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.observation import observe
+from ddpjob.core.render import objects
+from ddpjob.core.render.pod_context import Settings
+from ddpjob.jobs.documents import Document, is_job
+from ddpjob.jobs.user_job import DDPJob
 
 # The API server gives each object its own.
 UID = "00000000-0000-0000-0000-000000000000"

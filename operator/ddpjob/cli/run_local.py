@@ -15,9 +15,9 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
-from ddpjob.core.names import Reason
-from ddpjob.core.readers import SpecError
-from ddpjob.core.run_metrics import RunMetrics
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.reasons import Reason
+from ddpjob.jobs.run_metrics import RunMetrics
 from ddpjob.local.config_maps import read_files
 from ddpjob.local.manifest import AS_WRITTEN, Manifest, check_claims, read, sets_restarts
 from ddpjob.local.run import LocalRun, Stopped, check

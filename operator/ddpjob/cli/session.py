@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpjob.client import AsyncClient, ClientError
-from ddpjob.core.readers import SpecError
+from ddpjob.core.api.readers import SpecError
 
 # Exit codes: the request failed or was refused; Ctrl-C; the reader of a pipe has ended.
 REFUSED = 2

@@ -2,9 +2,9 @@
 
 import typer
 
-from ddpjob.core import profiles
-from ddpjob.core.names import MAX_NODES
-from ddpjob.core.readers import SpecError
+from ddpjob.core.api import profiles
+from ddpjob.core.api.names import MAX_NODES
+from ddpjob.core.api.readers import SpecError
 
 
 def resolve_nodes(accelerator: str, nodes: int | None) -> int:

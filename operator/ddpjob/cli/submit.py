@@ -18,12 +18,12 @@ from ddpjob.client.apply import Applied
 from ddpjob.client.code import SUBMITTED_BYTES
 from ddpjob.client.errors import NotFound, Rejected
 from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice, LogLine
-from ddpjob.core import names
-from ddpjob.core.documents import Document, decode, is_job, read_documents, require_jobs, set_fields
-from ddpjob.core.readers import Dict, SpecError, child
-from ddpjob.core.run_metrics import RunMetrics, parse_metric
-from ddpjob.core.spec import Spec
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, SpecError, child
+from ddpjob.core.api.spec import Spec
+from ddpjob.jobs.documents import Document, decode, is_job, read_documents, require_jobs, set_fields
+from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.display import Display
 
 STDIN = "-"

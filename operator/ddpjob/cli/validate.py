@@ -7,8 +7,8 @@ from rich.text import Text
 from ddpjob.cli.render import problem_of_pods
 from ddpjob.cli.session import Output
 from ddpjob.client.validation import validate as find_problems
-from ddpjob.core.documents import Document, is_job
-from ddpjob.core.user_job import DDPJob
+from ddpjob.jobs.documents import Document, is_job
+from ddpjob.jobs.user_job import DDPJob
 
 
 def validate(documents: Sequence[Document]) -> int:

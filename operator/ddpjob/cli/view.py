@@ -14,11 +14,11 @@ from rich.text import Text
 
 from ddpjob.cli.session import Output, note
 from ddpjob.client import AsyncClient, ClientError, NotFound
-from ddpjob.core.names import Phase
-from ddpjob.core.pods import read_pod
-from ddpjob.core.progress import Progress
-from ddpjob.core.readers import Dict
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api.names import Phase
+from ddpjob.core.api.readers import Dict
+from ddpjob.core.observe.pods import read_pod
+from ddpjob.jobs.progress import Progress
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.jobs import MESSAGE_WIDTH, job_lines, job_table
 
 FORMATS = ("table", "wide", "json", "yaml", "name")

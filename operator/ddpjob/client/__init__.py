@@ -1,4 +1,7 @@
-"""The client of a cluster, for Python programs and for the command line."""
+"""The client of a cluster, for Python programs and for the command line.
+
+May import `core`, `jobs`, `kube`, `show` and `local`.
+"""
 
 from ddpjob.client.async_client import AsyncClient
 from ddpjob.client.errors import ClientError, NotConnected, NotFound, Rejected, WaitTimeout

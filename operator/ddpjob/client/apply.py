@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpjob.client.errors import NO_CRD, NotConnected, Rejected, client_errors
-from ddpjob.core.documents import is_job
-from ddpjob.core.readers import Dict, child, did_you_mean, quoted
+from ddpjob.core.api.readers import Dict, child, did_you_mean, quoted
+from ddpjob.jobs.documents import is_job
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.kinds import Kind
 

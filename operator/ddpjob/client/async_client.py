@@ -11,10 +11,10 @@ from ddpjob.client.apply import CREATE, FIELD_MANAGER, Applied, Applier
 from ddpjob.client.code import mounts_code, owned_code
 from ddpjob.client.errors import NotConnected, Rejected, WaitTimeout, client_errors
 from ddpjob.client.reader import JobReader, Jobs
-from ddpjob.core import names
-from ddpjob.core.names import Phase
-from ddpjob.core.readers import Dict
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api import names
+from ddpjob.core.api.names import Phase
+from ddpjob.core.api.readers import Dict
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import NotConfigured
 from ddpjob.kube.kinds import CONFIG_MAPS, JOBS, Kind

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpjob.core import names
-from ddpjob.core.documents import is_job
-from ddpjob.core.readers import Dict, SpecError, child, children
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, SpecError, child, children
+from ddpjob.jobs.documents import is_job
+from ddpjob.jobs.user_job import DDPJob
 
 # Bytes of code in a manifest. A client-side `kubectl apply` keeps a copy of it in an annotation,
 # which has at most 256 KiB. Otherwise a ConfigMap has at most 1 MiB.

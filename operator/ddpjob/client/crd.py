@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ddpjob.core import names
+from ddpjob.core.api import names
 
 # Its place in a wheel, and that in a checkout.
 PACKAGED = "crd.yaml"

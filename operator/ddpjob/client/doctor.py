@@ -10,10 +10,10 @@ from ddpjob import __version__
 from ddpjob.client.async_client import AsyncClient
 from ddpjob.client.errors import ClientError, NotConnected, client_errors
 from ddpjob.client.networks import Gap, find_gaps
-from ddpjob.core import names
-from ddpjob.core.kubernetes import advice_on_version, note_on_version
-from ddpjob.core.readers import Dict, child, children, integer_or_zero, strings_or_empty
-from ddpjob.core.times import parse_time
+from ddpjob.core.api import names
+from ddpjob.core.api.kubernetes import advice_on_version, note_on_version
+from ddpjob.core.api.readers import Dict, child, children, integer_or_zero, strings_or_empty
+from ddpjob.core.api.times import parse_time
 from ddpjob.kube.kinds import CRDS, DEPLOYMENTS, LEASES, NAMESPACES, NODES, Kind
 from ddpjob.kube.watch import list_objects
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ddpjob.core import names
+from ddpjob.core.api import names
 from ddpjob.kube.errors import ApiError, Unreachable
 
 NO_CRD = (

@@ -16,10 +16,10 @@ from ddpjob.client.logs import (
     has_ended,
     too_many_logs,
 )
-from ddpjob.core import names
-from ddpjob.core.pods import owner_of
-from ddpjob.core.readers import Dict
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict
+from ddpjob.core.observe.pods import owner_of
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.kube.api import ApiClient, may_succeed_later
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import JOBS, PODS

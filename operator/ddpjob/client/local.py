@@ -18,12 +18,12 @@ import yaml
 from ddpjob.client.errors import NotFound, Rejected, WaitTimeout
 from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, PodLog
 from ddpjob.client.reader import Jobs
-from ddpjob.core.accounting import seconds_until
-from ddpjob.core.progress import Progress
-from ddpjob.core.readers import Dict, SpecError, did_you_mean, quoted, require_object
-from ddpjob.core.run_metrics import RunMetrics, parse_metric
-from ddpjob.core.status import Status
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api.readers import Dict, SpecError, did_you_mean, quoted, require_object
+from ddpjob.core.api.status import Status
+from ddpjob.core.decide.accounting import seconds_until
+from ddpjob.jobs.progress import Progress
+from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.local.run_files import RunFiles, running_process
 from ddpjob.show import notebook
 

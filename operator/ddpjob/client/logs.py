@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 
 from ddpjob.client.errors import Rejected
-from ddpjob.core import names
-from ddpjob.core.readers import Dict, child, children
-from ddpjob.core.terminal import as_displayed
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, child, children
+from ddpjob.jobs.terminal import as_displayed
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import PODS

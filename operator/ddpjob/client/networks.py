@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
 
-from ddpjob.core import names
-from ddpjob.core.readers import Dict, child, children, strings_or_empty
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, child, children, strings_or_empty
 
 Labels = Mapping[str, str]
 

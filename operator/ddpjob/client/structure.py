@@ -9,8 +9,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddpjob.core.kubernetes import UNKNOWN_TO_CRD, is_shape_of_pods
-from ddpjob.core.readers import did_you_mean
+from ddpjob.core.api.kubernetes import UNKNOWN_TO_CRD, is_shape_of_pods
+from ddpjob.core.api.readers import did_you_mean
 
 # Fields of every object, which no schema describes.
 OBJECT_FIELDS = ("apiVersion", "kind", "metadata")

@@ -14,10 +14,10 @@ from ddpjob.client.errors import ClientError, NotConnected
 from ddpjob.client.follow import Item
 from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine
 from ddpjob.client.reader import PROGRESS_LINES, Jobs
-from ddpjob.core.progress import Progress
-from ddpjob.core.readers import Dict
-from ddpjob.core.run_metrics import RunMetrics
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api.readers import Dict
+from ddpjob.jobs.progress import Progress
+from ddpjob.jobs.run_metrics import RunMetrics
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show import notebook
 
 T = TypeVar("T")

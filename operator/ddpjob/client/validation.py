@@ -12,8 +12,8 @@ from celpy.evaluation import CELEvalError, CELFunction
 from ddpjob.client.crd import schema
 from ddpjob.client.structure import unknown_fields, with_defaults
 from ddpjob.client.values import problems
-from ddpjob.core import names
-from ddpjob.core.readers import Dict, child, quoted
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, child, quoted
 
 Schema = Mapping[str, Any]
 

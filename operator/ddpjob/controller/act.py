@@ -15,15 +15,15 @@ from ddpjob.controller.errors import GaveWay, NotSent, Refused
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.writer import Writer, is_gone, run_all
-from ddpjob.core import names
-from ddpjob.core.backoff import exponential_delay
-from ddpjob.core.job import Job
-from ddpjob.core.names import Reason
-from ddpjob.core.observe import LONGEST_RETRY, Node, Refusal
+from ddpjob.core.api import names
+from ddpjob.core.api.backoff import exponential_delay
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.readers import Dict, SpecError
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.status import Status
+from ddpjob.core.observe.observation import LONGEST_RETRY, Node, Refusal
+from ddpjob.core.observe.pods import owner_of
 from ddpjob.core.plan import Plan
-from ddpjob.core.pods import owner_of
-from ddpjob.core.readers import Dict, SpecError
-from ddpjob.core.status import Status
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import JOBS, NODES, PODS
 

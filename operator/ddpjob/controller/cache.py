@@ -14,15 +14,15 @@ from functools import lru_cache
 from typing import Any
 
 from ddpjob.controller.store import Seen, Store, namespace_of, uid_of, version_of
-from ddpjob.core import names
-from ddpjob.core.gangs import Contests, older_gang, read_gang
-from ddpjob.core.history import OlderGang
-from ddpjob.core.job import Job
-from ddpjob.core.names import Identity
-from ddpjob.core.nodes import read_node
-from ddpjob.core.observe import Node, Pod, Refusal
-from ddpjob.core.pods import owner_of, read_pod
-from ddpjob.core.readers import Dict
+from ddpjob.core.api import names
+from ddpjob.core.api.history import OlderGang
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.names import Identity
+from ddpjob.core.api.readers import Dict
+from ddpjob.core.decide.gangs import Contests, older_gang, read_gang
+from ddpjob.core.observe.nodes import read_node
+from ddpjob.core.observe.observation import Node, Pod, Refusal
+from ddpjob.core.observe.pods import owner_of, read_pod
 from ddpjob.kube.kinds import JOBS, NODES, PODS, Kind
 
 # (namespace, name) of a DDPJob.

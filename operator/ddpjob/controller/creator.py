@@ -10,14 +10,15 @@ from ddpjob.controller.errors import GaveWay, Refused
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer, run_all
-from ddpjob.core import names, render
-from ddpjob.core.assignment import assignment
-from ddpjob.core.job import Job
-from ddpjob.core.names import Reason
+from ddpjob.core.api import names
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.observe.pods import owner_of
 from ddpjob.core.plan import Assign
-from ddpjob.core.pod_context import Settings
-from ddpjob.core.pods import owner_of
-from ddpjob.core.readers import Dict
+from ddpjob.core.render import objects
+from ddpjob.core.render.assignment import assignment
+from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError, Unreachable, is_admission
 from ddpjob.kube.kinds import CONFIG_MAPS, PODS, SERVICES, Kind
 
@@ -53,10 +54,10 @@ class Creator:
 
         Raises Refused or SpecError.
         """
-        await self._create_object(job, SERVICES, render.service(job))
+        await self._create_object(job, SERVICES, objects.service(job))
         if self.with_agent.get(job.namespace) != self.territory.uid_of_mark(job.namespace):
             await self.provide_agent(job.namespace)
-        pods = render.pods(job, indices, self.settings)
+        pods = objects.pods(job, indices, self.settings)
         await run_all(self._create_object(job, PODS, pod) for pod in pods)
 
     async def provide_agent(self, namespace: str) -> None:
@@ -65,7 +66,7 @@ class Creator:
         One that exists is compared: anybody who may write ConfigMaps could have made it.
         """
         lease = self.territory.uid_of_mark(namespace)
-        body = render.agent_config_map(namespace, lease)
+        body = objects.agent_config_map(namespace, lease)
         name = body["metadata"]["name"]
         with self._refusals():
             found: Dict | None
@@ -80,7 +81,7 @@ class Creator:
 
     async def check_agent(self, namespace: str) -> None:
         """Create the ConfigMap with the agent anew if it is gone. Raises Refused."""
-        body = render.agent_config_map(namespace, self.territory.uid_of_mark(namespace))
+        body = objects.agent_config_map(namespace, self.territory.uid_of_mark(namespace))
         with self._refusals():
             found = await self.writer.get(CONFIG_MAPS.path(namespace, body["metadata"]["name"]))
         if found is None:

@@ -8,9 +8,9 @@ from typing import Any
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.writer import Writer, is_gone, run_all
-from ddpjob.core.job import Job
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.readers import Dict
 from ddpjob.core.plan import Delete, Event
-from ddpjob.core.readers import Dict
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import JOBS, PODS
 

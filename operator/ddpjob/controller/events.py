@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddpjob.controller.writer import Writer
-from ddpjob.core import names
-from ddpjob.core.job import Job
+from ddpjob.core.api import names
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.times import format_time
 from ddpjob.core.plan import MAX_MESSAGE, Event
-from ddpjob.core.times import format_time
 from ddpjob.kube.errors import CallFailed
 from ddpjob.kube.kinds import EVENTS
 

@@ -14,8 +14,8 @@ import aiohttp
 from yarl import URL
 
 from ddpjob.controller.cache import Key
-from ddpjob.core import names
-from ddpjob.core.agent_state import MAX_STATE, AgentState, read_state
+from ddpjob.core.api import names
+from ddpjob.core.observe.agent_state import MAX_STATE, AgentState, read_state
 from ddpjob.core.plan import Question
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from ddpjob.controller.cache import KeptJob
-from ddpjob.core.accounting import seconds_until
-from ddpjob.core.job import Job
-from ddpjob.core.names import Activity, Cause, Phase
-from ddpjob.core.status import Status
-from ddpjob.core.times import parse_time
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.names import Activity, Cause, Phase
+from ddpjob.core.api.status import Status
+from ddpjob.core.api.times import parse_time
+from ddpjob.core.decide.accounting import seconds_until
 
 # What is known of each job, and the labels beside `namespace` and `ddpjob`, its name. Prometheus
 # uses a label `job` for its own purposes.

@@ -18,7 +18,7 @@ from ddpjob.controller.lister import Lister
 from ddpjob.controller.probes import Probes
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.workqueue import WORKERS
-from ddpjob.core import names
+from ddpjob.core.api import names
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, Unreachable
 from ddpjob.kube.kinds import JOBS

@@ -34,9 +34,9 @@ from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.controller.writer import Writer
-from ddpjob.core import names
-from ddpjob.core.observe import ClusterPolicy
-from ddpjob.core.pod_context import Settings
+from ddpjob.core.api import names
+from ddpjob.core.observe.observation import ClusterPolicy
+from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.api import ApiClient, configuration
 
 log = logging.getLogger(__name__)

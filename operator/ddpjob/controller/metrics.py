@@ -10,8 +10,9 @@ from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache, KeptJob
 from ddpjob.controller.job_metrics import text_of
-from ddpjob.core.names import Activity, Cause, Phase, Reason
-from ddpjob.core.status import Status
+from ddpjob.core.api.names import Activity, Cause, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.status import Status
 from ddpjob.kube.kinds import resource_of
 
 

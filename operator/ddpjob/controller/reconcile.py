@@ -14,10 +14,10 @@ from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.territory import CHECK_AFTER, Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.controller.writer import run_all
-from ddpjob.core import names
-from ddpjob.core.decide import decide
-from ddpjob.core.job import Job
-from ddpjob.core.observe import ClusterPolicy, Observation, observe
+from ddpjob.core.api import names
+from ddpjob.core.api.job import Job
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.observation import ClusterPolicy, Observation, observe
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import CallFailed
 

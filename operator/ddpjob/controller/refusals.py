@@ -1,8 +1,8 @@
 """The meaning of the API server's answer to a create request for the job."""
 
 from ddpjob.controller.errors import Refused
-from ddpjob.core.kubernetes import UNKNOWN_TO_CLUSTER
-from ddpjob.core.names import Reason
+from ddpjob.core.api.kubernetes import UNKNOWN_TO_CLUSTER
+from ddpjob.core.api.reasons import Reason
 from ddpjob.kube.errors import ApiError, is_admission
 
 # Words of etcd and of its client for an object that is too large to be stored.

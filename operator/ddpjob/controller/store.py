@@ -11,7 +11,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ddpjob.core.readers import Dict
+from ddpjob.core.api.readers import Dict
 
 Value = TypeVar("Value")
 

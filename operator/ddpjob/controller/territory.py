@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddpjob.controller.writer import Writer
-from ddpjob.core import names
+from ddpjob.core.api import names
 from ddpjob.kube.errors import ApiError, CallFailed, Unreachable
 from ddpjob.kube.kinds import LEASES
 

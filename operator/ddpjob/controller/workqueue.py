@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from ddpjob.controller.fair import FairLine
-from ddpjob.core.backoff import exponential_delay
+from ddpjob.core.api.backoff import exponential_delay
 
 Key = TypeVar("Key", bound=Hashable)
 

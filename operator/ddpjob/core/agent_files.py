@@ -4,6 +4,8 @@ They are in a ConfigMap that is named by the hash of their content. So pods of t
 operator have two ConfigMaps.
 
 The words are those by which the operator itself reads the log of a pod whose agent was killed.
+
+May import `core.observe`.
 """
 
 import json
@@ -12,8 +14,8 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
-from ddpjob.core.peer_loss import LOST, UNCLEAR, WAITED
-from ddpjob.core.torchrun_log import BEHIND, EXCEPTION_LINE, INTERPRETER, WHAT
+from ddpjob.core.observe.peer_loss import LOST, UNCLEAR, WAITED
+from ddpjob.core.observe.torchrun_log import BEHIND, EXCEPTION_LINE, INTERPRETER, WHAT
 
 STARTER = "start.sh"
 WORDS = "words.json"

@@ -1,8 +1,11 @@
-"""A plan: the status that a job should have, and what to create and delete once it is written."""
+"""A plan: the status that a job should have, and what to create and delete once it is written.
+
+May import `core.api`.
+"""
 
 from dataclasses import dataclass
 
-from ddpjob.core.status import Status, is_transition
+from ddpjob.core.api.status import Status, is_transition
 
 # Longest message in a status, a condition or an event, in characters. The API server limits those
 # of conditions and events.

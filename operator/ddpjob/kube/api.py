@@ -18,8 +18,8 @@ from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
-from ddpjob.core.backoff import exponential_delay
-from ddpjob.core.readers import Dict
+from ddpjob.core.api.backoff import exponential_delay
+from ddpjob.core.api.readers import Dict
 from ddpjob.kube.errors import ApiError, CallFailed, Unreachable, is_admission
 from ddpjob.kube.kinds import Kind
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ddpjob.core import names
+from ddpjob.core.api import names
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
 
-from ddpjob.core.readers import child
+from ddpjob.core.api.readers import child
 from ddpjob.kube.api import configuration, is_in_cluster
 from ddpjob.kube.errors import NotConfigured
 

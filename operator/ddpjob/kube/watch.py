@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
-from ddpjob.core.backoff import exponential_delay
+from ddpjob.core.api.backoff import exponential_delay
 from ddpjob.kube.api import ApiClient, may_succeed_later
 from ddpjob.kube.errors import ApiError, CallFailed, Unreachable
 from ddpjob.kube.kinds import Kind

@@ -2,5 +2,5 @@
 
 `manifest` reads the file and refuses what cannot run here. `run` is the loop that observes, decides
 and acts. For each pod of a plan, `translate` turns the rendered pod into a command, and `local_pod`
-runs that command as a kubelet would.
+runs that command as a kubelet would. May import `core` and `jobs`.
 """

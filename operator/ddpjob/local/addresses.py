@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable
 
-from ddpjob.core.job import Job
+from ddpjob.core.api.job import Job
 
 
 class LocalAddresses:

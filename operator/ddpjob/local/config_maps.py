@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddpjob.core.readers import (
+from ddpjob.core.api.readers import (
     Dict,
     SpecError,
     child,

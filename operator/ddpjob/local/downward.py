@@ -1,6 +1,6 @@
 """The fields of a pod that its variables and its files can have: the downward API."""
 
-from ddpjob.core.readers import Dict, child, children
+from ddpjob.core.api.readers import Dict, child, children
 
 
 def pod_fields(pod: Dict) -> dict[str, str]:

@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Mapping
 
-from ddpjob.core.readers import (
+from ddpjob.core.api.readers import (
     Dict,
     SpecError,
     child,

@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
-from ddpjob.core import names
-from ddpjob.core.agent_state import AgentState, read_state
-from ddpjob.core.pods import grace_of
-from ddpjob.core.times import format_time
+from ddpjob.core.api import names
+from ddpjob.core.api.times import format_time
+from ddpjob.core.observe.agent_state import AgentState, read_state
+from ddpjob.core.observe.pods import grace_of
 from ddpjob.local import processes
 from ddpjob.local.output import Output
 from ddpjob.local.run_files import write_whole

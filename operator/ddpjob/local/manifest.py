@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ddpjob.core import names
-from ddpjob.core.documents import decode, read_yaml, without_lists
-from ddpjob.core.job import Job, require_job_name
-from ddpjob.core.policy import Lifecycle
-from ddpjob.core.readers import (
+from ddpjob.core.api import names
+from ddpjob.core.api.job import Job, require_job_name
+from ddpjob.core.api.policy import Lifecycle
+from ddpjob.core.api.readers import (
     Dict,
     SpecError,
     child,
@@ -18,7 +17,8 @@ from ddpjob.core.readers import (
     refuse,
     require_object,
 )
-from ddpjob.core.spec import Spec, refuse_unknown_fields
+from ddpjob.core.api.spec import Spec, refuse_unknown_fields
+from ddpjob.jobs.documents import decode, read_yaml, without_lists
 from ddpjob.local.config_maps import ConfigMaps, read_config_maps
 from ddpjob.local.notes import find_notes
 from ddpjob.local.sizes import Overrides, fit

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ddpjob.core import names
 from ddpjob.core.agent_files import agent_files, config_map_name
-from ddpjob.core.readers import (
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import (
     Dict,
     SpecError,
     child,

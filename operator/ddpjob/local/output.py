@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ddpjob.core.terminal import as_displayed
+from ddpjob.jobs.terminal import as_displayed
 
 CHUNK_BYTES = 65536
 

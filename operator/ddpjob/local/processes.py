@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import psutil
 
-from ddpjob.core import names
+from ddpjob.core.api import names
 
 # The variable that marks the processes of a pod. Its value is the UID of the pod.
 POD_UID = "DDPJOB_POD_UID"

@@ -11,17 +11,18 @@ from typing import Any, Protocol
 
 import yaml
 
-from ddpjob.core import names, render
-from ddpjob.core.assignment import assignment
-from ddpjob.core.decide import decide
-from ddpjob.core.job import Job
-from ddpjob.core.observe import observe
+from ddpjob.core.api import names
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.status import Status
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.observation import observe
+from ddpjob.core.observe.pods import read_pod
 from ddpjob.core.plan import Assign, Delete, Plan
-from ddpjob.core.pod_context import Settings
-from ddpjob.core.pods import read_pod
-from ddpjob.core.readers import Dict
-from ddpjob.core.run_metrics import parse_metric
-from ddpjob.core.status import Status
+from ddpjob.core.render import objects
+from ddpjob.core.render.assignment import assignment
+from ddpjob.core.render.pod_context import Settings
+from ddpjob.jobs.run_metrics import parse_metric
 from ddpjob.local.addresses import LocalAddresses, free_port
 from ddpjob.local.local_pod import LocalPod
 from ddpjob.local.output import Output
@@ -57,7 +58,7 @@ def check(job: Job, files: RunFiles) -> None:
     status = decide(observe(job, ()), datetime.now(UTC)).status
     settings = run_settings(lambda: names.RENDEZVOUS_PORT)
     first_attempt = replace(job, status=status)
-    for body in render.pods(first_attempt, range(status.pods.desired), settings):
+    for body in objects.pods(first_attempt, range(status.pods.desired), settings):
         _assign_node(body)
         translate(body, files)
 
@@ -139,7 +140,7 @@ class LocalRun:
             pod = self._pods.get(question.name)
             if pod and pod.uid == question.uid:
                 self._spawn(pod.ask_state())
-        for body in render.pods(self._job, plan.create, self._settings):
+        for body in objects.pods(self._job, plan.create, self._settings):
             self._start(body)
 
     def _start(self, body: dict[str, Any]) -> None:

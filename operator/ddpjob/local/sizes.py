@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddpjob.core.api.readers import Dict, child, children
+from ddpjob.core.api.spec import Spec
 from ddpjob.core.plan import counted
-from ddpjob.core.readers import Dict, child, children
-from ddpjob.core.spec import Spec
 
 # Processes that any machine runs, so that small jobs of several nodes are not made smaller.
 ALWAYS_FIT = 4

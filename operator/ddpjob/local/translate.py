@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddpjob.core import names
-from ddpjob.core.readers import Dict, children, require_string
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, children, require_string
 from ddpjob.local.env import expand, read_env
 from ddpjob.local.mounts import Mounts, read_mounts
 from ddpjob.local.run_files import RunFiles

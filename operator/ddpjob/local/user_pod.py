@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ddpjob.core import names
-from ddpjob.core.readers import (
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import (
     Dict,
     child,
     children,
@@ -13,7 +13,7 @@ from ddpjob.core.readers import (
     require_objects,
     require_string,
 )
-from ddpjob.core.spec import Spec
+from ddpjob.core.api.spec import Spec
 
 TEMPLATE = "spec.podTemplate.spec"
 TRAINER = f"{TEMPLATE}.containers[{names.TRAINER}]"

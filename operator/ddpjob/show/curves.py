@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpjob.core.run_metrics import RunMetrics, finite_number
+from ddpjob.jobs.run_metrics import RunMetrics, finite_number
 
 # Importing matplotlib takes half a second, so it is imported only when a figure is drawn.
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from ddpjob.core.names import Phase
+from ddpjob.core.api.names import Phase
+from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.status import Status
 from ddpjob.core.plan import NEXT_STEP
-from ddpjob.core.progress import format_speed
-from ddpjob.core.readers import Dict
-from ddpjob.core.run_metrics import RunMetrics, finite_number, shares
-from ddpjob.core.status import Status
+from ddpjob.jobs.progress import format_speed
+from ddpjob.jobs.run_metrics import RunMetrics, finite_number, shares
 from ddpjob.show.text import PHASE_STYLES
 
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")

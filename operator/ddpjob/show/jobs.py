@@ -9,18 +9,18 @@ from datetime import datetime
 
 from rich.text import Text
 
-from ddpjob.core import timers
-from ddpjob.core.accounting import counts_from_meeting, seconds_until
-from ddpjob.core.conditions import find_condition
-from ddpjob.core.job import Job
-from ddpjob.core.names import Activity, Condition
-from ddpjob.core.observe import Observation, Pod, observe
+from ddpjob.core.api.conditions import find_condition
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.names import Activity, Condition
+from ddpjob.core.api.readers import Dict, integer_or_zero
+from ddpjob.core.api.status import Status, goodput
+from ddpjob.core.api.times import parse_time
+from ddpjob.core.decide import timers
+from ddpjob.core.decide.accounting import counts_from_meeting, seconds_until
+from ddpjob.core.observe.observation import Observation, Pod, observe
 from ddpjob.core.plan import counted
-from ddpjob.core.progress import Progress
-from ddpjob.core.readers import Dict, integer_or_zero
-from ddpjob.core.status import Status, goodput
-from ddpjob.core.times import parse_time
-from ddpjob.core.user_job import DDPJob
+from ddpjob.jobs.progress import Progress
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.text import age, columns, duration, phase
 
 HEADERS = ("NAME", "PHASE", "NODES", "RESTARTS", "STEP", "REASON", "AGE")

@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from ddpjob.core.progress import Progress
-from ddpjob.core.run_metrics import RunMetrics
-from ddpjob.core.user_job import DDPJob
+from ddpjob.jobs.progress import Progress
+from ddpjob.jobs.run_metrics import RunMetrics
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.curves import draw
 
 # Seconds between two looks at a job.

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from rich.text import Text
 
-from ddpjob.core.times import since
+from ddpjob.core.api.times import since
 
 PHASE_STYLES = {
     "Running": "green",

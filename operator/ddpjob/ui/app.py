@@ -21,9 +21,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from ddpjob.client import ClientError, NotFound
-from ddpjob.core.names import Phase
-from ddpjob.core.readers import SpecError
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api.names import Phase
+from ddpjob.core.api.readers import SpecError
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.curves import draw
 from ddpjob.ui.pages import NO_NAMESPACE, job_page, list_page, node_count, path_of
 from ddpjob.ui.sources import Source

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ddpjob.core.observe import Pod
-from ddpjob.core.progress import Progress
-from ddpjob.core.run_metrics import RunMetrics
-from ddpjob.core.status import Status
-from ddpjob.core.times import parse_time, since
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.api.status import Status
+from ddpjob.core.api.times import parse_time, since
+from ddpjob.core.observe.observation import Pod
+from ddpjob.jobs.progress import Progress
+from ddpjob.jobs.run_metrics import RunMetrics
+from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.curves import has_curves
 from ddpjob.show.jobs import ATTEMPT_HEADERS, HEADERS, attempt_rows, job_age, job_facts, job_row
 from ddpjob.show.text import duration

@@ -9,11 +9,11 @@ from typing import Generic, Protocol, TypeVar
 
 from ddpjob.client import AsyncClient, ClientError, LogChoice, LogLine
 from ddpjob.client.local import LocalClient
-from ddpjob.core.observe import Pod
-from ddpjob.core.pods import read_pod
-from ddpjob.core.progress import Progress
-from ddpjob.core.run_metrics import RunMetrics
-from ddpjob.core.user_job import DDPJob
+from ddpjob.core.observe.observation import Pod
+from ddpjob.core.observe.pods import read_pod
+from ddpjob.jobs.progress import Progress
+from ddpjob.jobs.run_metrics import RunMetrics
+from ddpjob.jobs.user_job import DDPJob
 
 # Lines at the end of a log: those that a page shows, those that are read for the curves of a job,
 # and those that tell how far a job in a list is.

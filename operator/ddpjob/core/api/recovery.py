@@ -1,0 +1,54 @@
+"""Whether pods stay for the next attempt of a job.
+
+A pod that stays has its files, and a new one has not. A script that saves checkpoints there would
+resume from two epochs, and hang. So pods stay by default only if it can save them elsewhere.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from ddpjob.core.api import names
+from ddpjob.core.api.merge import merge
+from ddpjob.core.api.readers import Dict, child, children
+
+# Kinds of volumes whose files all pods of a job see. An `ephemeral` claim belongs to one pod, and a
+# `hostPath` to one node.
+SHARED_VOLUMES = (
+    *("persistentVolumeClaim", "nfs", "csi", "cephfs", "glusterfs", "azureFile", "quobyte"),
+    *("portworxVolume", "flexVolume", "rbd", "iscsi", "fc", "cinder", "scaleIO", "storageos"),
+    *("awsElasticBlockStore", "azureDisk", "gcePersistentDisk", "vsphereVolume"),
+    "photonPersistentDisk",
+)
+
+
+class Recovery(StrEnum):
+    """Whether pods stay for the next attempt."""
+
+    IN_PLACE = "InPlace"
+    RECREATE = "Recreate"
+
+
+def shared_volume(pod_fields: Mapping[str, Any], pod_template: Dict) -> str:
+    """Return the name of a shared volume that the trainer of the merged pod can write to, or ""."""
+    trainer = {"name": names.TRAINER, "volumeMounts": pod_fields.get("volumeMounts", [])}
+    base = {"volumes": pod_fields.get("volumes", []), "containers": [trainer]}
+    pod_spec = merge(base, child(pod_template, "spec"))
+    writable = set(_writable(children(pod_spec, "containers")))
+    for volume in children(pod_spec, "volumes"):
+        sources = [child(volume, kind) for kind in SHARED_VOLUMES if kind in volume]
+        if volume.get("name") in writable and sources and not sources[0].get("readOnly"):
+            return str(volume["name"])
+    return ""
+
+
+def _writable(containers: Iterable[Dict]) -> Iterable[str]:
+    """Yield the names of the volumes that the trainer can write to.
+
+    With `subPathExpr`, each pod may have a folder of its own.
+    """
+    for container in containers:
+        if container.get("name") == names.TRAINER:
+            for mount in children(container, "volumeMounts"):
+                if not mount.get("readOnly") and not mount.get("subPathExpr"):
+                    yield str(mount.get("name"))

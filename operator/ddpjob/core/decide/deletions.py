@@ -1,0 +1,119 @@
+"""Which pods to delete, and with which grace period."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from ddpjob.core.api.names import Cause
+from ddpjob.core.api.policy import CleanPodPolicy
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.status import Status
+from ddpjob.core.decide.dead_nodes import describe_death, is_dead
+from ddpjob.core.observe.observation import Observation, Pod
+from ddpjob.core.plan import Delete
+
+# Grace periods of pods that have nothing to save, in seconds. While torch is imported, process 1
+# has no handler for SIGTERM and ends only with the grace period. A rank whose peers have failed
+# cannot write a checkpoint. A disrupted gang gets the pods' own grace period and writes one.
+NEVER_RAN_GRACE = 5
+BROKEN_GANG_GRACE = 15
+
+# Disruptions after which a peer is gone already. After another one, such as a drain, it still runs.
+LOST_PEERS = (Reason.NODE_UNREACHABLE, Reason.NODE_RESTARTED, Reason.PEER_LOST)
+
+
+def delete_unfinished(
+    obs: Observation, pods: Iterable[Pod], grace: int | None, now: datetime
+) -> tuple[Delete, ...]:
+    """Delete the pods in which a container still runs.
+
+    A pod on a dead node is deleted by force, also if it is being deleted already.
+    """
+    deletions = []
+    for pod in pods:
+        if is_dead(obs, pod, now):
+            deletions.append(_forced(obs, pod))
+        elif not pod.released and not pod.deleting:
+            deletions.append(Delete(pod.name, pod.uid, grace))
+    return tuple(deletions)
+
+
+def _forced(obs: Observation, pod: Pod) -> Delete:
+    reason = describe_death(obs, pod)
+    return Delete(pod.name, pod.uid, 0, forced=reason, node=pod.node_name)
+
+
+def delete_dead_leftovers(obs: Observation, now: datetime) -> tuple[Delete, ...]:
+    """Delete the pods of earlier jobs of this name that can never end, because their node is dead.
+
+    The job waits for them, and nobody else removes them.
+    """
+    return tuple(_forced(obs, pod) for pod in obs.leftovers if is_dead(obs, pod, now))
+
+
+def delete_all_unfinished(
+    obs: Observation, grace: int | None, now: datetime, stay: Sequence[Pod] = ()
+) -> tuple[Delete, ...]:
+    """Delete the unfinished pods of every attempt, except those that stay.
+
+    `grace` is for those of the current attempt.
+    """
+    older_grace = previous_grace(obs.status, obs.attempt)
+    apart = {pod.uid for pod in (*obs.older, *stay)}
+    others = [pod for pod in obs.pods if pod.uid not in apart]
+    return (
+        *delete_unfinished(obs, obs.older, older_grace, now),
+        *delete_unfinished(obs, others, grace, now),
+    )
+
+
+def delete_ended(pods: Iterable[Pod]) -> tuple[Delete, ...]:
+    """Delete the pods that have ended, with their logs."""
+    return tuple(Delete(pod.name, pod.uid) for pod in pods if pod.released and not pod.deleting)
+
+
+def clean_up(obs: Observation, spec: Spec, grace: int | None, now: datetime) -> tuple[Delete, ...]:
+    """Delete those pods of a finished job that its cleanPodPolicy names."""
+    policy = spec.lifecycle.clean_pods
+    if policy is CleanPodPolicy.NONE:
+        return ()
+    unfinished = delete_all_unfinished(obs, grace, now)
+    return (
+        unfinished if policy is CleanPodPolicy.RUNNING else (*unfinished, *delete_ended(obs.pods))
+    )
+
+
+def delete_outdated(obs: Observation) -> tuple[Delete, ...]:
+    """Delete ended pods whose logs are no longer of interest.
+
+    The previous attempt and the one in `lastFailure` keep theirs for `kubectl logs`.
+    """
+    kept = (obs.attempt - 1, obs.status.last_failure.get("attempt"))
+    return delete_ended(pod for pod in obs.older if pod.attempt not in kept)
+
+
+def current_grace(status: Status, attempt: int) -> int | None:
+    """Return the grace period of the current attempt's pods in seconds; None is their own.
+
+    Pods that have stayed may still write a checkpoint of the attempt before.
+    """
+    ran: bool | None = status.running_time is not None
+    if not ran and status.pod_attempts:
+        ran = status.previous_attempt_ran
+    return _grace(status, attempt, ran)
+
+
+def previous_grace(status: Status, attempt: int) -> int | None:
+    """Return the grace period of the pods of the attempt before `attempt`."""
+    return _grace(status, attempt - 1, status.previous_attempt_ran)
+
+
+def _grace(status: Status, attempt: int, ran: bool | None) -> int | None:
+    failure = status.last_failure
+    is_broken = (
+        failure.get("cause") in (Cause.FAILURE, Cause.HANG) or failure.get("reason") in LOST_PEERS
+    )
+    if is_broken and failure.get("attempt") == attempt:
+        return BROKEN_GANG_GRACE
+    # If it is not known whether the attempt ran, its pods may need time for a checkpoint.
+    return NEVER_RAN_GRACE if ran is False else None

@@ -1,0 +1,181 @@
+"""The status of a job as its pods show it: counts, phase, reason and message."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from ddpjob.core.api import names
+from ddpjob.core.api.conditions import Conditions, find_condition, set_condition
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.status import PodCounts, Status
+from ddpjob.core.decide.budget import LASTING
+from ddpjob.core.decide.dead_nodes import describe_cut_off, describe_wait, is_unreachable
+from ddpjob.core.decide.meeting import describe_late, is_late
+from ddpjob.core.observe.observation import Finding, Observation, Pod, TrainerState
+from ddpjob.core.plan import MAX_MESSAGE, counted
+
+
+def describe(obs: Observation, phase: str, reason: str, message: str) -> Status:
+    """Return the status with its pods counted, and with a phase and the reason for it."""
+    states = [pod.state for pod in obs.current]
+    pods = PodCounts(
+        desired=obs.status.pods.desired,
+        active=sum(pod.active for pod in obs.pods),
+        ready=obs.ready,
+        succeeded=len(obs.succeeded),
+        failed=states.count(TrainerState.FAILED),
+    )
+    return replace(
+        obs.status,
+        phase=str(phase),
+        reason=str(reason),
+        message=message[:MAX_MESSAGE],
+        pods=pods,
+        succeeded_nodes=tuple(sorted(obs.succeeded)),
+        result=_result(obs),
+    )
+
+
+def describe_pods(pods: Sequence[Pod]) -> str:
+    """Return the name of the first pod with its node, and how many more there are."""
+    text = names.pod_on_node(pods[0].name, pods[0].node_name)
+    if len(pods) > 1:
+        text += f" and {len(pods) - 1} more"
+    return text
+
+
+def recount(obs: Observation) -> Status:
+    """Return the status with its pods counted, and with its phase and reason unchanged."""
+    return describe(obs, obs.status.phase, obs.status.reason, obs.status.message)
+
+
+def _result(obs: Observation) -> Mapping[str, str]:
+    """Return the result that rank 0 wrote. It is kept in the status, since the pod may go."""
+    for pod in obs.current:
+        if pod.index == 0 and pod.state is TrainerState.SUCCEEDED:
+            return pod.result
+    return obs.status.result
+
+
+def latch(obs: Observation) -> int | None:
+    """Return `attempt_started` after this look: the attempt, if every pod of it was seen."""
+    return obs.status.attempt_started if obs.missing else obs.attempt
+
+
+def latch_run(obs: Observation, now: datetime) -> datetime | None:
+    """Return `running_time` after this look: when all nodes of the attempt were first seen to run.
+
+    It is noted whatever happens to the gang next, such as a drain that began while no operator
+    was there.
+    """
+    known = obs.status.running_time
+    if obs.status.finished:
+        return known
+    if known is not None:
+        # A time that is to come was written before the clock was set back.
+        return min(known, now)
+    return now if obs.current and obs.all_run else None
+
+
+def describe_existing_pods(obs: Observation, now: datetime) -> Status:
+    """Return the status of an attempt whose pods exist: starting, blocked or running.
+
+    Once its pods have met, an attempt is running until it ends.
+    """
+    total = obs.status.pods.desired
+    has_met = obs.status.running_time is not None
+    if has_met:
+        message = f"attempt {obs.attempt} runs on {counted(total, 'node')}"
+        if obs.silent:
+            message += f"; {describe_pods(obs.silent)} is not ready"
+        message += _describe_unreachable(obs, now)
+        status = describe(obs, Phase.RUNNING, Reason.NODES_RUNNING, message)
+    else:
+        status = _describe_start(obs, now)
+    conditions = set_running(obs, has_met, status.reason, status.message)
+    return replace(status, attempt_started=latch(obs), conditions=conditions)
+
+
+def _describe_unreachable(obs: Observation, now: datetime) -> str:
+    """Return the end of a message about a pod whose node does not answer, or an empty string."""
+    lost = [pod for pod in obs.current if not pod.ended and is_unreachable(obs, pod.node_name)]
+    if not lost:
+        return describe_cut_off(obs)
+    return f"; pod {lost[0].name} is on {lost[0].node_name}{describe_wait(obs, lost[0], now)}"
+
+
+def _describe_start(obs: Observation, now: datetime) -> Status:
+    """Return the status of a gang that does not run yet, with what one of its pods waits for."""
+    blocker = find_blocker(obs)
+    if blocker:
+        return describe(obs, Phase.PENDING, blocker.reason, blocker.message)
+    message = f"{obs.ready} of {obs.status.pods.desired} nodes are ready"
+    unreachable = _describe_unreachable(obs, now)
+    if is_late(obs, now) and not unreachable:
+        message += f"; {describe_late(obs)}"
+        return describe(obs, Phase.STARTING, Reason.WAITING_FOR_PEERS, message)
+    pending = [pod for pod in obs.current if pod.state is TrainerState.PENDING]
+    if pending:
+        message += f"; {_describe_pending(obs, pending[0])}"
+    elif obs.silent:
+        message += f"; the workers of {describe_pods(obs.silent)} have not met the others yet"
+    return describe(obs, Phase.STARTING, Reason.STARTING, message + unreachable)
+
+
+def find_blocker(obs: Observation) -> Finding | None:
+    """Return what keeps the pods of the attempt from starting, or from being created."""
+    if obs.refusal and obs.missing:
+        return Finding(obs.refusal.reason, obs.refusal.message)
+    blocked = [pod for pod in obs.current if pod.blocked]
+    first = blocked[0].blocked if blocked else None
+    if first is None:
+        return None
+    total = obs.status.pods.desired
+    message = f"{len(blocked)} of {total} pods cannot start; {blocked[0].name}: {first.message}"
+    return Finding(first.reason, message)
+
+
+def _describe_pending(obs: Observation, pod: Pod) -> str:
+    where = f"is starting on {pod.node_name}" if pod.node_name else "is not scheduled yet"
+    command = f"kubectl -n {obs.job.namespace} describe pod {pod.name}"
+    text = f"pod {pod.name} {where} (for details: {command})"
+    left = [node.name for node in obs.status.unreachable_nodes]
+    if pod.has_claims and left:
+        text += (
+            f"; a ReadWriteOnce volume may still be attached to the unreachable node {left[0]}: "
+            "Kubernetes detaches it after 6 minutes, or at once if the node gets the taint "
+            "node.kubernetes.io/out-of-service"
+        )
+    return text
+
+
+def describe_backoff(obs: Observation) -> Status:
+    """Return the status of an attempt that waits for the end of its back-off."""
+    status = obs.status
+    count, until = status.backoff.count, status.backoff.until
+    assert until
+    seconds = (until - (status.attempt_time or until)).total_seconds()
+    minutes = int(LASTING.total_seconds() // 60)
+    attempts = "failed attempt" if count == 1 else f"{count} failed attempts"
+    message = (
+        f"backing off for {seconds:.0f} s before attempt {obs.attempt}: the last {attempts} "
+        f"trained for less than {minutes} minutes"
+    )
+    return describe(obs, Phase.RESTARTING, Reason.BACK_OFF, message)
+
+
+def set_running(obs: Observation, holds: bool, reason: str, message: str) -> Conditions:
+    return set_condition(obs.status.conditions, Condition.RUNNING, holds, reason, message)
+
+
+def stop_running(conditions: Conditions, reason: str, message: str) -> Conditions:
+    """Return the conditions with Running set to False, if it was ever set."""
+    if find_condition(conditions, Condition.RUNNING) is None:
+        return conditions
+    return set_condition(conditions, Condition.RUNNING, False, reason, message)
+
+
+def with_status(obs: Observation, status: Status) -> Observation:
+    """Return the same observation with another status of the job."""
+    return replace(obs, job=replace(obs.job, status=status))

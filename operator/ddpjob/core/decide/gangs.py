@@ -1,0 +1,172 @@
+"""Gangs that wait for each other: each holds a part of the room that both need.
+
+The older job keeps its pods. The younger one gives its pods back, see rules.py. This is the last
+resort: it happens only if the pods of the younger one are what the older one lacks.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from ddpjob.core.api.history import OlderGang
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.names import Identity
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.observe.observation import Pod, Refusal
+
+# A job whose creation time cannot be read is the youngest.
+NEVER = datetime.max.replace(tzinfo=UTC)
+
+# How the scheduler says that nodes lack a resource, and that they may have no more pods.
+INSUFFICIENT = re.compile(r"\bInsufficient ([\w./-]*\w)")
+TOO_MANY_PODS = "Too many pods"
+
+# Entries of a queue that may be out of date before all are looked at.
+STALE_ENTRIES = 64
+
+# A job's creation time and UID: of two jobs, the one with the smaller age is the older.
+Age = tuple[datetime, str]
+
+
+class Room(NamedTuple):
+    """What two gangs may both need: the quota of a namespace, or a resource on the same nodes.
+
+    `placement` is equal for pods that may run on the same nodes, see Pod. It is empty for a quota.
+    """
+
+    namespace: str
+    resource: str
+    placement: str
+
+
+@dataclass(frozen=True)
+class Gang:
+    """A gang, the room that it lacks, and the room that its pods use up.
+
+    A gang that lacks nothing, or has no pods in the way of others, is of no interest to others.
+    """
+
+    job: Identity
+    age: Age
+    priority: int
+    lacks: frozenset[Room]
+    holds: frozenset[Room]
+
+
+def read_gang(job: Job, pods: Iterable[Pod], refusal: Refusal | None) -> Gang:
+    """Return the gang of a job. `refusal` is that of the API server, such as for a quota."""
+    pods = list(pods)
+    quota = Room(job.namespace, "", "")
+    lacks: set[Room] = set()
+    holds: set[Room] = set()
+    if not job.status.finished and job.status.starting_since is not None:
+        lacks = {Room("", name, pod.placement) for pod in pods for name in shortages(pod)}
+        if refusal and refusal.reason == Reason.QUOTA:
+            lacks.add(quota)
+    if lacks:
+        holds = {
+            Room("", name, pod.placement)
+            for pod in pods_with_room(pods, under_quota=False)
+            for name in pod.requests
+        }
+        if pods_with_room(pods, under_quota=True):
+            holds.add(quota)
+    priority = max((pod.priority for pod in pods), default=0)
+    age = (job.created or NEVER, job.uid)
+    return Gang(job.identity, age, priority, frozenset(lacks), frozenset(holds))
+
+
+def shortages(pod: Pod) -> set[str]:
+    """Return the resources that no node has enough of for a pending pod, as its scheduler says."""
+    if pod.blocked is None or pod.blocked.reason != Reason.UNSCHEDULABLE:
+        return set()
+    found = set(INSUFFICIENT.findall(pod.blocked.message))
+    return found | ({"pods"} if TOO_MANY_PODS in pod.blocked.message else set())
+
+
+def pods_with_room(pods: Iterable[Pod], under_quota: bool) -> list[Pod]:
+    """Return the pods that use up room: a quota counts each, a cluster those that have a node."""
+    return [pod for pod in pods if not pod.ended and (under_quota or pod.node_name)]
+
+
+@dataclass
+class Queue:
+    """The gangs of one priority that lack the same room, the oldest first.
+
+    `current` are those that lack it now. Other entries stay until they come first, or until they
+    are too many.
+    """
+
+    current: set[Identity] = field(default_factory=set)
+    entries: list[tuple[Age, Identity]] = field(default_factory=list)
+
+    def add(self, gang: Gang) -> None:
+        self.current.add(gang.job)
+        heappush(self.entries, (gang.age, gang.job))
+
+    def oldest(self) -> tuple[Age, Identity] | None:
+        if len(self.entries) > STALE_ENTRIES + 2 * len(self.current):
+            self.entries = [entry for entry in set(self.entries) if entry[1] in self.current]
+            heapify(self.entries)
+        while self.entries and self.entries[0][1] not in self.current:
+            heappop(self.entries)
+        return self.entries[0] if self.entries else None
+
+
+@dataclass
+class Contests:
+    """The gangs that hold room and lack some. For each room and priority, the oldest is known."""
+
+    gangs: dict[Identity, Gang] = field(default_factory=dict)
+    queues: dict[Room, dict[int, Queue]] = field(default_factory=dict)
+
+    def see(self, gang: Gang) -> None:
+        """Take in a gang as it is now."""
+        if self.gangs.get(gang.job) == gang:
+            return
+        self.forget(gang.job)
+        if not gang.lacks or not gang.holds:
+            return
+        self.gangs[gang.job] = gang
+        for room in gang.lacks:
+            self.queues.setdefault(room, {}).setdefault(gang.priority, Queue()).add(gang)
+
+    def forget(self, job: Identity) -> None:
+        gang = self.gangs.pop(job, None)
+        if gang is None:
+            return
+        for room in gang.lacks:
+            of_room = self.queues[room]
+            of_room[gang.priority].current.discard(job)
+            if not of_room[gang.priority].current:
+                del of_room[gang.priority]
+            if not of_room:
+                del self.queues[room]
+
+    def in_the_way_of(self, gang: Gang) -> Identity | None:
+        """Return the oldest job that lacks what a younger gang of no higher priority holds."""
+        found = []
+        for room in gang.holds if gang.lacks else ():
+            for priority, queue in self.queues.get(room, {}).items():
+                oldest = queue.oldest()
+                if priority >= gang.priority and oldest and oldest[0] < gang.age:
+                    found.append(oldest)
+        return min(found)[1] if found else None
+
+
+def older_gang(job: Job, contender: Identity | None, yielded_to: Job | None) -> OlderGang | None:
+    """Return the older job that keeps `job` from starting, or None.
+
+    `contender` lacks what `job` holds. `yielded_to` is the job that `job` has given way to, which
+    counts until all its nodes run.
+    """
+    if yielded_to and not yielded_to.status.finished and yielded_to.status.starting_since:
+        contender = yielded_to.identity
+    if contender is None:
+        return None
+    # The names of jobs in other namespaces are not for everybody who can read this one.
+    is_visible = contender.namespace == job.namespace
+    return OlderGang(contender.uid, contender.name if is_visible else "")

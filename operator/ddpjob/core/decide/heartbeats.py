@@ -1,0 +1,58 @@
+"""Whether hangs are detected: with `heartbeat: File`, only pods that give heartbeats can hang.
+
+The condition HangsDetected says it, once the operator has asked the agents.
+"""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from ddpjob.core.api.conditions import find_condition, set_condition
+from ddpjob.core.api.names import Condition
+from ddpjob.core.api.policy import Heartbeat
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.times import later
+from ddpjob.core.decide.hangs import running_pods
+from ddpjob.core.observe.observation import Observation, Pod
+from ddpjob.core.plan import Event, Plan
+
+# The first step may take long, for example to compile the model.
+SHORTEST_WAIT = timedelta(minutes=10)
+
+
+def checked_from(obs: Observation, spec: Spec) -> datetime | None:
+    """Return when the agents are asked whether there were heartbeats; None if that is known."""
+    limit = spec.lifecycle.hang_timeout
+    started = obs.status.running_time
+    is_known = find_condition(obs.status.conditions, Condition.HANGS_DETECTED)
+    by_file = spec.lifecycle.heartbeat is Heartbeat.FILE
+    if limit is None or not by_file or started is None or is_known or not obs.all_run:
+        return None
+    return later(started, max(limit, SHORTEST_WAIT))
+
+
+def pods_to_check(obs: Observation, spec: Spec, now: datetime) -> tuple[Pod, ...]:
+    begins = checked_from(obs, spec)
+    return running_pods(obs) if begins and begins <= now else ()
+
+
+def report_heartbeats(obs: Observation, plan: Plan, spec: Spec, now: datetime) -> Plan:
+    """Say once whether hangs are detected, as soon as the agents have answered."""
+    pods = pods_to_check(obs, spec, now)
+    answers = [(pod.name, answer) for pod in pods if (answer := obs.answer_of(pod))]
+    if not pods or len(answers) < len(pods):
+        return plan
+    mute = [name for name, answer in answers if answer.heartbeat is None]
+    reason, message = Reason.HEARTBEATS_SEEN, "all pods give heartbeats"
+    events = plan.events
+    if mute:
+        reason = Reason.NO_HEARTBEAT
+        more = f" and {len(mute) - 1} more have" if len(mute) > 1 else " has"
+        message = (
+            f"{mute[0]}{more} never touched $DDP_HEARTBEAT_FILE, so hangs are not detected there; "
+            "touch it at each step, or use heartbeat: Log in a new job"
+        )
+        events = (*events, Event("Warning", str(reason), message))
+    kind, before = Condition.HANGS_DETECTED, plan.status.conditions
+    conditions = set_condition(before, kind, not mute, reason, message)
+    return replace(plan, status=replace(plan.status, conditions=conditions), events=events)

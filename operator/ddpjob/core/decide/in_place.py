@@ -1,0 +1,109 @@
+"""Recovery in place: which pods stay for the next attempt, and what their agents are told.
+
+A pod stays if it is alive and did nothing wrong. Its agent ends the processes of the last attempt
+before it starts those of the next one. The rendezvous completes only with the pods of all nodes, so
+two attempts never train at once.
+"""
+
+from datetime import datetime, timedelta
+
+from ddpjob.core.agent_files import config_map_name
+from ddpjob.core.api.names import Cause, Condition
+from ddpjob.core.api.pod_fields import GRACE_SECONDS
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.decide.dead_nodes import find_end_of_node, is_not_ready
+from ddpjob.core.decide.deletions import LOST_PEERS
+from ddpjob.core.observe.observation import Observation, Pod, TrainerState
+from ddpjob.core.plan import Assign
+
+# After these causes, pods stay. Resized: with another number of nodes.
+IN_PLACE = (Cause.FAILURE, Cause.DISRUPTION, Cause.RESIZED)
+
+# Seconds from SIGTERM to SIGKILL for processes whose peers are gone. They cannot write a checkpoint
+# together any more.
+BROKEN_GRACE = 1.0
+
+# A gang with the usual grace period in which nothing else is wrong must be ready again after this
+# time.
+SILENT_TIME = timedelta(seconds=120)
+
+
+def pods_that_stay(
+    obs: Observation, spec: Spec, cause: Cause, culprit: Pod | None, now: datetime
+) -> tuple[Pod, ...]:
+    """Return the pods of the current attempt that take part in the next one.
+
+    None stay if the job has to wait for a back-off: the pods would occupy their devices. None stay
+    if the attempt never trained: what the one before has left in them may be the reason.
+    """
+    until = obs.status.backoff.until
+    has_trained = obs.status.running_time is not None
+    if not has_trained or cause not in IN_PLACE or (until and until > now):
+        return ()
+    if not spec.in_place:
+        return ()
+    return tuple(
+        pod
+        for pod in obs.current
+        if pod is not culprit and pod.index < spec.nodes and _can_stay(obs, pod, now)
+    )
+
+
+def _can_stay(obs: Observation, pod: Pod, now: datetime) -> bool:
+    is_alive = pod.state is TrainerState.RUNNING and not pod.deleting and not pod.looks_lost
+    # An agent of another version may not understand the assignment.
+    is_reachable = bool(pod.address) and pod.agent == config_map_name()
+    has_node = not is_not_ready(obs, pod.node_name) and not find_end_of_node(obs, pod, now)
+    return is_alive and is_reachable and has_node and pod.disruption is None
+
+
+def assignments(obs: Observation) -> tuple[Assign, ...]:
+    """Return what the pods that stay are still to be told."""
+    status = obs.status
+    if status.finished or status.has(Condition.SUSPENDED) or not status.pod_attempts:
+        return ()
+    is_whole = _is_whole(obs)
+    start = _may_start(obs)
+    return tuple(
+        Assign(
+            pod.name,
+            pod.uid,
+            pod.index,
+            grace=float(pod.grace) if is_whole else BROKEN_GRACE,
+            start=start,
+            ready_since=pod.ready_since,
+        )
+        for pod in obs.unassigned
+        if not pod.deleting and (start or not pod.held)
+    )
+
+
+def _may_start(obs: Observation) -> bool:
+    """Return False if the gang could meet while a pod of the last attempt still runs.
+
+    Otherwise a new pod is part of the gang, and it is created only when no such pod runs.
+    """
+    has_new_pods = any(born == obs.attempt for born in obs.status.pod_attempts)
+    return has_new_pods or all(pod.released for pod in obs.older)
+
+
+def _is_whole(obs: Observation) -> bool:
+    """Return True if all pods of the last attempt run: they write a last checkpoint together.
+
+    Its processes then have the grace period of their pods, to end.
+    """
+    failure = obs.status.last_failure
+    if failure.get("attempt") != obs.attempt - 1:
+        return True
+    was_disrupted = failure.get("cause") == Cause.DISRUPTION
+    is_leaving = any(pod.state is TrainerState.RUNNING and pod.active for pod in obs.older)
+    return was_disrupted and is_leaving and failure.get("reason") not in LOST_PEERS
+
+
+def silent_time(obs: Observation) -> timedelta:
+    """Return the time after which a gang must be ready again in which nothing else is wrong.
+
+    Its pods may first use all of their grace period.
+    """
+    grace = max((pod.grace for pod in obs.current), default=0)
+    return SILENT_TIME + timedelta(seconds=max(0, grace - GRACE_SECONDS))

@@ -1,0 +1,68 @@
+"""A gang whose containers all run, and whose workers have not met: since when, and what to do.
+
+Nothing is decided here. An attempt may take its time to meet: see startupDeadlineSeconds.
+"""
+
+from datetime import datetime, timedelta
+
+from ddpjob.core.api.names import TRAINER
+from ddpjob.core.api.times import later
+from ddpjob.core.decide.in_place import SILENT_TIME, silent_time
+from ddpjob.core.observe.observation import Observation, TrainerState
+
+# Workers usually meet within seconds. An image on a slow disk needs more to start Python.
+MEETING_TIME = timedelta(seconds=60)
+
+# How many pods a message names.
+MAX_NAMED = 5
+
+USUAL_CAUSES = (
+    "a NetworkPolicy or a service mesh keeps the pods apart; the cluster's DNS does not answer; "
+    "the arguments or the script set another number of nodes, or a rendezvous of their own"
+)
+
+
+def late_from(obs: Observation) -> datetime | None:
+    """Return when a gang is late that runs and has not met; None if something else explains it."""
+    has_peers = obs.status.pods.desired > 1
+    if obs.status.running_time or not has_peers or not obs.silent:
+        return None
+    began = _all_run_since(obs)
+    if began is None:
+        return None
+    # The processes of the last attempt have the grace period of their pods to end.
+    wait = silent_time(obs) - SILENT_TIME if obs.status.pod_attempts else timedelta(0)
+    return later(began, MEETING_TIME + wait)
+
+
+def _all_run_since(obs: Observation) -> datetime | None:
+    """Return when the last container of the attempt was started.
+
+    The container of a pod that stayed is older than the attempt.
+    """
+    if obs.status.pod_attempts:
+        return obs.status.silent_since
+    running = [pod for pod in obs.current if pod.state is TrainerState.RUNNING]
+    return max((pod.running_since for pod in running if pod.running_since), default=None)
+
+
+def is_late(obs: Observation, now: datetime) -> bool:
+    moment = late_from(obs)
+    return moment is not None and moment <= now
+
+
+def describe_late(obs: Observation) -> str:
+    """Return the pods of a late gang that have not met the others, and where to look."""
+    pods = [pod.name for pod in obs.silent]
+    named = ", ".join(pods[:MAX_NAMED])
+    if len(pods) > MAX_NAMED:
+        named += f" and {len(pods) - MAX_NAMED} more"
+    seconds = int(MEETING_TIME.total_seconds())
+    verb = "has" if len(pods) == 1 else "have"
+    answers = [(pod.name, obs.answer_of(pod)) for pod in obs.silent]
+    told = [f"; {name} says: {answer.error}" for name, answer in answers if answer and answer.error]
+    log = f"kubectl -n {obs.job.namespace} logs {pods[0]} -c {TRAINER}"
+    return (
+        f"all containers have run for at least {seconds} s, and {named} {verb} not met the others "
+        f"(log: {log}){''.join(told[:1])}. Usual causes: {USUAL_CAUSES}"
+    )

@@ -1,0 +1,81 @@
+"""Reports of what pods have said, and of what the operator ignores."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from ddpjob.core.api.history import Steps, with_steps, with_training_times
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.observe.observation import Observation
+from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
+
+# Stray pods that the status names.
+MAX_STRAYS = 10
+
+
+def reported_steps(obs: Observation) -> Mapping[int, Steps]:
+    """Return the first and the last step of attempts, as far as the agents of ended pods know."""
+    return {attempt: pair for pod in obs.pods for attempt, pair in pod.steps.items()}
+
+
+def reported_training(obs: Observation) -> Mapping[int, datetime]:
+    """Return the first step or heartbeat of attempts, as far as the agents of ended pods know."""
+    found: dict[int, datetime] = {}
+    for pod in obs.pods:
+        for attempt, time in pod.trained.items():
+            found[attempt] = min(time, found.get(attempt, time))
+    return found
+
+
+def report_steps(obs: Observation, plan: Plan) -> Plan:
+    """Keep the steps of ended attempts in the history, as the agents of ended pods name them."""
+    attempts = plan.status.attempts
+    steps = reported_steps(obs)
+    if steps:
+        attempts = with_steps(attempts, steps)
+    times = reported_training(obs)
+    if times:
+        attempts = with_training_times(attempts, times)
+    return replace(plan, status=replace(plan.status, attempts=attempts))
+
+
+def report_strays(obs: Observation, plan: Plan) -> Plan:
+    """Keep the names of stray pods in the status, and report them when that changes."""
+    strays = obs.strays[:MAX_STRAYS]
+    if strays == plan.status.stray_pods:
+        return plan
+    events = plan.events
+    if strays:
+        message = (
+            f"ignored pods that the operator did not create for this job: {', '.join(strays)}; "
+            "delete them if they are copies"
+        )
+        events = (*events, Event("Warning", "StrayPods", message[:MAX_MESSAGE]))
+    return replace(plan, status=replace(plan.status, stray_pods=strays), events=events)
+
+
+def report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
+    """Keep the fields that this operator does not know in the status, and report them once.
+
+    A newer CRD may give every job a field by its default. That must not stop the jobs.
+    """
+    if spec.unknown_fields == plan.status.ignored_fields:
+        return plan
+    events = plan.events
+    if not plan.status.ignored_fields:
+        message = (
+            f"ignored unknown fields: {', '.join(spec.unknown_fields)}. The CRD is newer than the "
+            "operator: upgrade the operator to use them."
+        )
+        events = (*events, Event("Warning", "UnknownFields", message[:MAX_MESSAGE]))
+    status = replace(plan.status, ignored_fields=spec.unknown_fields)
+    return replace(plan, status=status, events=events)
+
+
+def report_unused_devices(obs: Observation, plan: Plan, spec: Spec) -> Plan:
+    """Report devices that the job requests and its accelerator does not use, when it begins."""
+    begins = obs.status.attempt is None and plan.status.attempt is not None
+    if not begins or not spec.unused_devices:
+        return plan
+    event = Event("Warning", "DevicesNotUsed", spec.device_advice)
+    return replace(plan, events=(*plan.events, event))

@@ -1,0 +1,214 @@
+"""A new attempt: after a failed one, with another number of nodes, or to give way to another job.
+
+Pods that may stay keep their place in the new attempt. The others are deleted.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from ddpjob.core.api.conditions import set_condition
+from ddpjob.core.api.history import (
+    Backoff,
+    Retried,
+    Yielding,
+    count_failed_node,
+    forget_old_failures,
+)
+from ddpjob.core.api.names import Cause, Condition, Phase
+from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.status import Status, starting_seconds
+from ddpjob.core.api.times import format_time
+from ddpjob.core.decide.budget import count_restart, kept_backoff
+from ddpjob.core.decide.causes import Verdict, certain_verdict
+from ddpjob.core.decide.deletions import delete_all_unfinished
+from ddpjob.core.decide.describe import stop_running, with_status
+from ddpjob.core.decide.gangs import pods_with_room
+from ddpjob.core.decide.hopeless import PASSING, failure_of, hopeless_ending, may_repeat
+from ddpjob.core.decide.in_place import pods_that_stay
+from ddpjob.core.decide.transitions import begin_attempt, fail, grace_of, record, with_ended_attempt
+from ddpjob.core.observe.observation import Observation, Pod
+from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
+
+# How long a gang waits for an older one that it gave its room to.
+YIELD_TIME = timedelta(minutes=10)
+
+REASONS = {
+    Cause.FAILURE: Reason.FAILURE,
+    Cause.HANG: Reason.HANG,
+    Cause.DISRUPTION: Reason.DISRUPTION,
+    Cause.NOT_RESUMED: Reason.NOT_RESUMED,
+    Cause.RENDEZVOUS: Reason.RENDEZVOUS_TIMEOUT,
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Why a new attempt begins: the reason in its status, the event, and the pods that stay."""
+
+    reason: Reason
+    event: Event
+    stay: tuple[Pod, ...] = ()
+
+
+def restart_or_fail(obs: Observation, spec: Spec, verdict: Verdict, now: datetime) -> Plan:
+    """Restart the gang after a failed attempt, or end the job if that cannot help."""
+    counted_obs = count_failure(obs, spec, verdict, now)
+    if isinstance(counted_obs, Plan):
+        return counted_obs
+    event = Event("Warning", "Restarting", verdict.message)
+    stay = pods_that_stay(counted_obs, spec, verdict.cause, verdict.pod, now)
+    change = Change(REASONS[verdict.cause], event, stay)
+    return replace(replace_gang(counted_obs, spec, change, now), confirm=lost_pods(obs))
+
+
+def lost_pods(obs: Observation) -> tuple[str, ...]:
+    """Return the pods that the API server has to confirm as gone, so that they do not train on."""
+    return tuple(map(obs.pod_name, obs.lost))
+
+
+def count_failure(
+    obs: Observation, spec: Spec, verdict: Verdict, now: datetime
+) -> Observation | Plan:
+    """Return the Observation with an ended attempt in its history, its budget and its back-off.
+
+    Return the end of the job as a Plan if no other attempt can help.
+    """
+    policy = spec.failure_policy
+    if verdict.cause is Cause.NOT_RESUMED:
+        # The failure before is still the one that people look for.
+        entry: Dict = record(obs, verdict.cause, verdict.reason, verdict.message)
+    else:
+        obs = with_status(obs, _with_failure(obs, verdict, now))
+        entry = obs.status.last_failure
+    failure = failure_of(obs, policy, verdict, now)
+    ending = hopeless_ending(failure)
+    if ending:
+        return replace(fail(obs, spec, ending, now), confirm=lost_pods(obs))
+    status = count_restart(obs.status, verdict.cause, verdict.reason, policy, now)
+    if may_repeat(failure):
+        status = replace(status, backoff=status.backoff.at_least(now + PASSING))
+    return with_ended_attempt(with_status(obs, status), entry, now)
+
+
+def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:
+    """Return the status with the verdict, and with the Kubernetes node that it speaks against."""
+    status = replace(obs.status, last_failure=_last_failure(obs, verdict, now))
+    pod = verdict.pod
+    if pod is None or not pod.node_name or not verdict.blames_node:
+        return status
+    recent = forget_old_failures(status.failed_nodes, now)
+    return replace(status, failed_nodes=count_failed_node(recent, pod.node_name, now))
+
+
+def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> dict[str, Any]:
+    pod = verdict.pod
+    finished = pod.finished if pod else None
+    fields = {
+        **record(obs, verdict.cause, verdict.reason, verdict.message),
+        "node": pod.node_name if pod else "",
+        "pod": obs.pod_name(verdict.index),
+        "rank": verdict.rank,
+        "exitCode": verdict.exit_code,
+        "time": format_time(finished or now),
+    }
+    return {key: value for key, value in fields.items() if value not in (None, "")}
+
+
+def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Begin an attempt with another number of nodes. It costs no budget and no back-off.
+
+    A failure that is certain at the same look is counted all the same.
+    """
+    verdict = certain_verdict(obs, now)
+    if verdict:
+        return restart_or_fail(obs, spec, verdict, now)
+    message = f"nodes changed from {obs.status.pods.desired} to {spec.nodes}"
+    entry = record(obs, Cause.RESIZED, Reason.RESIZED, message)
+    obs = with_status(obs, replace(obs.status, backoff=kept_backoff(obs.status, now)))
+    event = Event("Normal", "Resized", message)
+    stay = pods_that_stay(obs, spec, Cause.RESIZED, None, now)
+    obs = with_ended_attempt(obs, entry, now)
+    return replace_gang(obs, spec, Change(Reason.RESIZED, event, stay), now)
+
+
+def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Take a Failed job up again, with its counters, its history and its last checkpoint.
+
+    Its budgets and its active time begin anew.
+    """
+    status = obs.status
+    message = f"the job was taken up again: spec.retries is {spec.lifecycle.retries}"
+    conditions = set_condition(status.conditions, Condition.FAILED, False, Reason.RETRIED, message)
+    # Pods that were left alone may have gone on, and somebody may have restored an old status.
+    newest = max((pod.attempt for pod in obs.pods), default=0)
+    runs = bool(obs.current) and obs.all_run
+    status = replace(
+        status,
+        attempt=max(obs.attempt, newest),
+        running_time=status.running_time or (now if runs else None),
+        conditions=conditions,
+        completion_time=None,
+        active_seconds=0,
+        backoff=Backoff(),
+        retried=Retried(
+            spec.lifecycle.retries,
+            status.failures,
+            status.disruptions,
+            status.announced_disruptions,
+        ),
+        failure_times=(),
+        disruption_times=(),
+        announced_times=(),
+    )
+    event = Event("Normal", "Retried", message)
+    return replace_gang(with_status(obs, status), spec, Change(Reason.RETRIED, event), now)
+
+
+def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Give the pods of an incomplete gang back, so that an older gang can become complete."""
+    older = obs.older_gang
+    assert older is not None
+    with_room = pods_with_room(obs.current, obs.is_under_quota)
+    message = (
+        f"only {len(with_room)} of {counted(obs.status.pods.desired, 'pod')} had room; all are "
+        f"deleted to make room for {older}, which is incomplete too"
+    )
+    entry = record(obs, Cause.YIELDED, Reason.YIELDED, message)
+    event = Event("Normal", Reason.YIELDED, message)
+    obs = with_ended_attempt(obs, entry, now)
+    plan = replace_gang(obs, spec, Change(Reason.YIELDED, event), now)
+    yielding = Yielding(older.uid, now + YIELD_TIME)
+    return replace(plan, status=replace(plan.status, yielding=yielding))
+
+
+def replace_gang(obs: Observation, spec: Spec, change: Change, now: datetime) -> Plan:
+    """Return the plan of a new attempt: its status, and the deletion of the pods that do not stay.
+
+    The pods that stay get their assignment once the status is written.
+    """
+    message = change.event.message[:MAX_MESSAGE]
+    begun = begin_attempt(obs, spec, obs.attempt + 1, now, change.stay)
+    was_lost_early = change.reason == Reason.DISRUPTION and obs.status.running_time is None
+    never_started = was_lost_early or change.reason in (Reason.RENDEZVOUS_TIMEOUT, Reason.YIELDED)
+    status = replace(
+        begun,
+        # A gang that has never started does not get the time of startupDeadlineSeconds again.
+        starting_seconds=starting_seconds(obs.status, now) if never_started else 0,
+        phase=Phase.RESTARTING,
+        reason=change.reason,
+        message=message,
+        conditions=stop_running(begun.conditions, change.reason, message),
+    )
+    begins = f"attempt {begun.attempt} begins"
+    if change.stay:
+        begins += f" and keeps {counted(len(change.stay), 'pod')}"
+    announcement = f"{begins}: {change.event.message}"[:MAX_MESSAGE]
+    return Plan(
+        status,
+        delete=delete_all_unfinished(obs, grace_of(obs), now, change.stay),
+        events=(replace(change.event, message=announcement),),
+        wake_after=0.0,
+    )

@@ -1,0 +1,349 @@
+"""The rules that turn an Observation and the time into a Plan.
+
+The rules are one ordered tuple. The first rule that applies gives the plan. Deciding is pure, and
+total: it never raises, whatever the pods look like.
+
+The caller first writes the plan's status, under the resourceVersion that it was computed from, and
+only then changes pods. So a crash between two writes, a stale view or a second operator can neither
+lose nor repeat a restart.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from ddpjob.core.api import names
+from ddpjob.core.api.conditions import stamp_conditions
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.times import format_time
+from ddpjob.core.decide import timers
+from ddpjob.core.decide.accounting import run_account
+from ddpjob.core.decide.budget import backoff_end
+from ddpjob.core.decide.causes import Undecided, judge, judge_silence
+from ddpjob.core.decide.dead_nodes import describe_wait, track_unreachable
+from ddpjob.core.decide.deletions import (
+    clean_up,
+    delete_dead_leftovers,
+    delete_ended,
+    delete_outdated,
+    delete_unfinished,
+    previous_grace,
+)
+from ddpjob.core.decide.describe import (
+    describe,
+    describe_backoff,
+    describe_existing_pods,
+    describe_pods,
+    find_blocker,
+    latch,
+    latch_run,
+    recount,
+    with_status,
+)
+from ddpjob.core.decide.hangs import dumps, still_writes
+from ddpjob.core.decide.heartbeats import report_heartbeats
+from ddpjob.core.decide.in_place import assignments
+from ddpjob.core.decide.inquiry import questions
+from ddpjob.core.decide.reports import (
+    report_ignored_fields,
+    report_steps,
+    report_strays,
+    report_unused_devices,
+)
+from ddpjob.core.decide.restarts import YIELD_TIME, give_way, resize, restart_or_fail, retry
+from ddpjob.core.decide.suspension import resume, suspend
+from ddpjob.core.decide.timers import is_due, run_clocks, seconds_until_next
+from ddpjob.core.decide.transitions import begin, complete, recover, stop
+from ddpjob.core.observe.observation import Observation, Refusal, TrainerState
+from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
+
+Rule = Callable[[Observation, Spec, datetime], Plan | None]
+
+# Seconds between two looks at a job that waits for an older one.
+YIELD_INTERVAL = 5.0
+
+
+def decide(obs: Observation, now: datetime) -> Plan:
+    """Return the plan for a job.
+
+    The status stays exactly as it is if the job is being deleted, if another controller manages it,
+    or if the API server has a newer status.
+    """
+    spec = obs.job.spec
+    if _must_not_write(obs):
+        return Plan(obs.status)
+    if spec is None:
+        plan = _unreadable_spec(obs)
+    else:
+        unreachable = track_unreachable(obs, now)
+        obs = with_status(
+            obs,
+            replace(obs.status, unreachable_nodes=unreachable, running_time=latch_run(obs, now)),
+        )
+        plan = _complete_plan(obs, spec, _first_match(obs, spec, now), now)
+    generation = obs.job.generation
+    conditions = stamp_conditions(plan.status.conditions, generation, now)
+    status = replace(plan.status, observed_generation=generation, conditions=conditions)
+    return replace(plan, status=status)
+
+
+def _must_not_write(obs: Observation) -> bool:
+    if obs.job.deleting or obs.job.managed_by != names.CONTROLLER:
+        return True
+    return obs.status_is_behind and not obs.is_current
+
+
+def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> Plan:
+    """Add what every plan has: its clocks, its next wake-up, and reports on the surroundings."""
+    if not obs.status.finished:
+        plan = report_ignored_fields(plan, spec)
+        plan = report_unused_devices(obs, plan, spec)
+        plan = report_heartbeats(obs, plan, spec, now)
+    plan = report_steps(obs, plan)
+    plan = report_strays(obs, plan)
+    after = with_status(obs, plan.status)
+    after = with_status(after, run_clocks(after, now))
+    after = with_status(after, run_account(after, now))
+    orders = dumps(after, spec)
+    if orders and after.status.silent_since:
+        # Pods that write their stacks have time for it.
+        after = with_status(after, replace(after.status, silent_since=now))
+    assign = (*assignments(after), *orders)
+    waits = [plan.wake_after, seconds_until_next(after, spec, now)]
+    # A deadline that was over before this look is no reason for another one at once.
+    came = [timer for timer in timers.DEADLINES if is_due(timer, after, spec, now)]
+    if any(not is_due(timer, obs, spec, now) for timer in came):
+        waits.append(0.0)
+    wake_after = min((wait for wait in waits if wait is not None), default=None)
+    check_agent = is_due(timers.agent_is_checked, after, spec, now)
+    return replace(
+        plan,
+        status=after.status,
+        assign=assign,
+        ask=questions(after, spec, now),
+        check_agent=check_agent,
+        wake_after=wake_after,
+    )
+
+
+def _first_match(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    for rule in RULES:
+        plan = rule(obs, spec, now)
+        if plan is not None:
+            return plan
+    raise AssertionError("the last rule always applies")
+
+
+def _unreadable_spec(obs: Observation) -> Plan:
+    """Change no pod: another version of the CRD accepted a spec that this operator cannot read."""
+    if obs.status.finished:
+        return Plan(obs.status)
+    message = (
+        f"{obs.job.spec_error}. The CRD and the operator have different versions: upgrade the "
+        "older one."
+    )
+    status = replace(
+        obs.status,
+        # Its pods, if it has any, are left as they are.
+        phase=obs.status.phase or Phase.PENDING,
+        reason=Reason.INVALID_SPEC,
+        message=message[:MAX_MESSAGE],
+    )
+    return Plan(status)
+
+
+# The rules, in the order of RULES
+
+
+def status_is_behind(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if not obs.status_is_behind or obs.status.finished:
+        return None
+    return recover(obs, spec, now)
+
+
+def job_is_taken_up_again(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    return retry(obs, spec, now) if obs.status.is_retried_by(spec.lifecycle.retries) else None
+
+
+def job_is_finished(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if not obs.status.finished:
+        return None
+    active = [pod.state for pod in obs.pods if pod.active]
+    ready = active.count(TrainerState.RUNNING)
+    pods = replace(obs.status.pods, active=len(active), ready=ready)
+    status = replace(obs.status, pods=pods)
+    if is_due(timers.time_to_live, obs, spec, now):
+        return Plan(status, delete_job=True)
+    return Plan(status, delete=clean_up(obs, spec, None, now))
+
+
+def all_nodes_succeeded(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if not obs.succeeded or len(obs.succeeded) < obs.status.pods.desired:
+        return None
+    return complete(obs, spec, now)
+
+
+def job_is_suspended(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    return suspend(obs, spec, now) if spec.lifecycle.suspended else None
+
+
+def active_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    limit = spec.lifecycle.active_deadline
+    if limit is None or not is_due(timers.active_deadline, obs, spec, now):
+        return None
+    seconds = int(limit.total_seconds())
+    message = f"the job was active for activeDeadlineSeconds={seconds}, in all its attempts"
+    return stop(obs, spec, Reason.DEADLINE, message, now)
+
+
+def job_is_new(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if obs.status.attempt is not None:
+        return None
+    return pods_are_not_created(with_status(obs, begin(obs, spec, now)), spec, now)
+
+
+def job_is_resumed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    return resume(obs, spec, now) if obs.status.has(Condition.SUSPENDED) else None
+
+
+def older_pods_still_run(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    remaining = [pod for pod in obs.older if not pod.released]
+    if not remaining:
+        return None
+    wait = describe_wait(obs, remaining[0], now)
+    message = f"attempt {obs.attempt} waits for {describe_pods(remaining)} to end{wait}"
+    status = describe(obs, Phase.RESTARTING, Reason.WAITING_FOR_OLD_PODS, message)
+    grace = previous_grace(obs.status, obs.attempt)
+    return Plan(status, delete=delete_unfinished(obs, remaining, grace, now))
+
+
+def nodes_were_changed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if spec.nodes == obs.status.pods.desired:
+        return None
+    return resize(obs, spec, now)
+
+
+def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    verdict = judge(obs, now)
+    if verdict is None:
+        return None
+    if isinstance(verdict, Undecided):
+        first_seen = min(obs.status.undecided_since or now, now)
+        status = replace(recount(obs), attempt_started=latch(obs), undecided_since=first_seen)
+        return Plan(status)
+    return restart_or_fail(obs, spec, verdict, now)
+
+
+def gang_is_silent(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if not is_due(timers.silence_ends, obs, spec, now):
+        return None
+    if still_writes(obs, spec) or dumps(obs, spec):
+        return None
+    return restart_or_fail(obs, spec, judge_silence(obs), now)
+
+
+def startup_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    limit = spec.lifecycle.startup_deadline
+    is_over = is_due(timers.startup_deadline, obs, spec, now)
+    if limit is None or not is_over or obs.all_run:
+        return None
+    if obs.missing and obs.refusal is None:
+        # A new operator does not know yet why pods are missing: the next refusal says it.
+        return None
+    blocker = find_blocker(obs)
+    reason = blocker.reason if blocker else Reason.STARTUP_DEADLINE
+    why = blocker.message if blocker else describe_existing_pods(obs, now).message
+    seconds = int(limit.total_seconds())
+    message = f"not all nodes were running within startupDeadlineSeconds={seconds}: {why}"
+    return stop(obs, spec, reason, message, now)
+
+
+def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if not obs.older_gang:
+        return None
+    yielding = obs.status.yielding
+    if yielding and yielding.until > now:
+        # An end further away than YIELD_TIME was set before the clock was set back.
+        yielding = replace(yielding, until=min(yielding.until, now + YIELD_TIME))
+        obs = with_status(obs, replace(obs.status, yielding=yielding))
+        message = (
+            f"waits until {obs.older_gang} runs, which needs the same room; at most until "
+            f"{format_time(yielding.until)}"
+        )
+        status = describe(obs, Phase.PENDING, Reason.YIELDED, message)
+        return Plan(status, wake_after=YIELD_INTERVAL)
+    has_room = find_blocker(obs) is None
+    if has_room or not is_due(timers.gang_timeout, obs, spec, now):
+        return None
+    return give_way(obs, spec, now)
+
+
+def _wait_for_leftovers(obs: Observation, now: datetime) -> Plan:
+    """Wait for the pods of an earlier job: they may still write into the same checkpoint folder."""
+    first = obs.leftovers[0]
+    message = f"waits for {describe_pods(obs.leftovers)} of an earlier job with this name to end"
+    wait = describe_wait(obs, first, now)
+    if not wait and not first.deleting:
+        wait = f"; to end it now: kubectl -n {obs.job.namespace} delete pod {first.name}"
+    message += wait
+    status = describe(obs, Phase.PENDING, Reason.NAME_IN_USE, message)
+    return Plan(status, delete=delete_dead_leftovers(obs, now))
+
+
+def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if obs.latched or not obs.missing:
+        return None
+    if obs.leftovers:
+        return _wait_for_leftovers(obs, now)
+    obs = with_status(obs, replace(obs.status, yielding=None))
+    refusal = obs.refusal
+    had_pods = obs.pods or obs.status.attempt_started is not None
+    if refusal and refusal.final and not had_pods:
+        return stop(obs, spec, refusal.reason, refusal.message, now)
+    until = backoff_end(obs.status, now)
+    if until and now < until:
+        return Plan(describe_backoff(obs))
+    if refusal:
+        return _retry_after_refusal(obs, refusal, now)
+    message = f"creating {counted(obs.status.pods.desired, 'pod')} of attempt {obs.attempt}"
+    status = describe(obs, Phase.STARTING, Reason.CREATING_PODS, message)
+    return Plan(status, create=obs.missing, delete=delete_outdated(obs))
+
+
+def _retry_after_refusal(obs: Observation, refusal: Refusal, now: datetime) -> Plan:
+    status = describe(obs, Phase.PENDING, refusal.reason, refusal.message)
+    if refusal.is_too_early(now):
+        return Plan(status)
+    # If the quota counts ended pods too, delete them, with their logs, to make room.
+    delete = delete_ended(obs.older) if refusal.counts_ended_pods else delete_outdated(obs)
+    return Plan(status, create=obs.missing, delete=delete)
+
+
+def all_pods_exist(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    status = describe_existing_pods(obs, now)
+    was_running = obs.status.has(Condition.RUNNING)
+    if was_running or not status.has(Condition.RUNNING):
+        return Plan(status)
+    return Plan(status, events=(Event("Normal", "Running", status.message),))
+
+
+RULES: tuple[Rule, ...] = (
+    status_is_behind,  # Somebody changed the status: go on with what the pods show.
+    job_is_taken_up_again,  # Before the end: spec.retries has grown since the job has failed.
+    job_is_finished,  # Any other finished job never runs again: clean up.
+    all_nodes_succeeded,  # Before failures: a node that succeeded cannot be lost any more.
+    job_is_suspended,  # No pods, whatever happens to them while they end.
+    active_deadline_is_over,  # The job has had its time.
+    job_is_new,  # The first attempt begins.
+    job_is_resumed,  # A new attempt begins. It uses no budget.
+    older_pods_still_run,  # Two attempts never train at the same time.
+    nodes_were_changed,  # An attempt has a fixed size, so a new one begins. It uses no budget.
+    attempt_failed,  # The whole gang restarts, or the job fails.
+    gang_is_silent,  # Nothing has ended, and nothing happens: a hang, or a pod that stayed in vain.
+    startup_deadline_is_over,  # A gang that cannot start must not hold devices for ever.
+    older_gang_needs_room,  # Of two gangs that fit only in part, the younger gives way.
+    pods_are_not_created,  # All at once: gang schedulers and autoscalers must see all of them.
+    all_pods_exist,  # Nothing to do but to report how far the pods are.
+)

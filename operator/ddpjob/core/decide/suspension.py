@@ -1,0 +1,77 @@
+"""Suspend a job, and resume it."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from ddpjob.core.api.conditions import set_condition
+from ddpjob.core.api.names import Cause, Condition, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.status import PodCounts
+from ddpjob.core.decide.budget import kept_backoff
+from ddpjob.core.decide.causes import certain_verdict
+from ddpjob.core.decide.dead_nodes import describe_wait
+from ddpjob.core.decide.deletions import delete_all_unfinished
+from ddpjob.core.decide.describe import describe, describe_pods, stop_running, with_status
+from ddpjob.core.decide.restarts import Change, count_failure, lost_pods, replace_gang
+from ddpjob.core.decide.transitions import (
+    RESUMED,
+    grace_of,
+    not_suspended,
+    record,
+    selector_of,
+    with_ended_attempt,
+)
+from ddpjob.core.observe.observation import Observation
+from ddpjob.core.plan import Event, Plan
+
+
+def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Give the pods of the job back. They get their grace period, to write a checkpoint.
+
+    A failure that is certain when the suspension begins is counted. What ends afterwards was ended
+    by the suspension.
+    """
+    begins = not obs.status.has(Condition.SUSPENDED)
+    # After the status was lost, the pods may end because of a suspension before.
+    is_known = obs.status.attempt is not None and obs.status.reason != Reason.STATUS_RECOVERED
+    failure = certain_verdict(obs, now) if begins and is_known else None
+    if failure:
+        counted_obs = count_failure(obs, spec, failure, now)
+        if isinstance(counted_obs, Plan):
+            return counted_obs
+        obs = counted_obs
+    remaining = [pod for pod in obs.pods if not pod.released]
+    message = "suspended; to resume, set spec.suspend to false"
+    if remaining:
+        wait = describe_wait(obs, remaining[0], now)
+        message = f"suspending: waiting for {describe_pods(remaining)} to end{wait}"
+    delete = delete_all_unfinished(obs, grace_of(obs), now)
+    reason = Reason.SUSPENDED
+    events: tuple[Event, ...] = ()
+    if begins:
+        events = (Event("Normal", "Suspended", message),)
+        if obs.status.attempt is not None and not failure:
+            entry = record(obs, Cause.SUSPENDED, reason, "the job was suspended")
+            obs = with_ended_attempt(obs, entry, now)
+    status = describe(obs, Phase.SUSPENDED, reason, message)
+    if status.attempt is None:
+        selector = selector_of(obs.job)
+        status = replace(status, pods=PodCounts(desired=spec.nodes), selector=selector)
+    conditions = stop_running(status.conditions, reason, message)
+    status = replace(
+        status,
+        conditions=set_condition(conditions, Condition.SUSPENDED, True, reason, message),
+        backoff=kept_backoff(status, now) if begins and not failure else status.backoff,
+        undecided_since=None,
+        silent_since=None,
+    )
+    confirm = lost_pods(obs) if failure else ()
+    return Plan(status, delete=delete, events=events, confirm=confirm)
+
+
+def resume(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Begin a new attempt after a suspension. It costs nothing."""
+    event = Event("Normal", "Resumed", RESUMED)
+    resumed = with_status(obs, replace(obs.status, conditions=not_suspended(obs)))
+    return replace_gang(resumed, spec, Change(Reason.RESUMED, event), now)

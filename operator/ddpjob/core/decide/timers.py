@@ -1,0 +1,264 @@
+"""The clocks of a job: which of them run, and when the next deadline comes.
+
+Every rule that waits for a moment has a timer here. The next look at a job is at the earliest of
+all moments that are to come, whichever rule applied at this look.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from ddpjob.core.api.names import Condition
+from ddpjob.core.api.policy import MAX_SECONDS
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.status import Status, starting_seconds
+from ddpjob.core.api.times import later, since
+from ddpjob.core.decide.budget import backoff_end
+from ddpjob.core.decide.causes import settles_at
+from ddpjob.core.decide.dead_nodes import is_cut_off, is_not_ready, next_death, next_overdue
+from ddpjob.core.decide.gangs import pods_with_room
+from ddpjob.core.decide.hangs import suspects
+from ddpjob.core.decide.heartbeats import checked_from
+from ddpjob.core.decide.in_place import silent_time
+from ddpjob.core.decide.inquiry import LOOK_INTERVAL, asked_from
+from ddpjob.core.decide.meeting import late_from
+from ddpjob.core.observe.observation import Observation, TrainerState
+
+Timer = Callable[[Observation, Spec, datetime], datetime | None]
+
+# A gang that waits for room under a quota gives way to an older one after this time. Under a quota
+# no autoscaler can help.
+QUOTA_TIMEOUT = timedelta(seconds=20)
+
+# A pod that has had a node for so long, and no container, may wait for the agent's ConfigMap, which
+# is then looked for. The next time is so much later: an image or a volume may also be the reason.
+CREATION_TIME = timedelta(seconds=10)
+CREATION_INTERVAL = timedelta(seconds=30)
+
+# Time between two looks at a gang that would give way to an older one.
+CONTEST_INTERVAL = timedelta(seconds=60)
+
+# Time between two looks while the status names an unreachable node that the job has left.
+LEFT_NODE_INTERVAL = timedelta(seconds=60)
+
+# Time between two looks while most Kubernetes nodes are not ready.
+CUT_OFF_INTERVAL = timedelta(seconds=5)
+
+
+def run_clocks(obs: Observation, now: datetime) -> Status:
+    """Return the status with its clocks started and stopped.
+
+    A time that is to come was written before the clock was set back: it becomes now.
+    """
+    status = obs.status
+    active_since = min(status.active_since or now, now)
+    if status.finished or status.has(Condition.SUSPENDED):
+        passed = since(status.active_since, now) if status.active_since else timedelta(0)
+        return replace(
+            status,
+            active_seconds=status.active_seconds + int(passed.total_seconds()),
+            active_since=None,
+            starting_since=None,
+            undecided_since=None,
+            silent_since=None,
+        )
+    is_starting = _is_starting(obs, now)
+    starting_since = min(status.starting_since or now, now) if is_starting else None
+    # An interruption, such as a scheduling gate, stops the clock, and the first run resets it.
+    waited = status.starting_seconds if is_starting else starting_seconds(status, now)
+    is_active = status.active_since or any(not pod.released for pod in obs.pods)
+    return replace(
+        status,
+        active_since=active_since if is_active else None,
+        starting_since=starting_since,
+        starting_seconds=0 if status.running_time else waited,
+        undecided_since=status.undecided_since if _has_failed_pod(obs) else None,
+        silent_since=min(status.silent_since or now, now) if _is_silent(obs) else None,
+    )
+
+
+def _has_failed_pod(obs: Observation) -> bool:
+    return any(pod.state is TrainerState.FAILED for pod in obs.current)
+
+
+def _is_silent(obs: Observation) -> bool:
+    """Return True if pods run and are not ready, although they were, or have stayed.
+
+    An attempt that has just begun with new pods has the time of startupDeadlineSeconds.
+    """
+    has_begun = obs.status.running_time or obs.status.pod_attempts
+    return bool(has_begun and obs.silent)
+
+
+def _is_starting(obs: Observation, now: datetime) -> bool:
+    """Return True if the attempt waits for its nodes, and neither for a queue nor for its turn."""
+    status = obs.status
+    if status.attempt is None or status.running_time or status.yielding:
+        return False
+    end = backoff_end(status, now)
+    gated = any(pod.gated for pod in obs.current)
+    waits_for_others = bool(obs.leftovers) or any(not pod.released for pod in obs.older)
+    return not gated and not waits_for_others and not (end and now < end)
+
+
+# The timers
+
+
+def backoff_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    return backoff_end(obs.status, now)
+
+
+def failure_settles(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    return settles_at(obs.status, now) if obs.status.undecided_since else None
+
+
+def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    started = obs.status.silent_since
+    return later(started, silent_time(obs)) if started and _is_silent(obs) else None
+
+
+def silence_is_asked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Return when the agents of pods that are not ready are asked why."""
+    return asked_from(obs)
+
+
+def writing_is_asked_again(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Look again: no event concerns the job when its other pods stop writing too."""
+    return later(now, LOOK_INTERVAL) if suspects(obs, spec) else None
+
+
+def heartbeats_are_checked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Return when the agents are asked whether there were heartbeats."""
+    return checked_from(obs, spec)
+
+
+def peers_are_late(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Return when the status of a gang that runs and has not met says where to look."""
+    return late_from(obs)
+
+
+def refusal_is_retried(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    refusal = obs.refusal
+    if refusal is None or not refusal.is_too_early(now):
+        return None
+    return refusal.retry_at
+
+
+def active_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    limit = spec.lifecycle.active_deadline
+    started = obs.status.active_since
+    if limit is None or started is None:
+        return None
+    return _end_of(limit, started, obs.status.active_seconds)
+
+
+def startup_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    limit = spec.lifecycle.startup_deadline
+    started = obs.status.starting_since
+    if limit is None or started is None or not _is_starting(obs, now):
+        return None
+    return _end_of(limit, started, obs.status.starting_seconds)
+
+
+def _end_of(limit: timedelta, started: datetime, used: int) -> datetime:
+    """Return the end of a limit of which `used` seconds had passed when its clock was started."""
+    remaining = int(limit.total_seconds()) - used
+    return later(started, timedelta(seconds=min(max(remaining, 0), MAX_SECONDS)))
+
+
+def time_to_live(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    limit = spec.lifecycle.time_to_live
+    ended = obs.status.completion_time if obs.status.finished else None
+    return later(ended, limit) if limit is not None and ended else None
+
+
+def node_is_dead(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    return next_death(obs, now)
+
+
+def agent_is_checked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Return when to look whether the ConfigMap exists that pods without a container wait for."""
+    since_when = [pod.creating_since for pod in obs.current if pod.creating_since]
+    if not since_when or obs.status.finished:
+        return None
+    return later(min(since_when), CREATION_TIME)
+
+
+def agent_is_checked_again(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    checked = agent_is_checked(obs, spec, now)
+    return later(now, CREATION_INTERVAL) if checked and checked <= now else None
+
+
+def node_is_forgotten(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Look again: no event concerns the job when a node returns that it has left."""
+    pods = (*obs.pods, *obs.leftovers)
+    used = {pod.node_name for pod in pods if not pod.released}
+    has_left = any(node.name not in used for node in obs.status.unreachable_nodes)
+    return later(now, LEFT_NODE_INTERVAL) if has_left and not obs.status.finished else None
+
+
+def contest_is_looked_at(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Look again: no event concerns the job when an older gang becomes incomplete."""
+    began = gang_timeout(obs, spec, now)
+    return later(now, CONTEST_INTERVAL) if began and began <= now else None
+
+
+def cut_off_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    """Look again soon: no event concerns the job when another Kubernetes node is ready again."""
+    if not is_cut_off(obs):
+        return None
+    unfinished = [pod for pod in (*obs.pods, *obs.leftovers) if not pod.released]
+    waits = any(is_not_ready(obs, pod.node_name) for pod in unfinished)
+    return later(now, CUT_OFF_INTERVAL) if waits else None
+
+
+def pod_is_overdue(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    return None if obs.status.finished else next_overdue(obs, now)
+
+
+def gang_timeout(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
+    started = obs.status.starting_since
+    holders = pods_with_room(obs.current, obs.is_under_quota)
+    if started is None or not holders or obs.all_run or not _is_starting(obs, now):
+        return None
+    return later(started, QUOTA_TIMEOUT if obs.is_under_quota else obs.policy.gang_timeout)
+
+
+TIMERS: tuple[Timer, ...] = (
+    backoff_ends,
+    failure_settles,
+    silence_ends,
+    silence_is_asked,
+    writing_is_asked_again,
+    heartbeats_are_checked,
+    peers_are_late,
+    refusal_is_retried,
+    active_deadline,
+    startup_deadline,
+    time_to_live,
+    node_is_dead,
+    cut_off_ends,
+    pod_is_overdue,
+    gang_timeout,
+    contest_is_looked_at,
+    node_is_forgotten,
+    agent_is_checked,
+    agent_is_checked_again,
+)
+
+
+# Their moment may come by a change of the status itself, if no time is left.
+DEADLINES: tuple[Timer, ...] = (time_to_live, active_deadline, startup_deadline)
+
+
+def is_due(timer: Timer, obs: Observation, spec: Spec, now: datetime) -> bool:
+    """Return True if the moment of a timer has come."""
+    moment = timer(obs, spec, now)
+    return moment is not None and moment <= now
+
+
+def seconds_until_next(obs: Observation, spec: Spec, now: datetime) -> float | None:
+    """Return the seconds until the earliest moment that is to come, or None."""
+    moments = [timer(obs, spec, now) for timer in TIMERS]
+    waits = [(moment - now).total_seconds() for moment in moments if moment and moment > now]
+    return min(waits, default=None)

@@ -1,0 +1,220 @@
+"""The transitions of a job: how its status, and its pods, change when something has happened.
+
+Each function returns a new Status or a Plan. When a transition applies is decided in rules.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from ddpjob.core.api import names
+from ddpjob.core.api.conditions import Conditions, set_condition
+from ddpjob.core.api.history import Retried, add_attempt, ended_attempt, forget_old_failures
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.names import Cause, Condition, Phase
+from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.status import Host, PodCounts, Status
+from ddpjob.core.api.times import since
+from ddpjob.core.decide.deletions import clean_up, current_grace
+from ddpjob.core.decide.describe import describe, with_status
+from ddpjob.core.observe.observation import Observation, Pod
+from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
+
+RESUMED = "the job was resumed"
+
+
+# Begin
+
+
+def begin_attempt(
+    obs: Observation, spec: Spec, attempt: int, now: datetime, kept: Sequence[Pod] = ()
+) -> Status:
+    """Return the status of an attempt that begins now, with the nodes of the spec.
+
+    The pods `kept` stay from the attempt before, and one of them hosts the rendezvous: the name of
+    a new pod is not known everywhere at once.
+    """
+    job = obs.job
+    status = job.status
+    births = {pod.index: pod.born for pod in kept}
+    first = min(kept, key=lambda pod: pod.index, default=None)
+    host = Host(first.index, first.address) if first else Host()
+    ran: bool | None = status.running_time is not None
+    if not ran and (status.pod_attempts or any(not pod.released for pod in obs.older)):
+        # Pods may still run an older attempt. They keep their time for a checkpoint.
+        ran = status.previous_attempt_ran
+    return replace(
+        status,
+        attempt=attempt,
+        attempt_time=now,
+        pod_attempts=tuple(births.get(i, attempt) for i in range(spec.nodes)) if kept else (),
+        host=host,
+        previous_attempt_ran=ran if attempt > 0 else None,
+        running_time=None,
+        undecided_since=None,
+        silent_since=None,
+        starting_since=None,
+        starting_seconds=0,
+        yielding=None,
+        failed_nodes=forget_old_failures(status.failed_nodes, now),
+        pods=PodCounts(desired=spec.nodes),
+        resolved={
+            "nprocPerNode": spec.nproc_per_node,
+            "worldSize": spec.world_size,
+            "accelerator": spec.accelerator,
+            "rendezvous": names.rendezvous_endpoint(job.name, attempt, host.address),
+        },
+        selector=selector_of(job),
+        succeeded_nodes=(),
+        result={},
+    )
+
+
+def selector_of(job: Job) -> str:
+    """Return the label selector of a job's pods, for the scale subresource."""
+    return f"{names.LABEL_JOB_UID}={job.uid}"
+
+
+def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """Continue with the newest attempt that has pods, after somebody has changed the status.
+
+    Which pods of it were created is not known. So a missing one counts as lost.
+    """
+    attempt = max(pod.attempt for pod in obs.pods)
+    nodes = 1 + max(pod.index for pod in obs.pods if pod.attempt == attempt)
+    message = (
+        f"the status was deleted or replaced by an older one; the job continues with attempt "
+        f"{attempt}, the newest that has pods"
+    )
+    stayed = [pod for pod in obs.pods if pod.born < attempt == pod.attempt]
+    begun = begin_attempt(obs, spec, attempt, now, stayed)
+    all_ran = all(pod.started for pod in obs.pods if pod.attempt == attempt)
+    status = replace(
+        begun,
+        conditions=not_suspended(obs) if begun.has(Condition.SUSPENDED) else begun.conditions,
+        # Pods that may have trained get time for a checkpoint.
+        running_time=now if all_ran else None,
+        phase=Phase.STARTING,
+        reason=Reason.STATUS_RECOVERED,
+        message=message,
+        attempt_started=attempt,
+        previous_attempt_ran=None,
+        pods=PodCounts(desired=max(spec.nodes, nodes)),
+        start_time=begun.start_time or now,
+    )
+    event = Event("Warning", Reason.STATUS_RECOVERED, message)
+    return Plan(status, events=(event,), wake_after=0.0)
+
+
+def begin(obs: Observation, spec: Spec, now: datetime) -> Status:
+    """Return the status of the first attempt. A `spec.retries` that it has already asks nothing."""
+    retried = Retried(spec.lifecycle.retries)
+    begun = replace(begin_attempt(obs, spec, 0, now), start_time=now, retried=retried)
+    was_suspended = begun.has(Condition.SUSPENDED)
+    return replace(begun, conditions=not_suspended(obs)) if was_suspended else begun
+
+
+# End
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job fails. `record` describes its last attempt, `grace` is that of its pods."""
+
+    reason: str
+    message: str
+    record: Dict
+    grace: int | None = None
+
+
+def complete(obs: Observation, spec: Spec, now: datetime) -> Plan:
+    """End the job as Complete."""
+    started = obs.status.start_time or now
+    seconds = int(since(started, now).total_seconds())
+    message = (
+        f"{counted(len(obs.succeeded), 'node')} succeeded after {seconds} s and "
+        f"{counted(obs.status.restarts, 'restart')}"
+    )
+    obs = with_ended_attempt(obs, record(obs, Cause.SUCCEEDED, Reason.SUCCEEDED, message), now)
+    status = replace(
+        describe(obs, Phase.COMPLETE, Reason.SUCCEEDED, message),
+        attempt_started=obs.attempt,
+        completion_time=now,
+        succeeded_nodes=(),
+        conditions=_set_finished(obs, Condition.COMPLETE, Reason.SUCCEEDED, message),
+    )
+    event = Event("Normal", "Complete", message)
+    return Plan(status, delete=clean_up(obs, spec, None, now), events=(event,))
+
+
+def stop(obs: Observation, spec: Spec, reason: str, message: str, now: datetime) -> Plan:
+    """End the job as Failed although no attempt of it failed, as after a deadline."""
+    entry = record(obs, Cause.STOPPED, reason, message)
+    return fail(obs, spec, Ending(reason, message, entry, grace_of(obs)), now)
+
+
+def fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
+    step = _next_step(obs.job.name, spec)
+    message = f"{ending.message[: MAX_MESSAGE - len(step) - 2].rstrip('.')}; {step}"
+    obs = with_ended_attempt(obs, ending.record, now)
+    status = replace(
+        describe(obs, Phase.FAILED, ending.reason, message),
+        completion_time=now,
+        # Only a number that grows from now on takes the job up again.
+        retried=replace(obs.status.retried, retries=spec.lifecycle.retries),
+        succeeded_nodes=(),
+        result={},
+        conditions=_set_finished(obs, Condition.FAILED, ending.reason, message),
+    )
+    event = Event("Warning", "Failed", message)
+    return Plan(status, delete=clean_up(obs, spec, ending.grace, now), events=(event,))
+
+
+def _next_step(name: str, spec: Spec) -> str:
+    """Return what a person can do after the job has failed."""
+    again = "begins anew, unless its script saves checkpoints itself"
+    if spec.checkpoint:
+        again = "resumes from its last checkpoint"
+    return (
+        f"{NEXT_STEP} (ddpjob retry {name}): the job {again}. To change its spec, delete it and "
+        "create it again"
+    )
+
+
+def _set_finished(obs: Observation, kind: Condition, reason: str, message: str) -> Conditions:
+    """Set Complete or Failed. A finished job is neither Running nor Suspended."""
+    conditions = set_condition(obs.status.conditions, kind, True, reason, message)
+    if obs.status.has(Condition.SUSPENDED):
+        conditions = set_condition(conditions, Condition.SUSPENDED, False, reason, message)
+    return set_condition(conditions, Condition.RUNNING, False, reason, message)
+
+
+# Parts of a transition
+
+
+def not_suspended(obs: Observation) -> Conditions:
+    conditions = obs.status.conditions
+    return set_condition(conditions, Condition.SUSPENDED, False, Reason.RESUMED, RESUMED)
+
+
+def record(obs: Observation, cause: Cause, reason: str, message: str) -> dict[str, Any]:
+    return {
+        "attempt": obs.attempt,
+        "cause": str(cause),
+        "reason": str(reason),
+        "message": message[:MAX_MESSAGE],
+    }
+
+
+def with_ended_attempt(obs: Observation, record: Dict, now: datetime) -> Observation:
+    """Return the Observation with one more entry in the job's history."""
+    status = obs.status
+    entry = ended_attempt(record, status.attempt_time, status.running_time, now)
+    return with_status(obs, replace(status, attempts=add_attempt(status.attempts, entry)))
+
+
+def grace_of(obs: Observation) -> int | None:
+    return current_grace(obs.status, obs.attempt)

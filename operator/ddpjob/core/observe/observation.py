@@ -1,0 +1,377 @@
+"""The Observation of a job: its manifest, its pods and their nodes, as the cluster shows them.
+
+Pods are split by attempt and by the state of their container `trainer`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from ddpjob.core.api import names
+from ddpjob.core.api.history import OlderGang, Steps
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.status import Status
+from ddpjob.core.observe.agent_state import AgentState
+from ddpjob.core.observe.torchrun_log import Summary
+
+# The status keeps attempts as int32.
+MAX_ATTEMPT = 2_147_483_646
+
+# Longest time between two tries to create what the API server refuses.
+LONGEST_RETRY = timedelta(seconds=60)
+
+
+class TrainerState(StrEnum):
+    """The state of the container `trainer` of a pod.
+
+    The pod's own phase may never show it, for example if a sidecar never ends.
+    """
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that happened to a pod: one word, one sentence, and the time if it is known."""
+
+    reason: str
+    message: str
+    time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One node of an attempt, with what the decisions need of its pod.
+
+    - `attempt`: the attempt that the pod is assigned to. `born`: the one it was created in.
+    - `index`: the node's index in the gang. `node_name`: the Kubernetes node that the pod runs on.
+    - `address`: the pod's IP address. `agent`: the ConfigMap with its agent.
+    - `held`: the pod knows its attempt, and must not start it yet. `dumps`: it was told to write
+      the stacks of its ranks, and to end.
+    - `ready`: the workers of its attempt have met. `ready_since`: since when, or an empty string.
+    - `creating_since`: the pod has had a node since then, and no container yet.
+    - `released`: no container of the pod runs any more. A kubelet reports the end of the containers
+      before the pod's phase.
+    - `started`: the trainer's container was started at some time. `running_since`: it runs since
+      then, if the kubelet says it.
+    - `disruption`: why the pod was deleted, evicted or lost, whatever its trainer did.
+    - `blocked`: what keeps a pending pod from starting. `gated`: that is a scheduling gate.
+    - `own_limit`: the kubelet evicted the pod because it exceeded a limit of its own.
+    - `grace`: the pod's own grace period in seconds.
+    - `deletion_deadline`: the end of the grace period, if the pod is being deleted.
+    - `looks_lost`: the control plane set the pod to not ready, and the kubelet did not.
+    - `has_claims`: the pod mounts a PersistentVolumeClaim.
+    - `tolerated`: keys of the taints that the pod tolerates; an empty key stands for every taint.
+    - `requests`: names of resources. `placement`: a digest of what decides about nodes. `priority`.
+    - `message`: the last words of the trainer. `follower`, `timed_out`: what they say about a peer.
+    - `summary`: which rank of the node failed first.
+    - `result`: what the trainer wrote to $DDP_RESULT_FILE.
+    - `reported`: the attempt that the agent's report is about. `hang`: that attempt hung.
+    - `steps`: the first and the last step of each attempt in which the pod took part.
+    - `trained`: the time of the first step or heartbeat of each such attempt.
+    """
+
+    name: str
+    uid: str
+    attempt: int
+    born: int
+    index: int
+    state: TrainerState
+    node_name: str
+    address: str
+    agent: str
+    held: bool
+    dumps: bool
+    ready: bool
+    ready_since: str
+    creating_since: datetime | None
+    released: bool
+    grace: int
+    deletion_deadline: datetime | None
+    started: bool
+    running_since: datetime | None
+    looks_lost: bool
+    gated: bool
+    has_claims: bool
+    tolerated: tuple[str, ...]
+    requests: frozenset[str]
+    placement: str
+    priority: int
+    disruption: Finding | None
+    own_limit: Finding | None
+    blocked: Finding | None
+    exit_code: int | None
+    exit_reason: str
+    message: str
+    follower: bool
+    timed_out: bool
+    summary: Summary | None
+    result: Mapping[str, str]
+    reported: int | None
+    hang: bool
+    steps: Mapping[int, Steps]
+    trained: Mapping[int, datetime]
+    finished: datetime | None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in (TrainerState.SUCCEEDED, TrainerState.FAILED)
+
+    @property
+    def active(self) -> bool:
+        """True if the trainer of the pod may still run, or run later."""
+        return not self.ended and not self.released
+
+    @property
+    def deleting(self) -> bool:
+        return self.deletion_deadline is not None
+
+
+class NodeHealth(StrEnum):
+    """The condition Ready of a Kubernetes node. Unknown: its kubelet does not report any more."""
+
+    READY = "True"
+    NOT_READY = "False"
+    UNREACHABLE = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A Kubernetes node. `taints` are the keys of those that keep new pods away."""
+
+    name: str
+    health: NodeHealth = NodeHealth.READY
+    taints: tuple[str, ...] = ()
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPolicy:
+    """The administrator's choices about nodes and about gangs that wait for each other.
+
+    - `dead_node_time`: a pod is force-deleted after its node was unreachable for so long; None
+      never.
+    - `gang_timeout`: a gang that fits only in part gives way to an older one after this time.
+    - `disruption_taints`: keys of taints that announce the end of a node.
+    """
+
+    dead_node_time: timedelta | None = timedelta(seconds=30)
+    gang_timeout: timedelta = timedelta(seconds=600)
+    disruption_taints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The API server's last refusal to create a pod or Service of a job.
+
+    - `retry_at`: the earliest time of the next try.
+    - `final`: the same request can never succeed, because the object is invalid.
+    - `counts_ended_pods`: a quota refused that counts pods which have ended too.
+    """
+
+    reason: str
+    message: str
+    retry_at: datetime
+    final: bool = False
+    counts_ended_pods: bool = False
+
+    def is_too_early(self, now: datetime) -> bool:
+        """Return True before the next try.
+
+        A time further away than the longest delay was set before the clock was set back.
+        """
+        return timedelta(0) < self.retry_at - now <= LONGEST_RETRY
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A job and every pod of its gangs, sorted by attempt and index, and their surroundings.
+
+    - `strays`: names of pods with the job's labels that no gang of it has.
+    - `leftovers`: pods of earlier jobs of the same name that have not ended.
+    - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
+    - `older_gang`: an older job that lacks the room which this one holds, or has given back.
+    - `answers`: what agents have answered, by the UIDs of their pods.
+    - `is_current`: the API server has confirmed that the status is the newest.
+    """
+
+    job: Job
+    pods: tuple[Pod, ...] = ()
+    refusal: Refusal | None = None
+    strays: tuple[str, ...] = ()
+    leftovers: tuple[Pod, ...] = ()
+    nodes: Mapping[str, Node] | None = None
+    policy: ClusterPolicy = field(default_factory=ClusterPolicy)
+    older_gang: OlderGang | None = None
+    answers: Mapping[str, AgentState] = field(default_factory=dict)
+    is_current: bool = False
+
+    @property
+    def status(self) -> Status:
+        return self.job.status
+
+    @property
+    def attempt(self) -> int:
+        return self.status.attempt or 0
+
+    @cached_property
+    def current(self) -> tuple[Pod, ...]:
+        """Pods of the current attempt, also those that are not assigned to it yet."""
+        return tuple(pod for pod in self.pods if self._takes_part(pod))
+
+    @cached_property
+    def older(self) -> tuple[Pod, ...]:
+        """Pods of earlier attempts that take no part in the current one."""
+        return tuple(
+            pod for pod in self.pods if pod.attempt <= self.attempt and not self._takes_part(pod)
+        )
+
+    def _takes_part(self, pod: Pod) -> bool:
+        return self.status.attempt is not None and pod.born == self.status.born(pod.index)
+
+    @property
+    def unassigned(self) -> tuple[Pod, ...]:
+        """Pods that stay from an earlier attempt and were not told to start the current one."""
+        return tuple(
+            pod for pod in self.current if pod.active and (pod.attempt < self.attempt or pod.held)
+        )
+
+    @property
+    def status_is_behind(self) -> bool:
+        """True if there is a pod of an attempt that the status does not know.
+
+        The API server then holds a newer status, unless somebody has changed the status.
+        """
+        newest = -1 if self.status.attempt is None else self.status.attempt
+        return any(pod.attempt > newest for pod in self.pods)
+
+    @cached_property
+    def unreachable_since(self) -> Mapping[str, datetime]:
+        """Return since when each unreachable Kubernetes node was seen to be that."""
+        return {node.name: node.since for node in self.status.unreachable_nodes}
+
+    @cached_property
+    def unready_nodes(self) -> int:
+        """Number of Kubernetes nodes of the cluster that are not ready."""
+        nodes = (self.nodes or {}).values()
+        return sum(node.health is not NodeHealth.READY for node in nodes)
+
+    @property
+    def is_under_quota(self) -> bool:
+        """True if a quota refuses pods of the attempt."""
+        return self.refusal is not None and self.refusal.reason == Reason.QUOTA
+
+    def answer_of(self, pod: Pod) -> AgentState | None:
+        """Return what the agent of a pod has answered about the current attempt, or None."""
+        answer = self.answers.get(pod.uid)
+        return answer if answer and answer.attempt == self.attempt else None
+
+    @property
+    def latched(self) -> bool:
+        """True if every pod of the current attempt was seen at some time."""
+        return self.status.attempt_started == self.attempt
+
+    @cached_property
+    def succeeded(self) -> frozenset[int]:
+        """Indices of the current attempt whose trainer succeeded, even if the pod is gone."""
+        seen = {
+            pod.index
+            for pod in self.current
+            if pod.state is TrainerState.SUCCEEDED and not self.has_missed_attempt(pod)
+        }
+        kept = {index for index in self.status.succeeded_nodes if index < self.status.pods.desired}
+        return frozenset(seen | kept)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Indices of the current attempt that need a pod and have none."""
+        present = {pod.index for pod in self.current} | self.succeeded
+        return tuple(index for index in range(self.status.pods.desired) if index not in present)
+
+    def has_missed_attempt(self, pod: Pod) -> bool:
+        """Return True if a pod stayed for this attempt, and ended before it took part.
+
+        Its end belongs to an attempt before, which has been judged. A pod that was killed has left
+        no report: it took part if the gang has run.
+        """
+        if pod.born == self.attempt or not pod.ended:
+            return False
+        if pod.reported is None:
+            return self.status.running_time is None
+        return pod.reported < self.attempt
+
+    def pod_name(self, index: int) -> str:
+        """Return the name of a node's pod in the current attempt, also if it does not exist."""
+        return names.pod_name(self.job.name, self.status.born(index), index)
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Indices of pods that had been seen and are gone.
+
+        Before the latch, only a pod that stayed from an earlier attempt had been seen.
+        """
+        if self.latched:
+            return self.missing
+        return tuple(index for index in self.missing if self.status.born(index) < self.attempt)
+
+    def is_ready(self, pod: Pod) -> bool:
+        """Return True if the workers of a pod have met in the current attempt."""
+        is_running = pod.state is TrainerState.RUNNING and pod.attempt == self.attempt
+        return is_running and pod.ready and not pod.held
+
+    @property
+    def ready(self) -> int:
+        """Number of nodes whose workers have met in the current attempt."""
+        return sum(map(self.is_ready, self.current))
+
+    @property
+    def all_run(self) -> bool:
+        """True if every node of the attempt has met the others or has succeeded."""
+        return len(self.succeeded) + self.ready == self.status.pods.desired
+
+    @property
+    def silent(self) -> tuple[Pod, ...]:
+        """Pods that run and are not ready, if nothing else in the gang explains that.
+
+        Empty if a pod is missing, pending, being deleted, or has failed.
+        """
+        running = [pod for pod in self.current if pod.state is TrainerState.RUNNING]
+        is_complete = len(running) + len(self.succeeded) == self.status.pods.desired
+        if not is_complete or any(pod.deleting or pod.looks_lost for pod in running):
+            return ()
+        return tuple(pod for pod in running if not self.is_ready(pod))
+
+
+def observe(
+    job: Job, pods: Iterable[Pod], refusal: Refusal | None = None, **surroundings: Any
+) -> Observation:
+    """Return the Observation of a job and the pods that have its labels and that it owns.
+
+    `surroundings` are the other fields of Observation.
+    """
+    gang = []
+    strays = []
+    for pod in pods:
+        if _is_of_gang(pod, job):
+            gang.append(pod)
+        else:
+            strays.append(pod.name)
+    gang.sort(key=lambda pod: (pod.attempt, pod.index))
+    return Observation(job, tuple(gang), refusal, tuple(sorted(strays)), **surroundings)
+
+
+def _is_of_gang(pod: Pod, job: Job) -> bool:
+    """Return False for a pod that the operator cannot have created, such as a copy by hand."""
+    if pod.name != names.pod_name(job.name, pod.born, pod.index):
+        return False
+    if not pod.born <= pod.attempt <= MAX_ATTEMPT:
+        return False
+    is_current = pod.attempt == job.status.attempt
+    return pod.index < (job.status.pods.desired if is_current else names.MAX_NODES)

@@ -1,0 +1,404 @@
+"""Read a pod, as the API server shows it, into a Pod. No state of a pod is an error."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from ddpjob.core.api import names
+from ddpjob.core.api.policy import MAX_SECONDS
+from ddpjob.core.api.readers import Dict, child, children, integer_or_none, integer_or_zero
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.times import LAST_MOMENT, parse_time
+from ddpjob.core.observe.observation import Finding, Pod, TrainerState
+from ddpjob.core.observe.placement import read_placement, read_requests
+from ddpjob.core.observe.termination import Termination, read_termination
+from ddpjob.core.observe.torchrun_log import last_line
+
+# Reasons of a waiting container whose image cannot be pulled.
+IMAGE_REASONS = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+)
+
+# The grace period of Kubernetes, if a pod has none, in seconds.
+DEFAULT_GRACE = 30
+
+# A pod with this in its assignment must not start its attempt yet.
+HELD = '"start": false'
+
+# A pod with this in its assignment writes the stacks of its ranks, and ends.
+DUMPS = '"dump": true'
+
+# Reasons of a waiting container that starts normally.
+NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
+
+# The reason of the condition PodScheduled while a scheduling gate holds a pod.
+GATED = "SchedulingGated"
+
+# What a container's end says after its kubelet or its runtime has lost it, as in a crash of the
+# node: the kubelet's own reason, and containerd's after a restart, with its exit code.
+LOST_REASON = "ContainerStatusUnknown"
+LOST_BY_CONTAINERD = ("Unknown", 255)
+
+# The first year of Unix time. A runtime reports it, or year 1, for a time that it does not know.
+UNKNOWN_YEAR = 1970
+
+# A kubelet's reason for pods that it evicts.
+EVICTED = "Evicted"
+
+# The reason of the condition DisruptionTarget and that of the pod if its node shuts down. A kubelet
+# that evicts a pod gives the same condition and EVICTED.
+BY_KUBELET = "TerminationByKubelet"
+SHUT_DOWN = (BY_KUBELET, "Terminated")
+
+# The reason of a container that used more memory than its limit.
+OOM_KILLED = "OOMKilled"
+
+# The reason of a pod whose init container failed. Its exit code is not the worker's.
+INIT_FAILED = "InitFailed"
+
+
+def owner_of(obj: Dict) -> names.Identity | None:
+    """Return the DDPJob that controls a pod or Service, or None.
+
+    An owner is in the namespace of what it owns. Anybody who may create a pod in any namespace can
+    write any owner into it, so no part of an identity is left out of a comparison.
+    """
+    metadata = child(obj, "metadata")
+    for owner in children(metadata, "ownerReferences"):
+        kind = (owner.get("apiVersion"), owner.get("kind"))
+        if owner.get("controller") and kind == (names.API_VERSION, names.KIND):
+            namespace = str(metadata.get("namespace", ""))
+            return names.Identity(namespace, str(owner.get("name", "")), str(owner.get("uid", "")))
+    return None
+
+
+def read_pod(body: Dict) -> Pod | None:
+    """Read a pod of a job. Return None if its labels name no attempt or no index."""
+    metadata = child(body, "metadata")
+    status = child(body, "status")
+    labels = child(metadata, "labels")
+    attempt = str(labels.get(names.LABEL_ATTEMPT, ""))
+    index = str(labels.get(names.LABEL_INDEX, ""))
+    if not attempt.isdecimal() or not index.isdecimal():
+        return None
+    name = str(metadata.get("name", ""))
+    spec = child(body, "spec")
+    told = str(child(metadata, "annotations").get(names.ANNOTATION_ASSIGNMENT))
+    container = _trainer_container(status)
+    state, end, termination = _state_and_end(metadata, status, container)
+    return Pod(
+        name=name,
+        uid=str(metadata.get("uid", "")),
+        attempt=int(attempt),
+        born=_birth(name, int(attempt)),
+        index=int(index),
+        state=state,
+        node_name=str(spec.get("nodeName") or ""),
+        address=str(status.get("podIP") or ""),
+        agent=_agent(spec),
+        held=HELD in told,
+        dumps=DUMPS in told,
+        ready=_is_ready(metadata, status),
+        ready_since=_ready_since(status),
+        creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
+        released=_is_removed(metadata) or _is_released(status, end),
+        grace=grace_of(spec),
+        deletion_deadline=_deletion_deadline(metadata),
+        started="terminated" in container or "running" in container,
+        running_since=parse_time(child(container, "running").get("startedAt")),
+        looks_lost=_looks_lost(status),
+        gated=_schedule_condition(status).get("reason") == GATED,
+        has_claims=any("persistentVolumeClaim" in v for v in children(spec, "volumes")),
+        tolerated=_tolerated(spec),
+        requests=read_requests(spec),
+        placement=read_placement(spec),
+        priority=integer_or_zero(spec.get("priority")),
+        disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
+        own_limit=_own_limit(status),
+        blocked=_blocked(status, container) if state is TrainerState.PENDING else None,
+        exit_code=integer_or_none((end or {}).get("exitCode")),
+        exit_reason=str((end or {}).get("reason") or ""),
+        message=termination.text,
+        follower=termination.follower,
+        timed_out=termination.timed_out,
+        summary=termination.summary,
+        result=termination.result,
+        reported=termination.attempt,
+        hang=termination.hang,
+        steps=termination.steps,
+        trained=termination.trained,
+        finished=_finished(end or {}),
+    )
+
+
+def _state_and_end(
+    metadata: Dict, status: Dict, container: Dict
+) -> tuple[TrainerState, Dict | None, Termination]:
+    """Return the state of the trainer, the end of it or of an init container, and its words."""
+    if "terminated" not in container:
+        failed = _failed_init(metadata, status)
+        if failed is not None:
+            # It is not the log of a worker, whatever is in it.
+            return TrainerState.FAILED, failed, Termination(str(failed["message"]))
+    state = _trainer_state(status.get("phase"), container)
+    if "terminated" not in container:
+        return state, None, Termination()
+    end = child(container, "terminated")
+    return state, end, read_termination(str(end.get("message") or ""))
+
+
+def _birth(name: str, attempt: int) -> int:
+    """Return the attempt in which a pod was created, which its name says."""
+    birth = name.split("-")[-2:][0]
+    return int(birth) if birth.isdecimal() else attempt
+
+
+def grace_of(spec: Dict) -> int:
+    """Return the grace period of a pod's spec in seconds. The API server accepts any number."""
+    seconds = integer_or_none(spec.get("terminationGracePeriodSeconds"))
+    return DEFAULT_GRACE if seconds is None else min(max(seconds, 0), MAX_SECONDS)
+
+
+def _agent(spec: Dict) -> str:
+    """Return the ConfigMap with the pod's agent; empty for a pod of an older operator."""
+    for volume in children(spec, "volumes"):
+        if volume.get("name") == names.AGENT_VOLUME:
+            return str(child(volume, "configMap").get("name", ""))
+    return ""
+
+
+def _ready_since(status: Dict) -> str:
+    ready = _condition(status, "Ready")
+    return str(ready.get("lastTransitionTime", "")) if ready.get("status") == "True" else ""
+
+
+def _creating_since(status: Dict) -> datetime | None:
+    """Return since when a pod has had a node, if its kubelet has not created a container yet."""
+    scheduled = _condition(status, "PodScheduled")
+    statuses = (*children(status, "initContainerStatuses"), *children(status, "containerStatuses"))
+    has_one = any("waiting" not in child(container, "state") for container in statuses)
+    if has_one or scheduled.get("status") != "True":
+        return None
+    return parse_time(scheduled.get("lastTransitionTime"))
+
+
+def _is_ready(metadata: Dict, status: Dict) -> bool:
+    """Return True if the trainer became ready in the attempt that its pod is assigned to.
+
+    When a pod gets another assignment, it keeps the condition of the last one for a moment. The
+    condition of the pod depends on its sidecars too, so it decides nothing else.
+    """
+    before = child(metadata, "annotations").get(names.ANNOTATION_READY_BEFORE)
+    is_old = bool(before) and before == _ready_since(status)
+    return bool(_trainer_status(status).get("ready")) and not is_old
+
+
+def _trainer_status(status: Dict) -> Dict:
+    """Return the status of the container `trainer`."""
+    for container in children(status, "containerStatuses"):
+        if container.get("name") == names.TRAINER:
+            return container
+    return {}
+
+
+def _trainer_container(status: Dict) -> Dict:
+    """Return the `state` of the container `trainer`."""
+    return child(_trainer_status(status), "state")
+
+
+def _trainer_state(phase: Any, container: Dict) -> TrainerState:
+    if "terminated" in container:
+        succeeded = child(container, "terminated").get("exitCode") == 0
+        return TrainerState.SUCCEEDED if succeeded else TrainerState.FAILED
+    if phase in ("Failed", "Succeeded"):
+        # The end of the trainer was never reported: the pod was refused, evicted or lost.
+        return TrainerState.FAILED
+    return TrainerState.RUNNING if "running" in container else TrainerState.PENDING
+
+
+def _finished(end: Dict) -> datetime | None:
+    """Return when a container ended, or None if that is not known."""
+    time = parse_time(end.get("finishedAt"))
+    return time if time and time.year > UNKNOWN_YEAR else None
+
+
+def _failed_init(metadata: Dict, status: Dict) -> Dict | None:
+    """Return the end of an init container that failed, after which the trainer never starts.
+
+    Its message has the last line of the container, or how to read its log.
+    """
+    if status.get("phase") != "Failed":
+        return None
+    for container in children(status, "initContainerStatuses"):
+        end = child(child(container, "state"), "terminated")
+        if end.get("exitCode"):
+            name = container.get("name")
+            line = last_line(str(end.get("message") or ""))
+            why = str(end.get("reason") or f"exit code {end['exitCode']}")
+            if not line or why == OOM_KILLED:
+                pod = f"{metadata.get('name')} -c {name}"
+                line = f"{why} (its log: kubectl -n {metadata.get('namespace')} logs {pod})"
+            message = f"init container {name}: {line}"
+            reason = end.get("reason") if _is_lost(end) else INIT_FAILED
+            return {**end, "reason": reason, "message": message}
+    return None
+
+
+def _is_removed(metadata: Dict) -> bool:
+    """Return True if the pod was deleted by force, and only a finalizer keeps the object."""
+    return "deletionTimestamp" in metadata and metadata.get("deletionGracePeriodSeconds") == 0
+
+
+def _is_released(status: Dict, end: Dict | None) -> bool:
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return True
+    return end is not None and not _sidecars_run(status)
+
+
+def _sidecars_run(status: Dict) -> bool:
+    """Return True if a container beside the trainer has not ended.
+
+    Sidecars among the init containers do not count: the kubelet ends those itself.
+    """
+    for container in children(status, "containerStatuses"):
+        is_sidecar = container.get("name") != names.TRAINER
+        if is_sidecar and "terminated" not in child(container, "state"):
+            return True
+    return False
+
+
+def _condition(status: Dict, kind: str) -> Dict:
+    for condition in children(status, "conditions"):
+        if condition.get("type") == kind:
+            return condition
+    return {}
+
+
+def _disruption_target(status: Dict) -> Dict:
+    """Return the condition DisruptionTarget if it is True."""
+    condition = _condition(status, "DisruptionTarget")
+    return condition if condition.get("status") == "True" else {}
+
+
+def _disruption(body: Dict, end: Dict | None) -> Finding | None:
+    """Return why a pod was deleted, evicted or lost, or None if it was not."""
+    metadata = child(body, "metadata")
+    status = child(body, "status")
+    node = child(body, "spec").get("nodeName")
+    pod = names.pod_on_node(str(metadata.get("name")), str(node or ""))
+    target = _disruption_target(status)
+    if target:
+        reason = str(target.get("reason") or "Disrupted")
+        if (reason, status.get("reason")) == SHUT_DOWN:
+            reason = Reason.NODE_SHUTDOWN
+        message = _with_words(f"{pod} was disrupted", target.get("message"))
+        return Finding(reason, message, parse_time(target.get("lastTransitionTime")))
+    if end is not None and _is_lost(end) and not _own_limit(status):
+        message = f"{pod} is lost: the node restarted, or its kubelet lost the container"
+        return Finding(Reason.NODE_RESTARTED, message, _finished(end))
+    if metadata.get("deletionTimestamp"):
+        return Finding("PodDeleted", f"{pod} was deleted", _deletion_time(metadata))
+    # A kubelet that refuses a pod writes the reason into the pod's status. The reason of a
+    # container's own failure is in the status of the container.
+    refused = status.get("reason") or end is None
+    if status.get("phase") == "Failed" and refused and not _own_limit(status):
+        reason = str(status.get("reason") or "PodLost")
+        message = _with_words(f"{pod} failed", status.get("message"))
+        return Finding(reason, message)
+    return None
+
+
+def _with_words(message: str, words: Any) -> str:
+    """Return a message with the words of Kubernetes, if there are any."""
+    return f"{message}: {words}" if words else message
+
+
+def _is_lost(end: Dict) -> bool:
+    reason = end.get("reason")
+    return reason == LOST_REASON or (reason, end.get("exitCode")) == LOST_BY_CONTAINERD
+
+
+def _own_limit(status: Dict) -> Finding | None:
+    """Return the kubelet's words if it evicted the pod for exceeding a limit of its own.
+
+    Under node pressure it sets DisruptionTarget too.
+    """
+    if status.get("reason") != EVICTED or _disruption_target(status):
+        return None
+    return Finding(EVICTED, str(status.get("message") or "the pod exceeded a limit of its own"))
+
+
+def _looks_lost(status: Dict) -> bool:
+    """Return True if the pod is not ready while all its containers are.
+
+    The control plane sets the pods of an unreachable node to not ready, by the condition Ready
+    alone. A kubelet changes that of the containers too. If a readiness gate is open, it gives a
+    reason.
+    """
+    ready = _condition(status, "Ready")
+    if ready.get("status") != "False" or ready.get("reason"):
+        return False
+    return _condition(status, "ContainersReady").get("status") == "True"
+
+
+def _tolerated(spec: Dict) -> tuple[str, ...]:
+    """Return the keys of the taints that a pod tolerates, without those that Kubernetes adds."""
+    keys = [str(toleration.get("key") or "") for toleration in children(spec, "tolerations")]
+    return tuple(key for key in keys if not key.startswith("node.kubernetes.io/"))
+
+
+def _deletion_deadline(metadata: Dict) -> datetime | None:
+    """Return the end of the grace period of a pod that is being deleted."""
+    deadline = metadata.get("deletionTimestamp")
+    # A deadline that cannot be read is the last one: the pod is being deleted, and not overdue.
+    return (parse_time(deadline) or LAST_MOMENT) if deadline else None
+
+
+def _deletion_time(metadata: Dict) -> datetime | None:
+    """Return when the deletion was requested.
+
+    `deletionTimestamp` is the end of the grace period.
+    """
+    deadline = parse_time(metadata.get("deletionTimestamp"))
+    grace = metadata.get("deletionGracePeriodSeconds")
+    if deadline is None or not isinstance(grace, int):
+        return deadline
+    try:
+        return deadline - timedelta(seconds=grace)
+    except OverflowError:
+        # The API server accepts any 64-bit number.
+        return deadline
+
+
+def _schedule_condition(status: Dict) -> Dict:
+    """Return the condition PodScheduled if it is False."""
+    condition = _condition(status, "PodScheduled")
+    return condition if condition.get("status") == "False" else {}
+
+
+def _blocked(status: Dict, container: Dict) -> Finding | None:
+    """Return what keeps a pending pod from starting, or None."""
+    scheduled = _schedule_condition(status)
+    if scheduled:
+        gated = scheduled.get("reason") == GATED
+        message = str(scheduled.get("message") or "no node fits yet")
+        return Finding(Reason.GATED if gated else Reason.UNSCHEDULABLE, message)
+    for init in children(status, "initContainerStatuses"):
+        finding = _waiting(child(init, "state"))
+        if finding:
+            return Finding(finding.reason, f"init container {init.get('name')}: {finding.message}")
+    return _waiting(container)
+
+
+def _waiting(container: Dict) -> Finding | None:
+    waiting = child(container, "waiting")
+    reason = str(waiting.get("reason") or "")
+    message = str(waiting.get("message") or reason)
+    if reason in NORMAL_REASONS:
+        return None
+    if reason in IMAGE_REASONS:
+        return Finding(Reason.IMAGE_PULL, message)
+    return Finding(reason, message)

@@ -1,0 +1,154 @@
+"""What the agent of a pod is told: its options for the life of the pod, and one attempt at a time.
+
+agent/agent.py describes the options, and agent/assignment.py an assignment. Options are in the
+pod's command; an assignment is in an annotation, which the kubelet writes into a file of the pod.
+"""
+
+import json
+from typing import Any, Protocol
+
+from ddpjob.core.api import names
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.launcher import flags_of, is_torchrun
+from ddpjob.core.api.pod_fields import GRACE_SECONDS
+from ddpjob.core.api.readers import child, children
+from ddpjob.core.api.spec import Spec
+from ddpjob.core.plan import Assign
+
+# Seconds. Peers may stay Pending for long, in a full cluster or while it is scaled up. Waiting for
+# them must not end an attempt.
+RENDEZVOUS_TIMEOUT = "3600"
+
+# Seconds that a pod which has only lost its peer waits for the next attempt.
+FOLLOWER_WAIT = 8
+
+# Seconds that a pod waits which must not start yet, after its grace period: others end first.
+HELD_WAIT = 75
+
+
+class Addresses(Protocol):
+    """The addresses by which the agents of an attempt find each other.
+
+    c10d gives ranks by the string order of the agents' local addresses. `port` is that of an
+    agent's /ready and /metrics.
+    """
+
+    def endpoint(self, job: Job) -> str: ...
+
+    def local(self, job: Job, index: int) -> str: ...
+
+    def port(self, job: Job, index: int) -> int: ...
+
+
+class ServiceAddresses:
+    """Names under the job's headless Service.
+
+    They are short, because Neuron's collectives accept at most 63 characters.
+    """
+
+    def endpoint(self, job: Job) -> str:
+        status = job.status
+        return names.rendezvous_endpoint(job.name, status.attempt or 0, status.host.address)
+
+    def local(self, job: Job, index: int) -> str:
+        return f"{names.hostname(job.status.born(index), index)}.{job.name}"
+
+    def port(self, job: Job, index: int) -> int:
+        return names.AGENT_PORT
+
+
+def assignment(job: Job, index: int, addresses: Addresses, assign: Assign | None = None) -> str:
+    """Return the assignment of a node for the job's current attempt, as JSON.
+
+    `assign` has the details for a pod that has stayed.
+    """
+    may_start = assign is None or assign.start
+    assert job.spec is not None
+    fields = {
+        "attempt": job.status.attempt or 0,
+        "start": may_start,
+        "flags": _flags(job, job.spec, index, addresses),
+        "env": {"DDP_ATTEMPT": str(job.status.attempt or 0)},
+        "ranks": job.spec.nproc_per_node,
+        "grace": assign.grace if assign else 0,
+        "wait": _wait(assign),
+    }
+    if assign and assign.dump:
+        fields["dump"] = True
+    return json.dumps(fields)
+
+
+def _wait(assign: Assign | None) -> float:
+    """Return for how many seconds a pod waits for the next attempt, or until it may start one."""
+    if assign is None or assign.start:
+        return FOLLOWER_WAIT
+    # A pod that ends beside it has its own grace period.
+    return HELD_WAIT + max(assign.grace, GRACE_SECONDS)
+
+
+def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
+    """Return torchrun's flags. It has only flags that torch 2.5 to 2.15 know."""
+    status = job.status
+    conf = {
+        "join_timeout": RENDEZVOUS_TIMEOUT,
+        "read_timeout": RENDEZVOUS_TIMEOUT,
+        **spec.rdzv_conf,
+        # torchrun would guess wrong: behind a Service name every agent looks like a client.
+        "is_host": "true" if index == status.host.index else "false",
+    }
+    return [
+        f"--nnodes={status.pods.desired}",
+        f"--nproc-per-node={spec.nproc_per_node}",
+        "--max-restarts=0",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={names.rendezvous_id(job.uid, status.attempt or 0)}",
+        f"--rdzv-endpoint={addresses.endpoint(job)}",
+        f"--rdzv-conf={','.join(f'{key}={value}' for key, value in sorted(conf.items()))}",
+        f"--local-addr={addresses.local(job, index)}",
+    ]
+
+
+def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
+    """Return the options of a pod's agent, as JSON. `port` is that of /ready and /metrics.
+
+    Without `isolated`, other programs have the same files and IPC as the pod.
+    """
+    hang, first = spec.lifecycle.hang_timeout, spec.lifecycle.first_heartbeat
+    # Then the agent can start it itself.
+    has_torchrun = is_torchrun(spec.command)
+    options: dict[str, Any] = {
+        "folder": names.RUN_FOLDER,
+        "assignment": names.ASSIGNMENT_FILE,
+        "words": f"{names.AGENT_FOLDER}/words.json",
+        "message": names.MESSAGE_FILE,
+        "clear": names.MEMORY_FOLDER,
+        # On one machine, temporary files are where its user wants them, and so is the working
+        # directory. Paths there may be too long for the sockets that programs make in TMPDIR.
+        "work": names.FOLDER if isolated else None,
+        "code": names.CODE_FOLDER if isolated and has_sent_code(spec) else None,
+        "own_files": isolated,
+        # No other field of the spec can set it.
+        "own_ipc": isolated and not child(spec.pod_template, "spec").get("hostIPC"),
+        "port": port,
+        "command": None if has_torchrun else list(spec.command),
+        "flags": [*flags_of(spec.command), *spec.torchrun_args],
+        "hang_seconds": hang.total_seconds() if hang else None,
+        "first_seconds": first.total_seconds() if first else None,
+        "heartbeat": str(spec.lifecycle.heartbeat),
+        # Of other programs it is not known how they start their workers.
+        "fast_start": spec.fast_start and has_torchrun,
+    }
+    # The port may be a placeholder, which must stay as it is.
+    return json.dumps(options, ensure_ascii=False)
+
+
+def has_sent_code(spec: Spec) -> bool:
+    """Return True if the code travels with the job, and the user has set no working directory."""
+    volumes = spec.pod_fields.get("volumes", ())
+    mounts = spec.pod_fields.get("volumeMounts", ())
+    is_sent = any(one["name"] == names.CODE_VOLUME and "configMap" in one for one in volumes)
+    place = {"name": names.CODE_VOLUME, "mountPath": names.CODE_FOLDER}
+    is_mounted = any(place.items() <= mount.items() for mount in mounts)
+    trainers = children(child(spec.pod_template, "spec"), "containers")
+    has_folder = any(one.get("name") == names.TRAINER and one.get("workingDir") for one in trainers)
+    return is_sent and is_mounted and not has_folder

@@ -1,0 +1,217 @@
+"""The last step of rendering: what follows from a pod into which podTemplate has been merged.
+
+    skeleton ─▶ fields of the spec ─▶ podTemplate ─▶ complete
+
+Whatever depends on a field that a user can set in either way is decided here, from the merged pod.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from math import isfinite
+from typing import Any
+
+from ddpjob.core.api import names
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.profiles import Profile, catalog
+from ddpjob.core.api.readers import Dict, SpecError, child, children, normal_path
+from ddpjob.core.api.spec import Checkpoint, Spec
+from ddpjob.core.observe.placement import REQUIRED
+from ddpjob.core.observe.pods import grace_of
+from ddpjob.core.render.job_defaults import add_job_defaults
+from ddpjob.core.render.pod_context import Settings
+
+Object = dict[str, Any]
+
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+PREFERRED_AFFINITY = "preferredDuringSchedulingIgnoredDuringExecution"
+HOST_NAME = "kubernetes.io/hostname"
+
+# Weight of the wish to avoid a node, from 1 to 100.
+AVOIDANCE = 100
+
+# The longest time that the agent has for its report after the workers have ended, in seconds.
+REPORT_SECONDS = 15
+
+# What the Pod Security level restricted asks of every container.
+RESTRICTED_CONTEXT = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
+    """Return a merged pod with what follows from it.
+
+    Raises SpecError if the trainer is not in it, or if a mount of the user's takes the place of one
+    that the operator needs.
+    """
+    pod: Object = deepcopy(dict(merged))
+    pod_spec = pod["spec"]
+    profile = catalog()[spec.accelerator]
+    trainer = _trainer(pod_spec)
+    for container in _containers(pod_spec):
+        if container.get("volumeMounts"):
+            container["volumeMounts"] = _one_for_each_path(container["volumeMounts"])
+    for container in pod_spec.get("initContainers") or ():
+        # The end of its log then is in the status of the pod, from where that of the job has it.
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    _refuse_replaced_mounts(trainer, spec.checkpoint, job.name)
+    _remove_unused_volumes(pod_spec)
+    _add_variables(trainer, _own_variables(pod_spec, trainer, spec))
+    add_job_defaults(pod_spec, settings.defaults)
+    _add_tolerations(pod_spec, profile)
+    affinity = _with_instance_types(child(pod_spec, "affinity"), profile)
+    affinity = _without_avoided_nodes(affinity, job)
+    if affinity:
+        pod_spec["affinity"] = affinity
+    has_account = bool(pod_spec.get("serviceAccountName"))
+    pod_spec.setdefault("automountServiceAccountToken", has_account)
+    if pod_spec.get("hostNetwork"):
+        # By default such a pod asks only the node's resolver, which does not know the gang's names.
+        pod_spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
+    if settings.restricted:
+        for container in _containers(pod_spec):
+            own = container.get("securityContext") or {}
+            container["securityContext"] = {**RESTRICTED_CONTEXT, **own}
+    return pod
+
+
+def _trainer(pod_spec: Object) -> Object:
+    for container in pod_spec.get("containers", ()):
+        if container.get("name") == names.TRAINER:
+            found: Object = container
+            return found
+    raise SpecError(
+        f"spec.podTemplate.spec.containers: must not remove the container {names.TRAINER}; omit "
+        "the field or give a list of containers"
+    )
+
+
+def _containers(pod_spec: Object) -> list[Object]:
+    return [*(pod_spec.get("initContainers") or ()), *pod_spec["containers"]]
+
+
+# Volumes
+
+
+def _one_for_each_path(mounts: Sequence[Dict]) -> list[Dict]:
+    """Return the last mount at each path, so a user's comes instead of the operator's."""
+    return list({normal_path(mount["mountPath"]): mount for mount in mounts}.values())
+
+
+def _refuse_replaced_mounts(trainer: Dict, checkpoint: Checkpoint | None, job_name: str) -> None:
+    """Raise SpecError for a user's mount in place of the agent's files or of the checkpoints."""
+    for mount in children(trainer, "volumeMounts"):
+        path = normal_path(mount["mountPath"])
+        if names.is_own_path(path) and mount["name"] != names.OWN_MOUNTS.get(path):
+            raise SpecError(
+                f"volumeMounts: {path} is reserved: paths below {names.FOLDER} belong to the "
+                "operator; choose another path"
+            )
+        if not checkpoint or mount["name"] == names.CHECKPOINT_VOLUME:
+            continue
+        if path in (checkpoint.mount_path, checkpoint.folder(job_name)):
+            raise SpecError(
+                f"volumeMounts: with a mount at {path}, checkpoints would not get to the claim "
+                f"{checkpoint.claim} of spec.checkpoint; remove the mount or choose another path"
+            )
+
+
+def _remove_unused_volumes(pod_spec: Object) -> None:
+    """Remove the volumes of the operator in whose place the user has mounted others."""
+    used = {
+        mount.get("name")
+        for container in _containers(pod_spec)
+        for mount in children(container, "volumeMounts")
+    }
+    pod_spec["volumes"] = [
+        volume
+        for volume in pod_spec["volumes"]
+        if volume["name"] in used or not names.is_own_volume(volume["name"])
+    ]
+
+
+# Variables
+
+
+def _own_variables(pod_spec: Dict, trainer: Dict, spec: Spec) -> dict[str, str]:
+    grace = grace_of(pod_spec)
+    return {
+        "OMP_NUM_THREADS": str(_threads(trainer, spec)),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(shutdown_seconds(grace)),
+    }
+
+
+def shutdown_seconds(grace: int) -> int:
+    """Return the seconds that workers have after SIGTERM, out of a pod's grace period."""
+    return max(1, grace - min(REPORT_SECONDS, grace // 3))
+
+
+def _add_variables(trainer: Object, variables: dict[str, str]) -> None:
+    """Put variables that the user has not set before the others, which may refer to them."""
+    given = trainer.get("env", [])
+    known = {entry["name"] for entry in given}
+    added = [{"name": name, "value": text} for name, text in variables.items() if name not in known]
+    trainer["env"] = [*added, *given]
+
+
+def _threads(trainer: Dict, spec: Spec) -> int:
+    """Return the CPU threads of each process.
+
+    The container's cores are shared evenly. By default torch would take the whole node's.
+    """
+    resources = child(trainer, "resources")
+    quantity = child(resources, "requests").get("cpu") or child(resources, "limits").get("cpu")
+    return max(1, int(_cores(quantity) // spec.nproc_per_node))
+
+
+def _cores(quantity: Any) -> float:
+    """Return a quantity of CPU in cores; 0 if it is absent or not a number."""
+    text = str(quantity or 0)
+    try:
+        cores = float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+    except ValueError:
+        return 0.0
+    return cores if isfinite(cores) else 0.0
+
+
+# Nodes
+
+
+def _add_tolerations(pod_spec: Object, profile: Profile) -> None:
+    given = pod_spec.get("tolerations") or []
+    added = [dict(one) for one in profile.tolerations if dict(one) not in given]
+    if given or added:
+        pod_spec["tolerations"] = [*given, *added]
+
+
+def _with_instance_types(affinity: Dict, profile: Profile) -> Dict:
+    """Return an affinity, restricted to the profile's instance types.
+
+    Nodes without the label of the instance type are allowed too: there the devices decide.
+    """
+    if not profile.instance_types:
+        return affinity
+    instance_types = [
+        {"key": INSTANCE_TYPE, "operator": "In", "values": list(profile.instance_types)},
+        {"key": INSTANCE_TYPE, "operator": "DoesNotExist"},
+    ]
+    node_affinity = affinity.get("nodeAffinity") or {}
+    given = node_affinity.get(REQUIRED) or {}
+    # Terms are alternatives, so each of them needs the instance type.
+    terms = []
+    for term in given.get("nodeSelectorTerms") or [{}]:
+        for instance_type in instance_types:
+            expressions = [*(term.get("matchExpressions") or ()), instance_type]
+            terms.append({**term, "matchExpressions": expressions})
+    required = {REQUIRED: {"nodeSelectorTerms": terms}}
+    return {**affinity, "nodeAffinity": {**node_affinity, **required}}
+
+
+def _without_avoided_nodes(affinity: Dict, job: Job) -> Dict:
+    """Return an affinity with the wish to avoid the nodes on which attempts failed repeatedly."""
+    avoided = [node.name for node in job.status.failed_nodes if node.is_avoided]
+    if not avoided:
+        return affinity
+    expression = {"key": HOST_NAME, "operator": "NotIn", "values": avoided}
+    wish = {"weight": AVOIDANCE, "preference": {"matchExpressions": [expression]}}
+    node_affinity = affinity.get("nodeAffinity") or {}
+    preferred = [*(node_affinity.get(PREFERRED_AFFINITY) or ()), wish]
+    return {**affinity, "nodeAffinity": {**node_affinity, PREFERRED_AFFINITY: preferred}}

@@ -1,0 +1,127 @@
+"""A planned pod, or the job's Service, as the object to create.
+
+The skeletons in `templates/` show an administrator the shape of each object. They get their values
+from pod_context.py. The user's overlay follows, and merged_pod.py adds what follows from that.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from ddpjob.core.agent_files import agent_files, config_map_name
+from ddpjob.core.api import names
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.merge import merge
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.render.assignment import assignment
+from ddpjob.core.render.merged_pod import complete
+from ddpjob.core.render.pod_context import (
+    ASSIGNMENT,
+    HOSTNAME,
+    INDEX,
+    PORT,
+    Settings,
+    common_context,
+    pod_context,
+)
+
+# libyaml's loader is ten times as fast. PyYAML's wheels have it.
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+PLACEHOLDER = re.compile("\ue000[a-z]+\ue000")
+SURROGATES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
+
+
+def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[str, Any]]:
+    """Yield the pods of the nodes `indices` of the job's current attempt, in their order.
+
+    The pods of a gang differ in a few values. So the skeleton is rendered and parsed once, and then
+    only placeholders are replaced. Parsing YAML for each of 1,000 pods would take seconds.
+
+    Raises SpecError if the spec has fields of a shape that no pod has, or mounts in place of those
+    of the operator.
+    """
+    assert job.status.attempt is not None
+    attempt = job.status.attempt
+    try:
+        shape = _render_shape(job, settings)
+    except (TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        # The CRD leaves the shape of some fields open, such as affinity's.
+        raise SpecError(
+            f"spec: cannot render a pod from it ({type(error).__name__}: {error}); check the types "
+            "of nested pod fields, such as affinity"
+        ) from error
+    for index in indices:
+        words = {
+            INDEX: str(index),
+            HOSTNAME: names.hostname(attempt, index),
+            # It is JSON within JSON.
+            ASSIGNMENT: json.dumps(assignment(job, index, settings.addresses))[1:-1],
+            PORT: str(settings.addresses.port(job, index)),
+        }
+        yield json.loads(_fill(shape, words))
+
+
+def _fill(shape: str, words: Mapping[str, str]) -> str:
+    return PLACEHOLDER.sub(lambda found: words.get(found[0], found[0]), shape)
+
+
+def _render_shape(job: Job, settings: Settings) -> str:
+    """Return what the pods of a gang have in common as JSON, with placeholders for the rest."""
+    assert job.spec is not None
+    settings = settings.of_job(job.spec)
+    text = _template("pod.yaml.j2").render(pod_context(job, job.spec, settings))
+    merged = merge(yaml.load(text, Loader=Loader), job.spec.pod_template)
+    pod = complete(merged, job, job.spec, settings)
+    return json.dumps(pod, ensure_ascii=False)
+
+
+def agent_config_map(namespace: str, lease_uid: str) -> dict[str, Any]:
+    """Return the ConfigMap with the agent's files for the jobs of a namespace.
+
+    The Lease of the namespace owns it; without one, nobody does.
+    """
+    text = _template("agent.yaml.j2").render(
+        namespace=namespace,
+        lease=names.INSTALLATION_LEASE,
+        lease_uid=lease_uid,
+        labels={names.LABEL_MANAGED_BY: names.MANAGER},
+        name=config_map_name(),
+        files=agent_files(),
+    )
+    rendered: dict[str, Any] = yaml.load(text, Loader=Loader)
+    return rendered
+
+
+def service(job: Job) -> dict[str, Any]:
+    """Return the job's headless Service, which gives node 0 its name."""
+    text = _template("service.yaml.j2").render(common_context(job), port=names.RENDEZVOUS_PORT)
+    rendered: dict[str, Any] = yaml.load(text, Loader=Loader)
+    return rendered
+
+
+@cache
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=PackageLoader("ddpjob.core.render"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+    )
+    environment.policies["json.dumps_function"] = _json_for_yaml
+    return environment.get_template(name)
+
+
+def _json_for_yaml(value: Any, **options: Any) -> str:
+    """Return JSON that is YAML too.
+
+    JSON escapes some characters as two surrogates, which YAML does not join again.
+    """
+    text = json.dumps(value, **options)
+    return SURROGATES.sub(lambda found: str(json.loads(f'"{found[0]}"')), text)

@@ -1,0 +1,149 @@
+"""The documents of manifests: their text, and changes of single fields."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import yaml
+
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, SpecError, quoted
+
+Document = dict[str, Any]
+
+# How a text in UTF-16 begins, with either order of bytes.
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+class Loader(yaml.SafeLoader):
+    """Reads YAML as Kubernetes does: 2026-01-01 is a string, since JSON has no dates."""
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def decode(data: bytes) -> str:
+    """Return the text of a file: UTF-8, or UTF-16 with its mark. Raises SpecError.
+
+    The `>` of PowerShell writes UTF-16.
+    """
+    is_utf16 = data.startswith(UTF16_MARKS)
+    try:
+        return data.decode("utf-16" if is_utf16 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError("is not text in UTF-8; save it as UTF-8") from error
+
+
+def read_yaml(text: str) -> list[Any]:
+    """Return the documents of a text that are not empty. Raises SpecError."""
+    try:
+        return [found for found in yaml.load_all(text, Loader) if found is not None]
+    except yaml.MarkedYAMLError as error:
+        raise SpecError(f"is not YAML{_position(error)}: {error.problem}") from error
+    # Other values that YAML cannot hold are plain ValueErrors.
+    except (yaml.YAMLError, ValueError) as error:
+        raise SpecError(f"is not YAML: {error}") from error
+
+
+def _position(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark
+    return f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+
+
+def read_documents(text: str) -> list[Document]:
+    """Return the objects in a manifest, also those in a `List`. Raises SpecError."""
+    found = read_yaml(text)
+    for number, document in enumerate(found, 1):
+        if not isinstance(document, dict):
+            raise SpecError(f"document {number}: must be an object, got {quoted(document)}")
+    documents = list(without_lists(found))
+    for number, document in enumerate(documents, 1):
+        if not isinstance(document, dict):
+            raise SpecError(f"document {number}: must be an object, got {quoted(document)}")
+        for key in ("apiVersion", "kind"):
+            if not isinstance(document.get(key), str):
+                raise SpecError(f"document {number}: {key} is required")
+    return documents
+
+
+def without_lists(documents: Iterable[Any]) -> Iterator[Any]:
+    """Yield the documents, and the items of each `List` in its place."""
+    for document in documents:
+        is_list = isinstance(document, dict) and document.get("kind") == "List"
+        if is_list and isinstance(document.get("items"), list):
+            yield from document["items"]
+        else:
+            yield document
+
+
+def is_job(document: Dict) -> bool:
+    group = str(document.get("apiVersion")).partition("/")[0]
+    return group == names.GROUP and document.get("kind") == names.KIND
+
+
+def require_jobs(documents: Iterable[Dict]) -> None:
+    """Raise SpecError if there is no DDPJob among the documents."""
+    kinds = []
+    for document in documents:
+        if is_job(document):
+            return
+        kinds.append(f"{document['apiVersion']} {document['kind']}")
+    found = f"it has {', '.join(kinds)}" if kinds else "it is empty"
+    raise SpecError(f"has no DDPJob ({names.API_VERSION}); {found}")
+
+
+def set_fields(document: Dict, settings: Iterable[str]) -> Document:
+    """Return a copy of a document with fields set by `path=value`, such as spec.nodes=4.
+
+    A value is read as YAML. A number in the path is an index of a list, and the number of its
+    items appends to it. Raises SpecError.
+    """
+    changed = copy.deepcopy(dict(document))
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not (path and equals):
+            raise SpecError(f"must be PATH=VALUE, such as spec.nodes=4, got {quoted(setting)}")
+        try:
+            value = yaml.load(text, Loader)
+        except (yaml.YAMLError, ValueError) as error:
+            raise SpecError(f"{path}: {quoted(text)} is not YAML") from error
+        _set(changed, path, value)
+    return changed
+
+
+def _set(document: Document, path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    place: Any = document
+    for number, key in enumerate(parents, 1):
+        where = ".".join(parents[:number])
+        place = _enter(place, key, where)
+    if isinstance(place, list):
+        index = _index(place, last, path)
+        place[index : index + 1] = [value]
+    else:
+        place[last] = value
+
+
+def _enter(place: Any, key: str, where: str) -> Any:
+    """Return the object or list at a key, which is made if it is absent."""
+    if isinstance(place, list):
+        index = _index(place, key, where)
+        if index == len(place):
+            place.append({})
+        found = place[index]
+    else:
+        found = place.get(key)
+        if found is None:
+            found = place[key] = {}
+    if not isinstance(found, dict | list):
+        raise SpecError(f"{where}: is {quoted(found)}, which has no fields")
+    return found
+
+
+def _index(items: list[Any], key: str, where: str) -> int:
+    if not key.isdecimal() or int(key) > len(items):
+        raise SpecError(f"{where}: must be an index from 0 to {len(items)}, got {quoted(key)}")
+    return int(key)

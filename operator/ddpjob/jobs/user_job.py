@@ -1,0 +1,233 @@
+"""A DDPJob as a user writes and reads it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from html import escape
+from secrets import token_hex
+from typing import Any, Literal, NotRequired, Required, Self, TypedDict, Unpack
+
+from ddpjob.core.api import names
+from ddpjob.core.api.job import require_job_name
+from ddpjob.core.api.names import Condition, Phase
+from ddpjob.core.api.readers import Dict, SpecError, child, integer_or_zero, quoted, require_object
+from ddpjob.core.api.spec import Spec, find_unknown_fields, refuse_unknown_fields
+from ddpjob.core.api.status import Status
+from ddpjob.core.api.times import parse_time
+
+# What a user writes into the metadata, beside the name and the namespace.
+USERS_METADATA = ("labels", "annotations")
+
+# Objects in Kubernetes' own shapes.
+KubernetesObject = Mapping[str, Any]
+
+
+class Torchrun(TypedDict, total=False):
+    """How torchrun is started."""
+
+    command: list[str]
+    args: list[str]
+    python: str
+    rdzvConf: Mapping[str, str | int]
+
+
+class Checkpoint(TypedDict):
+    """Claim for checkpoints, which every attempt of the job mounts."""
+
+    claimName: str
+    mountPath: NotRequired[str]
+
+
+class FailurePolicy(TypedDict, total=False):
+    """Budgets of restarts, and what ends a job."""
+
+    maxRestarts: int
+    maxDisruptions: int
+    maxAnnouncedDisruptions: int
+    maxAttemptsWithoutProgress: int
+    windowSeconds: int
+    nonRetryableExitCodes: list[int]
+
+
+class PodTemplate(TypedDict, total=False):
+    """Overlay for other fields of the pods."""
+
+    metadata: KubernetesObject
+    spec: KubernetesObject
+
+
+class SpecFields(TypedDict, total=False):
+    """The fields of `spec`, with the names of the CRD. docs/users/reference.md describes them."""
+
+    image: Required[str]
+    args: Required[list[str]]
+    nodes: int
+    nprocPerNode: int | Literal["auto"]
+    accelerator: Literal["cpu", "gpu", "trn1.32xlarge", "trn1.2xlarge"]
+    torchrun: Torchrun
+    checkpoint: Checkpoint
+    failurePolicy: FailurePolicy
+    recovery: Literal["InPlace", "Recreate"]
+    hangTimeoutSeconds: int
+    firstHeartbeatSeconds: int
+    heartbeat: Literal["File", "Log"]
+    fastStart: bool
+    podSecurity: Literal["None", "Restricted"]
+    suspend: bool
+    retries: int
+    activeDeadlineSeconds: int
+    startupDeadlineSeconds: int
+    ttlSecondsAfterFinished: int
+    cleanPodPolicy: Literal["None", "Running", "All"]
+    managedBy: str
+    imagePullPolicy: Literal["Always", "IfNotPresent", "Never"]
+    imagePullSecrets: list[KubernetesObject]
+    env: list[KubernetesObject]
+    envFrom: list[KubernetesObject]
+    resources: KubernetesObject
+    volumes: list[KubernetesObject]
+    volumeMounts: list[KubernetesObject]
+    nodeSelector: Mapping[str, str]
+    tolerations: list[KubernetesObject]
+    affinity: KubernetesObject
+    topologySpreadConstraints: list[KubernetesObject]
+    serviceAccountName: str
+    priorityClassName: str
+    podTemplate: PodTemplate
+
+
+@dataclass(frozen=True)
+class DDPJob:
+    """A DDPJob: its name, its spec in the form of the manifest, and its status.
+
+    Make one with `DDPJob.create("digits", image=…, args=[…], nodes=2)`. `namespace` is empty if the
+    client chooses it. `metadata` is what else the manifest has in it. A job that was read from a
+    cluster has its `status`.
+    """
+
+    name: str
+    spec: Dict
+    namespace: str = ""
+    metadata: Dict = field(default_factory=dict)
+    status: Status = field(default_factory=Status)
+
+    @classmethod
+    def create(cls, name: str, *, namespace: str = "", **spec: Unpack[SpecFields]) -> Self:
+        """Return a job to submit. Raises SpecError for a field that is wrong or not known."""
+        job = cls(require_job_name(name), spec, namespace)
+        job.check()
+        return job
+
+    @classmethod
+    def from_manifest(cls, manifest: Dict) -> Self:
+        """Return the job in a manifest, or in an answer of the API server. Raises SpecError."""
+        kind = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
+        if kind != f"{names.API_VERSION} {names.KIND}":
+            raise SpecError(f"expected a {names.API_VERSION} {names.KIND}, got {quoted(kind)}")
+        metadata = require_object(manifest.get("metadata"), "metadata")
+        return cls(
+            name=str(metadata.get("name", "")),
+            spec=require_object(manifest.get("spec"), "spec"),
+            namespace=str(metadata.get("namespace", "")),
+            metadata=metadata,
+            status=Status.from_dict(manifest.get("status")),
+        )
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the job as a manifest: without its status and what the API server has added."""
+        kept = {key: self.metadata[key] for key in USERS_METADATA if self.metadata.get(key)}
+        metadata = {"name": self.name, **kept}
+        if self.namespace:
+            metadata["namespace"] = self.namespace
+        return {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": metadata,
+            "spec": dict(self.spec),
+        }
+
+    def body(self) -> dict[str, Any]:
+        """Return the job as the API server shows it."""
+        metadata = {key: value for key, value in self.metadata.items() if key != "managedFields"}
+        manifest = self.manifest()
+        manifest["metadata"] = {**metadata, **manifest["metadata"]}
+        return {**manifest, "status": self.status.to_dict()}
+
+    def check(self) -> None:
+        """Raise SpecError for a field of the spec that is wrong or not known."""
+        refuse_unknown_fields(find_unknown_fields(self.spec))
+        Spec.from_dict(self.spec)
+
+    def renamed_for_trial(self) -> Self:
+        """Return the job under a name that no other job has, for a dry run."""
+        return replace(self, name=f"{self.name[:40].rstrip('-')}-{token_hex(4)}")
+
+    @property
+    def uid(self) -> str:
+        return str(self.metadata.get("uid", ""))
+
+    @property
+    def identity(self) -> names.Identity:
+        return names.Identity(self.namespace, self.name, self.uid)
+
+    @property
+    def created(self) -> datetime | None:
+        return parse_time(self.metadata.get("creationTimestamp"))
+
+    @property
+    def phase(self) -> str:
+        return self.status.phase or Phase.PENDING
+
+    @property
+    def reason(self) -> str:
+        return self.status.reason
+
+    @property
+    def message(self) -> str:
+        return self.status.message
+
+    @property
+    def finished(self) -> bool:
+        """True for a job that has ended, unless the operator has still to take it up again."""
+        retries = integer_or_zero(self.spec.get("retries"))
+        return self.status.finished and not self.status.is_retried_by(retries)
+
+    @property
+    def succeeded(self) -> bool:
+        return self.status.has(Condition.COMPLETE)
+
+    @property
+    def processes_per_node(self) -> int:
+        """Return how many ranks a node has."""
+        try:
+            return Spec.from_dict(self.spec).nproc_per_node
+        except SpecError:
+            # The cluster has a newer version of the CRD.
+            return integer_or_zero(self.status.resolved.get("nprocPerNode")) or 1
+
+    @property
+    def result(self) -> Mapping[str, str]:
+        """Return the result that rank 0 has written to `$DDP_RESULT_FILE`."""
+        return self.status.result
+
+    @property
+    def checkpoint(self) -> str:
+        """Return the claim and the folder of the job's checkpoints. It is empty without one."""
+        claim = child(self.spec, "checkpoint").get("claimName")
+        return f"claim {claim}, folder {self.name}/" if claim else ""
+
+    @property
+    def recovery(self) -> str:
+        """Return whether pods stay for the next attempt, and what decides that."""
+        try:
+            recovery, reason = Spec.from_dict(self.spec).recovery
+        except SpecError:
+            # The cluster has a newer version of the CRD.
+            return ""
+        return f"{recovery} ({reason})"
+
+    def _repr_html_(self) -> str:
+        """Return the job as a notebook shows it."""
+        ready = self.status.pods.ready + self.status.pods.succeeded
+        cells = (self.name, self.phase, f"{ready}/{self.spec.get('nodes', 1)} nodes", self.message)
+        return "<b>{}</b> · {} · {}<br>{}".format(*map(escape, cells))
