@@ -421,6 +421,35 @@ def test_the_whole_weights_can_be_read_from_the_shards(ranks):
     assert ranks.values(whole_weights) == [True, True]
 
 
+@on_every_rank
+def saved_after_an_evaluation(runtime):
+    """Return whether a model of one FSDP2 module is restored, whose parameters are whole then."""
+
+    def a_job():
+        model = nn.Linear(4, 2)
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        parts = {"model": model, "optimizer": optimizer}
+        return model, optimizer, Checkpoints("evaluated", runtime, parts)
+
+    model, optimizer, checkpoints = a_job()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    checkpoints.save(1)
+    checkpoints.wait()
+    expected = model.weight.full_tensor()
+    model, optimizer, checkpoints = a_job()
+    step = checkpoints.restore()
+    return step, torch.equal(model.weight.full_tensor(), expected), len(optimizer.state)
+
+
+def test_a_model_is_saved_after_an_evaluation(ranks):
+    for found in ranks.values(saved_after_an_evaluation):
+        assert found == (1, True, 2)
+
+
 # Several models, and some of the parts
 
 
