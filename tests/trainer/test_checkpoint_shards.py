@@ -422,6 +422,28 @@ def test_the_whole_weights_can_be_read_from_the_shards(ranks):
 
 
 @on_every_rank
+def after_a_roll_back(runtime):
+    """Return what a run does that goes back one step and trains that step again."""
+    job = Job(runtime, "rolled-back").train(1)
+    job.save()
+    job.train(2).save()
+    expected = job.state()
+    job.step = job.checkpoints.restore(1)
+    step = job.step
+    job.train(2).save()
+    again = Job(runtime, "rolled-back")
+    is_equal = are_equal(job.state(), expected) and are_equal(again.state(), expected)
+    return step, is_equal, names_in(Path("rolled-back"))
+
+
+def test_a_sharded_run_goes_back_to_an_earlier_step(ranks):
+    for step, is_equal, names in ranks.values(after_a_roll_back):
+        assert (step, is_equal) == (1, True)
+        # Step 2 of the first try is given up.
+        assert names == ["step-g0001-0000000001.sharded", "step-g0002-0000000002.sharded"]
+
+
+@on_every_rank
 def saved_after_an_evaluation(runtime):
     """Return whether a model of one FSDP2 module is restored, whose parameters are whole then."""
 
