@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.cli.options import ClassifierOptions
-from ddp_trainer.errors import path_error
 from ddp_trainer.evaluation import (
     Sums,
     classification_sums,
@@ -159,9 +158,5 @@ class Evaluator:
         """
         if not self.progress.runtime.is_main:
             return
-        try:
-            self.checkpoints.write_beside(path, weights)
-        except OSError as error:
-            reason = error.strerror or error
-            raise path_error(f"cannot write the model to {path}: {reason}", error) from error
+        self.checkpoints.write_beside(path, weights)
         self.progress.emit("model", path=str(path))
