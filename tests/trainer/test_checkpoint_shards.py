@@ -420,7 +420,7 @@ def test_the_whole_weights_can_be_read_from_the_shards(ranks):
 
 TRAINING = """
 import json, sys
-from ddp_trainer.process_group import process_group
+from ddp_trainer.group import process_group
 from trainer.test_checkpoint_shards import Job
 
 with process_group(device="cpu") as runtime:
