@@ -78,6 +78,32 @@ def test_a_resume_continues_with_the_batch_after_the_last_that_was_yielded(worke
     assert torch.equal(rows([*before, *second]), rows(unbroken))
 
 
+def one_ahead(batches):
+    """Yield batches, each when the next one has been fetched."""
+    held = None
+    for batch in batches:
+        if held is not None:
+            yield held
+        held = batch
+    yield held
+
+
+def test_a_prefetcher_is_not_counted_if_the_training_counts_what_it_uses():
+    whole = rows(ShardLoader(Augmented(), a_sampler()))
+    for trained in (1, 9, 10):
+        first = ShardLoader(Augmented(), a_sampler())
+        before = []
+        for shard, batch in one_ahead(first):
+            first.sampler.use(shard)
+            before.append((shard, batch))
+            if len(before) == trained:
+                break
+        second = ShardLoader(Augmented(), a_sampler())
+        second.sampler.load_state_dict(first.sampler.state_dict())
+        assert torch.equal(rows([*before, *second]), whole)
+        assert (second.sampler.epoch, second.sampler.offset) == (1, 0)
+
+
 def test_the_random_numbers_of_a_sample_depend_on_nothing_else():
     one = rows(ShardLoader(Augmented(), a_sampler()))
     ranks = [

@@ -212,7 +212,13 @@ class GlobalBatchSampler:
         self.end_epoch()
 
     def use(self, shard: Shard) -> None:
-        """Count a shard as used: the position is behind it."""
+        """Count a shard as used: the position is behind it.
+
+        Iterating does this. Call it if something fetches shards ahead of the training, for each
+        shard that is trained on.
+        """
+        # What fetches ahead may have ended the epoch already.
+        self.epoch = shard.epoch
         self.offset = shard.start + shard.batch_size
 
     def end_epoch(self) -> None:
