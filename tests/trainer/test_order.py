@@ -145,6 +145,12 @@ def test_an_order_that_cannot_be_used_is_refused(made, options, sentence):
         list(sampler)
 
 
+def test_an_order_that_draws_from_another_generator_is_refused():
+    sampler = GlobalBatchSampler(SAMPLES, 8, order=lambda epoch, _: np.random.permutation(SAMPLES))
+    with pytest.raises(UserError, match="two different orders of one epoch"):
+        list(sampler)
+
+
 def test_an_order_may_be_tensors_and_goes_through_a_loader():
     def order(epoch, generator):
         return torch.tensor([[3, 1], [1, 2]])

@@ -229,17 +229,38 @@ class GlobalBatchSampler:
     def _order(self, epoch: int | None = None) -> EpochOrder:
         """Return the order of an epoch, by default the current one."""
         epoch = self.epoch if epoch is None else epoch
-        generator = np.random.default_rng([self.seed, epoch])
         if self.order is None:
-            every = generator.permutation(self.samples) if self.shuffle else np.arange(self.samples)
-            return EpochOrder(every)
+            if not self.shuffle:
+                return EpochOrder(np.arange(self.samples))
+            return EpochOrder(self._generator(epoch).permutation(self.samples))
+        if self._made is None:
+            self._require_equal_orders(self.order, epoch)
         if self._made is None or self._made[0] != epoch:
-            found = EpochOrder.read(self.order(epoch, generator), self.samples, self.at_least)
-            if found.ends is not None and self.drop_last:
-                raise UserError("drop_last has no effect on an order of batches; remove it")
-            self._require_a_batch(len(found.indices))
-            self._made = epoch, found
+            self._made = epoch, self._make(self.order, epoch)
         return self._made[1]
+
+    def _generator(self, epoch: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, epoch])
+
+    def _make(self, order: Order, epoch: int) -> EpochOrder:
+        """Return what a function makes of an epoch. Raises UserError if it cannot be used."""
+        found = EpochOrder.read(order(epoch, self._generator(epoch)), self.samples, self.at_least)
+        if found.ends is not None and self.drop_last:
+            raise UserError("drop_last has no effect on an order of batches; remove it")
+        self._require_a_batch(len(found.indices))
+        return found
+
+    def _require_equal_orders(self, order: Order, epoch: int) -> None:
+        """Raise UserError if a function makes two orders of the same epoch.
+
+        Each rank would have another one, and train on samples that others have too.
+        """
+        if self._make(order, epoch).fingerprint != self._make(order, epoch).fingerprint:
+            raise UserError(
+                "the order function made two different orders of one epoch; it may draw random "
+                "numbers only from the generator that it gets",
+                is_common=True,
+            )
 
     def _next_batch_size(self, order: EpochOrder) -> int:
         """Return the size of the batch at the position, or 0 at the end of the epoch.
