@@ -254,7 +254,7 @@ def test_a_rank_that_died_during_a_sharded_write_is_noticed_within_the_timeout_o
 
 TIMEOUTS = """
 import json
-from ddp_trainer.process_group import process_group
+from ddp_trainer.group import process_group
 for timeout in (None, 7.0):
     with process_group(device="cpu", timeout=timeout) as runtime:
         print(json.dumps({"event": "timeout", "seconds": runtime.timeout}))

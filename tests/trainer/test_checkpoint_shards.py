@@ -574,7 +574,7 @@ def test_a_sharded_checkpoint_is_listed(ranks):
 
 TRAINING = """
 import json, sys
-from ddp_trainer.process_group import process_group
+from ddp_trainer.group import process_group
 from trainer.test_checkpoint_shards import Job
 
 with process_group(device="cpu") as runtime:
