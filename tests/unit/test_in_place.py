@@ -349,6 +349,14 @@ def test_a_pod_that_stayed_and_is_lost_after_the_attempt_ran_is_counted(first):
     assert plan.status.restarts == 1
 
 
+def test_a_new_pod_that_is_lost_before_the_attempt_ran_is_a_disruption():
+    stayed, _, also_stayed = pods_in_place(running(), running(), running())
+    plan = plan_for(a_job_in_place(), stayed, also_stayed)
+    failure = plan.status.last_failure
+    assert (failure["cause"], failure["reason"]) == ("Disruption", "PodDeleted")
+    assert failure["pod"] == "digits-1-1"
+
+
 def test_a_success_in_the_attempt_before_is_none_in_this_one():
     old = succeeded(agent_report(attempt=0, cause="Succeeded"))
     plan = plan_for(a_job_in_place(), *pods_in_place(old, running(), running()))
