@@ -35,6 +35,12 @@ EXCEPTIONS = {
         "RuntimeError: Error(s) in loading state_dict: Missing key Missing key",
     ),
     "many lines": ("raise ValueError('first\\n' + 'more\\n' * 60)", "ValueError: first"),
+    "worker of DataLoader": (
+        "raise ValueError('Caught ValueError in DataLoader worker process 1.\\n'\n"
+        "    'Original Traceback (most recent call last):\\n  File \"a.py\", line 1, in f\\n'\n"
+        "    '    raise ValueError(x)\\nValueError: sample 40 is corrupt')",
+        "ValueError: sample 40 is corrupt",
+    ),
     "import": ("import not_there", "ModuleNotFoundError: No module named 'not_there'"),
     "syntax": ("exec('def f(:')", "SyntaxError: invalid syntax"),
     "os error": ("open('/none/x')", "FileNotFoundError: [Errno 2] No such file or directory:"),

@@ -179,6 +179,43 @@ while os.environ["RANK"] == "1":
     )
 
 
+# Rank 0 ends with 0, and rank 1 by an exception. Which of them is first is up to `{wait}`.
+ONE_ENDS_WELL = """
+import os, signal, time
+from pathlib import Path
+def wait(path):
+    while not Path(path).exists():
+        time.sleep(0.02)
+ready = __file__ + ".ready"
+if os.environ["RANK"] == "0":
+    {rank_0}
+    raise SystemExit(0)
+{rank_1}
+raise {error}
+"""
+
+
+def test_an_exception_of_its_own_is_the_cause_also_if_a_peer_has_ended_before(pod, port):
+    script = ONE_ENDS_WELL.format(rank_0="", rank_1="wait(ready)", error="ValueError('bad')")
+    found = pod(script, port=port)
+    found.assign(0, 2, flags=["--ranks=2"], wait=0.0)
+    found.start()
+    wait_until(lambda: found.is_up() and json.loads(found.get("/state")[1])["ended"])
+    (found.folder / "script.py.ready").touch()
+    assert found.end() == 1
+    assert found.report["exception"] == "ValueError: bad"
+
+
+def test_a_peer_that_ends_well_when_torchrun_stops_it_has_not_ended_too_early(pod):
+    ends = (
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0)); Path(ready).touch(); signal.pause()"
+    )
+    lost = f"RuntimeError({FOLLOWER[14:]!r})"
+    script = ONE_ENDS_WELL.format(rank_0=ends, rank_1="wait(ready)", error=lost)
+    report = fail(pod, script, ranks=2)
+    assert (report["cause"], report["rank"]) == ("Follower", 1)
+
+
 def test_a_worker_that_torchrun_had_to_kill_is_not_the_cause(pod):
     # Rank 0 lost its peer. Rank 1 ignores SIGTERM, so torchrun kills it later.
     script = f"""

@@ -163,9 +163,9 @@ class Checkpoints:
                 if on_written:
                     on_written(step, target.path, time.perf_counter() - began)
 
+        self._is_writing = True
         if write:
             self._write = self._thread.submit(write_and_report, write, report, target.path)
-        self._is_writing = True
         self._newest = target.path
         return target.path if self.runtime.is_main else None
 
@@ -211,13 +211,19 @@ class Checkpoints:
         """
         if not self._is_writing:
             return
-        self._is_writing = False
-        write, self._write = self._write, None
         self._is_waiting = True
         try:
-            self.runtime.run_on_all(lambda: write.result() if write else None)
+            self.runtime.run_on_all(lambda: self._write.result() if self._write else None)
+        except UserError:
+            self._forget_write()
+            raise
         finally:
             self._is_waiting = False
+        # Not after Ctrl-C: the thread still writes from the buffers, so the next save must wait.
+        self._forget_write()
+
+    def _forget_write(self) -> None:
+        self._is_writing, self._write = False, None
 
     def _is_under_way(self) -> bool:
         """Return True while this process writes a checkpoint, or waits for one."""

@@ -153,7 +153,7 @@ def _reason_of(error: Exception) -> str:
     for line in str(error).splitlines():
         if marker in line:
             return line.rpartition(marker)[2].rstrip(":. ")
-    return first_line(error).rstrip(":. ")
+    return first_line(error).rstrip(":. ") or type(error).__name__
 
 
 def first_line(error: BaseException) -> str:

@@ -256,9 +256,9 @@ class CheckpointFolder:
         does not exist, or if a newer release has made it.
         """
         found: list[Path] = []
-        # A folder that does not exist is made when it is taken over.
-        if self.path.is_dir():
-            with self.explained(f"cannot read the checkpoints in {self.path}"):
+        with self.explained(f"cannot read the checkpoints in {self.path}"):
+            # A folder that does not exist is made when it is taken over.
+            if self.path.is_dir():
                 found = list_checkpoints(self.path)
         choice.require_any(found, self.path)
         for path in choice.of(found)[:1]:
@@ -270,7 +270,9 @@ class CheckpointFolder:
 
     def require_empty(self) -> None:
         """Raise UserError if the folder has checkpoints already."""
-        if self.path.is_dir() and list_checkpoints(self.path):
+        with self.explained(f"cannot read the checkpoints in {self.path}"):
+            has_some = self.path.is_dir() and list_checkpoints(self.path)
+        if has_some:
             raise UserError(
                 f"{self.path} has checkpoints of an earlier start; call restore() before the first "
                 "save, or use another folder"
@@ -384,6 +386,10 @@ class CheckpointFolder:
         if self.best and not (self.path / self.best.file).exists():
             # It was set aside, or somebody has removed it.
             self.best = None
+        if self.best and self.best.file == path.name:
+            # The file that had this score was replaced by the new one.
+            self.best = None
+            (self.path / BEST).unlink(missing_ok=True)
         # JSON has neither NaN nor infinity, and nothing would be better than infinity.
         if score is None or not math.isfinite(score):
             return

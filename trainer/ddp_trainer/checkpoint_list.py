@@ -36,6 +36,9 @@ def listed(folder: Path | str, now: float | None = None) -> list[Listed]:
     found = []
     for path in list_checkpoints(folder):
         size, changed, fault = _look_at(path)
+        # The job may have removed it meanwhile.
+        if fault and not (path.exists() or path.is_symlink()):
+            continue
         # The clock of the machine that wrote the file may be ahead.
         age = max(0.0, now - changed)
         is_best = best is not None and best.file == path.name
@@ -61,10 +64,12 @@ def _find_fault(path: Path, sizes: dict[str, int]) -> str:
         return "made by a newer release"
     if fault or path.suffix != SHARDED:
         return fault or ""
-    for name, (size, _) in read_structure(index).get("shards", {}).items():
-        if sizes.get(name) != size:
-            return f"{name} is not complete"
-    return ""
+    try:
+        shards = {name: size for name, (size, _) in read_structure(index)["shards"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return f"{index.name}: its list of shards is missing or malformed"
+    incomplete = [name for name, size in shards.items() if sizes.get(name) != size]
+    return f"{incomplete[0]} is not complete" if incomplete else ""
 
 
 def describe(checkpoints: list[Listed]) -> Iterator[str]:

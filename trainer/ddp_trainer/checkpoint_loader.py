@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from ddp_trainer.checkpoint_file import StoredTensor, as_bytes, map_leaves, read_structure
 from ddp_trainer.checkpoint_folder import CheckpointFolder, index_of
@@ -19,6 +20,7 @@ from ddp_trainer.checkpoint_parts import (
     require_identity,
     require_parts,
     require_ranks,
+    require_same_kind,
 )
 from ddp_trainer.checkpoint_ranks import sharded_state
 from ddp_trainer.runtime import Runtime
@@ -65,6 +67,10 @@ class Loader:
             part = self.parts[name]
             if isinstance(part, nn.Module):
                 require_fitting_module(name, part, saved["parts"][name], self.folder)
+            if isinstance(part, Optimizer):
+                with explained_misfit(name, self.folder):
+                    require_same_kind(part, saved["parts"][name])
+        self._own_names(saved.get("rank_parts", []))
         models = [name for name in in_shards if isinstance(self.parts[name], nn.Module)]
         if sharded and models:
             with explained_misfit(" and ".join(models), self.folder):
@@ -121,13 +127,20 @@ class Loader:
         if is_whole and len(generators) == ranks:
             with explained_misfit("random number generator", self.folder):
                 self.runtime.hardware.set_random_state(generators[self.runtime.rank])
-        for name, part in self.rank_parts.items():
-            if name not in self.names:
-                continue
-            require_ranks(name, len(rank_parts), ranks, self.folder)
-            own = rank_parts[self.runtime.rank]
-            if require_parts([name], own, self.folder, self.new_parts):
-                load_part(part, own[name], name=name, folder=self.folder)
+        for name in self._own_names(rank_parts):
+            state = rank_parts[self.runtime.rank][name]
+            load_part(self.rank_parts[name], state, name=name, folder=self.folder)
+
+    def _own_names(self, rank_parts: list[dict[str, Any]]) -> list[str]:
+        """Return the names of the parts to load of which each rank has its own state.
+
+        Raises UserError if one is missing, or if there are the states of other ranks.
+        """
+        own = [name for name in self.rank_parts if name in self.names]
+        found = require_parts(own, rank_parts[0] if rank_parts else {}, self.folder, self.new_parts)
+        for name in found:
+            require_ranks(name, len(rank_parts), self.runtime.world_size, self.folder)
+        return found
 
     def _receive(self, state: Any, file: IO[bytes] | None) -> Any:
         """Return a state with its tensors, which rank 0 reads from its file and sends to all.

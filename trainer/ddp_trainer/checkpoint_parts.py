@@ -16,12 +16,19 @@ from torch.optim import Optimizer
 from ddp_trainer.checkpoint_buffers import Buffers
 from ddp_trainer.checkpoint_file import StoredTensor, map_leaves
 from ddp_trainer.claim import SHARDED
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.module_names import bare, bare_names, compiled_names
 
 # Lines and characters of torch's error that a message has at most.
 REASON_LINES = 3
 REASON_LENGTH = 400
+
+# Errors of a device, which another attempt may not have. torch 2.8 has the second.
+DEVICE_ERRORS = tuple(
+    getattr(torch, name)
+    for name in ("OutOfMemoryError", "AcceleratorError")
+    if hasattr(torch, name)
+)
 
 # Settings of an optimizer that say how it computes, which depends on the hardware.
 COMPUTATION = ("fused", "foreach")
@@ -79,6 +86,8 @@ def copied_state(name: str, part: Stateful, buffers: Buffers) -> Any:
     """
     try:
         return map_leaves(buffers.copied, bare_names(part.state_dict()))
+    except DEVICE_ERRORS as error:
+        raise RetryableError(f"the state of {name} cannot be read: {reason_of(error)}") from error
     except Exception as error:
         raise UserError(
             f"the state of {name} cannot be saved ({reason_of(error)}); return only plain tensors, "
@@ -107,14 +116,14 @@ def _load_optimizer(optimizer: Optimizer, state: Any) -> None:
         {name: group[name] for name in COMPUTATION if name in group}
         for group in optimizer.param_groups
     ]
-    _require_same_kind(optimizer, state)
+    require_same_kind(optimizer, state)
     _reorder(optimizer, state["state"])
     optimizer.load_state_dict(state)
     for group, settings in zip(optimizer.param_groups, computation, strict=True):
         group.update(settings)
 
 
-def _require_same_kind(optimizer: Optimizer, state: dict[str, Any]) -> None:
+def require_same_kind(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Raise ValueError if a state is that of another optimizer, such as Adam's for SGD.
 
     torch accepts it. A release of torch may add a setting or remove one, but not both at once.
@@ -155,6 +164,8 @@ def explained_misfit(name: str, folder: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
+    except DEVICE_ERRORS as error:
+        raise RetryableError(f"the state of {name} cannot be loaded: {reason_of(error)}") from error
     except Exception as error:
         raise UserError(
             f"the checkpoint in {folder} does not fit this {name} ({reason_of(error)}); use the "

@@ -181,12 +181,11 @@ class Claim:
         claim is lost, and OSError if the directory cannot be made.
         """
         path = checkpoint_path(self.folder, self.number, step, SHARDED)
-        base = path
-        number = 1
-        # A directory cannot replace another one.
-        while path.exists():
-            number += 1
-            path = base.with_name(f"{base.stem}-{number}{SHARDED}")
+        # A directory cannot replace another one, and the newest has the highest number.
+        versions = map(version_of, list_checkpoints(self.folder))
+        numbers = [found[2] for found in versions if found[:2] == (self.number, step)]
+        if numbers:
+            path = path.with_name(f"{path.stem}-{max(numbers) + 1}{SHARDED}")
         draft = self.workspace / path.name
         try:
             shutil.rmtree(draft, ignore_errors=True)

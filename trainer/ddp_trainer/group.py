@@ -2,7 +2,9 @@
 
 import itertools
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -144,7 +146,7 @@ def attach(
     Raises UserError if WORLD_SIZE is more than 1 and there is no group.
     """
     started = time.perf_counter()
-    with _own_group(timeout) as group:
+    with _signals_kept(), _own_group(timeout) as group:
         runtime = _place_in_group(group, device)
         seconds = {"rendezvous": time.perf_counter() - started}
         limit = timeout or default_pg_timeout.total_seconds()
@@ -156,6 +158,25 @@ def attach(
             # After an exception, a thread may still write a checkpoint.
             while any(is_writing() for is_writing in runtime.is_writing):
                 time.sleep(LOOK_INTERVAL)
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Restore the handlers of signals after the block, in which a StopVote may set its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    descriptor = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(descriptor)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(descriptor)
+        for number, handler in handlers.items():
+            # None is a handler that is not Python's.
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 @contextmanager

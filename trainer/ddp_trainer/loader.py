@@ -107,6 +107,7 @@ class Keys:
         self._fetched = fetched
 
     def __iter__(self) -> Iterator[list[Key]]:
+        self._sampler.prepare()
         for shard in copy(self._sampler):
             self._fetched.append(shard)
             yield [(shard.epoch, index) for index in shard.indices.tolist()]

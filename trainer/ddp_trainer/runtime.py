@@ -238,18 +238,25 @@ class Runtime:
     # Actions that may fail on one rank
 
     def run_on_all(self, action: Callable[[], T]) -> T:
-        """Run `action` on every rank. If one rank raises a UserError, every rank raises it.
+        """Run `action` on every rank. If one rank raises an exception, every rank raises one.
 
         For example, a folder that is missing on one node ends the job everywhere with its message.
-        Otherwise the other ranks would wait in their next collective.
+        Otherwise the other ranks would wait in their next collective. A UserError reaches all ranks
+        as it is. Any other exception is a RetryableError on the other ranks.
         """
         result: T | None = None
         failure: UserError | None = None
+        other: Exception | None = None
         try:
             result = action()
         except UserError as error:
             failure = error
-        for rank, found in enumerate(self.gather(failure)):
+        except Exception as error:
+            other, failure = error, _as_user_error(error)
+        failures = self.gather(failure)
+        if other:
+            raise other
+        for rank, found in enumerate(failures):
             if found is None:
                 continue
             if rank == 0:
@@ -262,15 +269,20 @@ class Runtime:
     def on_main(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0, and return its small picklable result on every rank.
 
-        If it raises a UserError, every rank raises it.
+        If it raises an exception, every rank raises one, as in `run_on_all`.
         """
         outcome: tuple[T | None, UserError | None] | None = None
+        other: Exception | None = None
         if self.is_main:
             try:
                 outcome = action(), None
             except UserError as error:
                 outcome = None, error
+            except Exception as error:
+                other, outcome = error, (None, _as_user_error(error))
         result, failure = self.broadcast(outcome)
+        if other:
+            raise other
         if failure:
             failure.is_common = True
             raise failure
@@ -285,6 +297,11 @@ class Runtime:
         first = self.run_on_all(lambda: action() if is_first else None)
         others = self.run_on_all(lambda: None if is_first else action())
         return first if is_first else others  # type: ignore[return-value]
+
+
+def _as_user_error(error: Exception) -> UserError:
+    """Return what the other ranks raise for an exception that is not meant for users."""
+    return RetryableError(f"{type(error).__name__}: {error}")
 
 
 def _digest(tensor: Tensor) -> int:

@@ -170,6 +170,8 @@ class GlobalBatchSampler:
     offset: int = field(default=0, init=False)
     # The last order that the function `order` made, with its epoch.
     _made: tuple[int, EpochOrder] | None = field(default=None, init=False, repr=False)
+    # The last epoch that was iterated over to its end.
+    _ended: int = field(default=-1, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raise UserError if there are too few samples, or if a batch is too small."""
@@ -205,6 +207,7 @@ class GlobalBatchSampler:
 
     def __iter__(self) -> Iterator[Shard]:
         order = self._order()
+        self._ended = -1
         while size := self._next_batch_size(order):
             shard = self._shard(order, size)
             self.use(shard)
@@ -217,12 +220,16 @@ class GlobalBatchSampler:
         Iterating does this. Call it if something fetches shards ahead of the training, for each
         shard that is trained on.
         """
-        # What fetches ahead may have ended the epoch already.
+        has_ended = shard.epoch == self._ended
         self.epoch = shard.epoch
         self.offset = shard.start + shard.batch_size
+        # What fetches ahead has ended the epoch already, and will not do it again.
+        if has_ended and not self._next_batch_size(self._order()):
+            self.end_epoch()
 
     def end_epoch(self) -> None:
         """Go to the start of the next epoch."""
+        self._ended = self.epoch
         self.epoch += 1
         self.offset = 0
 
@@ -233,10 +240,11 @@ class GlobalBatchSampler:
             if not self.shuffle:
                 return EpochOrder(np.arange(self.samples))
             return EpochOrder(self._generator(epoch).permutation(self.samples))
-        if self._made is None:
-            self._require_equal_orders(self.order, epoch)
         if self._made is None or self._made[0] != epoch:
-            self._made = epoch, self._make(self.order, epoch)
+            made = self._make(self.order, epoch)
+            if self._made is None:
+                self._require_equal(made, self._make(self.order, epoch))
+            self._made = epoch, made
         return self._made[1]
 
     def _generator(self, epoch: int) -> np.random.Generator:
@@ -250,12 +258,16 @@ class GlobalBatchSampler:
         self._require_a_batch(len(found.indices))
         return found
 
-    def _require_equal_orders(self, order: Order, epoch: int) -> None:
-        """Raise UserError if a function makes two orders of the same epoch.
+    def prepare(self) -> None:
+        """Make the order of the epoch, which copies of this sampler then have too."""
+        self._order()
+
+    def _require_equal(self, made: EpochOrder, again: EpochOrder) -> None:
+        """Raise UserError if a function has made two different orders of an epoch.
 
         Each rank would have another one, and train on samples that others have too.
         """
-        if self._make(order, epoch).fingerprint != self._make(order, epoch).fingerprint:
+        if made.fingerprint != again.fingerprint:
             raise UserError(
                 "the order function made two different orders of one epoch; it may draw random "
                 "numbers only from the generator that it gets",
@@ -381,6 +393,7 @@ class GlobalBatchSampler:
                 )
         # Checkpoints of version 0.1.0 do not have the size.
         self._resize(int(state.get("batch_size", self.batch_size)))
+        self._ended = -1
         self.epoch = int(state["epoch"])
         self.offset = int(state["offset"])
         if self.offset and state.get("order") != self._state_of_order().get("order"):

@@ -1,5 +1,7 @@
 """Reading the weights in a checkpoint, for an evaluation, another training or another program."""
 
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -10,7 +12,7 @@ from torch import Tensor
 from ddp_trainer.checkpoint_file import require_known_format, save_atomically
 from ddp_trainer.checkpoint_folder import index_of
 from ddp_trainer.checkpoint_parts import reason_of
-from ddp_trainer.claim import SHARDED
+from ddp_trainer.claim import FILE_NAME, SHARDED
 from ddp_trainer.errors import UserError, path_error
 from ddp_trainer.files import write_atomically
 
@@ -70,6 +72,8 @@ def export(path: Path | str, out: Path | str, name: str = "model") -> None:
     out = Path(out)
     if out.suffix not in (SAFETENSORS, *TORCH):
         raise UserError(f"{out}: must end in {', '.join((SAFETENSORS, *TORCH))}")
+    if FILE_NAME.fullmatch(out.name) or out.resolve() == Path(path).resolve():
+        raise UserError(f"{out}: is the name of a checkpoint; choose another one")
     state = read_part(path, name)
     try:
         if out.suffix == SAFETENSORS:
@@ -110,5 +114,7 @@ def _write_tensors(tensors: dict[str, Tensor], file: IO[bytes]) -> None:
         # It takes a name, and puts a file of its own in the place of the open one. Programs of
         # Hugging Face want the field.
         save_file(tensors, file.name, {"format": "pt"})
+        # That file can be read by its owner alone.
+        os.chmod(file.name, stat.S_IMODE(os.fstat(file.fileno()).st_mode))
     except SafetensorError as error:
         raise OSError(str(error)) from error

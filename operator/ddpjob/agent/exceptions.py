@@ -19,6 +19,10 @@ RANK = re.compile(r"\[rank\d+\]: ?")
 BEGIN = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
 MARGIN, GROUP_MARGIN = "", "  | "
 
+# In the message of an exception that torch has brought from another process or thread, such as a
+# worker of DataLoader. The exception itself follows.
+ORIGINAL = re.compile(r"Original Traceback \(most recent call last\):$")
+
 # What is printed before a traceback that does not end the process.
 ASIDE = re.compile(r"Exception ignored in|Exception in thread|Error in (?:atexit|sys\.)")
 
@@ -89,6 +93,8 @@ class LastException:
 
     def _follow(self, line: str) -> None:
         """Look at a line after the first one of the exception."""
+        if ORIGINAL.match(line):
+            self._margin = MARGIN
         if self.text.endswith(":") and line.strip():
             self.text = f"{self.text} {line.strip()}"[:EXCEPTION]
         self.words = f"{self.words}\n{line}"[:WORDS]

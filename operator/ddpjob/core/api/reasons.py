@@ -269,8 +269,8 @@ class Reason(StrEnum):
         "NoHeartbeat",
         "condition HangsDetected: hangs are not detected. With `heartbeat: File`, a pod has run "
         "for the time of the limit, at least ten minutes, and has never touched "
-        "`$DDP_HEARTBEAT_FILE`. With `Log`, four times the limit are over, and no pod has written in three of them. An "
-        "event says it too",
+        "`$DDP_HEARTBEAT_FILE`. With `Log`, four times the limit are over, and no pod has written "
+        "in three of them. An event says it too",
         "`File`: touch the file at each step, or use `Log`. `Log`: write a line at each step, or "
         "choose a longer time",
     )
