@@ -175,3 +175,18 @@ def test_the_examples_of_the_library_page_work():
     assert sum(len(batch) for batch in remaining(weighted, 1)) == SAMPLES
     assert [sum(map(len, remaining(curriculum, epoch))) for epoch in (1, 2)] == [30, 45]
     assert sorted(chain(*remaining(buckets, 1))) == list(range(SAMPLES))
+
+
+def test_a_loader_makes_the_order_of_an_epoch_once_after_the_first():
+    made = []
+
+    def order(epoch, generator):
+        made.append(epoch)
+        return generator.permutation(6)
+
+    sampler = GlobalBatchSampler(6, 2, order=order)
+    loader = ShardLoader(list(range(6)), sampler)
+    for _ in range(3):
+        assert len(list(loader)) == 3
+    # The first order is made twice, to compare.
+    assert made == [0, 0, 1, 2]

@@ -150,10 +150,9 @@ def _reason_of(error: Exception) -> str:
     The message begins with the advice to trust the file.
     """
     marker = "WeightsUnpickler error: "
-    for line in str(error).splitlines():
-        if marker in line:
-            return line.rpartition(marker)[2].rstrip(":. ")
-    return first_line(error).rstrip(":. ") or type(error).__name__
+    lines = [line.rpartition(marker)[2] for line in str(error).splitlines() if marker in line]
+    reason = lines[0] if lines else first_line(error)
+    return reason.rstrip(":. ") or type(error).__name__
 
 
 def first_line(error: BaseException) -> str:
