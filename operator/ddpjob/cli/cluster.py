@@ -25,6 +25,7 @@ from ddpjob.cli.options import (
     complete_jobs,
     refuse_without_script,
 )
+from ddpjob.core.api import profiles
 
 Form = Annotated[str, typer.Option("--output", "-o", help="table, wide, json, yaml or name.")]
 Watch = Annotated[
@@ -65,7 +66,7 @@ def submit(
     name: Name = None,
     nodes: Nodes = None,
     nproc: Nproc = None,
-    accelerator: Accelerator = "cpu",
+    accelerator: Accelerator = profiles.DEFAULT,
     gpus: Gpus = None,
     checkpoints: Checkpoints = None,
     namespace: Namespace = None,
@@ -103,7 +104,7 @@ def submit(
             nproc=nproc,
             gpus=gpus,
             checkpoints=checkpoints,
-            accelerator=None if accelerator == "cpu" else accelerator,
+            accelerator=None if accelerator == profiles.DEFAULT else accelerator,
         )
         documents = file_documents(words, settings or [])
     Connection(namespace, context, kubeconfig).run(

@@ -7,15 +7,9 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ddpjob.core.api import profiles
+from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import Dict
-
-# The accelerators that the trainer supports, and the image for each.
-IMAGES = {
-    "cpu": "ddpjob-trainer:cpu",
-    "gpu": "ddpjob-trainer:cuda",
-    "trn1.32xlarge": "ddpjob-trainer:neuron",
-    "trn1.2xlarge": "ddpjob-trainer:neuron",
-}
 
 # The fields of a row of workloads.yaml that may be absent.
 DEFAULTS: Dict = {
@@ -24,7 +18,7 @@ DEFAULTS: Dict = {
     "checkpoint": False,
     "processes": None,
     "gpusPerProcess": 1,
-    "onTrainium": [],
+    "onXla": [],
     "limit": None,
     "maxRestarts": None,
 }
@@ -43,10 +37,10 @@ def manifest(workload: str, *, nodes: int, accelerator: str, gpus: int) -> str:
     `workload` and `accelerator` must be known. `gpus` is the number of GPUs of a node.
     """
     row = workloads()[workload]
-    is_trainium = accelerator.startswith("trn")
+    profile = profiles.catalog()[accelerator]
     args = ["-m", "ddp_trainer", *row["args"]]
-    if is_trainium:
-        args += row["onTrainium"]
+    if profile.backend == "xla":
+        args += row["onXla"]
     context = {
         **row,
         "name": workload,
@@ -54,11 +48,10 @@ def manifest(workload: str, *, nodes: int, accelerator: str, gpus: int) -> str:
         "args": args,
         "claims": " and ".join(f"`{claim}`" for claim in _claims(row)),
         "nodes": nodes,
-        "accelerator": accelerator,
-        "image": IMAGES[accelerator],
+        "profile": profile,
+        "default_accelerator": profiles.DEFAULT,
         "gpus": gpus,
-        "trainium": is_trainium,
-        "processes": _processes(row, accelerator, gpus),
+        "processes": _processes(row, profile, gpus),
     }
     # StrictUndefined: a field that the template misspells must not become an empty string.
     environment = Environment(
@@ -79,11 +72,11 @@ def _claims(row: Dict) -> list[str]:
     return claims
 
 
-def _processes(row: Dict, accelerator: str, gpus: int) -> Any:
+def _processes(row: Dict, profile: Profile, gpus: int) -> Any:
     """Return nprocPerNode, or None if the default for the accelerator is right."""
-    if accelerator == "cpu":
+    if not profile.all_devices:
         return row["processes"]
     # By default a node has one process for each GPU.
-    if accelerator == "gpu" and row["gpusPerProcess"] > 1:
+    if profile.process_per and row["gpusPerProcess"] > 1:
         return gpus // row["gpusPerProcess"]
     return None

@@ -29,7 +29,7 @@ from ddpjob.cli.options import (
     Script,
     refuse_without_script,
 )
-from ddpjob.core.api import names
+from ddpjob.core.api import names, profiles
 from ddpjob.core.api.readers import quoted
 
 __all__ = ["app", "checks", "cluster"]
@@ -49,7 +49,7 @@ def init(
         ),
     ] = None,
     nodes: Nodes = None,
-    accelerator: Accelerator = "cpu",
+    accelerator: Accelerator = profiles.DEFAULT,
     gpus: Gpus = None,
     script: Script = None,
     code: Code = None,
@@ -63,7 +63,7 @@ def init(
     Examples: ddpjob init digits > job.yaml;
     ddpjob init --script train.py --image IMAGE --nodes 4 -- --epochs 3 > job.yaml
     """
-    from ddpjob.cli.init import IMAGES, manifest, workloads
+    from ddpjob.cli.init import manifest, workloads
     from ddpjob.cli.own_script import OwnScript, print_manifest
     from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 
@@ -74,7 +74,7 @@ def init(
         )
         print_manifest(own.resolved())
         return
-    require_choice("--accelerator", accelerator, IMAGES)
+    require_choice("--accelerator", accelerator, profiles.catalog())
     size = resolve_nodes(accelerator, nodes)
     refuse_without_script(code=code, image=image, name=name, nproc=nproc, checkpoints=checkpoints)
     if not words:

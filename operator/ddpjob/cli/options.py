@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from ddpjob.cli.connection import Connection
+from ddpjob.core.api import profiles
+from ddpjob.core.api.readers import either
 
 
 def chosen(context: typer.Context) -> Connection:
@@ -128,14 +130,15 @@ Nodes = Annotated[
     ),
 ]
 Accelerator = Annotated[
-    str, typer.Option(help="Accelerator of the nodes: cpu, gpu, trn1.32xlarge or trn1.2xlarge.")
+    str, typer.Option(help=f"Accelerator of the nodes: {either(profiles.catalog())}.")
 ]
 Gpus = Annotated[
     int | None,
     typer.Option(
         min=1,
         show_default="the GPUs of one process",
-        help="Number of GPUs of each node. Requires --accelerator gpu.",
+        help="Number of GPUs of each node. Requires --accelerator "
+        f"{either(profiles.profiles_per_device())}.",
     ),
 ]
 
