@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from ddpjob.cli.init import manifest, workloads
+from ddpjob.cli.commands.init import manifest, workloads
 from ddpjob.cli.sizes import resolve_nodes
 from ddpjob.core.api import profiles
 from ddpjob.core.api.profiles import Profile

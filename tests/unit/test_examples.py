@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from ddp_trainer.cli import command_line
 from ddp_trainer.cli.options import WORKLOADS
-from ddpjob.cli.init import manifest, workloads
+from ddpjob.cli.commands.init import manifest, workloads
 from ddpjob.cli.main import app
 from ddpjob.core.api.profiles import catalog
 from ddpjob.local.manifest import read

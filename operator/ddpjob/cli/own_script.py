@@ -10,7 +10,7 @@ from typing import Any, Self
 import typer
 import yaml
 
-from ddpjob.cli.app import require_choice
+from ddpjob.cli.options import require_choice
 from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.client.code import PRINTED_BYTES, read_code, with_code
 from ddpjob.core.api import names, profiles

@@ -1,12 +1,28 @@
-"""`ddpjob init`: the manifest of a workload of the trainer, to apply as it is or to change."""
+"""`ddpjob init`: the manifest of a workload of the trainer, or of a script."""
 
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from ddpjob.cli.options import require_choice
+from ddpjob.cli.own_script import OwnScript, print_manifest
+from ddpjob.cli.script_options import (
+    Accelerator,
+    Checkpoints,
+    Code,
+    Gpus,
+    Image,
+    Name,
+    Nodes,
+    Nproc,
+    Script,
+    refuse_without_script,
+)
+from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.core.api import profiles
 from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import Dict
@@ -22,6 +38,53 @@ DEFAULTS: Dict = {
     "limit": None,
     "maxRestarts": None,
 }
+
+
+def command(
+    workload: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORKLOAD]",
+            help="Name of an example workload. Without it, list all workloads. With --script, the "
+            "arguments of the script.",
+        ),
+    ] = None,
+    nodes: Nodes = None,
+    accelerator: Accelerator = profiles.DEFAULT,
+    gpus: Gpus = None,
+    script: Script = None,
+    code: Code = None,
+    image: Image = None,
+    name: Name = None,
+    nproc: Nproc = None,
+    checkpoints: Checkpoints = None,
+) -> None:
+    """Print the manifest of an example workload or of a script, or list the workloads.
+
+    Examples: ddpjob init digits > job.yaml;
+    ddpjob init --script train.py --image IMAGE --nodes 4 -- --epochs 3 > job.yaml
+    """
+    words = workload or []
+    if script:
+        own = OwnScript(
+            script, image, code, words, name, nodes, nproc, accelerator, gpus, checkpoints
+        )
+        print_manifest(own.resolved())
+        return
+    require_choice("--accelerator", accelerator, profiles.catalog())
+    size = resolve_nodes(accelerator, nodes)
+    refuse_without_script(code=code, image=image, name=name, nproc=nproc, checkpoints=checkpoints)
+    if not words:
+        for known, row in workloads().items():
+            typer.echo(f"{known:16}{row['title']}")
+        return
+    if len(words) > 1:
+        raise typer.BadParameter(f"expected one name, got {' '.join(words)}", param_hint="WORKLOAD")
+    # The trainer spells some workloads with an underscore.
+    chosen = words[0].replace("_", "-")
+    require_choice("WORKLOAD", chosen, workloads())
+    gpus = resolve_gpus(accelerator, gpus, workloads()[chosen]["gpusPerProcess"])
+    typer.echo(manifest(chosen, nodes=size, accelerator=accelerator, gpus=gpus), nl=False)
 
 
 @cache
