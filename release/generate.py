@@ -53,18 +53,19 @@ def size_rules() -> Iterator[str]:
                 message += f"; for several nodes use {either(alternatives)}"
             yield from _rule("nodes", f"{others} || self.nodes == 1", message)
         if profile.process_counts:
-            counts = list(profile.process_counts)
-            message = f"must be {either([*counts, 'auto'])} with accelerator {profile.name}"
+            allowed = f"{list(profile.process_counts)}"
+            choice = either((*profile.process_counts, "auto"))
+            message = f"must be {choice} with accelerator {profile.name}"
             if not profile.one_node:
-                counts = f"(self.nodes == 1 ? {counts} : [{profile.processes}])"
+                allowed = f"(self.nodes == 1 ? {allowed} : [{profile.processes}])"
                 message += f" on one node, {profile.processes} or auto on each of several nodes"
-            rule = f"{others} || type(self.nprocPerNode) != int || self.nprocPerNode in {counts}"
+            rule = f"{others} || type(self.nprocPerNode) != int || self.nprocPerNode in {allowed}"
             yield from _rule("nprocPerNode", rule, message)
 
 
 def _with_several_nodes(profile: Profile) -> list[str]:
     """Return the names of profiles with the same devices that support several nodes."""
-    names = {name for device in profile.devices for name in profiles.profiles_with(device)}
+    names = {name for device in profile.all_devices for name in profiles.profiles_with(device)}
     return [name for name, one in profiles.catalog().items() if name in names and not one.one_node]
 
 
