@@ -10,10 +10,10 @@ REGISTRY ?=
 IMAGES := $(if $(REGISTRY),$(REGISTRY)/)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-layer test-slow test-faults soak soak-cluster mutants test-gpu test-xla lint bench images docs dist locks release clean generate crd
+.PHONY: help demo test test-fast test-layer test-slow test-faults soak soak-cluster mutants test-frameworks test-gpu test-xla lint bench images docs dist locks release clean generate crd
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 demo: $(STAMP) ## train a job of two nodes on this machine: no cluster, no Docker, no data
 	$(BIN)/ddpjob run --local examples/digits.yaml
@@ -50,6 +50,19 @@ mutants: $(MUTANTS)/.installed ## small wrong changes of the decisions: the unit
 test-gpu: $(STAMP) ## the device layer, NCCL and the speed of ResNet-50, on a machine with an NVIDIA GPU (TORCH=torch)
 	$(BIN)/pytest tests/gpu
 	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node gpu bench/gpu_speed.py
+
+FRAMEWORKS := .venv-frameworks
+test-frameworks: $(FRAMEWORKS)/.installed ## the examples with transformers, Lightning and Accelerate, in an environment of its own; killed, stopped and resumed
+	nice $(FRAMEWORKS)/bin/python -m pytest tests/frameworks
+
+# They are needed for nothing else, and each has dozens of dependencies.
+$(FRAMEWORKS)/.installed: operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
+	$(PYTHON) -m venv --clear $(FRAMEWORKS)
+	@echo "Setting up $(FRAMEWORKS): torch, transformers, accelerate and lightning; a few minutes."
+	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)"
+	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check 'transformers>=5,<6' 'accelerate>=1.10,<2' 'lightning>=2.5,<3'
+	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -e 'operator[local]' -e trainer -r requirements-dev.txt
+	@touch $@
 
 XLA := .venv-xla
 test-xla: $(XLA)/.installed ## the device layer on the real torch_xla and torch 2.9, in an environment of its own (7 GB)
@@ -135,7 +148,7 @@ release: $(STAMP) ## VERSION=1.2.3: set the version everywhere, then make dist a
 	$(MAKE) dist images
 
 clean: ## remove the environment and the runs
-	rm -rf $(VENV) $(XLA) $(MUTANTS) $(SITE) $(RELEASE) ddpjob-runs build dist
+	rm -rf $(VENV) $(FRAMEWORKS) $(XLA) $(MUTANTS) $(SITE) $(RELEASE) ddpjob-runs build dist
 
 # torch first and by itself, so that no other package's range decides which build comes. pip would
 # compile the modules on one core. Some packages have a file that is no valid Python.

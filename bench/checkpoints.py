@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.process_group import process_group
+from ddp_trainer.group import process_group
 from ddp_trainer.progress import peak_memory_mib
 from ddp_trainer.runtime import Runtime
 

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_trainer.data_parallel import DistributedModel
-from ddp_trainer.process_group import process_group
+from ddp_trainer.data_parallel import DistributedModel, ddp_settings
+from ddp_trainer.group import process_group
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.workloads.shared.models import resnet50
 
@@ -70,7 +70,7 @@ class Trainer:
         model = resnet50().to(runtime.device, memory_format=self._layout)
         self._model: nn.Module = model
         if variant.ddp:
-            self._model = DistributedModel(model, **runtime.ddp_settings())
+            self._model = DistributedModel(model, **ddp_settings(model))
         self._optimizer = torch.optim.SGD(
             model.parameters(), lr=1e-3, momentum=0.9, fused=variant.fused
         )

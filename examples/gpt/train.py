@@ -26,15 +26,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.data_parallel import accumulate
-from ddp_trainer.errors import UserError
+from ddp_trainer import (
+    Checkpoints,
+    Progress,
+    Runtime,
+    ShardLoader,
+    StopVote,
+    UserError,
+    accumulate,
+    process_group,
+)
 from ddp_trainer.evaluation import IGNORED, evaluate, evaluation_shards, without_repeats
-from ddp_trainer.interrupt import StopVote, leave
-from ddp_trainer.loader import ShardLoader
-from ddp_trainer.process_group import process_group
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
 
 VOCABULARY = 256
@@ -282,7 +284,7 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
         batch_size=sampler.batch_size,
         resumed_step=step,
     )
-    vote = StopVote(runtime)
+    stop = StopVote(runtime, checkpoints, progress)
     found = math.nan
     while sampler.epoch < options.epochs:
         model.train()
@@ -297,32 +299,30 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
             progress.step(step, shard.epoch, loss_sum=loss, samples=tokens, learning_rate=rate)
 
             # Stop if a rank got a signal. Save from time to time.
-            if number := vote.at_step_boundary():
-                leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
+            stop.after_step(step)
             if step % options.save_every == 0:
                 progress.save(checkpoints, step)
 
         # Evaluate, and keep the best checkpoint too. After a signal, a resumed run does not repeat
         # this evaluation, unless it is the last.
-        found = test(training, held_out, vote)
-        if vote.agreed:
-            leave(vote.agreed, step, vote=vote, checkpoints=checkpoints, progress=progress)
+        found = test(training, held_out, stop)
+        if stop.agreed:
+            stop.leave(step)
         progress.emit("eval", epoch=sampler.epoch, step=step, loss=found)
         progress.save(checkpoints, step, score=-found)
-    if math.isnan(found):
-        # The training was complete before this start.
-        found = test(training, held_out, vote)
+    if math.isnan(found):  # the training was complete before this start
+        found = test(training, held_out, stop)
     progress.end(step, {"loss": found})
 
 
-def test(training: Training, held_out: Sequences, vote: StopVote) -> float:
+def test(training: Training, held_out: Sequences, stop: StopVote) -> float:
     """Return the mean loss of the tokens that are not trained on, on all ranks together.
 
     It is NaN if the ranks agree to stop before the end.
     """
     options, runtime, progress = training.options, training.runtime, training.progress
     batch_size = min(options.batch_size, options.part_size * runtime.world_size)
-    loader = ShardLoader(held_out, evaluation_shards(len(held_out), batch_size, progress))
+    loader = ShardLoader(held_out, evaluation_shards(len(held_out), batch_size, runtime))
 
     def sums_of(batch: tuple[Shard, list[Tensor]]) -> dict[str, Tensor | float]:
         shard, (inputs, targets) = batch
@@ -332,8 +332,8 @@ def test(training: Training, held_out: Sequences, vote: StopVote) -> float:
         return {"loss": loss_sum(logits, targets), "tokens": (targets != IGNORED).sum()}
 
     with progress.timed("evaluate"):
-        sums = evaluate(training.model, loader, sums_of, progress=progress, vote=vote)
-    return math.nan if vote.agreed else sums["loss"] / sums["tokens"]
+        sums = evaluate(training.model, loader, sums_of, progress=progress, vote=stop)
+    return math.nan if stop.agreed else sums["loss"] / sums["tokens"]
 
 
 def main() -> None:

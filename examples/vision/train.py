@@ -22,22 +22,21 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from ddp_trainer.batch_norm import batch_norm_for_empty_shard
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import (
-    Sums,
-    classification_sums,
+from ddp_trainer import (
+    Checkpoints,
+    GlobalBatchSampler,
+    Progress,
+    Runtime,
+    Shard,
+    ShardLoader,
+    StopVote,
+    UserError,
     evaluate,
     evaluation_shards,
-    without_repeats,
+    process_group,
 )
-from ddp_trainer.interrupt import StopVote, leave
-from ddp_trainer.loader import ShardLoader
-from ddp_trainer.process_group import process_group
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.batch_norm import batch_norm_for_empty_shard
+from ddp_trainer.evaluation import Sums, classification_sums, without_repeats
 
 # Mean and deviation of the pixels of each channel of CIFAR-10, from 0 to 255.
 MEAN = (125.3, 123.0, 113.9)
@@ -198,16 +197,16 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
         labels = without_repeats(labels, batch[0])
         return classification_sums(model(inputs.to(memory_format=layout)), labels)
 
-    vote = StopVote(runtime)
+    stop = StopVote(runtime, checkpoints, progress)
 
     def accuracy() -> float:
-        shards = evaluation_shards(len(test_images), options.batch_size, progress)
+        shards = evaluation_shards(len(test_images), options.batch_size, runtime)
         batches = ShardLoader(test_images, shards, num_workers=options.workers)
         with progress.timed("evaluate"):
-            sums = evaluate(model, batches, sums_of, progress=progress, vote=vote)
-        if vote.agreed:
+            sums = evaluate(model, batches, sums_of, progress=progress, vote=stop)
+        if stop.agreed:
             # A resumed run does not repeat this evaluation, unless it is the last.
-            leave(vote.agreed, step, vote=vote, checkpoints=checkpoints, progress=progress)
+            stop.leave(step)
         progress.emit(
             "eval", epoch=sampler.epoch, step=step, accuracy=sums["correct"] / sums["samples"]
         )
@@ -236,8 +235,7 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
             progress.step(step, shard.epoch, loss_sum=loss, samples=size, learning_rate=rate)
 
             # Stop if a rank got a signal. Save from time to time.
-            if number := vote.at_step_boundary():
-                leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
+            stop.after_step(step)
             if step % options.save_every == 0:
                 progress.save(checkpoints, step)
 

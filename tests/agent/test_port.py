@@ -143,6 +143,7 @@ while os.environ["RANK"] == "5":
         "ended": [[4, 0]],
         "steps": [10, 12],
         "checkpoint": 11,
+        "watched": True,
         "error": "",
     }
 

@@ -74,14 +74,14 @@ def test_a_checkpoint_moves_between_the_device_and_the_cpu(tmp_path):
 SCRIPT = """
 import os, torch
 import torch.distributed as dist
-from ddp_trainer.data_parallel import DistributedModel, accumulate
-from ddp_trainer.process_group import process_group
+from ddp_trainer.data_parallel import DistributedModel, accumulate, ddp_settings
+from ddp_trainer.group import process_group
 from ddp_trainer.progress import Progress
 
 with process_group(device="DEVICE") as runtime:
     model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     model = model.to(runtime.device)
-    ddp = DistributedModel(model, **runtime.ddp_settings())
+    ddp = DistributedModel(model, **ddp_settings(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     inputs = torch.randn(64, 8, device=runtime.device)
     runtime.warm_up(ddp, inputs[:2])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 
 from ddp_trainer.workloads.datasets.cifar10 import CLASSES
@@ -16,6 +17,10 @@ from . import every_rank, launch
 # Several test workers share the cores. Threads that wait actively would slow all of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# Nor may a property fail because of them: by default an example has 200 ms.
+settings.register_profile("shared cores", deadline=None)
+settings.load_profile("shared cores")
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import HashStore
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer import checkpoint
@@ -113,6 +111,10 @@ def test_state_that_begins_to_differ_is_found_later(pair):
 @on_every_rank
 def sharded_in_other_ways(runtime):
     """Return the error of FSDP1, and whether an optimizer that is sharded resumes."""
+    # The imports take a while, and only the ranks need them.
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     try:
         model = FullyShardedDataParallel(a_model(), device_id=torch.device("cpu"))
         Checkpoints("fsdp1", runtime, {"model": model})
@@ -252,7 +254,7 @@ def test_a_rank_that_died_during_a_sharded_write_is_noticed_within_the_timeout_o
 
 TIMEOUTS = """
 import json
-from ddp_trainer.process_group import process_group
+from ddp_trainer.group import process_group
 for timeout in (None, 7.0):
     with process_group(device="cpu", timeout=timeout) as runtime:
         print(json.dumps({"event": "timeout", "seconds": runtime.timeout}))

@@ -421,6 +421,57 @@ def test_the_whole_weights_can_be_read_from_the_shards(ranks):
     assert ranks.values(whole_weights) == [True, True]
 
 
+@on_every_rank
+def after_a_roll_back(runtime):
+    """Return what a run does that goes back one step and trains that step again."""
+    job = Job(runtime, "rolled-back").train(1)
+    job.save()
+    job.train(2).save()
+    expected = job.state()
+    job.step = job.checkpoints.restore(1)
+    step = job.step
+    job.train(2).save()
+    again = Job(runtime, "rolled-back")
+    is_equal = are_equal(job.state(), expected) and are_equal(again.state(), expected)
+    return step, is_equal, names_in(Path("rolled-back"))
+
+
+def test_a_sharded_run_goes_back_to_an_earlier_step(ranks):
+    for step, is_equal, names in ranks.values(after_a_roll_back):
+        assert (step, is_equal) == (1, True)
+        # Step 2 of the first try is given up.
+        assert names == ["step-g0001-0000000001.sharded", "step-g0002-0000000002.sharded"]
+
+
+@on_every_rank
+def saved_after_an_evaluation(runtime):
+    """Return whether a model of one FSDP2 module is restored, whose parameters are whole then."""
+
+    def a_job():
+        model = nn.Linear(4, 2)
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        parts = {"model": model, "optimizer": optimizer}
+        return model, optimizer, Checkpoints("evaluated", runtime, parts)
+
+    model, optimizer, checkpoints = a_job()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    checkpoints.save(1)
+    checkpoints.wait()
+    expected = model.weight.full_tensor()
+    model, optimizer, checkpoints = a_job()
+    step = checkpoints.restore()
+    return step, torch.equal(model.weight.full_tensor(), expected), len(optimizer.state)
+
+
+def test_a_model_is_saved_after_an_evaluation(ranks):
+    for found in ranks.values(saved_after_an_evaluation):
+        assert found == (1, True, 2)
+
+
 # Several models, and some of the parts
 
 
@@ -523,7 +574,7 @@ def test_a_sharded_checkpoint_is_listed(ranks):
 
 TRAINING = """
 import json, sys
-from ddp_trainer.process_group import process_group
+from ddp_trainer.group import process_group
 from trainer.test_checkpoint_shards import Job
 
 with process_group(device="cpu") as runtime:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from ddp_trainer import data_parallel
 from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.data_parallel import accumulate
+from ddp_trainer.data_parallel import SYNC_BUFFERS, accumulate
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler
 
@@ -178,6 +179,23 @@ class RecomputesActivations(nn.Module):
         return self.net[2](hidden)
 
 
+class Quantises(nn.Module):
+    """A model that learns a codebook in a buffer, as VQ-VAE does, from the samples of its rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+        self.register_buffer("codebook", torch.linspace(-1, 1, 4 * 16).view(4, 16))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.net[:2](inputs)
+        codes = torch.cdist(hidden.detach(), self.codebook).argmin(1)
+        quantised = hidden + (self.codebook[codes] - hidden).detach()
+        for code in codes.unique().tolist():
+            self.codebook[code].lerp_(hidden[codes == code].detach().mean(0), 0.5)
+        return self.net[2](quantised)
+
+
 def loss_of_logits(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(inputs), labels, reduction="sum")
 
@@ -226,6 +244,7 @@ KINDS = {
     ),
     "does not use all parameters": Kind(SkipsParameters, settings={"find_unused_parameters": True}),
     "accumulates gradients": Kind(part_size=2),
+    "learns a codebook in a buffer": Kind(Quantises),
     "has a static graph": Kind(settings={"static_graph": True}),
     "recomputes activations": Kind(RecomputesActivations),
     "is compiled": Kind(is_compiled=True),
@@ -291,6 +310,49 @@ def test_training_in_two_pieces_is_bit_equal(ranks, single, kind):
         whole, pieces = found[kind]
         assert torch.equal(whole, pieces)
         assert not torch.equal(whole, nn.utils.parameters_to_vector(net().parameters()))
+
+
+# The synchronisation of buffers
+
+
+class OwnBatchNorm(nn.BatchNorm1d):
+    """A BatchNorm whose training may read the running statistics."""
+
+
+SYNCHRONISED = {
+    "no buffers": (net, {}, False),
+    "BatchNorm": (lambda: nn.Sequential(net(), nn.BatchNorm1d(10)), {}, False),
+    "a subclass": (lambda: OwnBatchNorm(10), {}, True),
+    "a codebook": (Quantises, {}, True),
+    "asked for": (lambda: nn.BatchNorm1d(10), {"forward_sync_buffers": True}, True),
+    "asked for by its former name": (lambda: nn.BatchNorm1d(10), {"broadcast_buffers": True}, True),
+    "refused": (Quantises, {"forward_sync_buffers": False}, False),
+    "refused by its former name": (Quantises, {"broadcast_buffers": False}, False),
+}
+
+
+@on_every_rank
+def buffers_synchronised(runtime):
+    if runtime.world_size == 1:
+        return {}
+    models = {name: runtime.wrap(make(), **own) for name, (make, own, _) in SYNCHRONISED.items()}
+    return {name: bool(getattr(ddp, SYNC_BUFFERS)) for name, ddp in models.items()}
+
+
+@pytest.mark.skipif(
+    SYNC_BUFFERS not in data_parallel.options_of_ddp(), reason="torch before 2.13 has another name"
+)
+def test_buffers_are_synchronised_unless_all_are_statistics_or_the_user_decides(ranks):
+    expected = {name: synchronised for name, (*_, synchronised) in SYNCHRONISED.items()}
+    for found in ranks.values(buffers_synchronised):
+        assert found == expected
+
+
+def test_a_former_torch_gets_the_option_under_its_former_name(monkeypatch):
+    monkeypatch.setattr(data_parallel, "options_of_ddp", lambda: {"broadcast_buffers": None})
+    for settings, expected in (({}, False), ({"forward_sync_buffers": True}, True)):
+        found = data_parallel.ddp_settings(nn.BatchNorm1d(3), **settings)
+        assert found == {"gradient_as_bucket_view": True, "broadcast_buffers": expected}
 
 
 def test_an_output_without_a_gradient_is_refused():

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from ddp_trainer.data_parallel import DistributedModel
 from ddp_trainer.gloo import RUN_LOOP
-from ddp_trainer.process_group import process_group
+from ddp_trainer.group import process_group
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 torch.set_num_threads(1)

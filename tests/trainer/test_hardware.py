@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer import cpu, hardware, interrupt, process_group
+from ddp_trainer import cpu, hardware, interrupt
+from ddp_trainer import group as group_module
 from ddp_trainer.cli.options import DigitsOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.interrupt import StopVote
@@ -116,7 +117,7 @@ def test_ranks_meet_by_a_file_too(tmp_path):
 
 def test_where_the_ranks_are_is_not_written_into_a_file_that_would_keep_all_of_it(tmp_path):
     script = (
-        "import sys; from ddp_trainer.process_group import process_group\n"
+        "import sys; from ddp_trainer.group import process_group\n"
         "with process_group(init_method=sys.argv[1]) as runtime: assert runtime.stragglers is None"
     )
     run = alone("-c", script, f"file://{tmp_path}/meet", RANK=0, WORLD_SIZE=1)
@@ -137,7 +138,7 @@ def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
 def test_a_script_may_join_one_group_after_another(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from ddp_trainer.process_group import process_group\n"
+        "from ddp_trainer.group import process_group\n"
         "for number in range(2):\n"
         "    with process_group() as runtime: assert runtime.gather(runtime.rank) == [0, 1]\n"
     )
@@ -204,7 +205,7 @@ def test_nccls_record_of_the_last_collectives_is_switched_on_and_named(
     assert [os.environ.get(name) for name in hardware.RECORD_FILE].count(None) == 1
     assert os.environ[buffer_size] == "9"
     # The process is left to NCCL's watchdog.
-    process_group._report_slow_rank(cuda, 3, "rank 1 is slow")
+    group_module._report_slow_rank(cuda, 3, "rank 1 is slow")
     assert (
         f"SlowRankError: rank 1 is slow. NCCL writes this rank's last collectives to "
         f"{tmp_path}/record-3;" in capsys.readouterr().err
@@ -387,8 +388,8 @@ def test_a_policy_that_somebody_has_chosen_is_kept():
 def test_the_process_is_tuned_only_if_that_is_asked_for(monkeypatch, asked):
     done = []
     for name in ("schedule_as_batch", "keep_freed_memory"):
-        monkeypatch.setattr(process_group, name, lambda name=name: done.append(name))
-    with process_group.process_group(device="cpu", tune_cpu=asked):
+        monkeypatch.setattr(group_module, name, lambda name=name: done.append(name))
+    with group_module.process_group(device="cpu", tune_cpu=asked):
         pass
     assert done == (["schedule_as_batch", "keep_freed_memory"] if asked else [])
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from .launch import TRAINER, environment, finish, new_python, newest, ranks, torchrun
+from .launch import TRAINER, alone, environment, finish, new_python, newest, ranks, torchrun
 
 FLAGS = (
     "--stem torchvision --epochs 4 --limit-train 72 --batch-size 8 --learning-rate 0.01 "
@@ -160,16 +160,57 @@ threading.Event().wait(60)  # as in a collective whose peers are gone
 
 def test_a_rank_stuck_in_a_collective_leaves_on_its_own_after_the_grace():
     script = """
-import os, signal, time
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.runtime import Runtime
-StopVote(Runtime(), grace=0.2)
+import os, signal, tempfile, time
+from ddp_trainer import Checkpoints, Runtime, StopVote
+runtime = Runtime()
+checkpoints = Checkpoints(tempfile.mkdtemp(), runtime, {})
+checkpoints.save(7)
+StopVote(runtime, checkpoints, grace=0.2)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(60)
 """
     run = run_script(script)
     assert run.returncode == 143
-    assert "no step ended within 0.2 s after SIGTERM" in run.stderr
+    assert "no step ended within 0.2 s after SIGTERM; exiting without a checkpoint" in run.stderr
+    assert "of the last steps; the newest is /" in run.stderr
+    assert "step-g0001-0000000007.pt" in run.stderr
+
+
+LEAVING = """
+import os, signal, tempfile
+from ddp_trainer import Checkpoints, Progress, Runtime, StopVote
+from ddp_trainer.interrupt import leave
+runtime = Runtime()
+checkpoints = Checkpoints(tempfile.mkdtemp(), runtime, {})
+"""
+
+
+@pytest.mark.parametrize(
+    ("stop", "sentence"),
+    [
+        ("StopVote(runtime, checkpoints)", "its checkpoint is /"),
+        ("StopVote(runtime)", "no checkpoint is written"),
+    ],
+)
+def test_a_clean_end_says_what_was_saved(stop, sentence):
+    steps = f"stop = {stop}; os.kill(os.getpid(), signal.SIGINT); stop.after_step(1)"
+    run = alone("-c", LEAVING + steps)
+    assert run.finish() == 130
+    assert f"stopped by SIGINT after step 1; {sentence}" in run.stderr
+
+
+def test_the_former_call_leaves_too():
+    script = """
+vote = StopVote(runtime)
+os.kill(os.getpid(), signal.SIGTERM)
+progress = Progress(runtime)
+if number := vote.at_step_boundary():
+    leave(number, 5, vote=vote, checkpoints=checkpoints, progress=progress)
+"""
+    run = alone("-c", LEAVING + script)
+    assert run.finish() == 143, run.stderr
+    (stop,) = run.of("interrupted")
+    assert stop["path"].endswith("step-g0001-0000000005.pt")
 
 
 def test_a_process_that_writes_a_checkpoint_is_not_ended_meanwhile():

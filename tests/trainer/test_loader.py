@@ -21,7 +21,7 @@ from torch.utils.data import (
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.checkpoint_parts import PerRank
 from ddp_trainer.errors import UserError
-from ddp_trainer.loader import IndexBatches, ShardLoader
+from ddp_trainer.loader import IndexBatches, ShardLoader, sample_seeds
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler
 
@@ -78,6 +78,32 @@ def test_a_resume_continues_with_the_batch_after_the_last_that_was_yielded(worke
     assert torch.equal(rows([*before, *second]), rows(unbroken))
 
 
+def one_ahead(batches):
+    """Yield batches, each when the next one has been fetched."""
+    held = None
+    for batch in batches:
+        if held is not None:
+            yield held
+        held = batch
+    yield held
+
+
+def test_a_prefetcher_is_not_counted_if_the_training_counts_what_it_uses():
+    whole = rows(ShardLoader(Augmented(), a_sampler()))
+    for trained in (1, 9, 10):
+        first = ShardLoader(Augmented(), a_sampler())
+        before = []
+        for shard, batch in one_ahead(first):
+            first.sampler.use(shard)
+            before.append((shard, batch))
+            if len(before) == trained:
+                break
+        second = ShardLoader(Augmented(), a_sampler())
+        second.sampler.load_state_dict(first.sampler.state_dict())
+        assert torch.equal(rows([*before, *second]), whole)
+        assert (second.sampler.epoch, second.sampler.offset) == (1, 0)
+
+
 def test_the_random_numbers_of_a_sample_depend_on_nothing_else():
     one = rows(ShardLoader(Augmented(), a_sampler()))
     ranks = [
@@ -98,6 +124,22 @@ def test_the_generators_of_the_training_are_not_used():
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert np.random.get_state()[1].tolist() == before[2]
+
+
+def test_the_generators_are_saved_once_for_each_batch(monkeypatch):
+    saved = []
+    save = np.random.get_state
+    monkeypatch.setattr(np.random, "get_state", lambda: saved.append(1) or save())
+    list(ShardLoader(Augmented(), a_sampler()))
+    assert len(saved) == len(list(a_sampler()))
+
+
+def test_samples_have_different_seeds_in_each_epoch_and_for_each_seed():
+    keys = [[(epoch, index) for index in range(SAMPLES)] for epoch in range(20)]
+    seeds = {number for batch in keys for seed in (0, 1) for number in sample_seeds(seed, batch)}
+    assert len(seeds) == 2 * 20 * SAMPLES
+    assert all(0 <= number < 2**64 for number in seeds)
+    assert sample_seeds(5, keys[3]) == [sample_seeds(5, [key])[0] for key in keys[3]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -206,9 +248,9 @@ from pathlib import Path
 import torch
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.checkpoint_parts import PerRank
-from ddp_trainer.interrupt import StopVote, leave
+from ddp_trainer.interrupt import StopVote
 from ddp_trainer.loader import ShardLoader
-from ddp_trainer.process_group import process_group
+from ddp_trainer.group import process_group
 from ddp_trainer.progress import Progress
 from ddp_trainer.sampler import GlobalBatchSampler
 from trainer.test_loader import SAMPLES, Augmented
@@ -223,7 +265,7 @@ with process_group(device="cpu") as runtime:
     checkpoints = Checkpoints(sys.argv[1], runtime, parts)
     step = checkpoints.restore()
     progress = Progress(runtime, log_every=1)
-    vote = StopVote(runtime)
+    stop = StopVote(runtime, checkpoints, progress)
     progress.start(epochs=2, steps=step + sampler.batches_until(2), resumed_step=step)
     while sampler.epoch < 2:
         for shard, batch in loader:
@@ -236,11 +278,10 @@ with process_group(device="cpu") as runtime:
                 step, shard.epoch, loss_sum=loss, samples=shard.batch_size, learning_rate=0.1
             )
             if step == 5 and "--wait-for-signal" in sys.argv:
-                while not vote.received:
+                while not stop.received:
                     time.sleep(0.01)
-                vote.vote_at_next_step()
-            if number := vote.at_step_boundary():
-                leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
+                stop.vote_at_next_step()
+            stop.after_step(step)
     total = runtime.sum(seen)
     numbers = {"least": int(total.min()), "most": int(total.max())}
     progress.end(step, {**numbers, "weights": model.weight.sum().item()})

@@ -335,9 +335,8 @@ def sums_over_tokens(runtime):
         tokens = torch.cat(chosen)
         return {"squares": tokens.square().sum(), "tokens": len(tokens)}
 
-    progress = Progress(runtime)
-    shards = evaluation_shards(3, 3, progress)
-    return evaluate(nn.Identity(), shards, sums_of, progress=progress)
+    shards = evaluation_shards(3, 3, runtime)
+    return evaluate(nn.Identity(), shards, sums_of, runtime=runtime)
 
 
 def test_any_sums_are_added_up_over_the_ranks(ranks, single):

@@ -1,5 +1,7 @@
 """BatchNorm on several ranks: each rank's own statistics, or those of the whole batch."""
 
+import copy
+import io
 from collections.abc import Iterator
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from ddp_trainer.batch_norm import batch_norm_for_empty_shard, synchronise
 from ddp_trainer.evaluation import evaluation_mode, without_repeats
@@ -192,6 +195,33 @@ def test_synchronised_batch_norm_refuses_one_value_a_channel_on_every_rank(ranks
     for message, intact in ranks.values(normalise_one_sample):
         assert message.startswith("expected more than 1 value per channel over all ranks")
         assert intact
+
+
+@on_every_rank
+def copies_of_a_synchronised_model(runtime):
+    """Return how outputs in training and the number of ranks differ between a model's copies."""
+    model = net_with_batch_norm()
+    synchronise(model, runtime)
+    averaged = AveragedModel(model)
+    averaged.update_parameters(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    read = torch.load(file, weights_only=False)
+    inputs = samples(8, torch.float64)[0] + runtime.rank
+    expected = model(inputs)
+    copies = {"averaged": averaged, "copied": copy.deepcopy(model), "read": read}
+    outputs = {name: difference(found(inputs), expected) for name, found in copies.items()}
+    again = synchronise(read, runtime) or read
+    return outputs, read[1].runtime.world_size, difference(again(inputs), expected)
+
+
+def test_a_synchronised_model_can_be_averaged_copied_and_pickled(ranks, single):
+    for outputs, _, again in ranks.values(copies_of_a_synchronised_model):
+        assert outputs["averaged"] == outputs["copied"] == again == 0
+        assert outputs["read"] > 1e-3, "a model from a file has this process alone"
+    outputs, ranks_of_read, _ = single.first(copies_of_a_synchronised_model)
+    assert (max(outputs.values()), ranks_of_read) == (0, 1)
 
 
 def test_synchronised_batch_norm_normalises_images_under_autocast_as_batch_norm_does():

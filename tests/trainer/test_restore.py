@@ -266,8 +266,10 @@ def test_another_model_is_refused_without_stopping_the_running_job(tmp_path):
         checkpoints = Checkpoints(tmp_path, Runtime(), {"model": other})
         with pytest.raises(UserError, match=rf"does not fit this model \({reason}"):
             checkpoints.restore()
-    with pytest.raises(UserError, match="has no state of this ema"):
-        Checkpoints(tmp_path, Runtime(), {"ema": a_model()}).restore()
+    other = Checkpoints(tmp_path, Runtime(), {"ema": a_model()})
+    assert "has no state of this ema" in error_of(other.restore)
+    # A script that goes on nevertheless does not stop it either.
+    assert "call restore() before the first save" in error_of(lambda: other.save(2))
     running.save(2)
 
 

@@ -203,6 +203,22 @@ def test_parts_of_a_shard_are_the_shard_and_all_ranks_have_equally_many(
                 assert joined == getattr(shard, name).tolist()
 
 
+@given(st.integers(4, 200), st.integers(4, 40), worlds, st.integers(1, 9), st.integers(1, 4))
+def test_parts_of_a_share_have_at_least_as_many_samples_as_a_share(
+    samples, batch_size, ranks, size, at_least
+):
+    for shards in zip(*world(samples, batch_size, ranks, at_least=at_least), strict=True):
+        assert len({len(shard.split(size)) for shard in shards}) == 1
+        for shard in shards:
+            parts = shard.split(size)
+            lengths = [len(part.indices) for part in parts if len(part.indices)]
+            assert all(length >= min(at_least, len(shard.indices)) for length in lengths)
+            # A larger part is one that cannot be divided.
+            assert max(lengths, default=0) <= max(size, 2 * at_least - 1)
+            joined = [index for part in parts for index in part.indices.tolist()]
+            assert joined == shard.indices.tolist()
+
+
 def test_153_samples_on_two_ranks_are_153():
     assert sum(len(batch) for batch in global_batches(world(153, 8, 2))) == 153
 

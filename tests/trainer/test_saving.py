@@ -14,7 +14,7 @@ from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.checkpoint_folder import Best, Retention
 from ddp_trainer.claim import TakenOver
 from ddp_trainer.errors import Interrupted, UserError
-from ddp_trainer.process_group import process_group
+from ddp_trainer.group import process_group
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.weights import read_part
 
@@ -332,7 +332,7 @@ def test_the_generators_of_python_and_numpy_are_saved_too(tmp_path):
 RESTARTED = """
 import os, sys, torch
 from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.process_group import process_group
+from ddp_trainer.group import process_group
 from ddp_trainer.progress import Progress
 
 with process_group(device="cpu") as runtime:

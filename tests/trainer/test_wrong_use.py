@@ -4,13 +4,13 @@ from contextlib import nullcontext
 
 import pytest
 
-from ddp_trainer import process_group
+from ddp_trainer import group
 from ddp_trainer.cli import command_line, main
 from ddp_trainer.cli.flags import LARGEST_INTEGER
 from ddp_trainer.cli.options import WORKLOADS
 from ddp_trainer.errors import RetryableError, UserError
+from ddp_trainer.group import read_launch
 from ddp_trainer.interrupt import StopVote
-from ddp_trainer.process_group import read_launch
 from ddp_trainer.runtime import Runtime
 
 from .launch import TRAINER, alone, torchrun
@@ -158,6 +158,29 @@ def test_sagemakers_channel_and_model_folder_are_defaults(monkeypatch):
     assert str(command_line.parse(["cifar10", "--data", "here"]).options.data) == "here"
 
 
+@pytest.mark.parametrize(
+    ("channels", "data"),
+    [
+        ({"TRAIN": "/data/train", "VAL": "/data/val"}, "/data"),
+        ({"TRAIN": "/data/train/", "VAL": "/data/val"}, "/data"),
+        ({"PHOTOGRAPHS": "/data/photographs"}, "/data/photographs"),
+        ({"TRAINING": "/data/training", "VAL": "/elsewhere/val"}, "/data/training"),
+    ],
+)
+def test_sagemakers_channels_may_have_any_names(channels, data, monkeypatch):
+    for name, folder in channels.items():
+        monkeypatch.setenv(f"SM_CHANNEL_{name}", folder)
+    assert str(command_line.parse(["hymenoptera"]).options.data) == data
+
+
+def test_channels_without_a_common_folder_do_not_name_the_data(capsys, monkeypatch):
+    monkeypatch.setenv("SM_CHANNEL_TRAIN", "/one/train")
+    monkeypatch.setenv("SM_CHANNEL_VAL", "/two/val")
+    with pytest.raises(SystemExit, match="2"):
+        command_line.parse(["hymenoptera"])
+    assert "the following arguments are required: --data" in capsys.readouterr().err
+
+
 def test_every_workload_explains_itself(capsys):
     for arguments in (["--help"], *([name, "--help"] for name in WORKLOADS)):
         with pytest.raises(SystemExit, match="0"):
@@ -248,7 +271,7 @@ def test_an_error_of_the_first_rank_is_one_of_all(rank):
 def test_options_that_all_ranks_have_are_refused_once(arguments, rank, capsys, monkeypatch):
     command = command_line.parse(arguments.split())
     monkeypatch.setenv("LOCAL_RANK", str(rank))
-    monkeypatch.setattr(process_group, "process_group", lambda **_: nullcontext(Runtime(rank, 2)))
+    monkeypatch.setattr(group, "process_group", lambda **_: nullcontext(Runtime(rank, 2)))
     assert main.run(command) == 2
     assert capsys.readouterr().err.count("ddp-trainer: ") == (rank == 0)
 

@@ -55,6 +55,15 @@ def test_a_manifest_is_a_valid_job_whose_flags_the_trainer_has(name, profile, tm
     assert all(len(line) <= 120 for line in file.read_text().splitlines())
 
 
+@pytest.mark.parametrize("file", EXAMPLES.glob("*/job.yaml"), ids=lambda file: file.parent.name)
+def test_the_job_of_a_script_is_valid_and_names_its_config_map(file):
+    spec = read(file).spec
+    assert spec.nodes == 2
+    assert spec.args[0] == "/script/train.py"
+    assert (file.parent / "train.py").is_file()
+    assert f"configmap {file.parent.name} --from-file train.py" in file.read_text()
+
+
 @pytest.mark.parametrize("profile", catalog().values(), ids=catalog())
 def test_the_default_is_two_nodes_if_they_have_a_network(profile):
     printed = init("digits", "--accelerator", profile.name).stdout

@@ -248,7 +248,7 @@ def checked(*ages, seconds=700, **fields):
     pods = [an_agents_pod(index, running()) for index in range(len(ages))]
     uids = [pod.uid for pod in read_pods(*pods)]
     answers = {
-        uid: AgentState(0, heartbeat=age)
+        uid: AgentState(0, heartbeat=age, watched=age is not None)
         for uid, age in zip(uids, ages, strict=True)
         if age != "no answer"
     }
@@ -267,7 +267,10 @@ def test_after_the_time_of_the_limit_the_agents_are_asked_for_heartbeats():
     plan = checked("no answer", "no answer")
     assert [question.name for question in plan.ask] == ["digits-0-0", "digits-0-1"]
     assert hangs_detected(plan) is None
-    assert checked("no answer", "no answer", heartbeat="Log").ask == ()
+    # A pod must have had the time to write in three limits.
+    by_log = {"heartbeat": "Log", "hangTimeoutSeconds": 300}
+    assert checked("no answer", "no answer", seconds=1199, **by_log).ask == ()
+    assert len(checked("no answer", "no answer", seconds=1200, **by_log).ask) == 2
 
 
 def test_a_pod_without_heartbeats_is_named_in_an_event_and_a_condition():
@@ -280,6 +283,16 @@ def test_a_pod_without_heartbeats_is_named_in_an_event_and_a_condition():
         "it at each step, or use heartbeat: Log in a new job"
     )
     assert "digits-0-0 and 1 more have never" in checked(None, None).events[0].message
+
+
+def test_with_heartbeats_by_output_one_pod_that_writes_is_enough():
+    assert hangs_detected(checked(3.0, None, heartbeat="Log")) == ("True", "HeartbeatsSeen")
+    plan = checked(None, None, heartbeat="Log")
+    assert hangs_detected(plan) == ("False", "NoHeartbeat")
+    assert plan.events[0].message == (
+        "no pod has written in three times of hangTimeoutSeconds, so hangs are not detected; write "
+        "a line at each step, or choose a longer time in a new job"
+    )
 
 
 def test_heartbeats_are_asked_for_once():

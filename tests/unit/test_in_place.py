@@ -111,6 +111,16 @@ def test_after_the_loss_of_a_pod_the_others_stay():
     assert budgets_used(plan) == (0, 1)
 
 
+def test_a_pod_that_its_peers_have_lost_does_not_stay_although_it_runs():
+    first = failed(agent_report(cause="Follower", exception="Connection closed by peer"))
+    job = a_running_job(nodes=3, undecided_since=at(-10))
+    plan = plan_for(job, *gang(first, running(), succeeded()))
+    failure = plan.status.last_failure
+    assert (failure["reason"], failure["pod"]) == (Reason.PEER_LOST, "digits-0-1")
+    assert "digits-0-1" in deleted_pods(plan)
+    assert assigned(plan) == []
+
+
 def test_after_the_loss_of_node_0_another_pod_hosts_the_rendezvous():
     _, second, third = gang(running(), running(), running())
     status = plan_for(a_running_job(nodes=3), second, third).status
@@ -347,6 +357,14 @@ def test_a_pod_that_stayed_and_is_lost_after_the_attempt_ran_is_counted(first):
     others = pods_in_place(None, running(), running())[1:]
     plan = plan_for(a_job_in_place(latched=True, ran=True), *first, *others)
     assert plan.status.restarts == 1
+
+
+def test_a_new_pod_that_is_lost_before_the_attempt_ran_is_a_disruption():
+    stayed, _, also_stayed = pods_in_place(running(), running(), running())
+    plan = plan_for(a_job_in_place(latched=True), stayed, also_stayed)
+    failure = plan.status.last_failure
+    assert (failure["cause"], failure["reason"]) == ("Disruption", "PodDeleted")
+    assert failure["pod"] == "digits-1-1"
 
 
 def test_a_success_in_the_attempt_before_is_none_in_this_one():

@@ -208,10 +208,11 @@ def test_a_state_is_read():
         "steps": [10, 12],
         "checkpoint": 11,
         "heartbeat": 0.5,
+        "watched": True,
         "error": "no",
     }
     assert read_state(json.dumps(found).encode()) == AgentState(
-        3, "ending", True, ((4, 0), (5, None)), (10, 12), 11, 0.5, "no"
+        3, "ending", True, ((4, 0), (5, None)), (10, 12), 11, 0.5, True, "no"
     )
 
 

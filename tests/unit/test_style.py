@@ -45,7 +45,11 @@ MANY_ARGUMENTS = {
         6,
         "settings of the user's script, most with a default and given by their names",
     ),
-    ("trainer/ddp_trainer/process_group.py", "process_group"): (
+    ("trainer/ddp_trainer/evaluation.py", "evaluate"): (
+        6,
+        "a script gives either its Runtime or its Progress",
+    ),
+    ("trainer/ddp_trainer/group.py", "process_group"): (
         6,
         "settings of the user's script, each with a default and given by its name",
     ),

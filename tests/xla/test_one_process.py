@@ -22,7 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.launch import TRAINER, new_python, torchrun
 
 from ddp_trainer.batch_norm import synchronise
-from ddp_trainer.process_group import process_group
+from ddp_trainer.data_parallel import ddp_settings
+from ddp_trainer.group import process_group
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.workloads.shared.gradient_arms import _spread
 
@@ -192,7 +193,7 @@ def test_under_ddp_gradients_lie_in_its_bucket_and_are_those_of_the_bare_model(m
             for _ in range(2)
         ]
         models[1].load_state_dict(models[0].state_dict())
-        ddp = DistributedDataParallel(models[1], **runtime.ddp_settings())
+        ddp = DistributedDataParallel(models[1], **ddp_settings(models[1]))
         optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
         for step in range(5):
             inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(step)).to(

@@ -5,6 +5,7 @@ Under DDP, plain BatchNorm normalises each rank's part of a batch separately.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +14,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import Shard
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks whose samples a BatchNorm sees.
+
+    A copy of the model in this process has the same ranks. A process group cannot be written to a
+    file, so a model that is read from one has this process alone until `synchronise` is called.
+    """
+
+    runtime: Runtime = field(default_factory=Runtime)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
+        return self
+
+    def __reduce__(self) -> tuple[type["Ranks"], tuple[()]]:
+        return Ranks, ()
 
 
 class SynchronisedBatchNorm(_BatchNorm):
@@ -26,7 +44,12 @@ class SynchronisedBatchNorm(_BatchNorm):
     one all-reduce in the forward pass and one in the backward pass.
     """
 
-    runtime: Runtime
+    ranks: Ranks
+
+    @property
+    def runtime(self) -> Runtime:
+        """Return this process and its peers."""
+        return self.ranks.runtime
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input` of shape (N, C, …), with N from 0 on. Every rank calls it.
@@ -129,12 +152,14 @@ class _SumOverRanks(torch.autograd.Function):
 def synchronise(model: nn.Module, runtime: Runtime) -> None:
     """Make every BatchNorm of `model` a SynchronisedBatchNorm, in place.
 
-    Parameters and buffers stay the same objects.
+    Parameters and buffers stay the same objects. The model can be copied and pickled, as for an
+    average of its weights (`torch.optim.swa_utils.AveragedModel`).
     """
+    ranks = Ranks(runtime)
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.__class__ = SynchronisedBatchNorm
-            module.runtime = runtime  # type: ignore[assignment]
+            module.ranks = ranks  # type: ignore[assignment]
 
 
 @contextmanager

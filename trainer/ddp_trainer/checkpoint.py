@@ -266,14 +266,15 @@ class Checkpoints:
         It waits for a checkpoint that is being written. From now on, older processes cannot write
         to the folder, and what this one saves counts as newer than all that is there.
 
-        - `step`: load the checkpoint of this step, or none.
-        - `best`: load the one with the highest score, or none.
+        - `step`: load the checkpoint of this step.
+        - `best`: load the one with the highest score.
         - `parts`: load only these. The others, and the random number generators, keep their state.
         - `new_parts`: these keep their state if the checkpoint has none of them.
 
-        Return the step of the checkpoint, or 0 if there is none and no certain one is asked for.
-        Raises UserError if checkpoints exist and none can be read, or if the checkpoint belongs to
-        another job or model. Training from the beginning would then lose the progress so far.
+        Return the step of the checkpoint, or 0 if there is none. Raises UserError if checkpoints
+        exist and none can be read, or if the checkpoint belongs to another job or model. Training
+        from the beginning would then lose the progress so far. Raises UserError too if there is no
+        checkpoint of `step`, or no best one.
         """
         names = self._chosen_names(parts, new_parts)
         if best and step is not None:
@@ -288,7 +289,6 @@ class Checkpoints:
             )
             return 0
         self.wait()
-        self._has_restored = True
         loader = Loader(
             self.runtime,
             self._files,
@@ -304,6 +304,7 @@ class Checkpoints:
         if found:
             loader.require_fitting(*found)
         self.runtime.on_main(self._files.take_over)
+        self._has_restored = True
         path = self._find_readable(choice)
         if path is None:
             return 0

@@ -185,19 +185,17 @@ def require_fitting_module(name: str, module: nn.Module, saved: Any, folder: Pat
     """Raise UserError if a saved state has not the parameters of a module.
 
     `saved` has a StoredTensor in the place of each tensor. This finds another model before anything
-    is loaded. A module that changes a state before it loads it is not checked.
+    is loaded. A module whose state is not simply its parameters and buffers is not checked.
     """
-    if _changes_states(module):
+    if _has_own_format(module):
         return
     with explained_misfit(name, folder):
-        # An untied or quantized state may be of any type.
         saved = compiled_names(saved, module)
         for key, parameter in module.named_parameters():
-            if isinstance(parameter, nn.parameter.UninitializedParameter):
-                continue
             found = saved.get(key)
             if not isinstance(found, StoredTensor):
                 raise ValueError(f'Missing key(s) in state_dict: "{key}".')
+            # torch loads a tensor of one element as a number, as very old releases saved it.
             if found.shape != parameter.shape and parameter.dim():
                 raise ValueError(
                     f"size mismatch for {key}: the checkpoint has the shape {list(found.shape)}, "
@@ -205,18 +203,20 @@ def require_fitting_module(name: str, module: nn.Module, saved: Any, folder: Pat
                 )
 
 
-def _changes_states(module: nn.Module) -> bool:
-    """Return True if a module or a part of it may load a state that is not like its own."""
-    if type(module).load_state_dict is not nn.Module.load_state_dict:
-        return True
-    for child in module.modules():
-        load = type(child)._load_from_state_dict
-        if load is not nn.Module._load_from_state_dict and not load.__module__.startswith(
-            "torch.nn.modules"
-        ):
+def _has_own_format(module: nn.Module) -> bool:
+    """Return True if a module or a part of it saves or loads its state in a way of its own."""
+    for method in ("state_dict", "load_state_dict"):
+        if getattr(type(module), method) is not getattr(nn.Module, method):
             return True
+    for child in module.modules():
         if child._load_state_dict_pre_hooks or child._state_dict_hooks:
             return True
+        for method in ("_save_to_state_dict", "_load_from_state_dict"):
+            own = getattr(type(child), method)
+            # Those of torch, such as BatchNorm's, only know older states too.
+            is_known = own.__module__.startswith("torch.nn.modules")
+            if own is not getattr(nn.Module, method) and not is_known:
+                return True
     return False
 
 

@@ -20,12 +20,20 @@ from ddp_trainer.runtime import Runtime
 if TYPE_CHECKING:
     from ddp_trainer.checkpoint_shards import ShardedState
 
-# Checkpoints from one comparison to the next. It reads all parameters once, which takes about as
-# long as to copy them. A state that differs from the beginning is found at the first one.
+# Checkpoints from one comparison to the next. A comparison reads all parameters once, which takes
+# about as long as the copy for a checkpoint. A state that differs from the beginning is found by
+# the first one.
 COMPARE_EVERY = 50
 
-# The type as which the bits of an element are read, by its size in bytes.
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# The type as which the bits of an element are read, by its size in bytes, and that of their sum.
+# With equal types, the sum takes no more time than a copy on a CPU. It overflows, which does not
+# matter.
+BITS = {
+    1: (torch.uint8, torch.int32),
+    2: (torch.int16, torch.int32),
+    4: (torch.int32, torch.int32),
+    8: (torch.int64, torch.int64),
+}
 
 
 def sharded_state(parts: Mapping[str, Any], runtime: Runtime) -> "ShardedState | None":
@@ -130,4 +138,5 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
     if tensor.device.type not in ("cpu", "cuda"):
         # Other devices may not read a number as another type.
         tensor = tensor.cpu()
-    return tensor.detach().resolve_neg().view(BITS[tensor.element_size()]).sum(dtype=torch.int64)
+    bits, total = BITS[tensor.element_size()]
+    return tensor.detach().resolve_neg().view(bits).sum(dtype=total)

@@ -11,6 +11,7 @@ tensors, and all other state is in a file of its own, which is read with `weight
         shard-00002.safetensors  written by rank 1
 """
 
+import sys
 import threading
 import time
 import warnings
@@ -82,6 +83,8 @@ class ShardedState:
             for name, part in parts.items()
             if isinstance(part, nn.Module) and is_sharded(part)
         }
+        for sharded in self._models.values():
+            _reshard(sharded)
         # Each optimizer, and the module that has its parameters.
         self._optimizers: dict[str, tuple[Optimizer, nn.Module]] = {}
         for name, part in parts.items():
@@ -259,7 +262,25 @@ class ShardedState:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    has_shards = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return has_shards or next(_fsdp_modules(model), None) is not None
+
+
+def _reshard(model: nn.Module) -> None:
+    """Give a model of FSDP2 its sharded parameters, which are those of the optimizer.
+
+    After a forward pass without a backward pass, as in an evaluation, the outermost module still
+    has whole parameters, which are other objects.
+    """
+    for module in _fsdp_modules(model):
+        module.reshard()
+
+
+def _fsdp_modules(model: nn.Module) -> Iterator[Any]:
+    # Tensor parallelism alone does not need this module, whose import takes a while.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        yield from (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
 
 
 def _tensors(states: Mapping[str, State]) -> dict[str, Tensor]:

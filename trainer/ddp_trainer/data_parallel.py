@@ -4,18 +4,28 @@ Both have the same methods, and both save and load the state dict of the model i
 works the same at every world size, and the keys of its checkpoints do not depend on it.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from ddp_trainer.module_names import OwnStateDict
 
 T = TypeVar("T")
+
+# DDP's option for the synchronisation of buffers before each forward pass, and its name before
+# torch 2.13.
+SYNC_BUFFERS = "forward_sync_buffers"
+FORMER_SYNC_BUFFERS = "broadcast_buffers"
+
+# Buffers of BatchNorm. They are read in evaluations, but not in training.
+RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 # Makes a scalar of a model's output.
 Loss = Callable[[Any], Tensor]
@@ -39,6 +49,42 @@ class SingleModel(OwnStateDict):
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients. A single process always does."""
         yield
+
+
+def ddp_settings(model: nn.Module, **settings: Any) -> dict[str, Any]:
+    """Return the settings of DistributedDataParallel for a model: those given, and our defaults.
+
+    The synchronisation of buffers may be given under both names that torch has had for it.
+    """
+    chosen = {"gradient_as_bucket_view": True, **settings}
+    if not chosen.keys() & {SYNC_BUFFERS, FORMER_SYNC_BUFFERS} and not has_own_buffers(model):
+        chosen[SYNC_BUFFERS] = False
+    if SYNC_BUFFERS in chosen and SYNC_BUFFERS not in options_of_ddp():
+        chosen[FORMER_SYNC_BUFFERS] = chosen.pop(SYNC_BUFFERS)
+    return chosen
+
+
+def options_of_ddp() -> Mapping[str, Any]:
+    """Return the options that this release of torch has, by name."""
+    return inspect.signature(DistributedDataParallel.__init__).parameters
+
+
+def has_own_buffers(model: nn.Module) -> bool:
+    """Return True if a model has buffers other than the running statistics of torch's BatchNorm.
+
+    Training may read such a buffer, for example a codebook or the range of an observer.
+    """
+    return any(
+        name not in RUNNING_STATISTICS or not _is_known_batch_norm(module)
+        for module in model.modules()
+        for name, _ in module.named_buffers(recurse=False)
+    )
+
+
+def _is_known_batch_norm(module: nn.Module) -> bool:
+    # A subclass of the user may read the statistics in training, as batch renormalisation does.
+    package = type(module).__module__.partition(".")[0]
+    return isinstance(module, _BatchNorm) and package in ("torch", "ddp_trainer")
 
 
 def accumulate(model: nn.Module, parts: Sequence[T]) -> Iterator[T]:

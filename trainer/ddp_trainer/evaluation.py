@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ddp_trainer.interrupt import StopVote
 from ddp_trainer.progress import Progress
+from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
 
 Batch = TypeVar("Batch")
@@ -32,7 +33,8 @@ def evaluate(
     batches: Iterable[Batch],
     sums_of: Callable[[Batch], Sums],
     *,
-    progress: Progress,
+    runtime: Runtime | None = None,
+    progress: Progress | None = None,
     vote: StopVote | None = None,
 ) -> dict[str, float]:
     """Return the totals of the sums over all batches of all ranks. Every rank calls it.
@@ -43,12 +45,14 @@ def evaluate(
     - `sums_of`: makes the sums of a batch, such as that of the losses and the number of tokens. It
       runs without gradients and with the model in evaluation mode. It may return nothing for an
       empty batch.
+    - `runtime`, or `progress`, whose heartbeat then goes on. One of them is required.
+    - `vote`: lets the ranks stop in the middle. The result is then empty, and `vote.agreed` is set:
+      a test set may take longer than a node's grace period.
 
     Only sums are exchanged, in float64 where the device has it. So a figure that is a function of
-    sums, such as a mean, does not depend on the number of ranks. If the ranks agree to stop in the
-    middle, the result is empty: a test set may take longer than a node's grace period.
+    sums, such as a mean, does not depend on the number of ranks.
     """
-    runtime = progress.runtime
+    runtime = _runtime_of(runtime or progress)
     hardware = runtime.hardware
     runtime.broadcast_buffers(model)
     zero = torch.zeros((), dtype=hardware.sums, device=runtime.device)
@@ -63,7 +67,8 @@ def evaluate(
                 term = torch.as_tensor(value, dtype=zero.dtype, device=zero.device)
                 totals[name] = totals.get(name, zero) + term
             hardware.end_step()
-            progress.beat()
+            if progress:
+                progress.beat()
             if vote and vote.at_step_boundary():
                 return {}
     if vote:
@@ -91,9 +96,18 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = is_training
 
 
-def evaluation_shards(samples: int, batch_size: int, progress: Progress) -> GlobalBatchSampler:
-    """Return the shards of one pass over `samples`, in their order. `batch_size` is global."""
-    runtime = progress.runtime
+def evaluation_shards(
+    samples: int,
+    batch_size: int,
+    runtime: Runtime | Progress | None = None,
+    *,
+    progress: Progress | None = None,
+) -> GlobalBatchSampler:
+    """Return the shards of one pass over `samples`, in their order. `batch_size` is global.
+
+    `runtime`, or the `progress` that has it, is required.
+    """
+    runtime = _runtime_of(runtime or progress)
     return GlobalBatchSampler(
         samples,
         batch_size,
@@ -102,6 +116,12 @@ def evaluation_shards(samples: int, batch_size: int, progress: Progress) -> Glob
         shuffle=False,
         equal_shares=runtime.hardware.wants_equal_shapes,
     )
+
+
+def _runtime_of(given: Runtime | Progress | None) -> Runtime:
+    if given is None:
+        raise TypeError("runtime=… or progress=… is required")
+    return given.runtime if isinstance(given, Progress) else given
 
 
 def classification_sums(logits: Tensor, labels: Tensor) -> Sums:

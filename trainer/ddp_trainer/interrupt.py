@@ -13,6 +13,9 @@ are gone and this rank waits in a collective, where no Python runs. Then the wat
     rank 1   step 11 │ step 12 (waits for rank 0) ............ exit code 143, no checkpoint
                  ▲ SIGTERM                        └ GRACE seconds later
 
+Both ends have exit code 128 + signal, which launchers expect of a process that they have told to
+end. The message tells them apart.
+
 Processes that this one forks, such as the workers of a DataLoader, take no part in this.
 """
 
@@ -22,7 +25,8 @@ import socket
 import sys
 import threading
 import time
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -51,6 +55,15 @@ LOOK_INTERVAL = 0.1
 class StopVote:
     """Lets the ranks agree to stop after one of them got a signal.
 
+        stop = StopVote(runtime, checkpoints)
+        for step, batch in enumerate(batches, 1):
+            ...
+            stop.after_step(step)
+
+    - `checkpoints`: where the last step is saved. Without it nothing is saved.
+    - `progress`: reports the checkpoint and the end of the run.
+    - `grace`: see below, in seconds.
+
     A node may get SIGTERM while its peers do not, for example if it is drained. A rank that simply
     left would lose the others' last steps. So the ranks vote at step boundaries. An all-reduce in
     each step would cost a small model a tenth of its speed. So they vote about every half second,
@@ -63,8 +76,17 @@ class StopVote:
     change nothing: torchrun and terminals send several.
     """
 
-    def __init__(self, runtime: Runtime, grace: float = GRACE) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        checkpoints: Checkpoints | None = None,
+        progress: Progress | None = None,
+        *,
+        grace: float = GRACE,
+    ) -> None:
         self._runtime = runtime
+        self._checkpoints = checkpoints
+        self._progress = progress
         self._grace = grace
         self._received: signal.Signals | None = None
         self._voted = threading.Event()
@@ -72,6 +94,53 @@ class StopVote:
         self.agreed: signal.Signals | None = None
         self.vote_at_next_step()
         self._listen()
+
+    def after_step(self, step: int) -> None:
+        """Vote after a training step. If the ranks agree to stop, save a checkpoint and leave.
+
+        Every rank calls it after each step, before a checkpoint of the same step. Raises
+        Interrupted when the checkpoint is written.
+        """
+        if self._runtime.stragglers:
+            self._runtime.stragglers.finished(step)
+        if self.at_step_boundary():
+            self.leave(step)
+
+    def leave(self, step: int) -> NoReturn:
+        """Save a checkpoint, wait until it is written, and raise Interrupted.
+
+        Every rank calls it when the ranks have agreed to stop. `after_step` does so. Call it
+        yourself after an evaluation that ended early: `if stop.agreed: stop.leave(step)`.
+        """
+        assert self.agreed is not None
+        path = self._save(step)
+        name = self.agreed.name
+        if self._progress:
+            where = str(path) if path else None
+            self._progress.emit("interrupted", step=step, signal=name, path=where)
+        else:
+            saved = f"its checkpoint is {path}" if path else "no checkpoint is written"
+            self._runtime.warn(f"stopped by {name} after step {step}; {saved}")
+        # If one rank left early, its agent would kill rank 0 while it writes.
+        self._runtime.barrier()
+        raise Interrupted(self.agreed, self.received, step)
+
+    def _save(self, step: int) -> Path | None:
+        """Save a checkpoint and wait until it is written. Return its path on rank 0."""
+        checkpoints = self._checkpoints
+        if checkpoints is None:
+            return None
+        try:
+            checkpoints.wait()
+        except TakenOver:
+            raise
+        except UserError as error:
+            # If the last checkpoint could not be written, this one is still tried.
+            self._runtime.warn(str(error))
+        save = partial(self._progress.save, checkpoints) if self._progress else checkpoints.save
+        path = save(step)
+        checkpoints.wait()
+        return path
 
     def vote_at_next_step(self) -> None:
         """Vote at the next step, because steps of another kind begin. Every rank calls it."""
@@ -142,7 +211,11 @@ class StopVote:
             if self._voted.wait(LOOK_INTERVAL):
                 return
         name = signal.Signals(number).name
-        message = f"ddp-trainer: no step ended within {self._grace:g} s after {name}; exiting"
+        newest = self._checkpoints.newest if self._checkpoints else None
+        message = (
+            f"ddp-trainer: no step ended within {self._grace:g} s after {name}; exiting without a "
+            f"checkpoint of the last steps{f'; the newest is {newest}' if newest else ''}"
+        )
         print(message, file=sys.stderr, flush=True)
         os._exit(128 + number)
 
@@ -192,19 +265,11 @@ def leave(
     checkpoints: Checkpoints,
     progress: Progress,
 ) -> NoReturn:
-    """Save a checkpoint, report it, and raise Interrupted. Every rank calls it.
+    """Save a checkpoint, and raise Interrupted. Every rank calls it.
 
-    If the last checkpoint could not be written, this one is still tried.
+    `StopVote.after_step` votes and does this in one call.
     """
-    try:
-        progress.wait_for_checkpoint()
-    except TakenOver:
-        raise
-    except UserError as error:
-        progress.runtime.warn(str(error))
-    path = progress.save(checkpoints, step)
-    progress.wait_for_checkpoint()
-    progress.emit("interrupted", step=step, signal=number.name, path=path and str(path))
-    # If one rank left early, its agent would kill rank 0 while it writes.
-    progress.runtime.barrier()
-    raise Interrupted(number, vote.received, step)
+    vote.agreed = number
+    vote._checkpoints = checkpoints
+    vote._progress = progress
+    vote.leave(step)

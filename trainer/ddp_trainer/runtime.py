@@ -5,7 +5,6 @@ single process has no process group, and every collective returns its argument.
 """
 
 import hashlib
-import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -23,9 +22,14 @@ import torch.distributed as dist
 import torch.distributed.nn
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
-from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.data_parallel import DistributedModel, Loss, SingleModel, rehearse
+from ddp_trainer.data_parallel import (
+    DistributedModel,
+    Loss,
+    SingleModel,
+    ddp_settings,
+    rehearse,
+)
 from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.hardware import Hardware
 from ddp_trainer.stragglers import StragglerDetector
@@ -93,19 +97,24 @@ class Runtime:
         own and override the defaults. Gradients live in DDP's buckets instead of being copied there
         (`gradient_as_bucket_view`), which saves their memory once.
 
-        DDP's own synchronisation of buffers is off: it would send every BatchNorm buffer before
-        every step, although training does not read them. Instead, **the buffers of rank 0 are the
-        model's.** They are saved, and `broadcast_buffers` copies them to the other ranks before an
-        evaluation. No buffer is ever sent to rank 0, so evaluations and checkpoints do not change
-        the training. This makes a resumed run equal to an uninterrupted one. As with DDP's default,
-        running statistics see only rank 0's part of each batch.
+        **The buffers of rank 0 are the model's.** They are saved, and `broadcast_buffers` copies
+        them to the other ranks before an evaluation. By default DDP also copies them before every
+        forward pass, so that all ranks train with the same ones. If BatchNorm's running statistics
+        are the only buffers, this is off, because training does not read them. No buffer is ever
+        sent to rank 0, so evaluations and checkpoints do not change the training, and a resumed run
+        equals an uninterrupted one. As with DDP's default, running statistics see only rank 0's
+        part of each batch.
+
+        If you pass `forward_sync_buffers=False` (before torch 2.13 `broadcast_buffers=False`) for a
+        model whose training changes other buffers, each rank has its own. A checkpoint has those of
+        rank 0 only, so a resumed run differs.
         """
         if self.world_size == 1:
             return SingleModel(model)
         # For 1x1 convolutions and those with one input channel, the strides of the gradients are
         # written differently, but the order of the numbers is the same.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        ddp = DistributedModel(model, **self.ddp_settings() | settings)
+        ddp = DistributedModel(model, **ddp_settings(model, **settings))
         self.watch(ddp)
         return ddp
 
@@ -123,13 +132,6 @@ class Runtime:
             model.register_forward_hook(
                 lambda *_: stragglers.backward() if torch.is_grad_enabled() else None
             )
-
-    def ddp_settings(self) -> dict[str, Any]:
-        """Return the default settings of DistributedDataParallel in `wrap`."""
-        # torch 2.13 renamed this option and warns of the old name, which torch 2.9 needs.
-        known = inspect.signature(DistributedDataParallel.__init__).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        return {"gradient_as_bucket_view": True, buffers: False}
 
     def step(self, optimizer: torch.optim.Optimizer, *, set_to_none: bool = True) -> None:
         """Take the optimizer's step and clear the gradients. On XLA, run the recorded step."""
@@ -163,13 +165,13 @@ class Runtime:
             self.stragglers.forget_passes()
 
     def broadcast_buffers(self, model: nn.Module) -> None:
-        """Copy rank 0's buffers (BatchNorm's running statistics) to every rank.
+        """Copy rank 0's buffers, such as BatchNorm's running statistics, to every rank.
 
         Every rank calls it.
         """
         if self.world_size > 1:
             for buffer in model.buffers():
-                dist.broadcast(buffer, src=0)
+                dist.broadcast(buffer, src=0, group=self._group(buffer))
 
     # Collectives
 

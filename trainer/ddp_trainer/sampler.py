@@ -1,17 +1,19 @@
 """Assigns each sample to one rank per epoch, for any data set and any world size.
 
-An epoch is a permutation of the samples that depends on the seed and the epoch only. Each global
-batch is the next slice of it, split over the ranks as evenly as possible. The last batch may be
-short, and a rank may get no sample. The position is counted in samples of the epoch, so a run can
-stop anywhere and resume with another number of ranks.
+An epoch is a permutation of the samples, or another order, that depends on the seed and the epoch
+only. Each global batch is the next slice of it, split over the ranks as evenly as possible. The
+last batch may be short, and a rank may get no sample. The position is counted in samples of the
+epoch, so a run can stop anywhere and resume with another number of ranks.
 
 torch's DistributedSampler pads or drops samples instead: with two ranks it counts 153 images as
 154. It cannot resume inside an epoch. This module uses numpy, not torch.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +23,10 @@ from ddp_trainer.errors import UserError
 
 # What happens if the size of the global batch would change.
 Resize = Literal["refuse", "keep", "change"]
+
+# Makes the order of an epoch from its number and a generator of random numbers: an array of
+# indices, or the global batches, each an array of indices.
+Order = Callable[[int, np.random.Generator], Sequence[Any] | NDArray[np.int64]]
 
 
 def split(total: int, parts: int, at_least: int = 1) -> list[int]:
@@ -48,6 +54,7 @@ class Shard:
     - `real`: False for repeats that only make the shares equal.
     - `sizes`: the number of samples of each rank in this batch, without repeats.
     - `start`: the position of the global batch in the epoch, in samples.
+    - `at_least`: the minimum number of samples of a share, and of its parts.
     """
 
     indices: NDArray[np.int64]
@@ -56,6 +63,7 @@ class Shard:
     sizes: tuple[int, ...]
     epoch: int
     start: int
+    at_least: int = 1
 
     @property
     def batch_size(self) -> int:
@@ -65,10 +73,14 @@ class Shard:
     def slices(self, size: int) -> list[slice]:
         """Return where parts of at most `size` samples lie in this share, for accumulation.
 
-        All ranks have the same number of parts, at least one. The last ones may be empty.
+        All ranks have the same number of parts, at least one. Some may be empty. The others differ
+        by at most one sample. They have at least `at_least` samples, for BatchNorm, or the whole
+        share if that is less. For this, a part may be larger than `size`.
         """
-        longest = max(*self.sizes, len(self.indices), 1)
-        return [slice(start, start + size) for start in range(0, longest, size)]
+        own = len(self.indices)
+        parts = -(-max(*self.sizes, own, 1) // size)
+        ends = np.cumsum(split(own, parts, self.at_least)).tolist()
+        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
     def split(self, size: int) -> list["Shard"]:
         """Return this share in the parts of `slices`.
@@ -87,6 +99,38 @@ class Shard:
         ]
 
 
+@dataclass(frozen=True)
+class EpochOrder:
+    """The samples of an epoch in their order.
+
+    - `indices`: shape (n,).
+    - `ends`: where the global batches end, if the order has batches of its own; else None.
+    """
+
+    indices: NDArray[np.int64]
+    ends: NDArray[np.int64] | None = None
+
+    @classmethod
+    def read(cls, found: Any, samples: int, at_least: int) -> "EpochOrder":
+        """Return what an order function made. Raises UserError if it cannot be used."""
+        is_batches = len(found) > 0 and np.ndim(found[0]) > 0
+        batches = [np.asarray(batch) for batch in found] if is_batches else [np.asarray(found)]
+        if min(len(batch) for batch in batches) < at_least:
+            what = "a batch" if is_batches else "an epoch"
+            raise UserError(f"the order has {what} of fewer than {at_least} samples")
+        indices = np.concatenate(batches)
+        if indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= samples:
+            raise UserError(f"the order must have integers from 0 to {samples - 1}")
+        ends = np.cumsum([len(batch) for batch in batches]) if is_batches else None
+        return cls(indices.astype(np.int64), ends)
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """Return a number that another order has only by chance."""
+        ends = b"" if self.ends is None else self.ends.tobytes()
+        return zlib.crc32(ends, zlib.crc32(self.indices.tobytes()))
+
+
 @dataclass(eq=False)
 class GlobalBatchSampler:
     """Iterates over the shards of an epoch, from the current position to its end.
@@ -100,6 +144,11 @@ class GlobalBatchSampler:
     - `equal_shares`: all shares of a batch are as long as the longest of a full batch, for
       compilers that need equal shapes. Repeats fill the gaps. The caller leaves them out of the
       loss by `Shard.real`. With `at_least`, the shares of the last batch of an epoch may be longer.
+    - `order`: an order of your own, such as one with weights, or with batches of similar lengths.
+      The function gets the epoch and a generator of random numbers. Its result may depend on
+      nothing else. It returns an array of indices, of any length and also with repeats, or a
+      sequence of such arrays, which are then the global batches. `shuffle` has no effect with it.
+    - `drop_last`: leave out the last batch of an epoch if it is not full.
     - `on_resize`: what happens if a checkpoint has another `batch_size`, as after a start with
       another number of ranks. `refuse` raises UserError, `keep` continues with the size of the
       checkpoint, and `change` with that of this run. Rank 0 reports the last two.
@@ -114,9 +163,13 @@ class GlobalBatchSampler:
     shuffle: bool = True
     at_least: int = 1
     equal_shares: bool = False
+    order: Order | None = None
+    drop_last: bool = False
     on_resize: Resize = "refuse"
     epoch: int = field(default=0, init=False)
     offset: int = field(default=0, init=False)
+    # The last order that the function `order` made, with its epoch.
+    _made: tuple[int, EpochOrder] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raise UserError if there are too few samples, or if a batch is too small."""
@@ -131,7 +184,18 @@ class GlobalBatchSampler:
                 f"got {self.batch_size}; use a larger --batch-size",
                 is_common=True,
             )
+        if self.order is None:
+            self._require_a_batch(self.samples)
         assert 0 <= self.rank < self.world_size
+
+    def _require_a_batch(self, samples: int) -> None:
+        """Raise UserError if drop_last would leave nothing of an epoch of so many samples."""
+        if self.drop_last and samples < self.batch_size:
+            raise UserError(
+                f"drop_last leaves no batch of an epoch: expected at least {self.batch_size} "
+                f"samples, got {samples}; use a smaller batch",
+                is_common=True,
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`. A position inside that epoch, after a resume, is kept."""
@@ -141,15 +205,20 @@ class GlobalBatchSampler:
 
     def __iter__(self) -> Iterator[Shard]:
         order = self._order()
-        while self.offset < self.samples:
-            start = self.offset
-            shard = self._shard(order[start : start + self._next_batch_size()], start)
+        while size := self._next_batch_size(order):
+            shard = self._shard(order, size)
             self.use(shard)
             yield shard
         self.end_epoch()
 
     def use(self, shard: Shard) -> None:
-        """Count a shard as used: the position is behind it."""
+        """Count a shard as used: the position is behind it.
+
+        Iterating does this. Call it if something fetches shards ahead of the training, for each
+        shard that is trained on.
+        """
+        # What fetches ahead may have ended the epoch already.
+        self.epoch = shard.epoch
         self.offset = shard.start + shard.batch_size
 
     def end_epoch(self) -> None:
@@ -157,56 +226,123 @@ class GlobalBatchSampler:
         self.epoch += 1
         self.offset = 0
 
-    def _order(self) -> NDArray[np.int64]:
-        if not self.shuffle:
-            return np.arange(self.samples)
-        return np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
+    def _order(self, epoch: int | None = None) -> EpochOrder:
+        """Return the order of an epoch, by default the current one."""
+        epoch = self.epoch if epoch is None else epoch
+        if self.order is None:
+            if not self.shuffle:
+                return EpochOrder(np.arange(self.samples))
+            return EpochOrder(self._generator(epoch).permutation(self.samples))
+        if self._made is None:
+            self._require_equal_orders(self.order, epoch)
+        if self._made is None or self._made[0] != epoch:
+            self._made = epoch, self._make(self.order, epoch)
+        return self._made[1]
 
-    def _next_batch_size(self) -> int:
-        """Return the size of the next batch, which takes in a rest that would be too small."""
-        remaining = self.samples - self.offset
-        if remaining - self.batch_size >= self.at_least:
+    def _generator(self, epoch: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, epoch])
+
+    def _make(self, order: Order, epoch: int) -> EpochOrder:
+        """Return what a function makes of an epoch. Raises UserError if it cannot be used."""
+        found = EpochOrder.read(order(epoch, self._generator(epoch)), self.samples, self.at_least)
+        if found.ends is not None and self.drop_last:
+            raise UserError("drop_last has no effect on an order of batches; remove it")
+        self._require_a_batch(len(found.indices))
+        return found
+
+    def _require_equal_orders(self, order: Order, epoch: int) -> None:
+        """Raise UserError if a function makes two orders of the same epoch.
+
+        Each rank would have another one, and train on samples that others have too.
+        """
+        if self._make(order, epoch).fingerprint != self._make(order, epoch).fingerprint:
+            raise UserError(
+                "the order function made two different orders of one epoch; it may draw random "
+                "numbers only from the generator that it gets",
+                is_common=True,
+            )
+
+    def _next_batch_size(self, order: EpochOrder) -> int:
+        """Return the size of the batch at the position, or 0 at the end of the epoch.
+
+        The last batch takes in a rest that would be too small.
+        """
+        if order.ends is not None:
+            following = order.ends[np.searchsorted(order.ends, self.offset, "right") :]
+            return int(following[0]) - self.offset if len(following) else 0
+        remaining = len(order.indices) - self.offset
+        if remaining - self.batch_size >= (0 if self.drop_last else self.at_least):
             return self.batch_size
-        return remaining
+        return 0 if self.drop_last else remaining
 
-    def _shard(self, batch: NDArray[np.int64], start: int) -> Shard:
-        """Return this rank's share of a global batch that begins at `start`."""
-        sizes = split(len(batch), self.world_size, self.at_least)
+    def _shard(self, order: EpochOrder, batch_size: int) -> Shard:
+        """Return this rank's share of the global batch at the position."""
+        batch = order.indices[self.offset : self.offset + batch_size]
+        sizes = split(batch_size, self.world_size, self.at_least)
         first = sum(sizes[: self.rank])
         size = sizes[self.rank]
         positions = np.arange(first, first + size)
         if self.equal_shares:
             # A rank without samples repeats those of the whole batch.
-            source = positions if size else np.arange(len(batch))
-            positions = np.concatenate([positions, np.resize(source, self._longest(sizes) - size)])
+            source = positions if size else np.arange(batch_size)
+            longest = self._longest(order, sizes)
+            positions = np.concatenate([positions, np.resize(source, longest - size)])
         real = np.arange(len(positions)) < size
-        return Shard(batch[positions], positions, real, tuple(sizes), self.epoch, start)
+        return Shard(
+            batch[positions],
+            positions,
+            real,
+            tuple(sizes),
+            self.epoch,
+            self.offset,
+            self.at_least,
+        )
 
-    def _longest(self, sizes: list[int]) -> int:
+    def _longest(self, order: EpochOrder, sizes: list[int]) -> int:
         """Return the length of all shares with `equal_shares`."""
-        full_batch = min(self.batch_size, self.samples)
+        if order.ends is not None:
+            return sizes[0]
+        full_batch = min(self.batch_size, len(order.indices))
         full_sizes = split(full_batch, self.world_size, self.at_least)
         return max(full_sizes[0], sizes[0])
 
     def may_leave_ranks_empty(self) -> bool:
-        """Return True if a rank gets no sample of some batch."""
+        """Return True if a rank may get no sample of some batch."""
         if self.equal_shares:
             return False
+        if self.order and not self.drop_last:
+            # The last batch of some epoch, or one that the order makes, may be of any size.
+            return self.world_size > 1
         whole = min(self.batch_size, self.samples)
         rest = self.samples % self.batch_size
-        sizes = {whole, rest} if rest >= self.at_least else {whole}
+        sizes = {whole, rest} if rest >= self.at_least and not self.drop_last else {whole}
         return any(split(size, self.world_size, self.at_least)[-1] == 0 for size in sizes if size)
 
     def batches_until(self, epoch: int) -> int:
-        """Return the number of global batches from the position to the start of `epoch`."""
+        """Return the number of global batches from the position to the start of `epoch`.
+
+        If there is an `order`, this makes that of each of these epochs.
+        """
         if self.epoch >= epoch:
             return 0
-        rest_of_this = self._batches_in(self.samples - self.offset)
-        further_epochs = epoch - self.epoch - 1
-        return rest_of_this + further_epochs * self._batches_in(self.samples)
+        further_epochs = range(self.epoch + 1, epoch)
+        if self.order is None:
+            rest_of_this = self._batches_in(self.samples - self.offset)
+            return rest_of_this + len(further_epochs) * self._batches_in(self.samples)
+        return sum(
+            self._batches_left(self._order(number), self.offset if number == self.epoch else 0)
+            for number in (*further_epochs, self.epoch)
+        )
+
+    def _batches_left(self, order: EpochOrder, offset: int) -> int:
+        if order.ends is None:
+            return self._batches_in(len(order.indices) - offset)
+        return int((order.ends > offset).sum())
 
     def _batches_in(self, samples: int) -> int:
         whole, rest = divmod(samples, self.batch_size)
+        if self.drop_last:
+            return whole
         is_own_batch = rest >= self.at_least or 0 < rest == samples
         return whole + is_own_batch
 
@@ -222,7 +358,13 @@ class GlobalBatchSampler:
             "samples": self.samples,
             "seed": self.seed,
             "shuffle": self.shuffle,
+            **self._state_of_order(),
         }
+
+    def _state_of_order(self) -> dict[str, int]:
+        """Return what shows whether the order inside an epoch is the same after a resume."""
+        # At the start of an epoch any order is right, and there may be none after the last epoch.
+        return {"order": self._order().fingerprint} if self.order and self.offset else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position.
@@ -241,6 +383,12 @@ class GlobalBatchSampler:
         self._resize(int(state.get("batch_size", self.batch_size)))
         self.epoch = int(state["epoch"])
         self.offset = int(state["offset"])
+        if self.offset and state.get("order") != self._state_of_order().get("order"):
+            raise UserError(
+                f"the checkpoint was made inside epoch {self.epoch}, whose order was another one; "
+                "use the same order function, which may depend on nothing but its arguments, or "
+                "another folder of checkpoints"
+            )
 
     def _resize(self, saved: int) -> None:
         """Take over or report the size of the global batch in a checkpoint."""

@@ -29,7 +29,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 from . import FOLDER, PIPE, PYTHON, SOCKET, place, report
-from .answers import answers_of
+from .answers import answers_of, is_watched
 from .assignment import must_dump, read_assignment
 from .files import changed_at, empty_folder, read_file
 from .output import Output, log
@@ -50,9 +50,6 @@ from .times import Times
 
 # Seconds between two looks at the assignment and at the clocks.
 POLL = 0.05
-
-# A rank that writes gives a heartbeat if it has written in so many times of the limit.
-WINDOWS = 3
 
 # Seconds until the first assignment must be there; until processes must be gone after SIGKILL,
 # which takes time if they free a device; until a zygote that has not collected its forks is killed
@@ -298,11 +295,12 @@ class Agent:
         Workers that have ended, or save a checkpoint after a request to stop, need not give one,
         nor ranks that have written only at their start.
         """
-        wrote_once = self.options.heartbeat == "Log" and 0 < self.output.windows < WINDOWS
-        if self.stop_signal or self.output.have_all_ended() or wrote_once:
+        age = self.heartbeat_age()
+        needs_none = self.stop_signal or self.output.have_all_ended()
+        if needs_none or (age is not None and not is_watched(self)):
             return False
         limits = self.options.hang_seconds, self.output.since_meeting(), self.options.first_seconds
-        return is_too_old(self.heartbeat_age(), *limits)
+        return is_too_old(age, *limits)
 
     def heartbeat_age(self) -> float | None:
         """Return the seconds since this attempt's last heartbeat, or None before the first one."""

@@ -42,7 +42,8 @@ def state(agent: Agent) -> str:
     - `ended`: pairs of a rank and its exit code, in the order of their ends. The code is null if it
       is not known.
     - `steps`: the first and the last step. `checkpoint`: the last step that was saved.
-    - `heartbeat`: the age of the last one in seconds, or null before the first.
+    - `heartbeat`: the age of the last one in seconds, or null before the first. `watched`: whether
+      it would be noticed that they stop.
     - `error`: the last line in which torchrun says what does not work.
     """
     age, streams = agent.heartbeat_age(), agent.output.streams
@@ -54,10 +55,18 @@ def state(agent: Agent) -> str:
         "steps": agent.output.steps.get(agent.attempt),
         "checkpoint": agent.output.checkpoint,
         "heartbeat": None if age is None else round(age, 1),
+        "watched": is_watched(agent),
         "error": trouble_in(streams[-1].text() if streams else ""),
     }
     text = json.dumps(found)
     return text if len(text) <= STATE else json.dumps({**found, "error": ""})
+
+
+def is_watched(agent: Agent) -> bool:
+    """Return True if it would be noticed that the heartbeats stop."""
+    if agent.options.heartbeat == "Log":
+        return agent.output.writes_steadily
+    return agent.heartbeat_age() is not None
 
 
 def trouble_in(text: str) -> str:

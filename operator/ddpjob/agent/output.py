@@ -30,6 +30,9 @@ BAR_SECONDS = 10.0
 # no signal meanwhile.
 REST_SECONDS = 2.0
 
+# What ranks write is a heartbeat if they have written in so many times of the limit.
+WINDOWS = 3
+
 # Attempts whose steps are kept.
 ATTEMPTS = 10
 
@@ -107,7 +110,7 @@ class Output:
 
     def __init__(self, window: float = 0.0) -> None:
         self.selector = selectors.DefaultSelector()
-        # Seconds. `windows` is in how many of them ranks have written.
+        # The limit in seconds. `windows` is in how many times of it ranks have written.
         self.window = window
         # The time of all output that one `select` found. Its order is not known.
         self.now = self.before = time.time()
@@ -198,6 +201,10 @@ class Output:
         if not data:
             self.close(stream)
         return bool(data)
+
+    @property
+    def writes_steadily(self) -> bool:
+        return self.windows >= WINDOWS
 
     def note_heartbeat(self) -> None:
         """Note that a rank has written."""

@@ -2,13 +2,17 @@
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
 # Largest seed that torch accepts on every platform.
 LARGEST_INTEGER = 2**63 - 1
+
+# The variables with the folders of SageMaker's channels. `fit(inputs={"train": …})` sets
+# SM_CHANNEL_TRAIN, and `fit("s3://…")` sets SM_CHANNEL_TRAINING.
+CHANNELS = "SM_CHANNEL_*"
 
 # Limit of numbers. In seconds it is 31 years, which the clocks of the system can still count.
 LIMIT = 1e9
@@ -91,7 +95,7 @@ def flag(
     - `default`: `...` if the flag is required.
     - `value`: None for a switch and for a Literal.
     - `also`: further names of the flag.
-    - `environment`: a variable that overrides the default.
+    - `environment`: a variable that overrides the default, or CHANNELS.
     """
     metadata = {"meaning": meaning, "value": value, "also": also, "environment": environment}
     if default is ...:
@@ -105,8 +109,25 @@ def flag_name(option: str) -> str:
 
 def default_of(option: "Field[Any]") -> Any:
     """Return the value if the flag is not given; MISSING if it is required."""
-    text = os.environ.get(option.metadata["environment"])
+    name = option.metadata["environment"]
+    text = folder_of_channels(os.environ) if name == CHANNELS else os.environ.get(name)
     return option.metadata["value"].read(text) if text else option.default
+
+
+def folder_of_channels(environment: Mapping[str, str]) -> str | None:
+    """Return the folder with the data of SageMaker's channels, or None if there is none.
+
+    A channel with the name `training` has all data. Others may be parts of them, such as `train`
+    and `val`. Several are then in one folder, under their names.
+    """
+    if environment.get("SM_CHANNEL_TRAINING"):
+        return environment["SM_CHANNEL_TRAINING"]
+    prefix = CHANNELS.rstrip("*")
+    channels = [value for name, value in environment.items() if name.startswith(prefix) and value]
+    if len(channels) == 1:
+        return channels[0]
+    folders = {os.path.dirname(channel.rstrip("/")) for channel in channels}
+    return folders.pop() if len(folders) == 1 else None
 
 
 def own_options_first(kind: type[Any]) -> Iterator["Field[Any]"]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddp_trainer.cli.flags import (
+    CHANNELS,
     COUNT,
     COUNT_FROM_0,
     FILE_OR_URL,
@@ -260,7 +261,7 @@ class Cifar10Options(ClassifierOptions):
         "{train,test}/<class>/*.jpg or .png, as cifar-10-batches-bin or as cifar-10-batches-py; "
         "https://www.cs.toronto.edu/~kriz/cifar.html has archives of it",
         FOLDER,
-        environment="SM_CHANNEL_TRAINING",
+        environment=CHANNELS,
     )
     stem: Literal["torchvision", "3x3"] = flag(
         "torchvision",
@@ -309,7 +310,7 @@ class HymenopteraOptions(ClassifierOptions):
         "folder that contains train/<class>/ and val/<class>/ with photographs, at any depth; "
         "https://download.pytorch.org/tutorial/hymenoptera_data.zip has them",
         FOLDER,
-        environment="SM_CHANNEL_TRAINING",
+        environment=CHANNELS,
     )
     weights: str | None = flag(
         None,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.cli.options import ToyOptions
 from ddp_trainer.cpu import keep_freed_memory
-from ddp_trainer.interrupt import StopVote, leave
+from ddp_trainer.interrupt import StopVote
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
@@ -82,7 +82,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
             group["lr"] = learning_rate
     report_start(options, progress, parameter_count(model), sampler.batch_size, step)
 
-    vote = StopVote(runtime)
+    stop = StopVote(runtime, checkpoints, progress)
     while step < options.steps:
         epoch = sampler.epoch
         for shard in sampler:
@@ -113,8 +113,7 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
             )
 
             # Stop if a rank received a signal. Save a checkpoint from time to time.
-            if number := vote.at_step_boundary():
-                leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
+            stop.after_step(step)
             if step % options.checkpoint_every == 0:
                 progress.save(checkpoints, step)
             if step == options.steps:

@@ -262,13 +262,15 @@ class Reason(StrEnum):
         "upgrade the older one; until then the operator does not change the pods",
     )
 
-    # The condition HangsDetected, of a job with `hangTimeoutSeconds` and `heartbeat: File`.
+    # The condition HangsDetected, of a job with `hangTimeoutSeconds`.
 
-    HEARTBEATS_SEEN = "HeartbeatsSeen", "condition HangsDetected: all pods give heartbeats"
+    HEARTBEATS_SEEN = "HeartbeatsSeen", "condition HangsDetected: the pods give heartbeats"
     NO_HEARTBEAT = (
         "NoHeartbeat",
-        "condition HangsDetected: a pod has run for the time of the limit, at least ten minutes, "
-        "and has never touched `$DDP_HEARTBEAT_FILE`, so hangs are not detected there. An event "
-        "says it too",
-        "touch the file at each step, or use `heartbeat: Log`",
+        "condition HangsDetected: hangs are not detected. With `heartbeat: File`, a pod has run "
+        "for the time of the limit, at least ten minutes, and has never touched "
+        "`$DDP_HEARTBEAT_FILE`. With `Log`, four times the limit are over, and no pod has written "
+        "in three of them. An event says it too",
+        "`File`: touch the file at each step, or use `Log`. `Log`: write a line at each step, or "
+        "choose a longer time",
     )

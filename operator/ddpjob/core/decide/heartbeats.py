@@ -1,8 +1,9 @@
-"""Whether hangs are detected: with `heartbeat: File`, only pods that give heartbeats can hang.
+"""Whether hangs are detected: only those of pods that have given heartbeats.
 
 The condition HangsDetected says it, once the operator has asked the agents.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -19,16 +20,24 @@ from ddpjob.core.plan import Event, Plan
 # The first step may take long, for example to compile the model.
 SHORTEST_WAIT = timedelta(minutes=10)
 
+# Limits after which a script that writes steadily has given heartbeats by its output: it must have
+# written in three.
+LIMITS_BY_LOG = 4
+
 
 def checked_from(obs: Observation, spec: Spec) -> datetime | None:
     """Return when the agents are asked whether there were heartbeats; None if that is known."""
     limit = spec.lifecycle.hang_timeout
     started = obs.status.running_time
     is_known = find_condition(obs.status.conditions, Condition.HANGS_DETECTED)
-    by_file = spec.lifecycle.heartbeat is Heartbeat.FILE
-    if limit is None or not by_file or started is None or is_known or not obs.all_run:
+    if limit is None or started is None or is_known or not obs.all_run:
         return None
-    return later(started, max(limit, SHORTEST_WAIT))
+    limits = 1 if _by_file(spec) else LIMITS_BY_LOG
+    return later(started, max(limits * limit, SHORTEST_WAIT))
+
+
+def _by_file(spec: Spec) -> bool:
+    return spec.lifecycle.heartbeat is Heartbeat.FILE
 
 
 def pods_to_check(obs: Observation, spec: Spec, now: datetime) -> tuple[Pod, ...]:
@@ -42,17 +51,32 @@ def report_heartbeats(obs: Observation, plan: Plan, spec: Spec, now: datetime) -
     answers = [(pod.name, answer) for pod in pods if (answer := obs.answer_of(pod))]
     if not pods or len(answers) < len(pods):
         return plan
-    mute = [name for name, answer in answers if answer.heartbeat is None]
-    reason, message = Reason.HEARTBEATS_SEEN, "all pods give heartbeats"
+    mute = [name for name, answer in answers if not answer.watched]
+    problem = _problem(mute, len(pods), spec)
+    reason = Reason.NO_HEARTBEAT if problem else Reason.HEARTBEATS_SEEN
+    message = problem or "the pods give heartbeats"
     events = plan.events
-    if mute:
-        reason = Reason.NO_HEARTBEAT
+    if problem:
+        events = (*events, Event("Warning", str(reason), message))
+    kind, before = Condition.HANGS_DETECTED, plan.status.conditions
+    conditions = set_condition(before, kind, not problem, reason, message)
+    return replace(plan, status=replace(plan.status, conditions=conditions), events=events)
+
+
+def _problem(mute: Sequence[str], pods: int, spec: Spec) -> str:
+    """Return why hangs are not detected in the pods with the names `mute`, or an empty string.
+
+    `pods`: the number of all. With `heartbeat: Log` it is enough that one of them writes.
+    """
+    if _by_file(spec) and mute:
         more = f" and {len(mute) - 1} more have" if len(mute) > 1 else " has"
-        message = (
+        return (
             f"{mute[0]}{more} never touched $DDP_HEARTBEAT_FILE, so hangs are not detected there; "
             "touch it at each step, or use heartbeat: Log in a new job"
         )
-        events = (*events, Event("Warning", str(reason), message))
-    kind, before = Condition.HANGS_DETECTED, plan.status.conditions
-    conditions = set_condition(before, kind, not mute, reason, message)
-    return replace(plan, status=replace(plan.status, conditions=conditions), events=events)
+    if len(mute) == pods:
+        return (
+            "no pod has written in three times of hangTimeoutSeconds, so hangs are not detected; "
+            "write a line at each step, or choose a longer time in a new job"
+        )
+    return ""

@@ -22,7 +22,8 @@ class AgentState:
     - `ended`: (rank, exit code) of the ranks that have ended, the first one first. The code is None
       if it is not known.
     - `steps`: the first and the last step. `checkpoint`: the last step that was saved.
-    - `heartbeat`: the age of the last one in seconds; None before the first.
+    - `heartbeat`: the age of the last one in seconds; None before the first. `watched`: whether the
+      agent would notice that they stop.
     - `error`: the last line in which torchrun says what does not work.
     """
 
@@ -33,6 +34,7 @@ class AgentState:
     steps: Steps | None = None
     checkpoint: int | None = None
     heartbeat: float | None = None
+    watched: bool = False
     error: str = ""
 
     @property
@@ -79,6 +81,7 @@ def read_state(text: bytes) -> AgentState | None:
         steps=(steps[0] or 0, steps[1] or 0) if has_steps else None,
         checkpoint=_integer(found.get("checkpoint")),
         heartbeat=float(age) if is_age else None,
+        watched=found.get("watched") is True,
         error=_text(found.get("error")),
     )
 

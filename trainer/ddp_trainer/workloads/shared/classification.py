@@ -13,7 +13,7 @@ from ddp_trainer.cli.options import ClassifierOptions
 from ddp_trainer.errors import UserError
 from ddp_trainer.evaluation import without_repeats
 from ddp_trainer.files import check_writable
-from ddp_trainer.interrupt import StopVote, leave
+from ddp_trainer.interrupt import StopVote
 from ddp_trainer.progress import Progress
 from ddp_trainer.runtime import Runtime
 from ddp_trainer.sampler import GlobalBatchSampler, Shard
@@ -44,8 +44,8 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
     report_start(task, options, progress, sampler, step)
 
     # From here on, a signal makes all ranks stop after the same step.
-    vote = StopVote(runtime)
-    evaluator = Evaluator(task, options, progress, checkpoints, scores, vote)
+    stop = StopVote(runtime, checkpoints, progress)
+    evaluator = Evaluator(task, options, progress, checkpoints, scores, stop)
     evaluator.rewrite_best_model()
 
     result: dict[str, float] = {}
@@ -66,8 +66,7 @@ def train_classifier(task: Task, options: ClassifierOptions, progress: Progress)
             )
 
             # Stop if a rank received a signal.
-            if number := vote.at_step_boundary():
-                leave(number, step, vote=vote, checkpoints=checkpoints, progress=progress)
+            stop.after_step(step)
 
             # Save inside the epoch. At its end, the evaluation comes first.
             if step % options.checkpoint_every == 0 and sampler.offset < task.samples:

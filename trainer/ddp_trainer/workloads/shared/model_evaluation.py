@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ddp_trainer.checkpoint import Checkpoints
 from ddp_trainer.cli.options import ClassifierOptions
-from ddp_trainer.errors import path_error
 from ddp_trainer.evaluation import (
     Sums,
     classification_sums,
@@ -18,7 +17,7 @@ from ddp_trainer.evaluation import (
     evaluation_shards,
     without_repeats,
 )
-from ddp_trainer.interrupt import StopVote, leave
+from ddp_trainer.interrupt import StopVote
 from ddp_trainer.progress import Progress
 from ddp_trainer.sampler import Shard
 from ddp_trainer.workloads.shared.task import Task
@@ -65,7 +64,7 @@ class Evaluator:
     progress: Progress
     checkpoints: Checkpoints
     scores: Scores
-    vote: StopVote
+    stop: StopVote
 
     @property
     def model_file(self) -> Path | None:
@@ -113,16 +112,10 @@ class Evaluator:
                 evaluation_shards(task.test_samples, batch_size, self.progress),
                 self._sums_of,
                 progress=self.progress,
-                vote=self.vote,
+                vote=self.stop,
             )
-        if self.vote.agreed:
-            leave(
-                self.vote.agreed,
-                step,
-                vote=self.vote,
-                checkpoints=self.checkpoints,
-                progress=self.progress,
-            )
+        if self.stop.agreed:
+            self.stop.leave(step)
         samples = task.test_samples
         assert sums["samples"] == samples
         return {
@@ -159,9 +152,5 @@ class Evaluator:
         """
         if not self.progress.runtime.is_main:
             return
-        try:
-            self.checkpoints.write_beside(path, weights)
-        except OSError as error:
-            reason = error.strerror or error
-            raise path_error(f"cannot write the model to {path}: {reason}", error) from error
+        self.checkpoints.write_beside(path, weights)
         self.progress.emit("model", path=str(path))

@@ -1,0 +1,1 @@
+"""Tests with the real packages of other frameworks."""
