@@ -10,7 +10,7 @@ REGISTRY ?=
 IMAGES := $(if $(REGISTRY),$(REGISTRY)/)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-layer test-slow test-faults soak soak-cluster mutants test-frameworks test-gpu test-xla lint bench images docs dist locks release clean
+.PHONY: help demo test test-fast test-layer test-slow test-faults soak soak-cluster mutants test-frameworks test-gpu test-xla lint bench images docs dist locks release clean generate crd
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -81,6 +81,13 @@ $(MUTANTS)/.installed: operator/pyproject.toml requirements-dev.txt
 	$(PYTHON) -m venv --clear $(MUTANTS)
 	@$(MUTANTS)/bin/pip install --quiet --disable-pip-version-check 'cosmic-ray>=8.7,<9' -e operator -r requirements-dev.txt
 	@touch $@
+
+generate: $(STAMP) ## write what follows from other files: parts of the CRD and of the pages, examples, golden files
+	$(BIN)/python release/generate.py
+	UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/unit/test_render.py -k golden
+
+crd: $(STAMP) ## write the parts of the CRD that follow from the accelerators
+	$(BIN)/python release/generate.py charts/ddpjob-operator/files/crd.yaml
 
 lint: $(STAMP) ## ruff, mypy --strict, and checks of the workflows
 	$(BIN)/ruff check .

@@ -4,10 +4,8 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import typer
-
 from ddpjob import AsyncClient, Client, LocalClient
-from ddpjob.cli.main import app
+from ddpjob.cli.main import COMMANDS, load
 from ddpjob.client.crd import schema
 from ddpjob.jobs.user_job import DDPJob
 
@@ -64,13 +62,14 @@ def _type(field: Mapping[str, Any]) -> str:
 
 def command_page() -> str:
     """Return each command with its help, arguments and options."""
-    group = typer.main.get_command(app)
+    names = [name for commands in COMMANDS.values() for name in commands]
     lines = [
         "# Commands",
         "",
         "This page is generated from `ddpjob --help`. [A guide](../docs/users/command-line.md).",
     ]
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    for name in names:
+        command = load(name)
         lines += ["", f"## ddpjob {name}", "", inspect.cleandoc(command.help or ""), ""]
         lines += ["| option | meaning |", "|---|---|"]
         for parameter in command.params:

@@ -33,7 +33,7 @@ Root Cause (first observed failure):
 
 # Operators are forks of a process that has imported what they need: a new Python takes a second.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["ddpjob.cli.main", "ddpjob.controller.main", "play"])
+FORKS.set_forkserver_preload(["ddpjob.cli.commands.operator", "ddpjob.controller.main", "play"])
 
 
 class Operator:

@@ -11,6 +11,7 @@ from envtest import APPLY, CRD, MERGE, Answer, ApiServer
 
 from ddpjob.client.validation import validate
 from ddpjob.core.api.kubernetes import NEWEST, NEWEST_MINOR
+from ddpjob.core.api.profiles import catalog
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.spec import Spec, refuse_unknown_fields
 from ddpjob.core.api.torchrun_flags import FLAGS
@@ -131,8 +132,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unknown accelerator": (
         {"accelerator": "p9.48xlarge"},
-        'spec.accelerator: Unsupported value: "p9.48xlarge": supported values: "cpu", "gpu", '
-        '"trn1.32xlarge"',
+        'spec.accelerator: Unsupported value: "p9.48xlarge": supported values: "'
+        + '", "'.join(catalog()),
     ),
     "empty image": ({"image": ""}, "spec.image in body should be at least 1 chars long"),
     "no image": ({"image": None}, "spec.image: Required value"),
@@ -312,10 +313,11 @@ for variable in (
     entry = {"env": [{"name": "A", "value": "1"}, {"name": variable, "value": "1"}]}
     REFUSED[f"env {variable}"] = (entry, RESERVED)
     REFUSED[f"overlay env {variable}"] = ({"podTemplate": overlay(**entry)}, RESERVED)
-PROCESS_COUNTS = (
-    "must be auto; or 1 or 2 with accelerator trn1.2xlarge; or 1, 2, 8 or 32 with trn1.32xlarge "
-    "and nodes=1; or 32 with trn1.32xlarge and several nodes"
-)
+PROCESS_COUNTS = {
+    "trn1.32xlarge": "must be 1, 2, 8, 32 or auto with accelerator trn1.32xlarge on one node, "
+    "32 or auto on each of several nodes",
+    "trn1.2xlarge": "must be 1, 2 or auto with accelerator trn1.2xlarge",
+}
 for accelerator, nodes, processes in (
     ("trn1.32xlarge", 1, 16),
     ("trn1.32xlarge", 2, 8),
@@ -323,11 +325,12 @@ for accelerator, nodes, processes in (
 ):
     REFUSED[f"{processes} processes on {nodes} {accelerator}"] = (
         {"accelerator": accelerator, "nodes": nodes, "nprocPerNode": processes},
-        PROCESS_COUNTS,
+        PROCESS_COUNTS[accelerator],
     )
 REFUSED["several trn1.2xlarge"] = (
     {"accelerator": "trn1.2xlarge", "nodes": 2},
-    "must be 1 with accelerator trn1.2xlarge, which has no EFA to reach another node",
+    "must be 1 with accelerator trn1.2xlarge, which has no EFA to reach another node; for several "
+    "nodes use trn1.32xlarge",
 )
 REFUSED["a volume without a name"] = (
     {"volumes": [{"name": ""}]},
@@ -1101,7 +1104,7 @@ def test_scaling_to_a_size_that_cannot_work_is_refused(apiserver: ApiServer, job
     refused = apiserver.kubectl(
         "scale", "-n", jobs.namespace, "ddp/job", "--replicas=2", check=False
     )
-    assert PROCESS_COUNTS in refused.stderr
+    assert PROCESS_COUNTS["trn1.32xlarge"] in refused.stderr
 
 
 # -- the file itself

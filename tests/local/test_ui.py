@@ -19,10 +19,11 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 import pytest
 import yaml
 
-from ddpjob.cli.ui import listen, server
+from ddpjob.cli.commands.ui import listen
 from ddpjob.client import ClientError, NotFound
 from ddpjob.client.local import LocalClient
 from ddpjob.local.run_files import LOCK
+from ddpjob.ui.app import server
 from ddpjob.ui.sources import LocalSource
 
 TOKEN = "t0ken"

@@ -1,24 +1,22 @@
 """The documentation names all that a user meets."""
 
-import runpy
+import asyncio
+import re
 from pathlib import Path
 
 import pytest
-import typer
 
-from ddpjob.cli.main import app
+from ddpjob.cli.main import COMMANDS, load
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.job_metrics import JOB_FAMILIES
+from ddpjob.controller.metrics import Metrics
 from ddpjob.core.api.reasons import Reason
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs/users/operations.md").read_text()
 COMMAND_LINE = (ROOT / "docs/users/command-line.md").read_text()
 
-COMMANDS = typer.main.get_command(app).commands
-
-
-def test_the_table_of_reasons_is_what_its_script_writes():
-    script = runpy.run_path(str(ROOT / "docs/site/reasons.py"))
-    assert script["build"]() == OPERATIONS, "run python docs/site/reasons.py"
+NAMES = [name for commands in COMMANDS.values() for name in commands]
 
 
 @pytest.mark.parametrize("reason", Reason)
@@ -33,15 +31,24 @@ def test_a_reason_is_found_by_its_word():
     assert f"{Reason.QUOTA}" == Reason.QUOTA.value == "QuotaExceeded"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_each_command_is_described(name):
     assert f"`ddpjob {name}" in COMMAND_LINE
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_help_and_a_short_help(name):
-    command = COMMANDS[name]
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_has_help(name):
+    command = load(name)
     assert command.help
-    assert command.short_help
     for parameter in command.params:
         assert parameter.help, f"{name}: {parameter.name}"
+
+
+def test_each_metric_is_described():
+    # The comments of the exposition format name the families.
+    lines = asyncio.run(Metrics(Cache(), ()).text()).decode().splitlines()
+    families = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    names = {name for name in families if not name.endswith("_created")}
+    names |= {f"ddpjob_job_{name}" for name in JOB_FAMILIES}
+    described = set(re.findall(r"`(ddpjob_\w+)[`{]", OPERATIONS))
+    assert names <= described, f"{names - described} are missing"

@@ -8,14 +8,12 @@ from typer.testing import CliRunner
 
 from ddp_trainer.cli import command_line
 from ddp_trainer.cli.options import WORKLOADS
-from ddpjob.cli.init import manifest, workloads
+from ddpjob.cli.commands.init import manifest, workloads
 from ddpjob.cli.main import app
+from ddpjob.core.api.profiles import catalog
 from ddpjob.local.manifest import read
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-# Processes of a node, as the profiles of Trainium resolve `auto`.
-TRAINIUM_PROCESSES = {"trn1.32xlarge": 32, "trn1.2xlarge": 2}
 
 
 def init(*words):
@@ -36,16 +34,21 @@ def test_an_example_is_the_output_of_init(name):
 
 
 @pytest.mark.parametrize("name", workloads())
-@pytest.mark.parametrize(
-    ("accelerator", "nodes"), [("cpu", 3), ("gpu", 3), ("trn1.32xlarge", 3), ("trn1.2xlarge", 1)]
-)
-def test_a_manifest_is_a_valid_job_whose_flags_the_trainer_has(name, accelerator, nodes, tmp_path):
+@pytest.mark.parametrize("profile", catalog().values(), ids=catalog())
+def test_a_manifest_is_a_valid_job_whose_flags_the_trainer_has(name, profile, tmp_path):
+    nodes = 1 if profile.one_node else 3
     file = tmp_path / "job.yaml"
-    file.write_text(manifest(name, nodes=nodes, accelerator=accelerator, gpus=8))
+    file.write_text(manifest(name, nodes=nodes, accelerator=profile.name, gpus=8))
     spec = read(file).spec
-    assert (spec.nodes, spec.accelerator) == (nodes, accelerator)
-    if accelerator in TRAINIUM_PROCESSES:
-        assert spec.nproc_per_node == TRAINIUM_PROCESSES[accelerator]
+    assert (spec.nodes, spec.accelerator, spec.image) == (
+        nodes,
+        profile.name,
+        profile.trainer_image,
+    )
+    if profile.process_per:
+        assert spec.devices[profile.process_per] == 8
+    elif profile.devices:
+        assert spec.nproc_per_node == profile.processes
     program, module, *arguments = spec.args
     assert (program, module) == ("-m", "ddp_trainer")
     assert command_line.parse(arguments).workload == workloads()[name]["args"][0]
@@ -61,12 +64,10 @@ def test_the_job_of_a_script_is_valid_and_names_its_config_map(file):
     assert f"configmap {file.parent.name} --from-file train.py" in file.read_text()
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "nodes"), [("cpu", 2), ("trn1.32xlarge", 2), ("trn1.2xlarge", 1)]
-)
-def test_the_default_is_two_nodes_if_they_have_a_network(accelerator, nodes):
-    printed = init("digits", "--accelerator", accelerator).stdout
-    assert yaml.safe_load(printed)["spec"]["nodes"] == nodes
+@pytest.mark.parametrize("profile", catalog().values(), ids=catalog())
+def test_the_default_is_two_nodes_if_they_have_a_network(profile):
+    printed = init("digits", "--accelerator", profile.name).stdout
+    assert yaml.safe_load(printed)["spec"]["nodes"] == (1 if profile.one_node else 2)
 
 
 def test_a_workload_with_two_gpus_per_process_has_half_as_many_processes():
@@ -90,7 +91,7 @@ def words_of(stderr):
         ("digts", "got \"digts\" (did you mean 'digits'?)"),
         (
             "digits --accelerator tpu",
-            '--accelerator: must be one of cpu, gpu, trn1.32xlarge, trn1.2xlarge, got "tpu" '
+            f'--accelerator: must be one of {", ".join(catalog())}, got "tpu" '
             "(did you mean 'gpu'?)",
         ),
         (

@@ -108,8 +108,9 @@ def imports_of(path):
 
 
 def package_of(parts):
-    """Return the package of a module, such as `kube`, `core.api` or `core.plan`."""
-    return ".".join(parts[: 2 if parts[0] == "core" else 1])
+    """Return the package of a module, such as `kube`, `cli.commands`, `core.api` or `core.plan`."""
+    has_packages = parts[0] == "core" or tuple(parts[:2]) == ("cli", "commands")
+    return ".".join(parts[: 2 if has_packages else 1])
 
 
 def own_package(path):
@@ -253,6 +254,48 @@ def test_the_trainer_does_not_mention_kubernetes(path):
 def test_the_folder_of_the_operator_is_no_package():
     # A package named `operator` would shadow the module of the standard library.
     assert not (ROOT / "operator" / "__init__.py").exists()
+
+
+QUICK_HELP = """
+import sys
+from contextlib import suppress
+from ddpjob.cli.main import app
+with suppress(SystemExit):
+    app(["--help"])
+sys.stderr.write(" ".join(sys.modules))
+"""
+
+ALL_COMMANDS = """
+import sys
+from ddpjob.cli.main import COMMANDS, load
+for commands in COMMANDS.values():
+    for name in commands:
+        load(name)
+sys.stderr.write(" ".join(sys.modules))
+"""
+
+
+def imported_by(program):
+    """Return the modules that a new Python has imported when it has run a program."""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_help_imports_no_command_and_no_slow_package():
+    imported = imported_by(QUICK_HELP)
+    assert {name for name in imported if name.startswith("ddpjob")} == {
+        "ddpjob",
+        "ddpjob.cli",
+        "ddpjob.cli.main",
+    }
+    assert not imported & {*KUBERNETES_PACKAGES, *EXTRA_PACKAGES, "pydantic", "yaml", "jinja2"}
+
+
+def test_a_command_imports_no_client_and_no_extra_before_it_runs():
+    imported = imported_by(ALL_COMMANDS)
+    assert "ddpjob.client.async_client" not in imported
+    assert not imported & {*KUBERNETES_PACKAGES, *EXTRA_PACKAGES}
 
 
 BARE = """

@@ -3,7 +3,8 @@
 import pytest
 import typer
 
-from ddpjob.cli.logs import read_duration, read_nodes
+from ddpjob.cli.commands.logs import read_nodes
+from ddpjob.cli.options import read_duration
 from ddpjob.client.logs import LogChoice, PodLog
 
 

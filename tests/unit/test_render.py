@@ -32,7 +32,7 @@ REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 
 def size_of(profile):
     """Return 2 nodes, or 1 if a job with this profile cannot have more."""
-    return 2 if profiles.catalog()[profile].multi_node else 1
+    return 1 if profiles.catalog()[profile].one_node else 2
 
 
 def flags_of(pod):

@@ -8,6 +8,7 @@ from builders import a_spec
 from ddpjob.core.api import names
 from ddpjob.core.api.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, POD_FIELDS
 from ddpjob.core.api.policy import CleanPodPolicy, FailurePolicy, Lifecycle
+from ddpjob.core.api.profiles import catalog
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.spec import (
     Checkpoint,
@@ -84,13 +85,12 @@ REFUSED = {
     ),
     "unknown accelerator": (
         {"accelerator": "quantum"},
-        'spec.accelerator: unknown profile "quantum"; the profiles are cpu, gpu, trn1.32xlarge, '
-        "trn1.2xlarge",
+        f'spec.accelerator: unknown profile "quantum"; the profiles are {", ".join(catalog())}',
     ),
     "misspelt accelerator": (
         {"accelerator": "trn1.32xlage"},
         "spec.accelerator: unknown profile \"trn1.32xlage\" (did you mean 'trn1.32xlarge'?); "
-        "the profiles are cpu, gpu, trn1.32xlarge, trn1.2xlarge",
+        f"the profiles are {', '.join(catalog())}",
     ),
     "empty accelerator": ({"accelerator": ""}, f'spec.accelerator: must be {A_STRING}, got ""'),
     "a second mount at the checkpoints": (

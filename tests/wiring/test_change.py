@@ -8,7 +8,8 @@ import pytest
 from fake_api import FakeApi
 from gang import a_job
 
-from ddpjob.cli import change
+from ddpjob.cli.commands.resume import resume
+from ddpjob.cli.commands.scale import scale
 from ddpjob.client import AsyncClient
 
 
@@ -31,7 +32,7 @@ async def test_a_job_that_is_not_suspended_is_not_resumed(
     fake: FakeApi, client: AsyncClient, capsys: pytest.CaptureFixture[str], suspend: dict[str, bool]
 ) -> None:
     a_job_in(fake, "Running", **suspend)
-    assert await change.resume(client, "digits") == 0
+    assert await resume(client, "digits") == 0
     assert capsys.readouterr().out == "digits is not suspended, but Running: nothing to resume\n"
     assert changes(fake) == []
 
@@ -40,7 +41,7 @@ async def test_a_job_that_is_being_resumed_is_not_resumed_again(
     fake: FakeApi, client: AsyncClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a_job_in(fake, "Suspended", suspend=False)
-    assert await change.resume(client, "digits") == 0
+    assert await resume(client, "digits") == 0
     assert "is being resumed already" in capsys.readouterr().out
     assert changes(fake) == []
 
@@ -50,7 +51,7 @@ async def test_a_suspended_job_is_resumed(
 ) -> None:
     # The operator has not suspended it yet.
     a_job_in(fake, "Running", suspend=True)
-    assert await change.resume(client, "digits") == 0
+    assert await resume(client, "digits") == 0
     assert "digits resumed from the beginning" in capsys.readouterr().out
     assert changes(fake) == ["PATCH"]
 
@@ -59,10 +60,10 @@ async def test_a_job_is_not_scaled_to_the_nodes_that_it_has(
     fake: FakeApi, client: AsyncClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a_job_in(fake, "Running", nodes=3)
-    assert await change.scale(client, "digits", 3) == 0
+    assert await scale(client, "digits", 3) == 0
     assert capsys.readouterr().out == "digits has 3 nodes already: nothing to scale\n"
     assert changes(fake) == []
-    assert await change.scale(client, "digits", 2) == 0
+    assert await scale(client, "digits", 2) == 0
     assert "scaled from 3 to 2 nodes" in capsys.readouterr().out
 
 
@@ -75,6 +76,6 @@ async def test_the_command_for_a_finished_job_is_named(
     command: str,
 ) -> None:
     a_job_in(fake, phase)
-    assert await change.resume(client, "digits") == 0
+    assert await resume(client, "digits") == 0
     assert f"ddpjob {command} digits" in capsys.readouterr().out
     assert changes(fake) == []

@@ -1,4 +1,5 @@
 """The command `ddpjob`. It turns options into calls, and results into output and exit codes.
 
-May import `core`, `jobs`, `kube`, `show`, `local`, `client`, `ui` and `controller`.
+`main` has the table of the commands, `commands` a module for each, and the other modules are what
+several commands share. May import `core`, `jobs`, `kube` and `client`.
 """

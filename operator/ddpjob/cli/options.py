@@ -1,11 +1,16 @@
 """The options that several commands have."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ddpjob.cli.connection import Connection
+from ddpjob.core.api.readers import did_you_mean, quoted
+
+DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
 
 
 def chosen(context: typer.Context) -> Connection:
@@ -69,82 +74,25 @@ Settings = Annotated[
     ),
 ]
 
-# Options for a script of one's own.
-OWN = "A script of your own"
-Script = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Script that the job runs. It travels in a ConfigMap, so no image has to be built. "
-        "Arguments of the script follow after --.",
-        rich_help_panel=OWN,
-    ),
-]
-Code = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Folder that travels with the script, which is a file in it.",
-        show_default="only the script",
-        rich_help_panel=OWN,
-    ),
-]
-Image = Annotated[
-    str | None,
-    typer.Option(
-        help="Image with Python, torch and what the script imports.",
-        show_default="the trainer's image for the accelerator",
-        rich_help_panel=OWN,
-    ),
-]
-Name = Annotated[
-    str | None,
-    typer.Option(help="Name of the job.", show_default="that of the script", rich_help_panel=OWN),
-]
-Nproc = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Number of processes of each node.",
-        show_default="one for each device, or one",
-        rich_help_panel=OWN,
-    ),
-]
-Checkpoints = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CLAIM",
-        help="PersistentVolumeClaim for checkpoints. The script finds its folder in "
-        "$DDP_CHECKPOINT_DIR.",
-        rich_help_panel=OWN,
-    ),
-]
-Nodes = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        show_default="2, or 1 if the accelerator has no network between nodes",
-        help="Number of nodes. Each node is one pod with one torchrun agent.",
-    ),
-]
-Accelerator = Annotated[
-    str, typer.Option(help="Accelerator of the nodes: cpu, gpu, trn1.32xlarge or trn1.2xlarge.")
-]
-Gpus = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        show_default="the GPUs of one process",
-        help="Number of GPUs of each node. Requires --accelerator gpu.",
-    ),
-]
+Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Manifests, or - for stdin.")]
 
 
-def refuse_without_script(**options: object) -> None:
-    """Raise BadParameter for an option that has no effect without --script."""
-    for option, value in options.items():
-        if value is not None:
-            message = (
-                "requires --script; to change a manifest use --set, such as --set spec.nodes=4"
-            )
-            raise typer.BadParameter(message, param_hint=f"--{option}")
+def require_choice(option: str, value: str, choices: Iterable[str]) -> None:
+    """Raise BadParameter if a value is not one of the choices."""
+    known = list(choices)
+    if value not in known:
+        hint = did_you_mean(value, known)
+        message = f"must be one of {', '.join(known)}, got {quoted(value)}{hint}"
+        raise typer.BadParameter(message, param_hint=option)
+
+
+def read_duration(text: str | None, option: str) -> int | None:
+    """Return the seconds of a duration such as 90s, 5m or 1h30m. Raises BadParameter."""
+    if text is None:
+        return None
+    parts = DURATION.fullmatch(text)
+    if not text or not parts:
+        message = f"must be a duration such as 90s, 5m or 1h30m, got {quoted(text)}"
+        raise typer.BadParameter(message, param_hint=option)
+    hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    return 3600 * hours + 60 * minutes + seconds

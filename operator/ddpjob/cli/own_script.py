@@ -10,11 +10,10 @@ from typing import Any, Self
 import typer
 import yaml
 
-from ddpjob.cli.app import require_choice
-from ddpjob.cli.init import IMAGES
+from ddpjob.cli.options import require_choice
 from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.client.code import PRINTED_BYTES, read_code, with_code
-from ddpjob.core.api import names
+from ddpjob.core.api import names, profiles
 from ddpjob.core.api.job import require_job_name
 from ddpjob.core.api.readers import SpecError
 from ddpjob.jobs.user_job import DDPJob
@@ -51,13 +50,13 @@ class OwnScript:
     name: str | None = None
     nodes: int | None = 1
     nproc: int | None = None
-    accelerator: str = "cpu"
+    accelerator: str = profiles.DEFAULT
     gpus: int | None = None
     claim: str | None = None
 
     def resolved(self) -> Self:
         """Return the script with its number of nodes and GPUs. Raises BadParameter."""
-        require_choice("--accelerator", self.accelerator, IMAGES)
+        require_choice("--accelerator", self.accelerator, profiles.catalog())
         nodes = resolve_nodes(self.accelerator, self.nodes)
         return replace(self, nodes=nodes, gpus=resolve_gpus(self.accelerator, self.gpus, 1))
 
@@ -79,14 +78,15 @@ class OwnScript:
         return next(path for path in code if (folder / path).resolve() == script)
 
     def _spec(self) -> dict[str, Any]:
-        image = self.image or IMAGES[self.accelerator]
+        profile = profiles.catalog()[self.accelerator]
+        image = self.image or profile.trainer_image
         spec: dict[str, Any] = {"nodes": self.nodes, "image": image}
         if self.nproc is not None:
             spec["nprocPerNode"] = self.nproc
-        if self.accelerator != "cpu":
+        if self.accelerator != profiles.DEFAULT:
             spec["accelerator"] = self.accelerator
-        if self.accelerator == "gpu":
-            spec["resources"] = {"limits": {"nvidia.com/gpu": str(self.gpus or 1)}}
+        if profile.process_per:
+            spec["resources"] = {"limits": {profile.process_per: str(self.gpus or 1)}}
         if self.claim:
             spec["checkpoint"] = {"claimName": self.claim}
         return spec

@@ -4,13 +4,16 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
 
-from ddpjob.client import AsyncClient, ClientError
+from ddpjob.client.errors import ClientError
 from ddpjob.core.api.readers import SpecError
+
+if TYPE_CHECKING:
+    from ddpjob.client import AsyncClient
 
 # Exit codes: the request failed or was refused; Ctrl-C; the reader of a pipe has ended.
 REFUSED = 2
@@ -19,7 +22,8 @@ PIPE_CLOSED = 141
 
 
 def run_with_client(
-    connect: Callable[[], Awaitable[AsyncClient]], work: Callable[[AsyncClient], Awaitable[int]]
+    connect: "Callable[[], Awaitable[AsyncClient]]",
+    work: "Callable[[AsyncClient], Awaitable[int]]",
 ) -> int:
     """Connect, run a command, and return its exit code."""
 

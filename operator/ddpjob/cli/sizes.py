@@ -4,14 +4,14 @@ import typer
 
 from ddpjob.core.api import profiles
 from ddpjob.core.api.names import MAX_NODES
-from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.readers import SpecError, either
 
 
 def resolve_nodes(accelerator: str, nodes: int | None) -> int:
     """Return the number of nodes, or the default. Raises BadParameter."""
     # A job of several nodes is the purpose of DDP, so two is the default.
     if nodes is None:
-        return 2 if profiles.catalog()[accelerator].multi_node else 1
+        return 1 if profiles.catalog()[accelerator].one_node else 2
     if nodes > MAX_NODES:
         message = f"must be at most {MAX_NODES}, got {nodes}"
         raise typer.BadParameter(message, param_hint="--nodes")
@@ -27,8 +27,9 @@ def resolve_gpus(accelerator: str, gpus: int | None, gpus_per_process: int) -> i
     """Return the number of GPUs of each node, or the default. Raises BadParameter."""
     if gpus is None:
         return gpus_per_process
-    if accelerator != "gpu":
-        raise typer.BadParameter("requires --accelerator gpu", param_hint="--gpus")
+    fitting = profiles.profiles_per_device()
+    if accelerator not in fitting:
+        raise typer.BadParameter(f"requires --accelerator {either(fitting)}", param_hint="--gpus")
     if gpus % gpus_per_process:
         raise typer.BadParameter(
             f"must be a multiple of {gpus_per_process}, the GPUs of one process, got {gpus}",

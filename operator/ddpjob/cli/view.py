@@ -1,81 +1,47 @@
-"""`ddpjob list` and `ddpjob status`: what runs, why not, and how far it is."""
+"""The options of `ddpjob list` and `status`, and jobs that are shown again after each change."""
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
-from datetime import UTC, datetime
-from typing import Any, Self
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
+import typer
 import yaml
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from ddpjob.cli.session import Output, note
-from ddpjob.client import AsyncClient, ClientError, NotFound
-from ddpjob.core.api.names import Phase
-from ddpjob.core.api.readers import Dict
-from ddpjob.core.observe.pods import read_pod
+from ddpjob.cli.options import require_choice
+from ddpjob.cli.session import Output
+from ddpjob.client.errors import ClientError
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.user_job import DDPJob
-from ddpjob.show.jobs import MESSAGE_WIDTH, job_lines, job_table
 
-FORMATS = ("table", "wide", "json", "yaml", "name")
+if TYPE_CHECKING:
+    from ddpjob.client import AsyncClient
+
+# Forms of output for people, and those for programs.
+TABLES = ("table", "wide")
+DATA = ("json", "yaml", "name")
+
+Form = Annotated[str, typer.Option("--output", "-o", help="table, wide, json, yaml or name.")]
+Watch = Annotated[
+    bool, typer.Option("--watch", "-w", help="Show it again after each change, until Ctrl-C.")
+]
 
 Changes = AsyncGenerator[list[DDPJob], None]
 Lines = Callable[[Sequence[DDPJob]], Awaitable[list[Text]]]
-
-# Running jobs whose logs are read for a list, and how many lines of each.
-MAX_PROGRESS = 40
-LIST_LINES = 20
-
-# Lines of a log that are read for a status. The last checkpoint may be some way back.
-STATUS_LINES = 2000
 
 # Seconds between two looks at the logs while a command watches.
 REFRESH_SECONDS = 5.0
 
 
-async def list_jobs(client: AsyncClient, *, all_namespaces: bool, form: str, watch: bool) -> int:
-    """Print the jobs of a namespace, and again after each change if it watches."""
-    if not watch:
-        jobs = await client.list(all_namespaces=all_namespaces)
-        if form in ("json", "yaml", "name"):
-            _dump([job.body() for job in jobs], form)
-        elif jobs:
-            lines = await _table(client, jobs, form == "wide", all_namespaces)
-            Output().print(*lines, sep="\n")
-        else:
-            place = "the cluster" if all_namespaces else f"namespace {client.namespace}"
-            note(f"no jobs in {place}; ddpjob init prints a manifest to submit")
-        return 0
-
-    await _watch(
-        client.watch(all_namespaces=all_namespaces),
-        lambda jobs: _table(client, jobs, form == "wide", all_namespaces),
-        until_finished=False,
-    )
-    return 0
-
-
-async def show_status(client: AsyncClient, name: str, form: str, watch: bool) -> int:
-    """Print all that concerns a job. Return 0."""
-    job = await client.get(name)
-    if form in ("json", "yaml", "name"):
-        _dump(job.body(), form)
-        return 0
-    if not watch:
-        Output().print(*await _job_lines(client, job), sep="\n")
-        return 0
-
-    async def lines(jobs: Sequence[DDPJob]) -> list[Text]:
-        if not jobs:
-            raise NotFound(f"job {name} was deleted")
-        return await _job_lines(client, jobs[0])
-
-    await _watch(client.watch(name), lines, until_finished=True)
-    return 0
+def check_form(form: str, watch: bool) -> None:
+    """Raise BadParameter for an unknown form, and for data that would be printed repeatedly."""
+    require_choice("--output", form, (*TABLES, *DATA))
+    if watch and form in DATA:
+        raise typer.BadParameter(f"cannot be combined with -o {form}", param_hint="--watch")
 
 
 class Screen:
@@ -104,7 +70,7 @@ class Screen:
         self._printed = texts
 
 
-async def _watch(changes: Changes, lines: Lines, *, until_finished: bool) -> None:
+async def watch_jobs(changes: Changes, lines: Lines, *, until_finished: bool) -> None:
     """Show the lines of jobs after each change, and of running jobs every few seconds."""
     async with aclosing(changes):
         jobs = await anext(changes)
@@ -124,28 +90,7 @@ async def _watch(changes: Changes, lines: Lines, *, until_finished: bool) -> Non
             await asyncio.gather(change, return_exceptions=True)
 
 
-async def _table(
-    client: AsyncClient, jobs: Sequence[DDPJob], wide: bool, namespaces: bool
-) -> list[Text]:
-    running = [job for job in jobs if job.phase == Phase.RUNNING][:MAX_PROGRESS]
-    found = await asyncio.gather(*(read_progress(client, job, LIST_LINES) for job in running))
-    progress = {job.uid: one for job, one in zip(running, found, strict=True)}
-    return job_table(jobs, progress, datetime.now(UTC), wide=wide, namespaces=namespaces)
-
-
-async def _job_lines(client: AsyncClient, job: DDPJob) -> list[Text]:
-    progress = await read_progress(client, job, STATUS_LINES)
-    bodies: Sequence[Dict] = ()
-    # Without the right to list pods, the status of the job says enough.
-    with suppress(ClientError):
-        bodies = await client.pods(job)
-    pods = [pod for pod in map(read_pod, bodies) if pod is not None]
-    # Another program, or a file, gets the whole messages.
-    width = MESSAGE_WIDTH if Output().is_terminal else None
-    return list(job_lines(job, progress, pods, datetime.now(UTC), message_width=width))
-
-
-async def read_progress(client: AsyncClient, job: DDPJob, lines: int) -> Progress:
+async def read_progress(client: "AsyncClient", job: DDPJob, lines: int) -> Progress:
     """Return how far a job is. Without the right to read logs, nothing is known."""
     try:
         return await client.progress(job, tail=lines)
@@ -153,7 +98,7 @@ async def read_progress(client: AsyncClient, job: DDPJob, lines: int) -> Progres
         return Progress()
 
 
-def _dump(found: Any, form: str) -> None:
+def print_data(found: Any, form: str) -> None:
     """Print objects as JSON, as YAML, or their names."""
     if form == "json":
         text = json.dumps(_as_list(found), indent=2)

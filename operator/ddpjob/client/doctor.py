@@ -10,9 +10,9 @@ from ddpjob import __version__
 from ddpjob.client.async_client import AsyncClient
 from ddpjob.client.errors import ClientError, NotConnected, client_errors
 from ddpjob.client.networks import Gap, find_gaps
-from ddpjob.core.api import names
+from ddpjob.core.api import names, profiles
 from ddpjob.core.api.kubernetes import advice_on_version, note_on_version
-from ddpjob.core.api.readers import Dict, child, children, integer_or_zero, strings_or_empty
+from ddpjob.core.api.readers import Dict, child, children, either, integer_or_zero, strings_or_empty
 from ddpjob.core.api.times import parse_time
 from ddpjob.kube.kinds import CRDS, DEPLOYMENTS, LEASES, NAMESPACES, NODES, Kind
 from ddpjob.kube.watch import list_objects
@@ -40,13 +40,6 @@ RIGHTS = (
     ("create", "", "configmaps", "submit --script"),
     ("patch", "", "configmaps", "submit --script"),
 )
-
-# Extended resources of nodes, and the accelerator that they belong to.
-DEVICES = {
-    "nvidia.com/gpu": "gpu",
-    "aws.amazon.com/neuron": "trn1.32xlarge, trn1.2xlarge",
-    "vpc.amazonaws.com/efa": "EFA",
-}
 
 # Provisioners of volumes that several nodes can mount for writing.
 SHARED_PROVISIONERS = ("efs.csi", "fsx", "nfs", "filestore", "file.csi", "cephfs", "longhorn")
@@ -266,11 +259,15 @@ async def check_devices(client: AsyncClient) -> Sequence[Finding]:
     totals: dict[str, int] = {}
     for node in nodes:
         allocatable = child(child(node, "status"), "allocatable")
-        for device in DEVICES:
+        for device in profiles.all_devices():
             count = str(allocatable.get(device, "0"))
             totals[device] = totals.get(device, 0) + (int(count) if count.isdecimal() else 0)
-    found = [f"{count} {device} ({DEVICES[device]})" for device, count in totals.items() if count]
-    devices = ", ".join(found) or "no GPUs, Neuron devices or EFA, so only accelerator cpu"
+    found = [
+        f"{count} {device} ({', '.join(profiles.profiles_with(device))})"
+        for device, count in totals.items()
+        if count
+    ]
+    devices = ", ".join(found) or f"no {either(totals)}, so only accelerator {profiles.DEFAULT}"
     return [Finding("Nodes", f"{len(nodes)} ready, {devices}")]
 
 

@@ -6,14 +6,17 @@ import re
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ddpjob.client.errors import Rejected
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, child, children
 from ddpjob.jobs.terminal import as_displayed
-from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import PODS
+
+if TYPE_CHECKING:
+    from ddpjob.kube.api import ApiClient
 
 # Logs that are read at the same time, each by a connection of its own.
 MAX_STREAMS = 120
@@ -172,7 +175,9 @@ def _state(pod: Dict) -> Dict:
     return {}
 
 
-async def read_log(api: ApiClient, pod: PodLog, choice: LogChoice) -> AsyncGenerator[LogLine, None]:
+async def read_log(
+    api: "ApiClient", pod: PodLog, choice: LogChoice
+) -> AsyncGenerator[LogLine, None]:
     """Yield the lines that a pod has written so far. A pod that is gone has none."""
     path = PODS.path(pod.namespace, pod.name, "log")
     try:
@@ -192,7 +197,7 @@ async def read_log(api: ApiClient, pod: PodLog, choice: LogChoice) -> AsyncGener
 
 
 async def merged_logs(
-    api: ApiClient, pods: Iterable[Dict], choice: LogChoice
+    api: "ApiClient", pods: Iterable[Dict], choice: LogChoice
 ) -> AsyncGenerator[LogLine, None]:
     """Yield the lines that the pods have written so far, in the order of their times.
 

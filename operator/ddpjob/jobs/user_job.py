@@ -18,6 +18,15 @@ from ddpjob.core.api.times import parse_time
 # What a user writes into the metadata, beside the name and the namespace.
 USERS_METADATA = ("labels", "annotations")
 
+# make generate: names of the accelerators
+Accelerator = Literal[
+    "cpu",
+    "gpu",
+    "trn1.32xlarge",
+    "trn1.2xlarge",
+]
+# end of make generate
+
 # Objects in Kubernetes' own shapes.
 KubernetesObject = Mapping[str, Any]
 
@@ -63,7 +72,7 @@ class SpecFields(TypedDict, total=False):
     args: Required[list[str]]
     nodes: int
     nprocPerNode: int | Literal["auto"]
-    accelerator: Literal["cpu", "gpu", "trn1.32xlarge", "trn1.2xlarge"]
+    accelerator: Accelerator
     torchrun: Torchrun
     checkpoint: Checkpoint
     failurePolicy: FailurePolicy

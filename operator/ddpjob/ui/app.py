@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
+import uvicorn
 from jinja2 import Environment, FileSystemLoader
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -44,6 +45,9 @@ HEADERS = {
 
 # matplotlib writes its colours as styles, for a picture that is opened by itself.
 PICTURE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+
+# Seconds for the answers that are being made when the program is to end.
+END_SECONDS = 1
 
 # Running jobs in a list whose progress is read.
 MAX_PROGRESS = 40
@@ -177,3 +181,14 @@ def _number(text: str) -> int:
     if not (text.isdecimal() and len(text) <= 4):
         raise HTTPException(404, f"expected the index of a node, got {text[:20]!r}")
     return int(text)
+
+
+def server(source: Source, token: str) -> uvicorn.Server:
+    config = uvicorn.Config(
+        create_app(source, token),
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=END_SECONDS,
+    )
+    return uvicorn.Server(config)

@@ -1,9 +1,12 @@
 """Accelerator profiles: the devices of a kind of node, and the needs of its processes.
 
-The profiles are rows of data in `profiles/*.yaml`.
+The profiles are rows of data in `profiles/*.yaml`. A row is the only place that describes an
+accelerator. `make generate` writes its name, sizes and description into the other files that have
+them.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -13,29 +16,52 @@ import yaml
 
 from ddpjob.core.api.readers import Dict, SpecError, child
 
+# The accelerator of a job that names none.
+DEFAULT = "cpu"
+
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of node. `devices` are the extended resources that a pod requests, by name.
-
-    The number of processes per node is fixed (`processes`), or it is the number of devices of the
-    kind `process_per`. If a node supports only some numbers of processes, `process_counts` lists
-    them. With several nodes, each node then has `processes`. `fast_start` is the default of
-    `spec.fastStart`.
-    """
+    """One kind of node. A row of a profile file has these fields with names in camel case."""
 
     name: str
     description: str
+
+    # The backend of torch.distributed: gloo, nccl or xla.
+    backend: str
+
+    # The trainer's image for these nodes. `ddpjob init` writes it into manifests.
+    trainer_image: str
+
+    # Extended resources that a pod requests, by name.
+    devices: Mapping[str, int] = field(default_factory=dict)
+
+    # The number of processes per node, or the device of which each process has one.
     processes: int = 1
     process_per: str = ""
+
+    # Numbers of processes that one node supports, if not all. Each of several nodes has
+    # `processes`.
     process_counts: tuple[int, ...] = ()
-    multi_node: bool = True
-    devices: Mapping[str, int] = field(default_factory=dict)
+
+    # Why a job has only one node, as the end of a sentence: "has no network". Empty: it can have
+    # several.
+    one_node: str = ""
+
+    # Values of the node label of the instance type, if only some nodes with the devices are right.
     instance_types: tuple[str, ...] = ()
     tolerations: tuple[Dict, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+
+    # The variable of a folder for compiled programs, which each node keeps beside the checkpoints.
     node_cache_variable: str = ""
+
+    # The default of `spec.fastStart`.
     fast_start: bool = False
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.process_per, *self.devices)))
 
 
 @cache
@@ -51,20 +77,12 @@ def catalog() -> Mapping[str, Profile]:
 
 
 def _read_profile(name: str, row: Dict) -> Profile:
-    return Profile(
-        name=name,
-        description=row["description"],
-        processes=row.get("processes", Profile.processes),
-        process_per=row.get("processPer", ""),
-        process_counts=tuple(row.get("processCounts", ())),
-        multi_node=row.get("multiNode", True),
-        devices=row.get("devices", {}),
-        instance_types=tuple(row.get("instanceTypes", ())),
-        tolerations=tuple(row.get("tolerations", ())),
-        env=row.get("env", {}),
-        node_cache_variable=row.get("nodeCacheVariable", ""),
-        fast_start=row.get("fastStart", False),
-    )
+    """Return the profile of a row. Raises TypeError for a field that is missing or not known."""
+    fields: dict[str, Any] = {}
+    for key, value in row.items():
+        attribute = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
+        fields[attribute] = tuple(value) if isinstance(value, list) else value
+    return Profile(name, **fields)
 
 
 def check_size(name: str, nodes: int, requested: int | None) -> None:
@@ -73,10 +91,9 @@ def check_size(name: str, nodes: int, requested: int | None) -> None:
     `requested` is the number of processes per node, or None for the profile's own.
     """
     profile = catalog()[name]
-    if nodes > 1 and not profile.multi_node:
+    if nodes > 1 and profile.one_node:
         raise SpecError(
-            f"spec.nodes: must be 1 with accelerator {name}, which has no EFA to reach another "
-            f"node, got {nodes}"
+            f"spec.nodes: must be 1 with accelerator {name}, which {profile.one_node}, got {nodes}"
         )
     if not profile.process_counts or requested is None:
         return
@@ -117,22 +134,27 @@ def resolve_devices(name: str, requested: int | None, user_resources: Dict) -> M
 
 def unused_devices(name: str, user_resources: Dict) -> tuple[str, ...]:
     """Return the devices in the user's resources that only other profiles use, sorted by name."""
-    used = _devices_of(catalog()[name])
-    known = frozenset().union(*map(_devices_of, catalog().values()))
+    used = catalog()[name].all_devices
     return tuple(
         device
-        for device in sorted(known - used)
+        for device in sorted(set(all_devices()) - set(used))
         if _requested_devices(user_resources, device) is not None
     )
 
 
-def _devices_of(profile: Profile) -> frozenset[str]:
-    return frozenset(filter(None, (*profile.devices, profile.process_per)))
+def all_devices() -> Sequence[str]:
+    """Return the devices of all profiles, each once."""
+    return tuple(dict.fromkeys(name for one in catalog().values() for name in one.all_devices))
 
 
 def profiles_with(device: str) -> tuple[str, ...]:
     """Return the names of the profiles that use a device."""
-    return tuple(name for name, one in catalog().items() if device in _devices_of(one))
+    return tuple(name for name, one in catalog().items() if device in one.all_devices)
+
+
+def profiles_per_device() -> tuple[str, ...]:
+    """Return the names of the profiles with one process for each device."""
+    return tuple(name for name, one in catalog().items() if one.process_per)
 
 
 def _requested_devices(user_resources: Dict, device: str) -> int | None:

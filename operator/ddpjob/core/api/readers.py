@@ -38,6 +38,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def either(words: Iterable[object]) -> str:
+    """Return words as a choice: `a, b or c`."""
+    *others, last = map(str, words)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def refuse(where: str, what: str, value: Any) -> SpecError:
     """Return the error for a field `where` that must be `what` and is `value`."""
     if value is None:

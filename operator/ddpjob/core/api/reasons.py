@@ -1,7 +1,7 @@
 """The reasons of a job, as a table: each with its meaning and what to do.
 
 A reason is in the column REASON, in `status.lastFailure` and `status.attempts`, or in a condition.
-This is the only place that describes it: `python docs/site/reasons.py` writes these rows into
+This is the only place that describes it: `make generate` writes these rows into
 docs/users/operations.md. Texts are Markdown, and their links start from there.
 
 Kubelets, schedulers and the API server have reasons of their own, which the page describes.

@@ -18,6 +18,7 @@ from ddpjob.core.api.readers import (
     SpecError,
     child,
     did_you_mean,
+    either,
     normal_path,
     quoted,
     refuse,
@@ -119,7 +120,7 @@ class Spec:
     args: tuple[str, ...]
     nodes: int = 1
     nproc_per_node: int = 1
-    accelerator: str = "cpu"
+    accelerator: str = profiles.DEFAULT
     devices: Mapping[str, int] = field(default_factory=dict)
     command: tuple[str, ...] = ("torchrun",)
     torchrun_args: tuple[str, ...] = ()
@@ -200,7 +201,7 @@ class Spec:
         device = self.unused_devices[0]
         return (
             f"spec.resources requests {device}, which accelerator {self.accelerator} does not use: "
-            f"set spec.accelerator to {' or '.join(profiles.profiles_with(device))}, or remove it"
+            f"set spec.accelerator to {either(profiles.profiles_with(device))}, or remove it"
         )
 
 

@@ -5,9 +5,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from ddpjob.cli.connection import Connection
-from ddpjob.client import ClientError
+from ddpjob.cli.extras import require_extra
+from ddpjob.cli.options import Context, Kubeconfig, Namespace
+from ddpjob.client.errors import ClientError
 from ddpjob.core.api.readers import Dict
 from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
 from ddpjob.show.curves import save_figure, terminal_figures
@@ -24,6 +29,37 @@ METRICS_FILE = "metrics.jsonl"
 
 class PlotError(ValueError):
     """The curves cannot be read or drawn. The message says what to do."""
+
+
+def command(
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB|FOLDER|FILE…",
+            help="Jobs in a cluster, folders of local runs, their metrics.jsonl, logs of node 0, "
+            "or - for stdin.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the curves to this file too (.png, .pdf or .svg)."),
+    ] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Draw the loss and accuracy of jobs, or their message speeds, in the terminal.
+
+    A name that is no file is that of a job in a cluster.
+
+    Example: ddpjob plot digits ddpjob-runs/digits
+    """
+    try:
+        with require_extra("local"):
+            plot_jobs(jobs, out, Connection(namespace, context, kubeconfig))
+    except PlotError as error:
+        typer.echo(f"ddpjob plot: {error}", err=True)
+        raise typer.Exit(2) from error
 
 
 def plot_jobs(names: list[str], out: Path | None, connection: Connection) -> None:

@@ -1,32 +1,44 @@
 """`ddpjob submit`: apply manifests, and follow their jobs."""
 
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpjob.cli.change import kept_manifest
+from ddpjob.cli.connection import Connection
+from ddpjob.cli.manifests import file_documents, kept_manifest, script_documents
+from ddpjob.cli.options import Context, Kubeconfig, Namespace, Settings
 from ddpjob.cli.own_script import OwnScript
+from ddpjob.cli.script_options import (
+    Accelerator,
+    Checkpoints,
+    Code,
+    Gpus,
+    Image,
+    Name,
+    Nodes,
+    Nproc,
+    Script,
+    refuse_without_script,
+)
 from ddpjob.cli.session import REFUSED, Output, note
-from ddpjob.client import AsyncClient, ClientError
-from ddpjob.client.apply import Applied
-from ddpjob.client.code import SUBMITTED_BYTES
-from ddpjob.client.errors import NotFound, Rejected
+from ddpjob.client.errors import ClientError, NotFound, Rejected
 from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice, LogLine
-from ddpjob.core.api import names
+from ddpjob.core.api import names, profiles
 from ddpjob.core.api.readers import Dict, SpecError, child
 from ddpjob.core.api.spec import Spec
-from ddpjob.jobs.documents import Document, decode, is_job, read_documents, require_jobs, set_fields
+from ddpjob.jobs.documents import Document, is_job
 from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.display import Display
 
-STDIN = "-"
+if TYPE_CHECKING:
+    from ddpjob.client import AsyncClient
+    from ddpjob.client.apply import Applied
 
 
 @dataclass(frozen=True)
@@ -40,47 +52,78 @@ class SubmitOptions:
     namespace: str | None = None
 
 
-def file_documents(files: Sequence[str], settings: Sequence[str]) -> list[Document]:
-    """Return the documents of manifests, with changes of the jobs. Raises BadParameter."""
-    if not files:
-        raise typer.BadParameter("give a manifest, or --script", param_hint="FILE")
-    documents: list[Document] = []
-    for file in files:
-        try:
-            found = read_documents(_read(file))
-            require_jobs(found)
-        except SpecError as error:
-            raise typer.BadParameter(f"{file}: {error}", param_hint="FILE") from error
-        documents += found
-    return _changed(documents, settings)
+def command(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE…",
+            help="Manifests, or - for stdin. With --script, the arguments of the script.",
+        ),
+    ] = None,
+    settings: Settings = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Let the API server check all, and create nothing.")
+    ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Delete existing jobs of the same names first."),
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show progress and output until the end.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the jobs.")] = False,
+    script: Script = None,
+    code: Code = None,
+    image: Image = None,
+    name: Name = None,
+    nodes: Nodes = None,
+    nproc: Nproc = None,
+    accelerator: Accelerator = profiles.DEFAULT,
+    gpus: Gpus = None,
+    checkpoints: Checkpoints = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Submit the jobs of manifests, and the other objects in them, by server-side apply.
+
+    All documents are tried before the first is created.
+
+    Examples: ddpjob submit job.yaml --follow;
+    ddpjob submit --script train.py --image IMAGE --nodes 4 -- --epochs 3
+
+    Exit codes, with --follow or --wait:
+    0: the jobs are Complete
+    1: a job Failed
+    2: the cluster or this command refused something
+    """
+    words = files or []
+    options = SubmitOptions(dry_run, replace, follow, wait, namespace)
+    if script:
+        own = OwnScript(
+            script, image, code, words, name, nodes, nproc, accelerator, gpus, checkpoints
+        )
+        documents = script_documents(own.resolved(), settings or [])
+    else:
+        refuse_without_script(
+            code=code,
+            image=image,
+            name=name,
+            nodes=nodes,
+            nproc=nproc,
+            gpus=gpus,
+            checkpoints=checkpoints,
+            accelerator=None if accelerator == profiles.DEFAULT else accelerator,
+        )
+        documents = file_documents(words, settings or [])
+    Connection(namespace, context, kubeconfig).run(
+        lambda client: submit(client, documents, options)
+    )
 
 
-def script_documents(own: OwnScript, settings: Sequence[str]) -> list[Document]:
-    """Return the documents of a user's script, with changes of the job. Raises BadParameter."""
-    try:
-        documents = own.documents(SUBMITTED_BYTES)
-    except SpecError as error:
-        raise typer.BadParameter(str(error), param_hint="--script") from error
-    return _changed(documents, settings)
-
-
-def _changed(documents: Sequence[Document], settings: Sequence[str]) -> list[Document]:
-    try:
-        return [set_fields(one, settings) if is_job(one) else one for one in documents]
-    except SpecError as error:
-        raise typer.BadParameter(str(error), param_hint="--set") from error
-
-
-def _read(file: str) -> str:
-    if file == STDIN:
-        return decode(sys.stdin.buffer.read())
-    try:
-        return decode(Path(file).read_bytes())
-    except OSError as error:
-        raise SpecError(f"cannot read the file: {error.strerror}") from error
-
-
-async def submit(client: AsyncClient, documents: Sequence[Document], options: SubmitOptions) -> int:
+async def submit(
+    client: "AsyncClient", documents: Sequence[Document], options: SubmitOptions
+) -> int:
     """Apply documents, and print whether each was created, configured or unchanged."""
     documents = [_in_namespace(client, document, options.namespace) for document in documents]
     jobs = [DDPJob.from_manifest(document) for document in documents if is_job(document)]
@@ -108,7 +151,7 @@ async def submit(client: AsyncClient, documents: Sequence[Document], options: Su
     return max(codes)
 
 
-def _in_namespace(client: AsyncClient, document: Document, chosen: str | None) -> Document:
+def _in_namespace(client: "AsyncClient", document: Document, chosen: str | None) -> Document:
     """Return a job with its namespace. Raises SpecError if the user chose another one."""
     metadata = child(document, "metadata")
     own = metadata.get("namespace")
@@ -133,8 +176,8 @@ def _trials(documents: Sequence[Document]) -> list[Document]:
 
 
 async def _replace_all(
-    client: AsyncClient, documents: Sequence[Document], jobs: Sequence[DDPJob]
-) -> Sequence[Applied]:
+    client: "AsyncClient", documents: Sequence[Document], jobs: Sequence[DDPJob]
+) -> Sequence["Applied"]:
     """Delete the jobs that have the names of new ones, then apply. The API server has tried all."""
     code: list[Dict] = []
     with ExitStack() as kept:
@@ -180,7 +223,7 @@ def _advise(job: DDPJob) -> None:
         note(f"{job.name}: {advice}")
 
 
-async def _finish(client: AsyncClient, job: DDPJob, options: SubmitOptions) -> int:
+async def _finish(client: "AsyncClient", job: DDPJob, options: SubmitOptions) -> int:
     """Wait for the end of a job if that was asked for. Return 0 if it is Complete, 1 if it Failed.
 
     Return 2 for a job that had finished before, and so did not run.
@@ -202,7 +245,7 @@ async def _finish(client: AsyncClient, job: DDPJob, options: SubmitOptions) -> i
     return 0
 
 
-async def follow(client: AsyncClient, job: DDPJob, place: str) -> int:
+async def follow(client: "AsyncClient", job: DDPJob, place: str) -> int:
     """Show a job until it has finished, as `ddpjob run --local` does. Return the exit code."""
     metrics = RunMetrics(start_time=time.time())
     choice = ALL_LINES

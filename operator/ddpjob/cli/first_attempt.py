@@ -1,51 +1,36 @@
-"""`ddpjob render`: the objects of a job's first attempt."""
+"""The objects of a job's first attempt, for `ddpjob render` and `validate`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import yaml
-
-from ddpjob.cli.session import REFUSED, print_error
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import observe
 from ddpjob.core.render import objects
 from ddpjob.core.render.pod_context import Settings
-from ddpjob.jobs.documents import Document, is_job
+from ddpjob.jobs.documents import Document
 from ddpjob.jobs.user_job import DDPJob
 
 # The API server gives each object its own.
 UID = "00000000-0000-0000-0000-000000000000"
 
 
-def render(documents: Sequence[Document], node: int | None, *, restricted: bool) -> int:
-    """Print the objects of each job. Return 2 if there cannot be any, else 0."""
-    try:
-        found = []
-        for document in documents:
-            if is_job(document):
-                found += list(_objects(document, node, Settings(restricted=restricted)))
-    except SpecError as error:
-        print_error(str(error))
-        return REFUSED
-    print(yaml.safe_dump_all(found, sort_keys=False), end="")
-    return 0
-
-
 def problem_of_pods(document: Document) -> str:
     """Return why the operator could create no pod of a job that the API server accepts, or ""."""
     try:
-        for _ in _objects(document, 0, Settings()):
+        for _ in objects_of(document, 0, Settings()):
             pass
     except SpecError as error:
         return str(error)
     return ""
 
 
-def _objects(document: Document, node: int | None, settings: Settings) -> Iterator[dict[str, Any]]:
+def objects_of(
+    document: Document, node: int | None, settings: Settings
+) -> Iterator[dict[str, Any]]:
     """Yield the Service and the pods of the first attempt. Raises SpecError."""
     DDPJob.from_manifest(document).check()
     # A suspended job has no pods before it is resumed.

@@ -6,25 +6,29 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import typer
 import yaml
 from rich.console import Console
 from rich.text import Text
 
-from ddpjob.core.api.readers import SpecError
+from ddpjob.cli.extras import require_extra
+from ddpjob.core.api.readers import SpecError, quoted
 from ddpjob.core.api.reasons import Reason
 from ddpjob.jobs.run_metrics import RunMetrics
 from ddpjob.local.config_maps import read_files
 from ddpjob.local.manifest import AS_WRITTEN, Manifest, check_claims, read, sets_restarts
-from ddpjob.local.run import LocalRun, Stopped, check
 from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder, write_whole
 from ddpjob.local.sizes import Overrides
 from ddpjob.show.curves import save_figure
 from ddpjob.show.display import Display
+
+# A section of the help.
+SIZE = "Instead of what the manifest says"
 
 # Exit code for a manifest that cannot run here.
 REFUSED = 2
@@ -37,6 +41,119 @@ NO_RESTARTS = (
     "a run on this machine has no restarts after failures, unless failurePolicy.maxRestarts or "
     "--max-restarts sets their number"
 )
+
+
+def command(
+    manifest: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Manifest with one DDPJob and its ConfigMaps.")
+    ],
+    local: Annotated[
+        bool,
+        typer.Option(
+            "--local",
+            help="Run on this machine. Required, since `ddpjob submit` runs jobs in a cluster.",
+        ),
+    ] = False,
+    runs: Annotated[
+        Path, typer.Option(help="Folder of all runs. Each job gets a folder of its own in it.")
+    ] = Path("ddpjob-runs"),
+    claim: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            show_default="RUNS/JOB/claims/NAME",
+            help="Use FOLDER as the PersistentVolumeClaim NAME. May be repeated.",
+        ),
+    ] = None,
+    config_map: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Use a file, or the files of a folder, as the ConfigMap NAME, as `kubectl create "
+            "configmap NAME --from-file PATH` does. May be repeated.",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Delete the job's claims first, with their checkpoints."),
+    ] = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default="that of the manifest",
+            help="Number of nodes.",
+            rich_help_panel=SIZE,
+        ),
+    ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default="that of the manifest, or what fits this machine",
+            help="Number of processes of each node.",
+            rich_help_panel=SIZE,
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            show_default="that of the manifest, or 0",
+            help="Number of restarts after failures. A cluster gives a job 3 by default.",
+            rich_help_panel=SIZE,
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Variable of the processes. May be repeated.",
+            rich_help_panel=SIZE,
+        ),
+    ] = None,
+) -> None:
+    """Run a job on this machine, without a cluster. Each node is one group of processes.
+
+    Exit codes:
+    0: the job is Complete
+    1: the job Failed
+    2: the manifest or an option was refused
+    128 + N: signal N ended the run
+    """
+    if not local:
+        raise typer.BadParameter(
+            "is required to run a job on this machine; to run it in a cluster, use `ddpjob submit`",
+            param_hint="--local",
+        )
+    claims = _read_places(claim or [], "--claim", "NAME=FOLDER")
+    for name, folder in claims.items():
+        if not folder.is_dir():
+            raise typer.BadParameter(
+                f"{name}={folder}: folder {folder} does not exist", param_hint="--claim"
+            )
+    config_maps = _read_places(config_map or [], "--config-map", "NAME=PATH")
+    overrides = Overrides(nodes, nproc, max_restarts, _read_pairs(env or [], "--env", "NAME=VALUE"))
+    options = RunOptions(fresh, overrides)
+    with require_extra("local"):
+        code = run_local(manifest, runs, claims, config_maps, options)
+    raise typer.Exit(code)
+
+
+def _read_places(options: Iterable[str], hint: str, form: str) -> dict[str, Path]:
+    """Return the paths of options such as --claim NAME=FOLDER by their names."""
+    return {name: Path(path) for name, path in _read_pairs(options, hint, form).items()}
+
+
+def _read_pairs(options: Iterable[str], hint: str, form: str) -> dict[str, str]:
+    """Return the values of options such as --env NAME=VALUE by their names."""
+    pairs = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"must be {form}, got {quoted(option)}", param_hint=hint)
+        pairs[name] = value
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -68,6 +185,8 @@ def run_local(
     `claims` are the folders and `config_maps` the files or folders that take the place of objects
     in a cluster, by the names of these objects.
     """
+    from ddpjob.local.run import check
+
     # The processes of a pod may have another working folder.
     claims = {name: folder.resolve() for name, folder in claims.items()}
     files = {name: _read_files(name, place) for name, place in config_maps.items()}
@@ -108,6 +227,8 @@ def _check_claim_options(manifest: Manifest, claims: Mapping[str, Path]) -> None
 
 
 def _run(manifest: Manifest, files: RunFiles) -> int:
+    from ddpjob.local.run import LocalRun, Stopped
+
     console = Terminal(highlight=False)
     metrics = RunMetrics(start_time=time.time())
     display = Display(console, metrics)

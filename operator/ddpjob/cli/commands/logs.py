@@ -3,18 +3,23 @@
 import re
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from ddpjob.cli.connection import Connection
+from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace, read_duration
 from ddpjob.cli.session import Output, note
-from ddpjob.client import AsyncClient, LogChoice, LogLine
+from ddpjob.client.logs import LogChoice, LogLine
 from ddpjob.core.api.readers import quoted
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.display import NODE_COLOURS
 
-DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
+if TYPE_CHECKING:
+    from ddpjob.client import AsyncClient
+
 NODES = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -27,16 +32,49 @@ class LogOptions:
     prefix: bool = True
 
 
-def read_duration(text: str | None, option: str) -> int | None:
-    """Return the seconds of a duration such as 90s, 5m or 1h30m. Raises BadParameter."""
-    if text is None:
-        return None
-    parts = DURATION.fullmatch(text)
-    if not text or not parts:
-        message = f"must be a duration such as 90s, 5m or 1h30m, got {quoted(text)}"
-        raise typer.BadParameter(message, param_hint=option)
-    hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-    return 3600 * hours + 60 * minutes + seconds
+def command(
+    job: JobName,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job has finished.")
+    ] = False,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only the lines of this global rank.")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N", help="Only these nodes, such as 3 or 0-7. May be repeated."),
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=0, help="Only the lines of this attempt; the first is 0.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only lines that are newer than 90s, 5m or 2h.")
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="Only the last lines of each pod.")
+    ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="Print the time of each line, in UTC.")
+    ] = False,
+    prefix: Annotated[bool, typer.Option(help="Begin each line with its node, such as n0.")] = True,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Print the output of all nodes of a job and all its attempts, in the order of time.
+
+    With --follow, new pods are followed too, so the output goes on after a restart.
+
+    Examples: ddpjob logs digits -f; ddpjob logs digits --no-prefix --rank 0
+    """
+    if attempt is not None and not (since is None and tail is None):
+        message = "cannot be combined with --since or --tail"
+        raise typer.BadParameter(message, param_hint="--attempt")
+    choice = LogChoice(read_nodes(node or []), rank, attempt, read_duration(since, "--since"), tail)
+    options = LogOptions(follow, timestamps, prefix)
+    Connection(namespace, context, kubeconfig).run(
+        lambda client: logs(client, job, choice, options)
+    )
 
 
 def read_nodes(texts: list[str]) -> frozenset[int]:
@@ -56,7 +94,7 @@ def read_nodes(texts: list[str]) -> frozenset[int]:
     return frozenset(found)
 
 
-async def logs(client: AsyncClient, name: str, choice: LogChoice, options: LogOptions) -> int:
+async def logs(client: "AsyncClient", name: str, choice: LogChoice, options: LogOptions) -> int:
     """Print the lines that a user chose. Return 0."""
     job = await client.get(name)
     _require_existing(job, choice, job.processes_per_node)

@@ -1,0 +1,83 @@
+"""The documents of manifests and scripts that a user names, and files that keep manifests."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+import yaml
+
+from ddpjob.cli.own_script import OwnScript
+from ddpjob.cli.session import note
+from ddpjob.client.code import SUBMITTED_BYTES
+from ddpjob.client.errors import Rejected
+from ddpjob.core.api.readers import SpecError
+from ddpjob.jobs.documents import Document, decode, is_job, read_documents, require_jobs, set_fields
+from ddpjob.jobs.user_job import DDPJob
+
+STDIN = "-"
+
+
+def file_documents(files: Sequence[str], settings: Sequence[str]) -> list[Document]:
+    """Return the documents of manifests, with changes of the jobs. Raises BadParameter."""
+    if not files:
+        raise typer.BadParameter("give a manifest, or --script", param_hint="FILE")
+    documents: list[Document] = []
+    for file in files:
+        try:
+            found = read_documents(_read(file))
+            require_jobs(found)
+        except SpecError as error:
+            raise typer.BadParameter(f"{file}: {error}", param_hint="FILE") from error
+        documents += found
+    return _changed(documents, settings)
+
+
+def script_documents(own: OwnScript, settings: Sequence[str]) -> list[Document]:
+    """Return the documents of a user's script, with changes of the job. Raises BadParameter."""
+    try:
+        documents = own.documents(SUBMITTED_BYTES)
+    except SpecError as error:
+        raise typer.BadParameter(str(error), param_hint="--script") from error
+    return _changed(documents, settings)
+
+
+def _changed(documents: Sequence[Document], settings: Sequence[str]) -> list[Document]:
+    try:
+        return [set_fields(one, settings) if is_job(one) else one for one in documents]
+    except SpecError as error:
+        raise typer.BadParameter(str(error), param_hint="--set") from error
+
+
+def _read(file: str) -> str:
+    if file == STDIN:
+        return decode(sys.stdin.buffer.read())
+    try:
+        return decode(Path(file).read_bytes())
+    except OSError as error:
+        raise SpecError(f"cannot read the file: {error.strerror}") from error
+
+
+@contextmanager
+def kept_manifest(job: DDPJob) -> Iterator[None]:
+    """Keep the manifest of a job in a file until the job exists again.
+
+    Raises Rejected if the file cannot be written.
+    """
+    file = Path(f"{job.name}.yaml")
+    number = 1
+    while file.exists():
+        file = Path(f"{job.name}-{number}.yaml")
+        number += 1
+    try:
+        file.write_text(yaml.safe_dump(job.manifest(), sort_keys=False))
+    except OSError as error:
+        message = f"cannot keep the manifest of the job in {file}: {error.strerror}"
+        raise Rejected(f"{message}; use another working folder") from error
+    try:
+        yield
+    except BaseException:
+        note(f"the manifest of the job is in {file}; ddpjob submit {file} creates it again")
+        raise
+    file.unlink()

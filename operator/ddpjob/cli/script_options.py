@@ -1,0 +1,90 @@
+"""The options of commands that make a manifest. Their help names the accelerators."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpjob.core.api import profiles
+from ddpjob.core.api.readers import either
+
+# Options for a script of one's own.
+OWN = "A script of your own"
+Script = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Script that the job runs. It travels in a ConfigMap, so no image has to be built. "
+        "Arguments of the script follow after --.",
+        rich_help_panel=OWN,
+    ),
+]
+Code = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder that travels with the script, which is a file in it.",
+        show_default="only the script",
+        rich_help_panel=OWN,
+    ),
+]
+Image = Annotated[
+    str | None,
+    typer.Option(
+        help="Image with Python, torch and what the script imports.",
+        show_default="the trainer's image for the accelerator",
+        rich_help_panel=OWN,
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(help="Name of the job.", show_default="that of the script", rich_help_panel=OWN),
+]
+Nproc = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Number of processes of each node.",
+        show_default="one for each device, or one",
+        rich_help_panel=OWN,
+    ),
+]
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CLAIM",
+        help="PersistentVolumeClaim for checkpoints. The script finds its folder in "
+        "$DDP_CHECKPOINT_DIR.",
+        rich_help_panel=OWN,
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        show_default="2, or 1 if the accelerator has no network between nodes",
+        help="Number of nodes. Each node is one pod with one torchrun agent.",
+    ),
+]
+Accelerator = Annotated[
+    str, typer.Option(help=f"Accelerator of the nodes: {either(profiles.catalog())}.")
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        show_default="the GPUs of one process",
+        help="Number of GPUs of each node. Requires --accelerator "
+        f"{either(profiles.profiles_per_device())}.",
+    ),
+]
+
+
+def refuse_without_script(**options: object) -> None:
+    """Raise BadParameter for an option that has no effect without --script."""
+    for option, value in options.items():
+        if value is not None:
+            message = (
+                "requires --script; to change a manifest use --set, such as --set spec.nodes=4"
+            )
+            raise typer.BadParameter(message, param_hint=f"--{option}")

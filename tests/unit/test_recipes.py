@@ -1,0 +1,165 @@
+"""The recipes of CONTRIBUTING.md, followed in a copy of the repository.
+
+A test edits the files that its recipe lists, and no others. Then the tests of the recipe pass, and
+the program knows what is new.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CRD = "charts/ddpjob-operator/files/crd.yaml"
+
+# What the recipes edit, generate and test.
+COPIED = (
+    "Makefile",
+    "README.md",
+    "charts",
+    "docs/users",
+    "examples",
+    "operator/ddpjob",
+    "pyproject.toml",
+    "release",
+    "tests/unit",
+    "trainer/ddp_trainer",
+)
+
+# The environment of the copy is that of this test.
+STAMP = ".venv/.installed"
+
+
+def read_recipes():
+    """Return the lists of each recipe by its title: `by hand`, `then` and `tests`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    _, *sections = re.split(r"^##+ ", text, flags=re.MULTILINE)
+    recipes = {}
+    for section in sections:
+        lists = re.findall(r"^- (by hand|then|tests): (.*(?:\n  .*)*)", section, re.MULTILINE)
+        if lists:
+            title = section.partition("\n")[0]
+            recipes[title] = {key: re.findall(r"`([^`]+)`", items) for key, items in lists}
+    return recipes
+
+
+RECIPES = read_recipes()
+
+
+class Recipe:
+    """A copy of the repository, in which one recipe is followed. `name` takes the place of NAME."""
+
+    def __init__(self, title, name, root):
+        self.lists = RECIPES[title]
+        self.name = name
+        self.root = root
+        self.edited = set()
+        for path in COPIED:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
+            copy(ROOT / path, root / path)
+
+    def insert(self, path, text, before=""):
+        """Insert a text into a file, or at its end. The file may be a new one."""
+        self.edited.add(path.replace(self.name, "NAME"))
+        file = self.root / path
+        old = file.read_text() if file.exists() else ""
+        assert before in old, f"{path}: {before!r} not found"
+        place = old.index(before) if before else len(old)
+        file.write_text(old[:place] + text + old[place:])
+
+    def finish(self):
+        """Run what the recipe runs, and its tests."""
+        assert self.edited == set(self.lists["by hand"])
+        for command in self.lists.get("then", ()):
+            program, target = command.split()
+            self.run(program, "-o", STAMP, f"BIN={Path(sys.executable).parent}", target)
+        self.run(sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *self.lists["tests"])
+
+    def run(self, *command):
+        """Run a program in the copy, and return its output."""
+        paths = os.pathsep.join(str(self.root / path) for path in ("operator", "trainer"))
+        env = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"}
+        done = subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def ddpjob(self, *words):
+        return self.run(sys.executable, "-m", "ddpjob.cli.main", *words)
+
+    def text(self, path):
+        return (self.root / path).read_text()
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_the_files_of_a_recipe_exist(title):
+    for paths in (RECIPES[title]["by hand"], RECIPES[title]["tests"]):
+        for path in paths:
+            file, _, test = path.partition("::")
+            place = ROOT / file
+            # A new file belongs into a folder that exists.
+            assert place.parent.is_dir() if place.stem == "NAME" else place.is_file(), path
+            assert not test or f"def {test}(" in place.read_text(), path
+
+
+def test_the_recipe_for_an_accelerator_is_complete(tmp_path):
+    recipe = Recipe("Add an accelerator", "x9.8xlarge", tmp_path)
+    row = {
+        "description": "8 devices of a new kind",
+        "backend": "nccl",
+        "trainerImage": "ddpjob-trainer:x9",
+        "devices": {"example.com/device": 8},
+        "processes": 8,
+        "processCounts": [4, 8],
+        "oneNode": "has no network to another node",
+    }
+    path = "operator/ddpjob/core/api/profiles/x9.8xlarge.yaml"
+    recipe.insert(path, yaml.safe_dump({"x9.8xlarge": row}))
+    recipe.finish()
+    spec = yaml.safe_load(recipe.ddpjob("init", "digits", "--accelerator", "x9.8xlarge"))["spec"]
+    assert (spec["accelerator"], spec["nodes"]) == ("x9.8xlarge", 1)
+    assert spec["image"] == "ddpjob-trainer:x9"
+    assert "x9.8xlarge" in recipe.ddpjob("submit", "--help")
+    assert "- x9.8xlarge\n" in recipe.text(CRD)
+    assert "must be 4, 8 or auto with accelerator x9.8xlarge" in recipe.text(CRD)
+    assert "| `x9.8xlarge` |" in recipe.text("docs/users/reference.md")
+
+
+COMMAND = '''
+"""`ddpjob greet`: greet a person."""
+
+from typing import Annotated
+
+import typer
+
+
+def command(person: Annotated[str, typer.Argument(help="Name of the person.")]) -> None:
+    """Greet a person."""
+    typer.echo(f"Hello {person}")
+'''
+
+
+def test_the_recipe_for_a_command_is_complete(tmp_path):
+    recipe = Recipe("Add a command", "greet", tmp_path)
+    recipe.insert("operator/ddpjob/cli/commands/greet.py", COMMAND.lstrip())
+    row = '        "greet": "Greet a person.",\n'
+    recipe.insert("operator/ddpjob/cli/main.py", row, before='        "submit":')
+    recipe.insert("docs/users/command-line.md", "`ddpjob greet PERSON` greets a person.\n")
+    recipe.finish()
+    assert "Greet a person." in recipe.ddpjob("--help")
+    assert recipe.ddpjob("greet", "Ada") == "Hello Ada\n"
+
+
+def test_the_recipe_for_a_reason_is_complete(tmp_path):
+    recipe = Recipe("Add a reason", "Snowed", tmp_path)
+    row = '    SNOWED = "Snowed", "snow covers the nodes", "remove the snow"\n'
+    path = "operator/ddpjob/core/api/reasons.py"
+    recipe.insert(path, row, before="    NODES_RUNNING =")
+    recipe.finish()
+    page = recipe.text("docs/users/operations.md")
+    assert "| Snowed | snow covers the nodes | remove the snow |" in page
