@@ -26,6 +26,7 @@ from ddpjob.core.observe.pods import owner_of
 from ddpjob.core.plan import Plan
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import JOBS, NODES, PODS
+from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
@@ -239,9 +240,9 @@ class Actor:
             "metadata": metadata,
             "status": status.to_dict(),
         }
-        path = JOBS.path(job.namespace, job.name, "status")
+        request = Request(Verb.UPDATE, JOBS, job.namespace, job.name, "status", body=body)
         try:
-            written: Dict = await self.writer.write("PUT", path, body)
+            written: Dict = await self.writer.write(request)
         except NotSent:
             raise
         except CallFailed as error:
@@ -264,7 +265,7 @@ class Actor:
         return found if self._is_current(seen) else None
 
     async def _read(self, job: Job) -> Dict | None:
-        found = await self.writer.get(JOBS.path(job.namespace, job.name))
+        found = await self.writer.read(Request(Verb.GET, JOBS, job.namespace, job.name))
         if found:
             self.cache.jobs.see(found)
         else:
@@ -284,7 +285,7 @@ class Actor:
         found = []
 
         async def look(name: str) -> None:
-            pod = await self.writer.get(PODS.path(job.namespace, name))
+            pod = await self.writer.read(Request(Verb.GET, PODS, job.namespace, name))
             if pod and owner_of(pod) == job.identity and self.cache.pods.restore(pod):
                 found.append(name)
 
@@ -321,7 +322,7 @@ class Actor:
 
         async def look(name: str) -> None:
             query = {"fieldSelector": f"metadata.name={name}"}
-            answer = await self.writer.get(NODES.collection(), query)
+            answer = await self.writer.read(Request(Verb.GET, NODES, query=query))
             items = (answer or {}).get("items", ())
             found = [node for node in items if node["metadata"]["name"] == name]
             read[name] = nodes.correct(name, found[0] if found else None)

@@ -21,6 +21,7 @@ from ddpjob.core.render.assignment import assignment
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError, Unreachable, is_admission
 from ddpjob.kube.kinds import CONFIG_MAPS, PODS, SERVICES, Kind
+from ddpjob.kube.request import Request, Verb
 
 # The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
 STRICT = {"fieldValidation": "Strict"}
@@ -71,19 +72,21 @@ class Creator:
         with self._refusals():
             found: Dict | None
             try:
-                found = await self.writer.write("POST", CONFIG_MAPS.collection(namespace), body)
+                request = Request(Verb.CREATE, CONFIG_MAPS, namespace, body=body)
+                found = await self.writer.write(request)
             except ApiError as error:
                 if not _exists(error):
                     raise
-                found = await self.writer.get(CONFIG_MAPS.path(namespace, name))
+                found = await self.writer.read(Request(Verb.GET, CONFIG_MAPS, namespace, name))
         _compare(found, body)
         self.with_agent[namespace] = lease
 
     async def check_agent(self, namespace: str) -> None:
         """Create the ConfigMap with the agent anew if it is gone. Raises Refused."""
         body = objects.agent_config_map(namespace, self.territory.uid_of_mark(namespace))
+        request = Request(Verb.GET, CONFIG_MAPS, namespace, body["metadata"]["name"])
         with self._refusals():
-            found = await self.writer.get(CONFIG_MAPS.path(namespace, body["metadata"]["name"]))
+            found = await self.writer.read(request)
         if found is None:
             # It may have gone with its Lease.
             await self.territory.mark_anew(namespace)
@@ -112,9 +115,9 @@ class Creator:
                 },
             }
         }
+        request = Request(Verb.MERGE, PODS, job.namespace, assign.name, body=body)
         try:
-            path = PODS.path(job.namespace, assign.name)
-            self.cache.pods.see(await self.writer.write("PATCH", path, body))
+            self.cache.pods.see(await self.writer.write(request))
         except ApiError as error:
             if error.status != 404 or is_admission(error.message):
                 raise
@@ -122,10 +125,10 @@ class Creator:
 
     async def _create_object(self, job: Job, kind: Kind, body: Mapping[str, Any]) -> None:
         created = None
+        request = Request(Verb.CREATE, kind, job.namespace, body=body, query=STRICT)
         with self._refusals(self.settings.of_job(job.spec).restricted):
             try:
-                path = kind.collection(job.namespace)
-                created = await self.writer.write("POST", path, body, STRICT)
+                created = await self.writer.write(request)
             except ApiError as error:
                 if not _exists(error):
                     raise
@@ -153,7 +156,7 @@ class Creator:
         It is the job's own if an earlier request succeeded and its answer was lost.
         """
         what = f"{kind.plural.removesuffix('s')} {name}"
-        found = await self.writer.get(kind.path(job.namespace, name))
+        found = await self.writer.read(Request(Verb.GET, kind, job.namespace, name))
         if found is None or found["metadata"].get("deletionTimestamp"):
             raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still being deleted")
         owner = owner_of(found)
