@@ -44,7 +44,7 @@ from ddpjob.controller.writer import Writer  # noqa: E402
 from ddpjob.core.api import names  # noqa: E402
 from ddpjob.core.decide.rules import decide  # noqa: E402
 from ddpjob.core.observe.observation import observe  # noqa: E402
-from ddpjob.core.plan import Plan  # noqa: E402
+from ddpjob.core.plan import Create, Plan, create_gang  # noqa: E402
 from ddpjob.kube.kinds import NODES  # noqa: E402
 from ddpjob.kube.request import Request  # noqa: E402
 
@@ -152,7 +152,10 @@ def status_writes() -> Iterator[tuple[str, str]]:
     template = {"spec": {"containers": [{"name": names.TRAINER, "env": ENVIRONMENT}]}}
     manifest = a_manifest(status=a_status().to_dict(), podTemplate=template)
     manifest["metadata"]["resourceVersion"] = "1"
-    for what, create in {"a status write": (), "a status write before pods": (0, 1)}.items():
+    for what, create in {
+        "a status write": (),
+        "a status write before pods": create_gang(range(2)),
+    }.items():
         took = milliseconds(lambda: asyncio.run(write_statuses(manifest, create)))  # noqa: B023
         yield what, f"{took / STATUSES * 1000:.0f} µs"
 
@@ -161,12 +164,12 @@ async def do_nothing(*_: object) -> None:
     pass
 
 
-async def write_statuses(manifest: dict[str, Any], create: tuple[int, ...]) -> None:
+async def write_statuses(manifest: dict[str, Any], create: tuple[Create, ...]) -> None:
     """Carry out plans that each write a status, with all that is done beside the request."""
     cache = Cache()
     cache.jobs.see(manifest)
     key = key_of_job(manifest)
-    idle: Any = SimpleNamespace(create_gang=do_nothing, delete_pods=do_nothing)
+    idle: Any = SimpleNamespace(create=do_nothing, delete_pods=do_nothing)
     actor = Actor(
         writer=EchoWriter(manifest),
         cache=cache,

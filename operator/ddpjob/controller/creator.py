@@ -1,8 +1,9 @@
-"""Creates the objects of a gang, assigns its pods, and says why the API server refuses one."""
+"""Creates the objects of a job, assigns its pods, and says why the API server refuses one."""
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from ddpjob.controller.cache import Cache
@@ -15,7 +16,7 @@ from ddpjob.core.api.job import Job
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.pods import owner_of
-from ddpjob.core.plan import Assign
+from ddpjob.core.plan import Assign, Create, Owned
 from ddpjob.core.render import objects
 from ddpjob.core.render.assignment import assignment
 from ddpjob.core.render.pod_context import Settings
@@ -31,6 +32,9 @@ NO_ANSWER = (
     "validatingwebhookconfigurations,mutatingwebhookconfigurations; the operator tries again: "
     "{error}"
 )
+
+# How the API server serves what a job owns.
+KINDS = {Owned.SERVICE: SERVICES, Owned.POD: PODS}
 
 # The labels by which the operator finds a pod.
 OWN_LABELS = (names.LABEL_JOB, names.LABEL_ATTEMPT, names.LABEL_INDEX)
@@ -50,16 +54,21 @@ class Creator:
     territory: Territory
     with_agent: dict[str, str] = field(default_factory=dict)
 
-    async def create_gang(self, job: Job, indices: tuple[int, ...]) -> None:
-        """Create the Service and the agent's ConfigMap, then the pods side by side.
+    async def create(self, job: Job, creates: Iterable[Create]) -> None:
+        """Create objects in their order, and those of one kind side by side.
 
-        Raises Refused or SpecError.
+        The pods need the agent's ConfigMap. Raises Refused or SpecError.
         """
-        await self._create_object(job, SERVICES, objects.service(job))
-        if self.with_agent.get(job.namespace) != self.territory.uid_of_mark(job.namespace):
-            await self.provide_agent(job.namespace)
-        pods = objects.pods(job, indices, self.settings)
-        await run_all(self._create_object(job, PODS, pod) for pod in pods)
+        for kind, group in groupby(creates, key=lambda create: create.kind):
+            if kind is Owned.POD:
+                await self._require_agent(job.namespace)
+            indices = [create.index for create in group if create.index is not None]
+            bodies = objects.rendered(job, kind, indices, self.settings)
+            await run_all(self._create_object(job, KINDS[kind], body) for body in bodies)
+
+    async def _require_agent(self, namespace: str) -> None:
+        if self.with_agent.get(namespace) != self.territory.uid_of_mark(namespace):
+            await self.provide_agent(namespace)
 
     async def provide_agent(self, namespace: str) -> None:
         """Create the ConfigMap with the agent. Raises Refused.
