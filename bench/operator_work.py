@@ -7,11 +7,14 @@ other work wait.
 """
 
 import asyncio
+import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -33,16 +36,24 @@ from builders import (  # noqa: E402
     unschedulable,
 )
 
-from ddpjob.controller.cache import Cache  # noqa: E402
+from ddpjob.controller.act import Actor  # noqa: E402
+from ddpjob.controller.cache import Cache, key_of_job  # noqa: E402
+from ddpjob.controller.clock import wall_time  # noqa: E402
 from ddpjob.controller.metrics import Metrics  # noqa: E402
+from ddpjob.controller.writer import Writer  # noqa: E402
+from ddpjob.core.api import names  # noqa: E402
 from ddpjob.core.decide.rules import decide  # noqa: E402
 from ddpjob.core.observe.observation import observe  # noqa: E402
+from ddpjob.core.plan import Create, Plan, create_gang  # noqa: E402
 from ddpjob.kube.kinds import NODES  # noqa: E402
+from ddpjob.kube.request import Request  # noqa: E402
 
 NODES_OF_GANG = 1_000
 JOBS = 10_000
 PENDING = 5_000
 REPETITIONS = 5
+STATUSES = 300
+ENVIRONMENT = [{"name": f"NAME_{number}", "value": "x" * 50} for number in range(20)]
 
 # What a process that was killed may leave as the tail of its log.
 TAIL = "epoch 1, step 200, loss 0.1234, 812 images a second\n" * 80
@@ -122,6 +133,61 @@ def news_of_a_node() -> Iterator[tuple[str, str]]:
     yield f"the jobs of a node, {2 * JOBS:,} pods", f"{took:.2f} ms"
 
 
+class EchoWriter(Writer):
+    """Answers each status write at once, as an API server does that changes nothing else."""
+
+    def __init__(self, manifest: dict[str, Any]) -> None:
+        self.manifest = manifest
+
+    async def write(self, request: Request) -> dict[str, Any]:
+        assert request.body
+        version = str(int(self.manifest["metadata"]["resourceVersion"]) + 1)
+        metadata = {**self.manifest["metadata"], "resourceVersion": version}
+        status = request.body["status"]
+        self.manifest = {**self.manifest, "metadata": metadata, "status": status}
+        return self.manifest
+
+
+def status_writes() -> Iterator[tuple[str, str]]:
+    template = {"spec": {"containers": [{"name": names.TRAINER, "env": ENVIRONMENT}]}}
+    manifest = a_manifest(status=a_status().to_dict(), podTemplate=template)
+    manifest["metadata"]["resourceVersion"] = "1"
+    for what, create in {
+        "a status write": (),
+        "a status write before pods": create_gang(range(2)),
+    }.items():
+        took = milliseconds(lambda: asyncio.run(write_statuses(manifest, create)))  # noqa: B023
+        yield what, f"{took / STATUSES * 1000:.0f} µs"
+
+
+async def do_nothing(*_: object) -> None:
+    pass
+
+
+async def write_statuses(manifest: dict[str, Any], create: tuple[Create, ...]) -> None:
+    """Carry out plans that each write a status, with all that is done beside the request."""
+    cache = Cache()
+    cache.jobs.see(manifest)
+    key = key_of_job(manifest)
+    idle: Any = SimpleNamespace(create=do_nothing, delete_pods=do_nothing)
+    actor = Actor(
+        writer=EchoWriter(manifest),
+        cache=cache,
+        creator=idle,
+        deleter=idle,
+        reporter=idle,
+        # Each look is later than PROGRESS_INTERVAL after the last one.
+        clock=itertools.count(step=10).__next__,
+        metrics=Metrics(cache, ()),
+        now=wall_time,
+    )
+    for number in range(STATUSES):
+        seen = cache.job(key)
+        assert seen
+        status = replace(seen.value.unpack().status, reason=f"Reason{number}")
+        await actor.apply(seen, Plan(status, create=create))
+
+
 def filled(jobs: int, make_status: Callable[[int], dict[str, Any]]) -> Cache:
     """Return a cache with jobs of two pods each."""
     cache = Cache()
@@ -145,7 +211,7 @@ def filled(jobs: int, make_status: Callable[[int], dict[str, Any]]) -> Cache:
 
 def main() -> None:
     print("| step | CPU time |\n|---|---|")
-    for part in (decisions, scrape, looks, news_of_a_node):
+    for part in (decisions, status_writes, scrape, looks, news_of_a_node):
         for name, value in part():
             print(f"| {name} | {value} |", flush=True)
 

@@ -75,7 +75,7 @@ def pods_of_two_attempts_never_run_at_the_same_time(world):
 
 def pods_are_created_only_when_no_older_pod_runs(world):
     for turn in world.turns:
-        if turn.plan.create:
+        if turn.plan.new_pods:
             assert all(pod.released for pod in turn.observed.older)
 
 
@@ -86,13 +86,13 @@ def an_attempt_has_at_most_one_pod_per_node(world):
         if not is_recovery(turn):
             for pod in turn.observed.current:
                 assert pod.index < turn.observed.status.pods.desired
-        for index in turn.plan.create:
+        for index in turn.plan.new_pods:
             assert 0 <= index < turn.plan.status.pods.desired
 
 
 def no_pod_is_created_again_after_the_latch(world):
     for turn in world.turns:
-        if turn.plan.create and turn.observed.status.attempt is not None:
+        if turn.plan.new_pods and turn.observed.status.attempt is not None:
             assert not turn.observed.latched
 
 
@@ -117,7 +117,7 @@ def only_members_of_the_attempt_get_its_assignment(world):
 
 def pods_are_created_only_for_a_job_that_may_run(world):
     for turn in world.turns:
-        if turn.plan.create:
+        if turn.plan.new_pods:
             assert turn.plan.status.attempt is not None
             assert not turn.plan.status.finished
             assert not turn.observed.job.deleting
@@ -186,7 +186,7 @@ def a_finished_job_never_changes(world):
         old = turn.observed.status
         if old.finished and not is_taken_up_again(turn):
             reasons = {event.reason for event in turn.plan.events}
-            assert turn.plan.create == ()
+            assert turn.plan.new_pods == ()
             assert reasons <= {"StrayPods"}
             assert without_surroundings(turn.plan.status) == without_surroundings(old)
 
@@ -215,7 +215,7 @@ def a_node_that_succeeded_is_never_lost(world):
             assert lost not in succeeded
         if new.attempt == old.attempt and not new.finished:
             assert succeeded <= set(new.succeeded_nodes)
-            assert not succeeded & set(turn.plan.create)
+            assert not succeeded & set(turn.plan.new_pods)
 
 
 def a_job_is_deleted_only_after_its_time_to_live(world):

@@ -289,7 +289,7 @@ def test_a_disrupted_attempt_neither_waits_nor_counts():
     job = a_running_job(backoff=Backoff(3, at(-60)))
     plan = plan_for(job, *ONE_DELETED, now=at(1))
     assert plan.status.backoff == Backoff(3)
-    assert plan_for(written(job, plan), now=at(1)).create == (0, 1)
+    assert plan_for(written(job, plan), now=at(1)).new_pods == (0, 1)
 
 
 def test_a_disrupted_attempt_that_trained_for_long_begins_the_back_off_anew():

@@ -151,7 +151,7 @@ def test_a_node_whose_kubelet_reports_does_not_end_an_attempt(nodes):
 def test_the_next_attempt_begins_when_the_pods_of_a_dead_node_are_gone():
     job = watched(a_running_job(), *BOTH_RUN, nodes=UNREACHABLE)
     job = written(job, plan_for(job, *BOTH_RUN, nodes=UNREACHABLE, now=at(30)))
-    assert plan_for(job, nodes=UNREACHABLE, now=at(31)).create == (0, 1)
+    assert plan_for(job, nodes=UNREACHABLE, now=at(31)).new_pods == (0, 1)
 
 
 def test_a_pod_that_has_ended_is_not_lost_with_its_node():
@@ -190,14 +190,14 @@ def plan_beside_a_leftover(job, nodes, now=NOW):
 def test_a_pod_of_an_earlier_job_on_a_dead_node_is_deleted_by_force():
     job = a_job()
     first = plan_beside_a_leftover(job, UNREACHABLE)
-    assert (first.create, first.delete, first.wake_after) == ((), (), 30)
+    assert (first.new_pods, first.delete, first.wake_after) == ((), (), 30)
     assert first.status.reason == Reason.NAME_IN_USE
     assert first.status.message == (
         "waits for pod digits-0-0 on node node-1 of an earlier job with this name to end; the node "
         "is unreachable since 2026-11-21T12:00:00Z; after 30 s the pod is deleted by force"
     )
     second = plan_beside_a_leftover(written(job, first), UNREACHABLE, at(30))
-    assert (second.create, forced(second)) == ((), ["digits-0-0"])
+    assert (second.new_pods, forced(second)) == ((), ["digits-0-0"])
 
 
 def test_of_several_pods_that_are_waited_for_the_first_is_described():
@@ -223,7 +223,7 @@ def test_a_pod_of_an_earlier_job_that_nobody_deletes_is_named_with_a_command():
 def test_a_pod_of_an_earlier_job_that_ends_slowly_is_named_and_waited_for():
     job = a_starting_job()
     plan = plan_beside_a_leftover(job, READY)
-    assert (plan.create, plan.delete, plan.wake_after) == ((), (), 75)
+    assert (plan.new_pods, plan.delete, plan.wake_after) == ((), (), 75)
     assert plan.status.message.endswith("of an earlier job with this name to end")
     assert plan.status.starting_since is None
     late = plan_beside_a_leftover(written(job, plan), READY, at(75))
@@ -290,7 +290,7 @@ def test_a_stuck_pod_on_a_node_that_is_not_ready_is_forced_30_s_after_its_grace_
 def test_a_stuck_pod_on_a_ready_node_is_never_forced():
     pod = a_pod(1, running(), deleted_at=NOW)
     plan = plan_for(stuck_job(), pod, nodes=READY, now=at(10**6))
-    assert (plan.delete, plan.create) == ((), ())
+    assert (plan.delete, plan.new_pods) == ((), ())
     assert plan.status.message == (
         "attempt 1 waits for pod digits-0-1 on node node-1 to end; it should have ended at "
         "2026-11-21T12:00:45Z; its node is ready: ask the administrator to check the kubelet there"

@@ -51,7 +51,7 @@ FOLLOWER = follower_summary(rank=0)
 
 
 def nothing_changes(plan):
-    return (plan.create, plan.delete, plan.events) == ((), (), ())
+    return (plan.new_pods, plan.delete, plan.events) == ((), (), ())
 
 
 def test_the_rules_have_the_order_of_the_design():
@@ -97,7 +97,7 @@ def test_a_job_is_stale_if_there_is_a_pod_of_an_unknown_attempt():
 
 
 def test_a_job_is_stale_if_it_has_pods_but_no_status():
-    assert plan_for(a_job(), a_pod(0, running())).create == ()
+    assert plan_for(a_job(), a_pod(0, running())).new_pods == ()
 
 
 @pytest.mark.parametrize("kind", [Condition.COMPLETE, Condition.FAILED])
@@ -110,7 +110,7 @@ def test_a_finished_job_does_not_change(kind):
 @pytest.mark.parametrize("kind", [Condition.COMPLETE, Condition.FAILED])
 def test_a_finished_job_is_not_restarted_by_another_number_of_nodes(kind):
     plan = plan_for(a_finished_job(kind, nodes=5, generation=2))
-    assert plan.create == ()
+    assert plan.new_pods == ()
     assert plan.status.attempt == 0
 
 
@@ -156,7 +156,7 @@ UNKNOWN_FIELDS = Event(
 def test_unknown_fields_are_ignored_and_reported_by_one_event():
     job = a_job(later=False)
     plan = plan_for(job)
-    assert plan.create == (0, 1)
+    assert plan.new_pods == (0, 1)
     assert plan.status.ignored_fields == ("spec.later",)
     assert plan.events == (UNKNOWN_FIELDS,)
     assert plan_for(written(job, plan)).events == ()
@@ -168,7 +168,7 @@ def test_unknown_fields_of_a_job_at_rest_are_reported_once():
     pods = a_pod(0, running()), a_pod(1, running())
     plan = plan_for(job, *pods)
     assert plan.events == (UNKNOWN_FIELDS,)
-    assert (plan.create, plan.delete, plan.status.attempt) == ((), (), 0)
+    assert (plan.new_pods, plan.delete, plan.status.attempt) == ((), (), 0)
     assert is_transition(job.status, plan.status)
     again = plan_for(written(job, plan), *pods)
     assert again.events == ()
@@ -228,7 +228,7 @@ def test_a_list_of_unknown_fields_that_is_too_long_for_an_event_is_cut():
 
 def test_a_new_job_creates_all_pods_of_attempt_0_at_once():
     plan = plan_for(a_job(nodes=3))
-    assert plan.create == (0, 1, 2)
+    assert plan.new_pods == (0, 1, 2)
     assert plan.status.attempt == 0
     assert plan.status.attempt_started is None
     assert plan.status.phase == Phase.STARTING
@@ -250,12 +250,12 @@ def test_the_status_of_a_new_job_has_what_was_resolved():
 
 
 def test_before_the_latch_a_missing_pod_is_created():
-    assert plan_for(a_starting_job(), a_pod(0, running())).create == (1,)
+    assert plan_for(a_starting_job(), a_pod(0, running())).new_pods == (1,)
 
 
 def test_a_pod_that_is_gone_before_the_latch_costs_no_budget():
     plan = plan_for(a_starting_job(), a_pod(1, running()))
-    assert plan.create == (0,)
+    assert plan.new_pods == (0,)
     assert budgets_used(plan) == (0, 0)
 
 
@@ -276,7 +276,7 @@ def test_an_attempt_is_latched_also_while_a_verdict_is_undecided():
 
 def test_after_the_latch_a_missing_pod_is_a_disruption_and_is_not_created_again():
     plan = plan_for(a_running_job(), a_pod(0, running()))
-    assert plan.create == ()
+    assert plan.new_pods == ()
     assert plan.status.attempt == 1
     assert budgets_used(plan) == (0, 1)
     assert plan.status.last_failure["pod"] == "digits-0-1"
@@ -296,7 +296,7 @@ def test_a_node_that_succeeded_does_not_need_its_pod_any_more():
 def test_a_node_that_succeeded_before_the_latch_is_not_created_again():
     job = a_starting_job(nodes=3)
     first = plan_for(job, a_pod(0, running()), a_pod(1, succeeded()))
-    assert plan_for(written(job, first), a_pod(0, running())).create == (2,)
+    assert plan_for(written(job, first), a_pod(0, running())).new_pods == (2,)
 
 
 def test_only_missing_pods_must_be_confirmed_to_be_gone():
@@ -332,26 +332,26 @@ def test_a_refusal_is_reported_and_retried_later(reason):
     plan = plan_for(a_starting_job(), refusal=a_refusal(reason, "the API server's message"))
     assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, reason)
     assert plan.status.message == "the API server's message"
-    assert (plan.create, plan.wake_after) == ((), 7.0)
+    assert (plan.new_pods, plan.wake_after) == ((), 7.0)
 
 
 def test_a_refusal_is_reported_on_a_new_job():
     plan = plan_for(a_job(), refusal=a_refusal(Reason.NAME_IN_USE))
     assert (plan.status.attempt, plan.status.reason) == (0, Reason.NAME_IN_USE)
-    assert plan.create == ()
+    assert plan.new_pods == ()
 
 
 @pytest.mark.parametrize("now", [7, 8])
 def test_the_refused_pods_are_created_again_when_the_wait_is_over(now):
     plan = plan_for(a_starting_job(), a_pod(0), now=at(now), refusal=a_refusal(Reason.QUOTA))
-    assert plan.create == (1,)
+    assert plan.new_pods == (1,)
     assert plan.status.reason == Reason.QUOTA
 
 
 def test_a_refusal_from_before_the_clock_was_set_back_does_not_delay_the_next_try():
     refusal = replace(a_refusal(Reason.QUOTA), retry_at=at(7200))
     plan = plan_for(a_starting_job(), a_pod(0), refusal=refusal)
-    assert plan.create == (1,)
+    assert plan.new_pods == (1,)
 
 
 def test_a_refusal_that_is_over_is_no_longer_reported():
@@ -363,7 +363,7 @@ def test_a_refusal_that_is_over_is_no_longer_reported():
 def test_the_back_off_of_the_attempt_comes_before_a_refusal():
     status = a_status(attempt=2, latched=False, ran=False, backoff=Backoff(2, at(200)))
     plan = plan_for(a_job(status=status), now=at(10), refusal=a_refusal(Reason.QUOTA))
-    assert (plan.create, plan.status.reason) == ((), Reason.BACK_OFF)
+    assert (plan.new_pods, plan.status.reason) == ((), Reason.BACK_OFF)
 
 
 @pytest.mark.parametrize(("counts_ended_pods", "deleted"), [(True, (0, 1, 2)), (False, (0,))])
@@ -372,7 +372,7 @@ def test_ended_pods_are_deleted_only_if_the_quota_counts_them(counts_ended_pods,
     pods = [a_pod(0, failed(FAILURE), attempt=attempt) for attempt in range(3)]
     refusal = a_refusal(Reason.QUOTA, counts_ended_pods=counts_ended_pods)
     plan = plan_for(a_job(status=status), *pods, now=at(7), refusal=refusal)
-    assert plan.create == (0, 1)
+    assert plan.new_pods == (0, 1)
     assert deleted_pods(plan) == [f"digits-{attempt}-0" for attempt in deleted]
 
 
@@ -383,7 +383,7 @@ def test_an_invalid_pod_fails_the_job_with_the_message_of_the_api_server():
     assert plan.status.has(Condition.FAILED)
     assert plan.status.reason == Reason.INVALID_POD
     assert plan.status.message == f"{message}; {WHAT_TO_DO}"
-    assert plan.create == ()
+    assert plan.new_pods == ()
 
 
 @pytest.mark.parametrize(
@@ -402,9 +402,9 @@ def test_an_invalid_pod_of_a_job_that_had_pods_is_tried_again(status, pods):
     plan = plan_for(a_job(status=status), *pods, refusal=refusal)
     assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.INVALID_POD)
     assert plan.status.message == message
-    assert (plan.create, plan.wake_after) == ((), 7)
+    assert (plan.new_pods, plan.wake_after) == ((), 7)
     later = plan_for(a_job(status=plan.status), *pods, refusal=refusal, now=at(7))
-    assert later.create
+    assert later.new_pods
 
 
 def test_a_missing_pod_is_confirmed_whatever_else_has_failed():
@@ -554,7 +554,7 @@ def test_a_new_attempt_waits_for_the_older_pods_and_names_one_with_its_node():
     pods = [a_pod(index, running(), deleted_at=NOW) for index in range(2)]
     plan = plan_for(a_starting_job(attempt=1), *pods)
     status = plan.status
-    assert plan.create == ()
+    assert plan.new_pods == ()
     assert (status.phase, status.reason) == (Phase.RESTARTING, Reason.WAITING_FOR_OLD_PODS)
     assert status.message == ("attempt 1 waits for pod digits-0-0 on node node-0 and 1 more to end")
     assert plan.delete == ()
@@ -575,14 +575,14 @@ def test_older_pods_that_still_run_are_deleted():
 
 def test_a_new_attempt_waits_for_an_older_pod_whose_sidecar_still_runs():
     plan = plan_for(a_starting_job(attempt=1), a_pod(0, with_sidecar(failed(FAILURE))))
-    assert plan.create == ()
+    assert plan.new_pods == ()
     assert deleted_pods(plan) == ["digits-0-0"]
 
 
 def test_ended_pods_of_the_previous_attempt_are_kept_for_their_logs_and_older_ones_are_deleted():
     pods = a_pod(0, failed(FAILURE), attempt=0), a_pod(1, failed(FAILURE), attempt=1)
     plan = plan_for(a_starting_job(attempt=2), *pods)
-    assert plan.create == (0, 1)
+    assert plan.new_pods == (0, 1)
     assert plan.delete == (Delete("digits-0-0", "uid-of-digits-0-0", None),)
 
 
@@ -591,7 +591,7 @@ def test_pods_of_the_last_failure_are_kept_even_if_the_job_was_resized_since():
     status = a_status(attempt=2, latched=False, ran=False, last_failure=last_failure)
     pods = a_pod(0, failed(FAILURE), attempt=0), a_pod(1, failed(), attempt=1)
     plan = plan_for(a_job(status=status), *pods)
-    assert (plan.create, plan.delete) == ((0, 1), ())
+    assert (plan.new_pods, plan.delete) == ((0, 1), ())
 
 
 # Every plan
@@ -667,7 +667,7 @@ def test_two_pods_of_one_index_do_not_complete_a_job_of_two_nodes():
     duplicate["metadata"] |= {"uid": "another", "name": "duplicate"}
     plan = plan_for(a_starting_job(), a_pod(0, succeeded()), duplicate)
     assert not plan.status.has(Condition.COMPLETE)
-    assert plan.create == (1,)
+    assert plan.new_pods == (1,)
 
 
 def test_an_unknown_pod_phase_counts_as_not_started():

@@ -348,7 +348,7 @@ def test_a_gang_that_gave_way_names_the_older_job_that_is_incomplete_now():
 def test_a_gang_that_gave_way_creates_no_pods_and_says_why():
     job = a_yielding_job()
     plan = plan_for(job, older_gang=OLDER, now=at(10))
-    assert (plan.create, plan.wake_after) == ((), 5)
+    assert (plan.new_pods, plan.wake_after) == ((), 5)
     assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.YIELDED)
     assert plan.status.message == (
         "waits until the older job older runs, which needs the same room; at most until "
@@ -360,22 +360,22 @@ def test_a_gang_that_gave_way_creates_no_pods_and_says_why():
 
 def test_a_gang_that_gave_way_begins_when_the_older_one_runs():
     plan = plan_for(a_yielding_job(), older_gang=None, now=at(10))
-    assert plan.create == (0, 1)
+    assert plan.new_pods == (0, 1)
     assert plan.status.yielding is None
 
 
 def test_a_gang_that_gave_way_tries_again_after_10_minutes():
     assert timedelta(minutes=10) == YIELD_TIME
-    assert plan_for(a_yielding_job(), older_gang=OLDER, now=at(600)).create == (0, 1)
-    assert plan_for(a_yielding_job(), older_gang=OLDER, now=at(601)).create == (0, 1)
+    assert plan_for(a_yielding_job(), older_gang=OLDER, now=at(600)).new_pods == (0, 1)
+    assert plan_for(a_yielding_job(), older_gang=OLDER, now=at(601)).new_pods == (0, 1)
 
 
 def test_a_gang_that_gave_way_before_the_clock_was_set_back_waits_ten_minutes_from_then_on():
     job = a_yielding_job(until=86400)
     plan = plan_for(job, older_gang=OLDER, now=at(10))
-    assert (plan.create, plan.status.yielding.until) == ((), at(10) + YIELD_TIME)
+    assert (plan.new_pods, plan.status.yielding.until) == ((), at(10) + YIELD_TIME)
     late = plan_for(written(job, plan), older_gang=OLDER, now=at(10) + YIELD_TIME)
-    assert late.create == (0, 1)
+    assert late.new_pods == (0, 1)
 
 
 def test_the_time_to_start_does_not_run_while_a_gang_gives_way():
@@ -392,4 +392,4 @@ def test_a_gang_that_gave_way_first_waits_for_its_own_pods_to_end():
 def test_the_first_pod_of_a_gang_that_gave_way_shows_the_quota_again():
     job = a_yielding_job()
     plan = plan_for(job, older_gang=None, refusal=QUOTA, now=at(10))
-    assert (plan.create, plan.status.reason) == ((), Reason.QUOTA)
+    assert (plan.new_pods, plan.status.reason) == ((), Reason.QUOTA)

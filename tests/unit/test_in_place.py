@@ -89,7 +89,7 @@ def test_after_a_failure_the_other_pods_stay():
     assert plan.status.pod_attempts == (0, 1, 0)
     assert deleted_pods(plan) == []
     assert assigned(plan) == ["digits-0-0", "digits-0-2"]
-    assert plan.create == ()
+    assert plan.new_pods == ()
     assert budgets_used(plan) == (1, 0)
 
 
@@ -281,9 +281,9 @@ def test_new_pods_are_created_once_the_old_ones_have_ended():
     old = an_agents_pod(1, running(), deleted_at=NOW)
     kept = [pod for pod in pods_in_place(starting(), None, starting()) if "-0-" in name_of(pod)]
     plan = plan_for(job, *kept, old)
-    assert (plan.status.reason, plan.create) == (Reason.WAITING_FOR_OLD_PODS, ())
+    assert (plan.status.reason, plan.new_pods) == (Reason.WAITING_FOR_OLD_PODS, ())
     plan = plan_for(job, *kept, an_agents_pod(1, FAILED))
-    assert plan.create == (1,)
+    assert plan.new_pods == (1,)
 
 
 def name_of(pod):

@@ -1,7 +1,17 @@
 """A job as the operator last saw it."""
 
 import pytest
-from builders import NOW, a_job, a_manifest, a_pod, a_running_job, failed, plan_for, running
+from builders import (
+    NOW,
+    a_job,
+    a_manifest,
+    a_pod,
+    a_running_job,
+    a_status,
+    failed,
+    plan_for,
+    running,
+)
 
 from ddpjob.core.api.job import Job, require_job_name
 from ddpjob.core.api.readers import SpecError
@@ -28,6 +38,17 @@ def test_the_age_of_a_job_is_read():
     assert Job.from_dict(manifest).created is None
     manifest["metadata"]["creationTimestamp"] = "2026-11-21T12:00:00Z"
     assert Job.from_dict(manifest).created == NOW
+
+
+@pytest.mark.parametrize("spec", [{"nodes": 3}, {"nodes": 0}])
+def test_the_spec_is_read_again_only_if_its_generation_is_another(spec):
+    job = a_job(**spec)
+    status = a_status(attempt=2).to_dict()
+    newer = job.reread(a_manifest(status=status, deleting=True, **spec))
+    assert newer.spec is job.spec
+    assert newer == Job.from_dict(a_manifest(status=status, deleting=True, **spec))
+    changed = a_manifest(status=status, generation=2, nodes=4)
+    assert job.reread(changed) == Job.from_dict(changed)
 
 
 @pytest.mark.parametrize("job", [a_job(), a_running_job(), a_job(nodes=0)])

@@ -88,7 +88,7 @@ def test_when_the_pods_have_ended_a_suspended_job_says_how_to_resume():
     job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
     plan = plan_for(job)
     assert plan.status.message == "suspended; to resume, set spec.suspend to false"
-    assert (plan.create, plan.delete, plan.events, plan.wake_after) == ((), (), (), None)
+    assert (plan.new_pods, plan.delete, plan.events, plan.wake_after) == ((), (), (), None)
 
 
 def test_pods_that_are_ending_are_not_deleted_again_while_a_job_is_suspended():
@@ -143,7 +143,7 @@ def test_a_job_whose_nodes_all_succeed_while_it_is_suspended_is_complete():
 def test_a_job_that_is_created_suspended_has_no_attempt():
     job = a_job(suspend=True, nodes=3)
     plan = plan_for(job)
-    assert (plan.create, plan.status.attempt) == ((), None)
+    assert (plan.new_pods, plan.status.attempt) == ((), None)
     assert plan.status.has(Condition.SUSPENDED)
     assert plan.status.to_dict()["nodesReady"] == "0/3"
     assert plan.status.attempts == ()
@@ -159,8 +159,8 @@ def test_the_back_off_goes_on_after_a_suspension():
     job = suspended(a_running_job(backoff=Backoff(4, at(80)), spec={"suspend": True}), *ALL_RUNNING)
     plan = plan_for(resumed(job), *ALL_SUCCEEDED[:0])
     assert plan.status.backoff == Backoff(4, at(80))
-    assert plan_for(written(resumed(job), plan), now=at(79)).create == ()
-    assert plan_for(written(resumed(job), plan), now=at(80)).create == (0, 1)
+    assert plan_for(written(resumed(job), plan), now=at(79)).new_pods == ()
+    assert plan_for(written(resumed(job), plan), now=at(80)).new_pods == (0, 1)
 
 
 def test_a_suspended_attempt_that_had_lasted_ends_the_back_off():
@@ -225,7 +225,7 @@ def test_a_failed_job_is_taken_up_again_when_its_retries_grow():
     assert (status.failures, status.disruptions, status.completion_time) == (3, 2, None)
     assert status.attempts[0]["cause"] == "Failure"
     assert reasons(plan) == ["Retried"]
-    assert plan_for(written(taken_up(a_failed_job()), plan), now=at(60)).create == (0, 1)
+    assert plan_for(written(taken_up(a_failed_job()), plan), now=at(60)).new_pods == (0, 1)
 
 
 def test_a_job_that_is_taken_up_again_has_its_budgets_anew():
@@ -331,14 +331,14 @@ def test_a_resumed_job_begins_a_new_attempt_that_costs_nothing():
     assert condition(plan.status, Condition.SUSPENDED)["status"] == "False"
     assert reasons(plan) == ["Resumed"]
     assert plan.events[0].message == "attempt 1 begins: the job was resumed"
-    assert plan_for(written(job, plan)).create == (0, 1)
+    assert plan_for(written(job, plan)).new_pods == (0, 1)
 
 
 def test_a_resumed_job_waits_until_its_suspended_pods_have_ended():
     job = resumed(suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING))
     job = written(job, plan_for(job, *ENDING))
     plan = plan_for(job, *ENDING)
-    assert (plan.create, plan.status.reason) == ((), Reason.WAITING_FOR_OLD_PODS)
+    assert (plan.new_pods, plan.status.reason) == ((), Reason.WAITING_FOR_OLD_PODS)
 
 
 def test_a_resumed_job_has_the_number_of_nodes_that_its_spec_has_then():
@@ -352,7 +352,7 @@ def test_a_resumed_job_has_the_number_of_nodes_that_its_spec_has_then():
 def test_a_job_that_was_created_suspended_begins_with_attempt_0():
     job = resumed(suspended(a_job(suspend=True)))
     plan = plan_for(job)
-    assert (plan.status.attempt, plan.create) == (0, (0, 1))
+    assert (plan.status.attempt, plan.new_pods) == (0, (0, 1))
     assert not plan.status.has(Condition.SUSPENDED)
 
 
@@ -477,7 +477,7 @@ def a_late_job(**fields):
 def test_a_new_operator_finds_out_why_pods_are_missing_before_it_ends_the_job():
     job = a_late_job(latched=False)
     first = plan_for(job, a_pod(0, running()), now=at(100))
-    assert (first.status.finished, first.create) == (False, (1,))
+    assert (first.status.finished, first.new_pods) == (False, (1,))
     quota = Refusal(Reason.QUOTA, "exceeded quota", at(110))
     plan = plan_for(job, a_pod(0, running()), refusal=quota, now=at(101))
     assert plan.status.reason == Reason.QUOTA
@@ -710,7 +710,7 @@ def test_a_job_that_another_controller_manages_is_left_alone(manager, pods):
     job = a_job(managedBy=manager, generation=4)
     plan = plan_for(job, *pods)
     assert plan.status == job.status
-    assert (plan.create, plan.delete, plan.events, plan.wake_after) == ((), (), (), None)
+    assert (plan.new_pods, plan.delete, plan.events, plan.wake_after) == ((), (), (), None)
 
 
 def test_a_status_that_another_controller_wrote_is_left_alone():
@@ -719,7 +719,7 @@ def test_a_status_that_another_controller_wrote_is_left_alone():
 
 
 def test_the_operator_can_be_named_as_the_manager():
-    assert plan_for(a_job(managedBy="ddpjob.dev/operator")).create == (0, 1)
+    assert plan_for(a_job(managedBy="ddpjob.dev/operator")).new_pods == (0, 1)
 
 
 # Dead nodes

@@ -154,7 +154,7 @@ def test_an_unreachable_node_explains_it():
 def test_nothing_is_done_about_it():
     pods = a_pod(0, starting()), a_pod(1, starting())
     plan = plan_for(FIRST, *pods, now=at(3600))
-    assert (plan.create, plan.delete, plan.events) == ((), (), ())
+    assert (plan.new_pods, plan.delete, plan.events) == ((), (), ())
 
 
 def test_the_start_up_deadline_has_the_same_words():

@@ -7,6 +7,7 @@ from builders import (
     a_pod,
     a_running_job,
     a_starting_job,
+    an_agents_pod,
     at,
     observation,
     read_pods,
@@ -15,6 +16,7 @@ from builders import (
     with_sidecar,
 )
 
+from ddpjob.core.api.names import ANNOTATION_ASSIGNMENT
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.observation import LONGEST_RETRY, Observation, Refusal
 
@@ -79,3 +81,21 @@ def test_a_node_that_the_attempt_does_not_have_has_not_succeeded():
 
 def test_an_observation_without_pods_has_no_current_ones():
     assert Observation(a_job()).current == ()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "held", "dumps"),
+    [
+        ('{"start": false}', True, False),
+        ('{"start":false}', True, False),
+        ('{"start": true, "dump": true}', False, True),
+        ('{"start": true, "flags": ["\\"start\\": false", "\\"dump\\": true"]}', False, False),
+        ('"start": false', False, False),
+        ("[" * 100_000, False, False),
+        ("[]", False, False),
+    ],
+)
+def test_what_a_pod_was_told_is_read_from_its_assignment(assignment, held, dumps):
+    body = an_agents_pod(0, running(), annotations={ANNOTATION_ASSIGNMENT: assignment})
+    (pod,) = read_pods(body)
+    assert (pod.held, pod.dumps) == (held, dumps)

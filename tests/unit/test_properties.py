@@ -126,7 +126,7 @@ def assert_at_rest(world: World) -> None:
         plan = world.operator.plan()
         assert plan.status.to_dict() == status.to_dict()
         assert (plan.delete, plan.events) == ((), ())
-        assert plan.create == () or world.operator.refusal
+        assert plan.new_pods == () or world.operator.refusal
     assert status.finished or world.job.deleting or waits_for_something(world)
 
 

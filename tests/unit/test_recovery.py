@@ -56,7 +56,7 @@ def test_a_stray_pod_decides_nothing(stray, end):
     stray = {**stray, "status": end or stray["status"]}
     plan = plan_for(a_running_job(), *BOTH_RUN, stray)
     assert (plan.status.phase, plan.status.attempt) == (Phase.RUNNING, 0)
-    assert (plan.create, plan.delete) == ((), ())
+    assert (plan.new_pods, plan.delete) == ((), ())
     assert plan.status.to_dict()["nodesReady"] == "2/2"
 
 
@@ -72,7 +72,7 @@ def test_a_stray_pod_does_not_replace_a_lost_one():
 
 def test_a_stray_pod_does_not_hold_up_a_new_attempt():
     job = a_running_job(attempt=1, latched=False, ran=False)
-    assert plan_for(job, a_stray(0, running())).create == (0, 1)
+    assert plan_for(job, a_stray(0, running())).new_pods == (0, 1)
 
 
 def test_a_stray_pod_is_reported_once():
@@ -119,7 +119,7 @@ def test_a_pod_beyond_the_gang_is_an_older_pod_once_a_larger_attempt_begins():
     # It has the name of a pod of the operator, and it holds a node.
     job = a_running_job(attempt=1, latched=False, ran=False)
     plan = plan_for(job, a_pod(7, running(), attempt=0))
-    assert (plan.create, deleted_pods(plan)) == ((), ["digits-0-7"])
+    assert (plan.new_pods, deleted_pods(plan)) == ((), ["digits-0-7"])
 
 
 # A status that is behind its pods
@@ -131,7 +131,7 @@ def test_before_the_api_server_has_confirmed_it_a_status_that_is_behind_is_left_
     for job in (a_job(), a_running_job(attempt=2, generation=7)):
         plan = plan_for(job, *ATTEMPT_3)
         assert plan.status == job.status
-        assert (plan.create, plan.delete, plan.events, plan.wake_after) == ((), (), (), None)
+        assert (plan.new_pods, plan.delete, plan.events, plan.wake_after) == ((), (), (), None)
 
 
 def recovered(job, *pods):
@@ -141,7 +141,7 @@ def recovered(job, *pods):
 def test_a_job_whose_status_was_wiped_goes_on_with_its_newest_attempt():
     plan = recovered(a_job(), *ATTEMPT_3)
     assert (plan.status.attempt, plan.status.attempt_started) == (3, 3)
-    assert (plan.create, plan.delete, plan.wake_after) == ((), (), 0)
+    assert (plan.new_pods, plan.delete, plan.wake_after) == ((), (), 0)
     assert plan.status.reason == Reason.STATUS_RECOVERED
     assert plan.status.start_time == NOW
     assert plan.status.resolved["rendezvous"] == "n0000-a3.digits:29406"
@@ -235,7 +235,7 @@ def test_a_status_from_a_suspension_does_not_end_the_attempt_that_runs():
 def test_a_finished_job_stays_finished_whatever_pods_it_has(kind):
     plan = plan_for(a_finished_job(kind), *ATTEMPT_3, is_current=True)
     assert plan.status.has(kind)
-    assert (plan.create, plan.events, plan.status.attempt) == ((), (), 0)
+    assert (plan.new_pods, plan.events, plan.status.attempt) == ((), (), 0)
     assert deleted_pods(plan) == ["digits-3-0", "digits-3-1"]
 
 

@@ -281,7 +281,7 @@ def test_the_end_of_a_back_off_that_is_too_far_away_is_ignored():
     # The clock was set back after it was written.
     job = a_running_job(backoff=Backoff(2, at(301)), latched=False, ran=False)
     plan = plan_for(job)
-    assert (plan.create, plan.wake_after) == ((0, 1), None)
+    assert (plan.new_pods, plan.wake_after) == ((0, 1), None)
 
 
 def test_a_pod_that_does_not_end_in_time_wakes_the_operator_to_say_so():

@@ -164,7 +164,7 @@ def test_a_restart_replaces_the_whole_gang():
     pods = a_pod(0, running()), a_pod(1, failed(FAILURE)), a_pod(2, running())
     plan = plan_for(a_running_job(nodes=3), *pods)
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-2"]
-    assert plan.create == ()
+    assert plan.new_pods == ()
     assert (plan.status.phase, plan.status.reason) == (Phase.RESTARTING, Reason.FAILURE)
     assert plan.status.resolved["rendezvous"] == "n0000-a1.digits:29402"
 
@@ -204,7 +204,7 @@ def test_a_new_attempt_needs_every_node_again():
     plan = plan_for(job, a_pod(0, failed(FAILURE)))
     assert (plan.status.attempt, plan.status.restarts) == (1, 1)
     assert (plan.status.succeeded_nodes, plan.status.result) == ((), {})
-    assert plan_for(written(job, plan)).create == (0, 1)
+    assert plan_for(written(job, plan)).new_pods == (0, 1)
 
 
 # Budgets
@@ -321,26 +321,26 @@ def test_no_pod_is_created_before_the_back_off_is_over():
     status = a_status(attempt=2, latched=False, ran=False, backoff=Backoff(2, at(10)))
     job = a_job(status=status)
     plan = plan_for(job, now=at(4))
-    assert (plan.create, plan.wake_after) == ((), 6)
+    assert (plan.new_pods, plan.wake_after) == ((), 6)
     assert (plan.status.phase, plan.status.reason) == (Phase.RESTARTING, Reason.BACK_OFF)
     assert plan.status.message == (
         "backing off for 10 s before attempt 2: the last 2 failed attempts trained for less than 5 "
         "minutes"
     )
-    assert plan_for(job, now=at(10)).create == (0, 1)
+    assert plan_for(job, now=at(10)).new_pods == (0, 1)
 
 
 @pytest.mark.parametrize("now", [10, 11])
 def test_the_pods_are_created_when_the_back_off_is_over(now):
     status = a_status(attempt=2, latched=False, ran=False, backoff=Backoff(2, at(10)))
-    assert plan_for(a_job(status=status), now=at(now)).create == (0, 1)
+    assert plan_for(a_job(status=status), now=at(now)).new_pods == (0, 1)
 
 
 def test_the_first_early_failure_costs_no_wait():
     job = a_running_job()
     pods = a_pod(0, failed(FOLLOWER)), a_pod(1, failed(FAILURE))
     job = written(job, plan_for(job, *pods))
-    assert plan_for(job, *pods).create == (0, 1)
+    assert plan_for(job, *pods).new_pods == (0, 1)
 
 
 # Another number of nodes
@@ -369,7 +369,7 @@ def test_the_back_off_goes_on_with_another_number_of_nodes():
     job = a_running_job(spec={"nodes": 4}, backoff=Backoff(3, NOW))
     plan = plan_for(job, *ALL_RUNNING)
     assert plan.status.backoff == Backoff(3, NOW)
-    assert plan_for(written(a_job(nodes=4), plan)).create == (0, 1, 2, 3)
+    assert plan_for(written(a_job(nodes=4), plan)).new_pods == (0, 1, 2, 3)
 
 
 def test_a_failure_at_the_look_that_also_sees_another_number_of_nodes_is_counted():
@@ -389,7 +389,7 @@ def test_the_number_of_nodes_can_change_before_any_pod_was_created():
     changed = a_job(nodes=3)
     plan = plan_for(written(changed, plan_for(a_job(nodes=2))))
     assert plan.status.pods.desired == 3
-    assert plan_for(written(changed, plan)).create == (0, 1, 2)
+    assert plan_for(written(changed, plan)).new_pods == (0, 1, 2)
 
 
 # Deletions and their grace periods

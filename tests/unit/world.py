@@ -98,7 +98,7 @@ class Turn:
         assigned = [assign.name for assign in plan.assign]
         return (
             f"{self.time:%H:%M:%S} {' '.join(pods)} -> attempt {plan.status.attempt} "
-            f"{plan.status.phase}/{plan.status.reason} create={plan.create} "
+            f"{plan.status.phase}/{plan.status.reason} create={plan.new_pods} "
             f"assign={assigned} delete={deleted} "
             f"wake={plan.wake_after}"
         )
@@ -447,8 +447,8 @@ class Operator:
         plan = turn.plan
         old = turn.observed.status
         if plan.status.to_dict() == old.to_dict():
-            return self._read_job() if plan.create or plan.assign or plan.delete_job else True
-        acts = plan.create or plan.assign or plan.delete or plan.delete_job
+            return self._read_job() if plan.new_pods or plan.assign or plan.delete_job else True
+        acts = plan.new_pods or plan.assign or plan.delete or plan.delete_job
         if self.throttled and not acts and not is_transition(old, plan.status):
             return False
         if not self._read_job():
@@ -471,7 +471,7 @@ class Operator:
             self.world.delete_job()
 
     def _create(self, plan: Plan) -> None:
-        if not plan.create:
+        if not plan.new_pods:
             return
         world = self.world
         if world.refuse_pods:
@@ -481,7 +481,7 @@ class Operator:
             return
         self.refusal = None
         assert plan.status.attempt is not None
-        for index in plan.create:
+        for index in plan.new_pods:
             world.create_pod(plan.status.attempt, index)
             self.receive_answer(pod_name("digits", plan.status.attempt, index))
 

@@ -148,6 +148,18 @@ def test_an_unchanged_pod_is_not_reported():
     assert not cache.pods.see(pod)
 
 
+def test_a_job_is_reported_if_more_than_its_metadata_has_changed():
+    cache = Cache()
+    job = a_job("u", 1, "one")
+    assert cache.jobs.see(job)
+    touched = {**job, "metadata": {**job["metadata"], "resourceVersion": "2", "labels": {}}}
+    assert not cache.jobs.see(touched)
+    touched["metadata"]["resourceVersion"] = "3"
+    assert cache.jobs.see({**touched, "status": {"phase": "Running"}})
+    assert cache.job(("ml", "one")).value.phase == "Running"
+    assert cache.job(("ml", "one")).version == 3
+
+
 def test_a_list_of_one_namespace_removes_nothing_of_another():
     cache = Cache()
     cache.jobs.see(a_job("u", 1, "one"))

@@ -14,20 +14,21 @@ from ddpjob.core.api.reasons import Reason
 from ddpjob.kube import api as client
 from ddpjob.kube.api import ApiClient, configuration
 from ddpjob.kube.errors import ApiError, Unreachable
-from ddpjob.kube.kinds import JOBS
+from ddpjob.kube.kinds import JOBS, PODS
+from ddpjob.kube.request import ReadDocument, Request, Verb
 
 
 async def test_an_error_has_the_message_of_the_api_server(fake, api):
     fake.fault("GET", ".*", refusal(403, "Forbidden", "no, and this is why"))
     with pytest.raises(ApiError, match="no, and this is why") as caught:
-        await api.call("GET", JOBS.api)
+        await api.call(ReadDocument(JOBS.api))
     assert (caught.value.status, caught.value.reason) == (403, "Forbidden")
 
 
 async def test_an_api_server_that_answers_too_late_counts_as_unreachable(fake, api):
     fake.stall()
     with pytest.raises(Unreachable):
-        await api.call("GET", JOBS.api, timeout=0.05)
+        await api.call(ReadDocument(JOBS.api), timeout=0.05)
 
 
 async def test_a_missing_api_server_counts_as_unreachable(kubeconfig, fake):
@@ -35,7 +36,7 @@ async def test_a_missing_api_server_counts_as_unreachable(kubeconfig, fake):
     settings.host = "http://127.0.0.1:1"
     api = ApiClient(settings)
     with pytest.raises(Unreachable):
-        await api.call("GET", JOBS.api)
+        await api.call(ReadDocument(JOBS.api))
     await api.close()
 
 
@@ -46,7 +47,7 @@ async def test_an_answer_that_is_no_object_counts_as_unreachable(fake, api, text
 
     fake.fault("GET", ".*", page)
     with pytest.raises(Unreachable):
-        await api.call("GET", JOBS.api)
+        await api.call(ReadDocument(JOBS.api))
 
 
 def no_op():
@@ -101,7 +102,7 @@ async def test_retry_after_delays_the_next_request(fake, api):
     await asyncio.wait_for(api.wait_until_allowed(), 1)
     fake.fault("GET", ".*", refusal(429, "TooManyRequests", **{"Retry-After": "1"}))
     with pytest.raises(ApiError):
-        await api.call("GET", JOBS.api)
+        await api.call(ReadDocument(JOBS.api))
     asked = time.monotonic()
     await api.wait_until_allowed()
     assert time.monotonic() - asked > 0.9
@@ -111,7 +112,7 @@ async def test_a_webhook_that_asks_for_a_pause_does_not_stop_the_other_requests(
     denied = 'admission webhook "quota.acme.dev" denied the request'
     fake.fault("POST", ".*", refusal(429, "TooManyRequests", denied, **{"Retry-After": "60"}))
     with pytest.raises(ApiError):
-        await api.call("POST", "api/v1/namespaces/ml/pods", {})
+        await api.call(Request(Verb.CREATE, PODS, "ml", body={}))
     await asyncio.wait_for(api.wait_until_allowed(), 1)
 
 

@@ -1,7 +1,7 @@
 """The logs that a user follows, where the API server or a kubelet does not answer."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from ddpjob.client import follow
 from ddpjob.client.follow import Follower
 from ddpjob.client.logs import ALL_LINES, LogLine, PodLog
 from ddpjob.kube.errors import Unreachable
+from ddpjob.kube.request import Request
 
 UID = "uid"
 
@@ -20,10 +21,10 @@ class Logs:
 
     def __init__(self, *answers: list[str] | Exception) -> None:
         self.answers = list(answers)
-        self.queries: list[dict[str, str]] = []
+        self.queries: list[Mapping[str, str]] = []
 
-    async def stream(self, path: str, query: dict[str, str], *_: Any) -> AsyncIterator[bytes]:
-        self.queries.append(query)
+    async def stream(self, request: Request, *_: Any) -> AsyncIterator[bytes]:
+        self.queries.append(request.query)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer

@@ -27,6 +27,8 @@ from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import observe
 from ddpjob.core.plan import Delete, Plan
 from ddpjob.core.render.pod_context import Settings
+from ddpjob.kube.kinds import PODS
+from ddpjob.kube.request import Request, Verb
 
 LEASE = ".*/leases/op"
 
@@ -294,7 +296,7 @@ async def test_a_create_that_hangs_ends_with_the_lease(fake, api, a_lease, backg
     lease = a_lease()
     await lease.acquire()
     fake.fault("POST", ".*/pods", hanging_webhook())
-    create = Writer(api, lease).write("POST", "api/v1/namespaces/ml/pods", {})
+    create = Writer(api, lease).write(Request(Verb.CREATE, PODS, "ml", body={}))
     creating = background(create)
     await until(lambda: fake.writes(".*/pods"))
     clock.now = DEADLINE - 0.1

@@ -179,7 +179,7 @@ async def test_nodes_are_read_with_rights_in_all_namespaces(fake, a_lister):
 async def test_without_the_right_to_read_nodes_the_rest_works_and_the_log_says_what_does_not(
     fake, a_lister, caplog
 ):
-    fake.fault("GET", f"/{NODES.collection()}", refusal(403, "Forbidden", "no"), times=2)
+    fake.fault("GET", f"/{NODES.api}/nodes", refusal(403, "Forbidden", "no"), times=2)
     create_in(fake, "ml")
     found = a_lister()
     await found.list_once()
@@ -193,7 +193,7 @@ async def test_with_roles_only_nodes_are_not_asked_for(fake, a_lister):
     found = a_lister("ml")
     await found.list_once()
     assert found.reads_nodes is False
-    assert fake.reads(f"/{NODES.collection()}") == []
+    assert fake.reads(f"/{NODES.api}/nodes") == []
 
 
 # A turn without a gap
@@ -267,7 +267,7 @@ async def test_a_list_that_fails_is_made_again_at_the_next_turn(fake, a_lister, 
 
 
 async def test_nodes_that_can_be_read_later_are_watched_by_the_next_start(fake, a_lister):
-    fake.fault("GET", f"/{NODES.collection()}", refusal(403, "Forbidden", "no"))
+    fake.fault("GET", f"/{NODES.api}/nodes", refusal(403, "Forbidden", "no"))
     found = a_lister()
     await found.take_turn()
     with pytest.raises(MoreIsReadable, match="nodes can be read now"):

@@ -14,7 +14,8 @@ from ddpjob.controller.job_metrics import PART
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core.api.status import Status
-from ddpjob.kube.kinds import resource_of
+from ddpjob.kube.kinds import JOBS, PODS
+from ddpjob.kube.request import ReadDocument, Request, Verb
 
 
 def a_job(name: str = "digits", **status: Any) -> dict[str, Any]:
@@ -152,26 +153,15 @@ def test_the_names_of_jobs_can_be_left_out() -> None:
 
 def test_requests_are_counted_by_what_they_are_about() -> None:
     metrics = Metrics(Cache(), ())
-    metrics.count_request("PATCH", "api/v1/namespaces/n/pods/p", 200)
-    metrics.count_request("PATCH", "api/v1/namespaces/n/pods/q", 200)
-    line = 'ddpjob_api_requests_total{method="PATCH",resource="pods",status="200"} 2.0'
-    assert line in asyncio.run(metrics.text()).decode()
-
-
-@pytest.mark.parametrize(
-    ("path", "resource"),
-    [
-        ("api/v1/namespaces/n/pods/p", "pods"),
-        ("api/v1/namespaces/n/pods", "pods"),
-        ("api/v1/pods", "pods"),
-        ("api/v1/namespaces/n", "namespaces"),
-        ("api/v1/nodes/x", "nodes"),
-        ("apis/ddpjob.dev/v1alpha1/namespaces/n/ddpjobs/j/status", "ddpjobs/status"),
-        ("apis/ddpjob.dev/v1alpha1/ddpjobs", "ddpjobs"),
-    ],
-)
-def test_the_resource_of_a_path(path: str, resource: str) -> None:
-    assert resource_of(path) == resource
+    for name in ("p", "q"):
+        metrics.count_request(Request(Verb.MERGE, PODS, "n", name, body={}), 200)
+    metrics.count_request(Request(Verb.UPDATE, JOBS, "n", "j", "status", body={}), 0)
+    metrics.count_request(ReadDocument(JOBS.api), 404)
+    text = asyncio.run(metrics.text()).decode()
+    name = "ddpjob_api_requests_total"
+    assert f'{name}{{method="PATCH",resource="pods",status="200"}} 2.0' in text
+    assert f'{name}{{method="PUT",resource="ddpjobs/status",status="0"}} 1.0' in text
+    assert f'{name}{{method="GET",resource="",status="404"}} 1.0' in text
 
 
 async def test_the_time_that_a_job_waits_in_the_queue_is_measured() -> None:

@@ -33,7 +33,7 @@ class AnyWriter:
     """A writer that needs no Lease."""
 
     def __init__(self, api: ApiClient) -> None:
-        self.get = api.get
+        self.read = api.read
         self.write = api.call
 
 

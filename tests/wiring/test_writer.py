@@ -13,6 +13,8 @@ from ddpjob.controller.lease import Lease
 from ddpjob.controller.writer import MAX_CALLS_PER_JOB, Writer, run_all
 from ddpjob.kube.api import configuration
 from ddpjob.kube.errors import ApiError, Unreachable
+from ddpjob.kube.kinds import JOBS, LEASES, PODS
+from ddpjob.kube.request import Request, Verb
 
 FORBIDDEN = ApiError(403, "Forbidden", "a policy")
 REFUSED = Refused("QuotaExceeded", "no room")
@@ -181,15 +183,14 @@ def a_writer(api):
 
 
 def create_pod(writer, name, namespace="bad"):
-    path = f"api/v1/namespaces/{namespace}/pods"
-    return writer.write("POST", path, {"metadata": {"name": name}})
+    body = {"metadata": {"name": name}}
+    return writer.write(Request(Verb.CREATE, PODS, namespace, body=body))
 
 
 def write_status(fake, writer):
     job = fake.get("ddpjobs", "digits") or fake.create("ddpjobs", a_job())
-    path = "apis/ddpjob.dev/v1alpha1/namespaces/ml/ddpjobs/digits/status"
     body = {"metadata": {"uid": job["metadata"]["uid"]}, "status": {"phase": "Pending"}}
-    return writer.write("PUT", path, body)
+    return writer.write(Request(Verb.UPDATE, JOBS, "ml", "digits", "status", body=body))
 
 
 async def test_a_create_waits_for_the_words_of_the_webhook(fake, a_writer, monkeypatch):
@@ -261,12 +262,12 @@ async def test_statuses_that_hang_do_not_refuse_the_mark_of_their_namespace(
     monkeypatch.setattr(slots, "HANGS_AFTER", 0.1)
     fake.fault("PUT", ".*/status", hanging_webhook(), times=float("inf"))
     writer = await a_writer()
-    path = "apis/ddpjob.dev/v1alpha1/namespaces/ml/ddpjobs/{}/status"
-    puts = [background(writer.write("PUT", path.format(n), {})) for n in range(50)]
+    statuses = [Request(Verb.UPDATE, JOBS, "ml", str(n), "status", body={}) for n in range(50)]
+    puts = [background(writer.write(request)) for request in statuses]
     await until(lambda: sum(put.done() for put in puts) > 20)
     lease = {"metadata": {"name": "ddpjob-installation"}, "spec": {}}
-    leases = "apis/coordination.k8s.io/v1/namespaces/ml/leases"
-    await asyncio.wait_for(writer.write("POST", leases, lease), 2)
+    mark = Request(Verb.CREATE, LEASES, "ml", body=lease)
+    await asyncio.wait_for(writer.write(mark), 2)
 
 
 async def test_a_create_that_hangs_beyond_the_share_can_be_retried(

@@ -1,7 +1,7 @@
 """Server-side apply of any objects: their paths come from the API server's discovery."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpjob.client.errors import NO_CRD, NotConnected, Rejected, client_errors
@@ -9,6 +9,7 @@ from ddpjob.core.api.readers import Dict, child, did_you_mean, quoted
 from ddpjob.jobs.documents import is_job
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.kinds import Kind
+from ddpjob.kube.request import ReadDocument, Request, Verb
 
 # The owner of the fields that a user submits. Fields of other managers are taken over.
 FIELD_MANAGER = "ddpjob"
@@ -67,11 +68,12 @@ class Applier:
         name = metadata.get("name")
         if not name:
             # A server-side apply needs a name. The API server makes one from generateName.
-            path = kind.collection(namespace)
-            return Applied("created", await self.api.call("POST", path, body, {**CREATE, **query}))
-        path = kind.path(namespace, str(name))
-        before = await self.api.get(path)
-        after = await self.api.call("APPLY", path, body, {**APPLY, **query})
+            create = Request(Verb.CREATE, kind, namespace, body=body, query={**CREATE, **query})
+            return Applied("created", await self.api.call(create))
+        read = Request(Verb.GET, kind, namespace, str(name))
+        before = await self.api.read(read)
+        apply = replace(read, verb=Verb.APPLY, body=body, query={**APPLY, **query})
+        after = await self.api.call(apply)
         return Applied(_action(before, after), after)
 
     def _in_namespace(self, kind: Kind, document: Dict) -> dict[str, Any]:
@@ -98,9 +100,9 @@ class Applier:
     async def _discover(self, api_version: str) -> None:
         """Read the kinds of an API group and version."""
         group, _, version = api_version.rpartition("/")
-        path = f"apis/{api_version}" if group else f"api/{version}"
+        api = Kind(group, version, "").api
         with client_errors():
-            answer = await self.api.get(path)
+            answer = await self.api.read(ReadDocument(api))
         for resource in (answer or {}).get("resources", []):
             # Subresources have a `/` in their names.
             if "/" not in resource["name"]:

@@ -19,6 +19,7 @@ from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import NotConfigured
 from ddpjob.kube.kinds import CONFIG_MAPS, JOBS, Kind
 from ddpjob.kube.kubeconfig import user_configuration
+from ddpjob.kube.request import Request, Verb
 from ddpjob.kube.watch import list_objects
 
 # Seconds for a deleted job to be gone, or for a suspended one to have no pods.
@@ -90,7 +91,7 @@ class AsyncClient(JobReader):
     async def own_code(self, bodies: Sequence[Dict]) -> None:
         """Make jobs the owners of the ConfigMaps of their code, so that they go with them."""
         for one in owned_code(bodies):
-            await self._patch(CONFIG_MAPS, one)
+            await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, one)
 
     async def suspend(self, name: str, *, namespace: str | None = None) -> DDPJob:
         """Suspend a job. Its pods get SIGTERM and their grace period; its checkpoints stay."""
@@ -163,9 +164,9 @@ class AsyncClient(JobReader):
         return code
 
     async def _create(self, job: DDPJob) -> dict[str, Any]:
+        request = Request(Verb.CREATE, JOBS, job.namespace, body=job.manifest(), query=CREATE)
         with client_errors():
-            path = JOBS.collection(job.namespace)
-            return await self.api.call("POST", path, job.manifest(), CREATE)
+            return await self.api.call(request)
 
     async def _change(self, name: str, namespace: str | None, spec: Mapping[str, Any]) -> DDPJob:
         job = await self.get(name, namespace=namespace)
@@ -179,13 +180,14 @@ class AsyncClient(JobReader):
 
     async def _change_spec(self, job: DDPJob, spec: Mapping[str, Any]) -> DDPJob:
         metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
-        return DDPJob.from_manifest(await self._patch(JOBS, {"metadata": metadata, "spec": spec}))
+        body = {"metadata": metadata, "spec": spec}
+        return DDPJob.from_manifest(await self._patch(Verb.MERGE, JOBS, body))
 
-    async def _patch(self, kind: Kind, body: Dict) -> dict[str, Any]:
-        metadata = body["metadata"]
-        path = kind.path(metadata["namespace"], metadata["name"])
+    async def _patch(self, verb: Verb, kind: Kind, body: Dict) -> dict[str, Any]:
+        place = (body["metadata"]["namespace"], body["metadata"]["name"])
+        query = {"fieldManager": FIELD_MANAGER}
         with client_errors():
-            return await self.api.call("PATCH", path, body, {"fieldManager": FIELD_MANAGER})
+            return await self.api.call(Request(verb, kind, *place, body=body, query=query))
 
     async def _release_code(self, job: DDPJob) -> Sequence[Dict]:
         """Take the ConfigMaps of a job's code away from it, so that they outlive it."""
@@ -196,14 +198,16 @@ class AsyncClient(JobReader):
             found, _ = await list_objects(self.api, CONFIG_MAPS, job.namespace, query)
         for one in found:
             metadata = {key: one["metadata"][key] for key in ("name", "namespace")}
-            await self._patch(CONFIG_MAPS, {"metadata": {**metadata, "ownerReferences": None}})
+            body = {"metadata": {**metadata, "ownerReferences": None}}
+            await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, body)
         return found
 
     async def _delete(self, job: DDPJob) -> None:
         body = {"propagationPolicy": "Background", "preconditions": {"uid": job.uid}}
+        request = Request(Verb.DELETE, JOBS, job.namespace, job.name, body=body)
         try:
             with client_errors():
-                await self.api.call("DELETE", JOBS.path(job.namespace, job.name), body)
+                await self.api.call(request)
         except Rejected as error:
             if error.status != 404:
                 raise

@@ -14,7 +14,17 @@ from ddpjob.core.api import names, profiles
 from ddpjob.core.api.kubernetes import advice_on_version, note_on_version
 from ddpjob.core.api.readers import Dict, child, children, either, integer_or_zero, strings_or_empty
 from ddpjob.core.api.times import parse_time
-from ddpjob.kube.kinds import CRDS, DEPLOYMENTS, LEASES, NAMESPACES, NODES, Kind
+from ddpjob.kube.kinds import (
+    ACCESS_REVIEWS,
+    CRDS,
+    DEPLOYMENTS,
+    JOBS,
+    LEASES,
+    NAMESPACES,
+    NODES,
+    Kind,
+)
+from ddpjob.kube.request import ReadDocument, Request, Verb
 from ddpjob.kube.watch import list_objects
 
 # Labels of the operator's Deployment, as the chart sets them.
@@ -70,7 +80,7 @@ Check = Callable[[AsyncClient], Awaitable[Sequence[Finding]]]
 async def examine(client: AsyncClient) -> AsyncGenerator[Finding, None]:
     """Yield the findings of all checks. Raises NotConnected without a cluster."""
     with client_errors():
-        version = await client.api.call("GET", "version")
+        version = await client.api.call(ReadDocument("version"))
     found = version["gitVersion"]
     answer = f"{found} answers{note_on_version(found)}"
     yield Finding("Kubernetes", answer, advice_on_version(found))
@@ -96,14 +106,14 @@ async def _list(
 async def check_crd(client: AsyncClient) -> Sequence[Finding]:
     """Check that the API server serves DDPJobs, in the version of this program."""
     with client_errors():
-        served = await client.api.get(f"apis/{names.API_VERSION}")
+        served = await client.api.read(ReadDocument(JOBS.api))
     if not served:
         advice = "install the operator's chart; it brings the CustomResourceDefinition"
         return [Finding("DDPJobs", f"the cluster does not serve {names.API_VERSION}", advice)]
     version = None
     # Only an administrator may read it.
     with suppress(ClientError), client_errors():
-        crd = await client.api.get(CRDS.path("", f"{names.PLURAL}.{names.GROUP}"))
+        crd = await client.api.read(Request(Verb.GET, CRDS, name=f"{names.PLURAL}.{names.GROUP}"))
         version = child(child(crd, "metadata"), "labels").get(VERSION_LABEL)
     if version in (None, __version__):
         return [Finding("DDPJobs", f"served as {names.API_VERSION}")]
@@ -193,9 +203,8 @@ async def check_rights(client: AsyncClient) -> Sequence[Finding]:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        path = "apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
         with client_errors():
-            answer = await client.api.call("POST", path, review)
+            answer = await client.api.call(Request(Verb.CREATE, ACCESS_REVIEWS, body=review))
         if not child(answer, "status").get("allowed"):
             missing.append(f"{verb} {resource} (for {command})")
     where = f"in namespace {client.namespace}"
@@ -208,7 +217,7 @@ async def check_rights(client: AsyncClient) -> Sequence[Finding]:
 async def check_pod_security(client: AsyncClient) -> Sequence[Finding]:
     """Check that the namespace takes the pods that the operator makes."""
     with client_errors():
-        namespace = await client.api.get(NAMESPACES.path("", client.namespace))
+        namespace = await client.api.read(Request(Verb.GET, NAMESPACES, name=client.namespace))
     if namespace is None:
         advice = f"kubectl create namespace {client.namespace}"
         return [Finding("Namespace", f"{client.namespace} does not exist", advice)]
@@ -335,7 +344,7 @@ async def check_networks(client: AsyncClient) -> Sequence[Finding]:
     namespace = None
     # Who may not read it knows one of its labels: its name.
     with suppress(ClientError), client_errors():
-        namespace = await client.api.get(NAMESPACES.path("", client.namespace))
+        namespace = await client.api.read(Request(Verb.GET, NAMESPACES, name=client.namespace))
     labels = child(child(namespace or {}, "metadata"), "labels")
     findings = [
         Finding("Networks", _describe_gap(gap), NETWORK_ADVICE)

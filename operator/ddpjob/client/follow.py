@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpjob.client.errors import NotFound
@@ -23,6 +23,7 @@ from ddpjob.jobs.user_job import DDPJob
 from ddpjob.kube.api import ApiClient, may_succeed_later
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import JOBS, PODS
+from ddpjob.kube.request import Request, Verb
 from ddpjob.kube.watch import watch
 
 # Seconds in which the lines of several pods are put in the order of their times.
@@ -155,14 +156,14 @@ class Follower:
 
     async def _read(self, uid: str, log: PodLog, choice: LogChoice) -> None:
         """Report the lines of a pod until it has ended, also over several connections."""
-        path = PODS.path(log.namespace, log.name, "log")
+        request = Request(Verb.GET, PODS, log.namespace, log.name, "log")
         query = {**choice.query(), "follow": "true"}
         failures = 0
         while failures < MAX_FAILURES or uid not in self._ended:
             # A log that is requested after the end of its container is complete.
             is_last = uid in self._ended
             try:
-                async for raw in self.api.stream(path, query, LOG_SECONDS):
+                async for raw in self.api.stream(replace(request, query=query), LOG_SECONDS):
                     failures = 0
                     line = log.take(raw)
                     if line is not None and self.choice.has_line(line):

@@ -14,6 +14,7 @@ from ddpjob.core.api.readers import Dict, child, children
 from ddpjob.jobs.terminal import as_displayed
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import PODS
+from ddpjob.kube.request import Request, Verb
 
 if TYPE_CHECKING:
     from ddpjob.kube.api import ApiClient
@@ -179,9 +180,9 @@ async def read_log(
     api: "ApiClient", pod: PodLog, choice: LogChoice
 ) -> AsyncGenerator[LogLine, None]:
     """Yield the lines that a pod has written so far. A pod that is gone has none."""
-    path = PODS.path(pod.namespace, pod.name, "log")
+    request = Request(Verb.GET, PODS, pod.namespace, pod.name, "log", query=choice.query())
     try:
-        async for raw in api.stream(path, choice.query()):
+        async for raw in api.stream(request):
             line = pod.take(raw)
             if line is not None and choice.has_line(line):
                 yield line

@@ -22,6 +22,7 @@ from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.kinds import JOBS, PODS
+from ddpjob.kube.request import Request, Verb
 from ddpjob.kube.watch import list_objects, watch
 
 Jobs = list[DDPJob]
@@ -41,7 +42,7 @@ class JobReader:
         """Return a job. Raises NotFound."""
         place = namespace or self.namespace
         with client_errors():
-            body = await self.api.get(JOBS.path(place, name))
+            body = await self.api.read(Request(Verb.GET, JOBS, place, name))
         if body is None:
             raise await self._not_found(name, place)
         return DDPJob.from_manifest(body)

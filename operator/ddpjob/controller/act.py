@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
@@ -23,9 +22,10 @@ from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.observation import LONGEST_RETRY, Node, Refusal
 from ddpjob.core.observe.pods import owner_of
-from ddpjob.core.plan import Plan
+from ddpjob.core.plan import Assign, Create, Plan
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import JOBS, NODES, PODS
+from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
@@ -123,73 +123,86 @@ class Actor:
 
         Returns the seconds until the next look at the job; None: when something changes.
         """
-        # If a pod is missing in the cache, restart only if the API server confirms that it is gone.
-        # Delete a pod by force only if the API server confirms the state of its node.
         job = seen.value.unpack()
         if plan.status.finished or plan.status.reason in (Reason.SUSPENDED, Reason.YIELDED):
             self.under_quota.get(job.namespace, {}).pop(job.uid, None)
+        wait = await self._wait_if_outdated(job, plan)
+        if wait is not None:
+            return wait
+        memory = self.memories.setdefault(job.uid, Memory())
+        if plan.check_agent:
+            await self._check_agent(job, memory)
+        body: Dict | None = None
+        if plan.status.to_dict() != job.status.to_dict():
+            wait = self._wait_with_progress(job, plan, memory)
+            if wait is not None:
+                return wait
+            # The status is written first, under the version that it was computed from. So neither
+            # two operators nor a stale cache can begin the same attempt twice.
+            body = await self._write_status(seen, plan.status, memory)
+            if body is None:
+                return AGAIN
+            if body["metadata"]["generation"] != job.generation:
+                # The answer was lost, and the spec has changed since. Only the events still hold.
+                plan = Plan(plan.status, events=plan.events, wake_after=AGAIN)
+        try:
+            wake_after = await self._write_objects(seen, body, plan, memory)
+        except Exception:
+            await self._post_events(job, plan)
+            raise
+        await self._post_events(job, plan)
+        return wake_after
+
+    async def _wait_if_outdated(self, job: Job, plan: Plan) -> float | None:
+        """Return when to decide again if the cluster is not as the plan assumes; None if it is.
+
+        If a pod is missing in the cache, restart only if the API server confirms that it is gone.
+        Delete a pod by force only if the API server confirms the state of its node.
+        """
         existing = await self._find_existing(job, plan.confirm)
         if existing:
             return await self._keep(job, existing)
         if await self._any_node_differs({delete.node for delete in plan.delete if delete.node}):
             return AGAIN
+        return None
 
-        memory = self.memories.setdefault(job.uid, Memory())
-        if plan.check_agent and self.clock() - memory.agent_checked >= AGENT_INTERVAL:
-            memory.agent_checked = self.clock()
-            await self._check_agent(job)
+    def _wait_with_progress(self, job: Job, plan: Plan, memory: Memory) -> float | None:
+        """Return when to write a status that only reports progress; None for at once.
 
-        # A plan that only reports progress is written at most every PROGRESS_INTERVAL seconds.
-        changed = plan.status.to_dict() != job.status.to_dict()
+        It is written at most every PROGRESS_INTERVAL seconds.
+        """
         wait = memory.last_write + PROGRESS_INTERVAL - self.clock()
-        if changed and wait > 0 and plan.only_reports_progress(job.status):
-            if plan.wake_after is None:
-                return wait
-            return min(wait, plan.wake_after)
+        if wait <= 0 or not plan.only_reports_progress(job.status):
+            return None
+        return _earliest(wait, plan.wake_after)
 
-        # The status is written first, under the version that it was computed from. So neither two
-        # operators nor a stale cache can begin the same attempt twice.
-        body: Dict | None = None
-        if changed:
-            body = await self._write_status(seen, plan.status, memory)
-            if body is None:
-                return AGAIN
-            if plan.status.finished:
-                # A job that is taken up again asks the API server again.
-                memory.refusal = None
-            if body["metadata"]["generation"] != job.generation:
-                # The answer was lost, and the spec has changed since. Only the events still hold.
-                plan = replace(
-                    plan, create=(), assign=(), delete=(), delete_job=False, wake_after=AGAIN
-                )
+    async def _post_events(self, job: Job, plan: Plan) -> None:
+        """Post the events of a plan. None is repeated: the status has the same information."""
+        await run_all(self.reporter.post(job, event) for event in plan.events)
 
-        # Post events last. A failed post is not repeated: the status has the same information.
-        try:
-            return await self._change_objects(seen, body, plan, memory)
-        finally:
-            if not isinstance(sys.exception(), asyncio.CancelledError):
-                await run_all(self.reporter.post(job, event) for event in plan.events)
-
-    async def _change_objects(
+    async def _write_objects(
         self, seen: SeenJob, body: Dict | None, plan: Plan, memory: Memory
     ) -> float | None:
-        """Delete and create what the plan says. `body` is the job with its written status."""
-        job = seen.value.unpack()
+        """Write what a plan has beside the status. `body` is the job with its written status."""
+        if not (plan.delete_job or plan.assign or plan.create):
+            await self.deleter.delete_pods(seen.value.unpack(), plan.delete)
+            return plan.wake_after
         # If the status was not written, read the job again: a newer version may exist.
-        if body is None and (plan.create or plan.assign or plan.delete_job):
-            body = await self.read_if_current(seen)
-            if body is None:
-                return AGAIN
-        if body and plan.delete_job:
+        body = body or await self.read_if_current(seen)
+        if body is None:
+            return AGAIN
+        if plan.delete_job:
             await self.deleter.delete_job(body)
             return None
-        if body and plan.assign and not await self._assign(Job.from_dict(body), plan):
-            waits = [plan.wake_after, REFUSED_ASSIGNMENT_RETRY]
-            plan = replace(plan, wake_after=min(wait for wait in waits if wait is not None))
-        if not body or not plan.create:
+        # The cache does not keep what only the pods need.
+        job = Job.from_dict(body)
+        wake_after = plan.wake_after
+        if plan.assign and not await self._assign(job, plan.assign):
+            wake_after = _earliest(wake_after, REFUSED_ASSIGNMENT_RETRY)
+        if not plan.create:
             await self.deleter.delete_pods(job, plan.delete)
-            return plan.wake_after
-        await self._create(Job.from_dict(body), plan.create, memory)
+            return wake_after
+        await self._create(job, plan.create, memory)
         # A plan that creates pods deletes only ended ones, so nothing depends on the deletion.
         try:
             async with asyncio.timeout(ENDED_PODS_TIMEOUT):
@@ -199,22 +212,25 @@ class Actor:
             log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, what)
         return AGAIN
 
-    async def _check_agent(self, job: Job) -> None:
+    async def _check_agent(self, job: Job, memory: Memory) -> None:
         """Create the agent's ConfigMap anew if it is gone, as a pod that waits for it shows."""
+        if self.clock() - memory.agent_checked < AGENT_INTERVAL:
+            return
+        memory.agent_checked = self.clock()
         try:
             await self.creator.check_agent(job.namespace)
         except (Refused, ApiError) as error:
             message = f"the pods may wait for the ConfigMap of the agent: {error}"
             await self.reporter.post_once(job, "NoAgent", message)
 
-    async def _assign(self, job: Job, plan: Plan) -> bool:
+    async def _assign(self, job: Job, assigns: tuple[Assign, ...]) -> bool:
         """Assign the pods that stay: they begin to end the last attempt before all else.
 
         Return False if that is refused. The rest of the plan is carried out all the same. The pods
         get the assignment at a later look, or are replaced if they are silent for too long.
         """
         try:
-            await self.creator.assign(job, plan.assign)
+            await self.creator.assign(job, assigns)
         except ApiError as error:
             message = f"a pod that stays cannot be assigned; it is tried again: {error}"
             await self.reporter.post_once(job, "AssignRefused", message)
@@ -239,9 +255,9 @@ class Actor:
             "metadata": metadata,
             "status": status.to_dict(),
         }
-        path = JOBS.path(job.namespace, job.name, "status")
+        request = Request(Verb.UPDATE, JOBS, job.namespace, job.name, "status", body=body)
         try:
-            written: Dict = await self.writer.write("PUT", path, body)
+            written: Dict = await self.writer.write(request)
         except NotSent:
             raise
         except CallFailed as error:
@@ -254,6 +270,9 @@ class Actor:
             written = found
         self.cache.jobs.see(written)
         memory.last_write = self.clock()
+        if status.finished:
+            # A job that is taken up again asks the API server again.
+            memory.refusal = None
         self.metrics.count_restarts(job.status, status)
         self.metrics.count_seconds(job.status, status)
         return written
@@ -264,7 +283,7 @@ class Actor:
         return found if self._is_current(seen) else None
 
     async def _read(self, job: Job) -> Dict | None:
-        found = await self.writer.get(JOBS.path(job.namespace, job.name))
+        found = await self.writer.read(Request(Verb.GET, JOBS, job.namespace, job.name))
         if found:
             self.cache.jobs.see(found)
         else:
@@ -284,7 +303,7 @@ class Actor:
         found = []
 
         async def look(name: str) -> None:
-            pod = await self.writer.get(PODS.path(job.namespace, name))
+            pod = await self.writer.read(Request(Verb.GET, PODS, job.namespace, name))
             if pod and owner_of(pod) == job.identity and self.cache.pods.restore(pod):
                 found.append(name)
 
@@ -321,7 +340,7 @@ class Actor:
 
         async def look(name: str) -> None:
             query = {"fieldSelector": f"metadata.name={name}"}
-            answer = await self.writer.get(NODES.collection(), query)
+            answer = await self.writer.read(Request(Verb.GET, NODES, query=query))
             items = (answer or {}).get("items", ())
             found = [node for node in items if node["metadata"]["name"] == name]
             read[name] = nodes.correct(name, found[0] if found else None)
@@ -329,12 +348,12 @@ class Actor:
         await run_all(look(name) for name in node_names)
         return read != before
 
-    async def _create(self, job: Job, indices: tuple[int, ...], memory: Memory) -> None:
-        """Create the Service and the pods of a gang, and remember a refusal."""
+    async def _create(self, job: Job, creates: tuple[Create, ...], memory: Memory) -> None:
+        """Create the objects of a gang, and remember a refusal."""
         memory.refusal = None
         self.under_quota.get(job.namespace, {}).pop(job.uid, None)
         try:
-            await self.creator.create_gang(job, indices)
+            await self.creator.create(job, creates)
         except SpecError as error:
             log.exception("%s/%s: cannot render a pod", job.namespace, job.name)
             self._remember(job, memory, Refused(Reason.INVALID_POD, str(error), final=True))
@@ -361,3 +380,8 @@ class Actor:
             refused.final,
             refused.counts_ended_pods,
         )
+
+
+def _earliest(*waits: float | None) -> float | None:
+    """Return the shortest of some waits; None is one without an end."""
+    return min((wait for wait in waits if wait is not None), default=None)

@@ -114,6 +114,11 @@ class Jobs(Store[KeptJob]):
             self.drop(known.uid)
         return super().see(body)
 
+    def _read_again(self, body: Dict, old: KeptJob) -> KeptJob:
+        known = old.unpack()
+        job = known.reread(body)
+        return old if job == known else KeptJob.pack(job)
+
     def _add(self, seen: SeenJob) -> None:
         self.by_key[seen.value.key] = seen
 

@@ -1,8 +1,9 @@
-"""Creates the objects of a gang, assigns its pods, and says why the API server refuses one."""
+"""Creates the objects of a job, assigns its pods, and says why the API server refuses one."""
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from ddpjob.controller.cache import Cache
@@ -15,12 +16,13 @@ from ddpjob.core.api.job import Job
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.pods import owner_of
-from ddpjob.core.plan import Assign
+from ddpjob.core.plan import Assign, Create, Owned
 from ddpjob.core.render import objects
 from ddpjob.core.render.assignment import assignment
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError, Unreachable, is_admission
 from ddpjob.kube.kinds import CONFIG_MAPS, PODS, SERVICES, Kind
+from ddpjob.kube.request import Request, Verb
 
 # The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
 STRICT = {"fieldValidation": "Strict"}
@@ -30,6 +32,9 @@ NO_ANSWER = (
     "validatingwebhookconfigurations,mutatingwebhookconfigurations; the operator tries again: "
     "{error}"
 )
+
+# How the API server serves what a job owns.
+KINDS = {Owned.SERVICE: SERVICES, Owned.POD: PODS}
 
 # The labels by which the operator finds a pod.
 OWN_LABELS = (names.LABEL_JOB, names.LABEL_ATTEMPT, names.LABEL_INDEX)
@@ -49,16 +54,21 @@ class Creator:
     territory: Territory
     with_agent: dict[str, str] = field(default_factory=dict)
 
-    async def create_gang(self, job: Job, indices: tuple[int, ...]) -> None:
-        """Create the Service and the agent's ConfigMap, then the pods side by side.
+    async def create(self, job: Job, creates: Iterable[Create]) -> None:
+        """Create objects in their order, and those of one kind side by side.
 
-        Raises Refused or SpecError.
+        The pods need the agent's ConfigMap. Raises Refused or SpecError.
         """
-        await self._create_object(job, SERVICES, objects.service(job))
-        if self.with_agent.get(job.namespace) != self.territory.uid_of_mark(job.namespace):
-            await self.provide_agent(job.namespace)
-        pods = objects.pods(job, indices, self.settings)
-        await run_all(self._create_object(job, PODS, pod) for pod in pods)
+        for kind, group in groupby(creates, key=lambda create: create.kind):
+            if kind is Owned.POD:
+                await self._require_agent(job.namespace)
+            indices = [create.index for create in group if create.index is not None]
+            bodies = objects.rendered(job, kind, indices, self.settings)
+            await run_all(self._create_object(job, KINDS[kind], body) for body in bodies)
+
+    async def _require_agent(self, namespace: str) -> None:
+        if self.with_agent.get(namespace) != self.territory.uid_of_mark(namespace):
+            await self.provide_agent(namespace)
 
     async def provide_agent(self, namespace: str) -> None:
         """Create the ConfigMap with the agent. Raises Refused.
@@ -71,19 +81,21 @@ class Creator:
         with self._refusals():
             found: Dict | None
             try:
-                found = await self.writer.write("POST", CONFIG_MAPS.collection(namespace), body)
+                request = Request(Verb.CREATE, CONFIG_MAPS, namespace, body=body)
+                found = await self.writer.write(request)
             except ApiError as error:
                 if not _exists(error):
                     raise
-                found = await self.writer.get(CONFIG_MAPS.path(namespace, name))
+                found = await self.writer.read(Request(Verb.GET, CONFIG_MAPS, namespace, name))
         _compare(found, body)
         self.with_agent[namespace] = lease
 
     async def check_agent(self, namespace: str) -> None:
         """Create the ConfigMap with the agent anew if it is gone. Raises Refused."""
         body = objects.agent_config_map(namespace, self.territory.uid_of_mark(namespace))
+        request = Request(Verb.GET, CONFIG_MAPS, namespace, body["metadata"]["name"])
         with self._refusals():
-            found = await self.writer.get(CONFIG_MAPS.path(namespace, body["metadata"]["name"]))
+            found = await self.writer.read(request)
         if found is None:
             # It may have gone with its Lease.
             await self.territory.mark_anew(namespace)
@@ -112,9 +124,9 @@ class Creator:
                 },
             }
         }
+        request = Request(Verb.MERGE, PODS, job.namespace, assign.name, body=body)
         try:
-            path = PODS.path(job.namespace, assign.name)
-            self.cache.pods.see(await self.writer.write("PATCH", path, body))
+            self.cache.pods.see(await self.writer.write(request))
         except ApiError as error:
             if error.status != 404 or is_admission(error.message):
                 raise
@@ -122,10 +134,10 @@ class Creator:
 
     async def _create_object(self, job: Job, kind: Kind, body: Mapping[str, Any]) -> None:
         created = None
+        request = Request(Verb.CREATE, kind, job.namespace, body=body, query=STRICT)
         with self._refusals(self.settings.of_job(job.spec).restricted):
             try:
-                path = kind.collection(job.namespace)
-                created = await self.writer.write("POST", path, body, STRICT)
+                created = await self.writer.write(request)
             except ApiError as error:
                 if not _exists(error):
                     raise
@@ -153,7 +165,7 @@ class Creator:
         It is the job's own if an earlier request succeeded and its answer was lost.
         """
         what = f"{kind.plural.removesuffix('s')} {name}"
-        found = await self.writer.get(kind.path(job.namespace, name))
+        found = await self.writer.read(Request(Verb.GET, kind, job.namespace, name))
         if found is None or found["metadata"].get("deletionTimestamp"):
             raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still being deleted")
         owner = owner_of(found)

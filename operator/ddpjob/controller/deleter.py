@@ -13,6 +13,7 @@ from ddpjob.core.api.readers import Dict
 from ddpjob.core.plan import Delete, Event
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import JOBS, PODS
+from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +52,9 @@ class Deleter:
         body: dict[str, Any] = {"preconditions": {"uid": delete.uid}}
         if delete.grace is not None:
             body["gracePeriodSeconds"] = delete.grace
-        path = PODS.path(job.namespace, delete.name)
+        request = Request(Verb.DELETE, PODS, job.namespace, delete.name, body=body)
         try:
-            answer = await self.writer.write("DELETE", path, body)
+            answer = await self.writer.write(request)
         except ApiError as error:
             if not is_gone(error):
                 raise
@@ -79,9 +80,9 @@ class Deleter:
             "preconditions": {key: metadata[key] for key in keys},
             "propagationPolicy": "Background",
         }
-        path = JOBS.path(metadata["namespace"], metadata["name"])
+        place = (metadata["namespace"], metadata["name"])
         try:
-            await self.writer.write("DELETE", path, options)
+            await self.writer.write(Request(Verb.DELETE, JOBS, *place, body=options))
         except ApiError as error:
             if not is_gone(error):
                 raise

@@ -14,6 +14,7 @@ from ddpjob.core.api.times import format_time
 from ddpjob.core.plan import MAX_MESSAGE, Event
 from ddpjob.kube.errors import CallFailed
 from ddpjob.kube.kinds import EVENTS
+from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Reporter:
         log.info("%s: %s: %s", key, event.reason, event.message, extra=extra)
         body = event_body(job, event, self.identity)
         try:
-            await self.writer.write("POST", EVENTS.collection(job.namespace), body)
+            await self.writer.write(Request(Verb.CREATE, EVENTS, job.namespace, body=body))
         except CallFailed as error:
             log.warning("%s: event %s was not posted: %s", key, event.reason, error)
             return False

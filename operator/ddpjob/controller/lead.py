@@ -22,6 +22,7 @@ from ddpjob.core.api import names
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, Unreachable
 from ddpjob.kube.kinds import JOBS
+from ddpjob.kube.request import ReadDocument
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ async def _require_crd(api: ApiClient) -> None:
     """
     while True:
         try:
-            found = await api.get(JOBS.api) or {}
+            found = await api.read(ReadDocument(JOBS.api)) or {}
         except Unreachable as error:
             log.warning("the API server does not answer yet: %s", error)
         except ApiError as error:

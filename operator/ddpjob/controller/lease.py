@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from ddpjob.controller.errors import LeaseLost
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, CallFailed
+from ddpjob.kube.kinds import LEASES
+from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,6 @@ class Lease:
         self._api = api
         self._identity = identity
         self._clock = clock
-        self._folder = f"apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._namespace = namespace
         self._name = name
         self._version: str | None = None
@@ -156,7 +157,9 @@ class Lease:
         self._version = None
         try:
             if lease is None:
-                taken = await self._api.call("POST", self._folder, self._body(self._identity))
+                body = self._body(self._identity)
+                request = Request(Verb.CREATE, LEASES, self._namespace, body=body)
+                taken = await self._api.call(request)
             else:
                 spec = lease.get("spec") or {}
                 self._version = lease["metadata"]["resourceVersion"]
@@ -192,11 +195,13 @@ class Lease:
         }
 
     async def _get(self) -> dict[str, Any] | None:
-        return await self._api.get(f"{self._folder}/{self._name}", timeout=TIMEOUT)
+        request = Request(Verb.GET, LEASES, self._namespace, self._name)
+        return await self._api.read(request, TIMEOUT)
 
     async def _put(self, holder: str) -> dict[str, Any]:
-        path = f"{self._folder}/{self._name}"
-        return await self._api.call("PUT", path, self._body(holder), timeout=TIMEOUT)
+        body = self._body(holder)
+        request = Request(Verb.UPDATE, LEASES, self._namespace, self._name, body=body)
+        return await self._api.call(request, TIMEOUT)
 
 
 def _now() -> str:

@@ -13,7 +13,7 @@ from ddpjob.controller.job_metrics import text_of
 from ddpjob.core.api.names import Activity, Cause, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
-from ddpjob.kube.kinds import resource_of
+from ddpjob.kube.request import AnyRequest
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ class Metrics:
             # Somebody may have changed the status.
             self.seconds.labels(str(activity)).inc(max(seconds, 0))
 
-    def count_request(self, method: str, path: str, status: int) -> None:
+    def count_request(self, request: AnyRequest, status: int) -> None:
         """Count an answer of the API server."""
-        self.requests.labels(method, resource_of(path), str(status)).inc()
+        self.requests.labels(request.verb.method, request.resource, str(status)).inc()
 
     async def text(self) -> bytes:
         """Return the metrics in the exposition format."""

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from math import inf
 
 from ddpjob.controller.errors import NotSent
-from ddpjob.controller.fair import FairLine
+from ddpjob.controller.fair import FairLine, Group
 from ddpjob.kube.errors import ApiError
 
 # A piece of work counts as load for so many times the usual time of an answer, within these limits
@@ -51,7 +51,7 @@ TOO_MANY_HANG = (
 class Slot:
     """A piece of work: first in the line, then under way. It counts as load only for some time."""
 
-    def __init__(self, slots: "Slots", group: str, timeout: asyncio.Timeout) -> None:
+    def __init__(self, slots: "Slots", group: Group, timeout: asyncio.Timeout) -> None:
         self.group = group
         # The result is True if the work may begin, and False if it is refused.
         self.turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -99,7 +99,7 @@ class Slots:
         self._next_look: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def take(self, group: str = "") -> AsyncIterator[Slot]:
+    async def take(self, group: Group = "") -> AsyncIterator[Slot]:
         """Wait for a slot. The work must call its `start` when it begins to load anything.
 
         Raises TimeoutError in work that hangs, if other work needs its place. Raises NotSent,
@@ -171,7 +171,7 @@ class Slots:
 
     # Work that hangs
 
-    def _suspects(self, group: str) -> set[str]:
+    def _suspects(self, group: Group) -> set[Group]:
         """Return those groups, of the ones under way and `group`, of which more work would hang."""
         if self._share is None:
             return set()
@@ -180,15 +180,15 @@ class Slots:
         known = {other for other in (group, *self._line.under_way) if other in self._hung}
         return hanging | known
 
-    def _held(self, suspects: set[str]) -> int:
+    def _held(self, suspects: set[Group]) -> int:
         return sum(self._line.under_way[group] for group in suspects)
 
-    def _has_new(self, group: str) -> bool:
+    def _has_new(self, group: Group) -> bool:
         """Return True if work of a group is under way that does not hang yet."""
         after = _now() - HANGS_AFTER
         return any(slot.group == group and slot.started > after for slot in self._under_way)
 
-    def _has_room(self, group: str, suspects: set[str]) -> bool:
+    def _has_room(self, group: Group, suspects: set[Group]) -> bool:
         if len(self._under_way) >= self._total:
             return False
         if group not in suspects:
@@ -198,10 +198,10 @@ class Slots:
         more = 0 if self._has_new(group) else self._share // 2
         return self._held(suspects) < self._share + more
 
-    def _is_share_used_up(self, group: str, suspects: set[str]) -> bool:
+    def _is_share_used_up(self, group: Group, suspects: set[Group]) -> bool:
         return group in suspects and self._share is not None and self._held(suspects) >= self._share
 
-    def _end_one_for(self, group: str, suspects: set[str]) -> bool:
+    def _end_one_for(self, group: Group, suspects: set[Group]) -> bool:
         """End a piece of work for work of a group, and return True if there was one.
 
         The oldest pieces of all are not ended, as many as the share: the answer of a webhook that
@@ -282,15 +282,15 @@ class Times:
 
     def __init__(self) -> None:
         # The oldest is first.
-        self._times: dict[str, float] = {}
+        self._times: dict[Group, float] = {}
 
-    def __contains__(self, group: str) -> bool:
+    def __contains__(self, group: Group) -> bool:
         return _now() - self.of(group) < MEMORY
 
-    def of(self, group: str) -> float:
+    def of(self, group: Group) -> float:
         return self._times.get(group, -inf)
 
-    def note(self, group: str) -> None:
+    def note(self, group: Group) -> None:
         """Note that it happened now, and forget what is too old."""
         now = _now()
         self.forget(group)
@@ -298,7 +298,7 @@ class Times:
         while self._times and now - next(iter(self._times.values())) >= MEMORY:
             del self._times[next(iter(self._times))]
 
-    def forget(self, group: str) -> None:
+    def forget(self, group: Group) -> None:
         self._times.pop(group, None)
 
 

@@ -45,7 +45,8 @@ class Store(Generic[Value]):
     """Objects by UID. `read` returns what is kept of one, or None if it is of no interest.
 
     `gone` has the UIDs of removed objects, with the version at which each was removed. A subclass
-    keeps its indices in `_add` and `_remove`.
+    keeps its indices in `_add` and `_remove`, and may read a newer version of an object in
+    `_read_again` with what was kept of it.
     """
 
     read: Callable[[Dict], Value | None]
@@ -59,7 +60,7 @@ class Store(Generic[Value]):
         old = self.objects.get(uid)
         if uid in self.gone or (old and old.version >= version):
             return False
-        value = self.read(body)
+        value = self._read_again(body, old.value) if old else self.read(body)
         if value is None:
             return self.drop(uid, version) if old else False
         seen = Seen(value, uid, namespace_of(body), version)
@@ -116,6 +117,9 @@ class Store(Generic[Value]):
         Answers of that age can no longer arrive.
         """
         self.gone = {uid: at for uid, at in self.gone.items() if at > version}
+
+    def _read_again(self, body: Dict, old: Value) -> Value | None:
+        return self.read(body)
 
     def _add(self, seen: Seen[Value]) -> None: ...
 

@@ -20,6 +20,7 @@ from ddpjob.controller.writer import Writer
 from ddpjob.core.api import names
 from ddpjob.kube.errors import ApiError, CallFailed, Unreachable
 from ddpjob.kube.kinds import LEASES
+from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Territory:
             return known
         self._claiming.add(namespace)
         try:
-            found = await self.writer.get(LEASES.path(namespace, MARK))
+            found = await self.writer.read(Request(Verb.GET, LEASES, namespace, MARK))
         except Unreachable as error:
             # The mark may be that of another installation.
             log.debug("cannot read the mark of namespace %s: %s", namespace, error)
@@ -146,7 +147,7 @@ class Territory:
         mark = self.marks.get(namespace)
         if mark is None or self.clock() - mark.checked >= CHECK_AFTER:
             try:
-                found = await self.writer.get(LEASES.path(namespace, MARK))
+                found = await self.writer.read(Request(Verb.GET, LEASES, namespace, MARK))
             except CallFailed as error:
                 log.debug("cannot read the mark of namespace %s: %s", namespace, error)
                 return ""
@@ -164,9 +165,8 @@ class Territory:
         """Write the mark that was read if it is this installation's or nobody's any more."""
         try:
             if found is None:
-                made = await self.writer.write(
-                    "POST", LEASES.collection(namespace), self._body(namespace)
-                )
+                body = self._body(namespace)
+                made = await self.writer.write(Request(Verb.CREATE, LEASES, namespace, body=body))
                 self._see(namespace, made)
             elif self._see(namespace, found).holder == self.installation:
                 await self._renew(namespace, found)
@@ -195,7 +195,8 @@ class Territory:
 
     async def _renew(self, namespace: str, found: Mapping[str, Any]) -> None:
         body = self._body(namespace, str(found["metadata"]["resourceVersion"]))
-        written = await self.writer.write("PUT", LEASES.path(namespace, MARK), body)
+        request = Request(Verb.UPDATE, LEASES, namespace, MARK, body=body)
+        written = await self.writer.write(request)
         self._see(namespace, written)
 
     def _note(self, namespace: str, lease: Mapping[str, Any] | None) -> Mark:

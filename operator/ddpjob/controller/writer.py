@@ -5,7 +5,7 @@ another job, whose admission webhook may hang.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ from ddpjob.controller.lease import Lease
 from ddpjob.controller.slots import Slots
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, Unreachable, is_admission
+from ddpjob.kube.kinds import PODS, SERVICES
+from ddpjob.kube.request import Request, Verb
 
 # Requests of one kind that load the API server at the same time. With more, the throughput of one
 # API server no longer grows.
@@ -45,9 +47,8 @@ CREATE_TIMEOUT = 35.0
 SHORTEST_TIMEOUT = 5.0
 LONGEST_TIMEOUT = 10.0
 
-# The paths to which pods and Services are posted end so. Events are not in this list, because
-# nothing depends on them.
-CREATES = ("/pods", "/services")
+# What a gang is made of. Events and other objects are created as other writes are.
+GANG = (PODS, SERVICES)
 
 # Errors of one call after which the job's other calls do not start. The most important is first.
 # kopf cancels all calls when it ends.
@@ -69,33 +70,33 @@ class Writer:
         self._other_writes = Slots(MAX_LOADING, MAX_OTHER_WRITES, MAX_HANGING)
         self._reads = Slots(MAX_LOADING, MAX_READS)
 
-    async def write(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any],
-        query: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
+    async def write(self, request: Request) -> dict[str, Any]:
         """Send one write request. Raises CallFailed or LeaseLost."""
-        is_create = method == "POST" and path.endswith(CREATES)
-        if is_create or (method == "DELETE" and "/pods/" in path):
-            async with self._turn(self._creates if is_create else self._deletes, path):
-                request = self._api.call(method, path, body, query, CREATE_TIMEOUT)
-                return await self._lease.while_held(request)
-        async with self._turn(self._other_writes, path):
+        slots = self._slots_of(request)
+        async with self._turn(slots, request):
+            if slots is not self._other_writes:
+                return await self._lease.while_held(self._api.call(request, CREATE_TIMEOUT))
             timeout = min(LONGEST_TIMEOUT, SHORTEST_TIMEOUT + self._lease.remaining / 2)
-            return await self._api.call(method, path, body, query, timeout)
+            return await self._api.call(request, timeout)
 
-    async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-        """Return an object, or None if it does not exist. Raises CallFailed or LeaseLost."""
-        async with self._turn(self._reads, path):
-            return await self._api.get(path, query)
+    async def read(self, request: Request) -> dict[str, Any] | None:
+        """Return what a GET reads, or None if it is gone. Raises CallFailed or LeaseLost."""
+        async with self._turn(self._reads, request):
+            return await self._api.read(request)
+
+    def _slots_of(self, request: Request) -> Slots:
+        """Return the slots of a write."""
+        if request.verb is Verb.CREATE and request.kind in GANG:
+            return self._creates
+        if request.verb is Verb.DELETE and request.kind == PODS:
+            return self._deletes
+        return self._other_writes
 
     @asynccontextmanager
-    async def _turn(self, slots: Slots, path: str) -> AsyncIterator[None]:
+    async def _turn(self, slots: Slots, request: Request) -> AsyncIterator[None]:
         """Wait until a request may be sent. Raises CallFailed or LeaseLost."""
         # A webhook mostly concerns some namespaces, and one kind of objects.
-        group = "/".join(path.partition("/namespaces/")[2].split("/")[:2])
+        group = (request.namespace, request.kind)
         try:
             async with slots.take(group) as slot:
                 await self._api.wait_until_allowed()

@@ -3,7 +3,9 @@
 May import `core.api`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ddpjob.core.api.status import Status, is_transition
 
@@ -13,6 +15,24 @@ MAX_MESSAGE = 1024
 
 # What a person can do after a job has failed.
 NEXT_STEP = "correct the cause, then raise spec.retries"
+
+
+class Owned(StrEnum):
+    """The kinds of objects that are created for a job, which owns them."""
+
+    SERVICE = "Service"
+    POD = "Pod"
+
+
+@dataclass(frozen=True)
+class Create:
+    """An object to create. Its body is rendered when it is created, because it may be large.
+
+    `index` is the node of a pod; None for an object that all pods share.
+    """
+
+    kind: Owned
+    index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,36 +90,51 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """The next actions for a job.
+    """The next actions for a job, in the order in which they are carried out.
 
-    - `status`: the status to write before anything else.
-    - `create`: indices of the pods to create, of the attempt `status.attempt`.
+    - `confirm`: names of pods. If the API server still has one of them, the plan is discarded.
+    - `check_agent`: make sure that the ConfigMap with the agent exists.
+    - `status`: the status to write before any other object.
+    - `delete_job`: delete the job itself, with everything that it owns. Nothing else is done then.
     - `assign`: the pods that stay and get the assignment of the attempt.
+    - `create`: the objects to create, of the attempt `status.attempt`. Those of one kind are
+      created side by side, once those before them exist.
     - `delete`: the pods to delete.
     - `events`: the events to post.
-    - `delete_job`: delete the job itself, with everything that it owns.
-    - `confirm`: names of pods. If the API server still has one of them, the plan is discarded.
+
+    Beside that:
+
     - `ask`: the pods whose agents are asked. The next look has their answers.
-    - `check_agent`: make sure that the ConfigMap with the agent exists.
     - `wake_after`: seconds after which to decide again, even if nothing changes.
     """
 
     status: Status
-    create: tuple[int, ...] = ()
+    confirm: tuple[str, ...] = ()
+    check_agent: bool = False
+    delete_job: bool = False
     assign: tuple[Assign, ...] = ()
+    create: tuple[Create, ...] = ()
     delete: tuple[Delete, ...] = ()
     events: tuple[Event, ...] = ()
-    delete_job: bool = False
-    confirm: tuple[str, ...] = ()
     ask: tuple[Question, ...] = ()
-    check_agent: bool = False
     wake_after: float | None = None
+
+    @property
+    def new_pods(self) -> tuple[int, ...]:
+        """Return the indices of the pods to create."""
+        return tuple(create.index for create in self.create if create.index is not None)
 
     def only_reports_progress(self, before: Status) -> bool:
         """Return True if nothing depends on this plan's status, so that it may be written later."""
         if self.create or self.assign or self.delete or self.delete_job:
             return False
         return not is_transition(before, self.status)
+
+
+def create_gang(indices: Iterable[int]) -> tuple[Create, ...]:
+    """Return the objects of a gang that lacks the pods of these nodes."""
+    pods = (Create(Owned.POD, index) for index in indices)
+    return (Create(Owned.SERVICE), *pods)
 
 
 def counted(number: int, noun: str) -> str:

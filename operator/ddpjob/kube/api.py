@@ -6,7 +6,7 @@ It uses the Kubernetes client's configuration and transport, and none of its mod
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,9 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
 from ddpjob.core.api.backoff import exponential_delay
-from ddpjob.core.api.readers import Dict
 from ddpjob.kube.errors import ApiError, CallFailed, Unreachable, is_admission
 from ddpjob.kube.kinds import Kind
+from ddpjob.kube.request import AnyRequest, Request, Verb
 
 # Objects in the first page of a LIST, and in any. A whole page is in memory at once, and parsed it
 # takes several times the size of its text. So the next pages get as many objects as fit into
@@ -48,12 +48,6 @@ LONGEST_PAUSE = 60.0
 # Seconds until a request without an answer has failed.
 CALL_TIMEOUT = 10.0
 LIST_TIMEOUT = 30.0
-
-# The kinds of patches. The second joins lists by Kubernetes' own keys, such as owners by their UID,
-# and costs the API server more. The third is a server-side apply.
-MERGE = "application/merge-patch+json"
-STRATEGIC = "application/strategic-merge-patch+json"
-APPLY = "application/apply-patch+yaml"
 
 # Characters of a non-JSON answer that are quoted.
 MAX_QUOTED = 200
@@ -113,8 +107,8 @@ class ApiClient:
         self._transport = Transport(settings)
         # Time of the event loop until which the API server asked for a pause.
         self._paused_until = 0.0
-        # Called with the method, the path and the HTTP status of each answer; 0 is no answer.
-        self.on_answer: Callable[[str, str, int], None] = lambda method, path, status: None
+        # Called with each request and the HTTP status of its answer; 0 is no answer.
+        self.on_answer: Callable[[AnyRequest, int], None] = lambda request, status: None
 
     async def close(self) -> None:
         await self._transport.close()
@@ -130,31 +124,30 @@ class ApiClient:
             until = asyncio.get_running_loop().time() + pause
             self._paused_until = max(self._paused_until, until)
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        body: Dict | None = None,
-        query: Mapping[str, str] | None = None,
-        timeout: float = CALL_TIMEOUT,
-    ) -> dict[str, Any]:
-        """Send one request and return the answer. Raises ApiError or Unreachable.
-
-        The method `APPLY` is a PATCH by server-side apply.
-        """
-        answer, _ = await self._send(method, path, body, query, timeout)
+    async def call(self, request: AnyRequest, timeout: float = CALL_TIMEOUT) -> dict[str, Any]:
+        """Send one request and return the answer. Raises ApiError or Unreachable."""
+        answer, _ = await self._send(request, timeout)
         return answer
 
-    async def stream(
-        self, path: str, query: Mapping[str, str] | None = None, seconds: float | None = None
-    ) -> AsyncIterator[bytes]:
+    async def read(
+        self, request: AnyRequest, timeout: float = CALL_TIMEOUT
+    ) -> dict[str, Any] | None:
+        """Return what a GET reads, or None if it does not exist. Raises ApiError or Unreachable."""
+        try:
+            return await self.call(request, timeout)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def stream(self, request: Request, seconds: float | None = None) -> AsyncIterator[bytes]:
         """Yield the lines of an answer that may never end: those of a watch or of a log.
 
         It fails after so many `seconds`. Raises ApiError or Unreachable.
         """
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CALL_TIMEOUT)
-        with _connection_errors("GET", path):
-            answer = await self._open("GET", path, None, query, timeout)
+        with _connection_errors(request):
+            answer = await self._open(request, timeout)
             try:
                 if answer.status >= 400:
                     _read_answer(answer.status, await answer.read())
@@ -169,23 +162,16 @@ class ApiClient:
             finally:
                 answer.response.close()
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        body: Dict | None,
-        query: Mapping[str, str] | None,
-        timeout: float,
-    ) -> tuple[dict[str, Any], int]:
+    async def _send(self, request: AnyRequest, timeout: float) -> tuple[dict[str, Any], int]:
         """Send one request. Return the answer and its size in bytes."""
         status = 0
         try:
-            with _connection_errors(method, path):
-                answer = await self._open(method, path, body, query, timeout)
+            with _connection_errors(request):
+                answer = await self._open(request, timeout)
                 data = await answer.read()
                 status = answer.status
         finally:
-            self.on_answer(method, path, status)
+            self.on_answer(request, status)
         try:
             return _read_answer(answer.status, data), len(data)
         except ApiError as error:
@@ -194,43 +180,27 @@ class ApiClient:
                 self._obey(answer.headers.get("Retry-After"))
             raise
 
-    async def _open(
-        self,
-        method: str,
-        path: str,
-        body: Dict | None,
-        query: Mapping[str, str] | None,
-        timeout: float | aiohttp.ClientTimeout,
-    ) -> Any:
+    async def _open(self, request: AnyRequest, timeout: float | aiohttp.ClientTimeout) -> Any:
         """Send one request, and return the answer before its content has come."""
-        url = f"{self._settings.host.rstrip('/')}/{path}"
-        if query:
-            url += f"?{urlencode(query)}"
-        headers = await self._headers(method, body)
-        verb = "PATCH" if method == "APPLY" else method
+        url = f"{self._settings.host.rstrip('/')}/{request.path}"
+        if request.query:
+            url += f"?{urlencode(request.query)}"
         return await self._transport.request(  # type: ignore[no-untyped-call]
-            verb, url, headers=headers, body=body, _request_timeout=timeout
+            request.verb.method,
+            url,
+            headers=await self._headers(request),
+            body=request.body,
+            _request_timeout=timeout,
         )
 
-    async def _headers(self, method: str, body: Dict | None) -> dict[str, str]:
+    async def _headers(self, request: AnyRequest) -> dict[str, str]:
         headers = {"Accept": "application/json"}
         token = await self._settings.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:
             headers["Authorization"] = token
-        if body is not None:
-            headers["Content-Type"] = _media_type(method, body)
+        if request.body is not None:
+            headers["Content-Type"] = request.verb.media_type
         return headers
-
-    async def get(
-        self, path: str, query: Mapping[str, str] | None = None, timeout: float = CALL_TIMEOUT
-    ) -> dict[str, Any] | None:
-        """Return an object, or None if it does not exist. Raises ApiError or Unreachable."""
-        try:
-            return await self.call("GET", path, query=query, timeout=timeout)
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
 
     async def pages(
         self,
@@ -246,14 +216,15 @@ class ApiClient:
         """
         query = _list_query(kind, FIRST_PAGE)
         while True:
-            answer, size = await self._page(kind.collection(namespace), query, before_try, tries)
+            request = Request(Verb.GET, kind, namespace, query=query)
+            answer, size = await self._page(request, before_try, tries)
             metadata = answer["metadata"]
             objects = answer["items"]
             yield objects, int(metadata["resourceVersion"])
             if not metadata.get("continue"):
                 return
-            query["continue"] = metadata["continue"]
-            query["limit"] = str(_next_page(len(objects), size))
+            limit = str(_next_page(len(objects), size))
+            query = {**query, "continue": metadata["continue"], "limit": limit}
 
     async def list_version(
         self,
@@ -263,18 +234,18 @@ class ApiClient:
         tries: int = PAGE_TRIES,
     ) -> int:
         """Return the resourceVersion of a LIST of one object. Raises as `pages` does."""
-        query = _list_query(kind, 1)
-        answer, _ = await self._page(kind.collection(namespace), query, before_try, tries)
+        request = Request(Verb.GET, kind, namespace, query=_list_query(kind, 1))
+        answer, _ = await self._page(request, before_try, tries)
         return int(answer["metadata"]["resourceVersion"])
 
     async def _page(
-        self, path: str, query: Mapping[str, str], before_try: Callable[[], None], tries: int
+        self, request: Request, before_try: Callable[[], None], tries: int
     ) -> tuple[dict[str, Any], int]:
         for number in range(1, tries + 1):
             await self.wait_until_allowed()
             before_try()
             try:
-                return await self._send("GET", path, None, query, LIST_TIMEOUT)
+                return await self._send(request, LIST_TIMEOUT)
             except CallFailed as error:
                 if number == tries or not may_succeed_later(error):
                     raise
@@ -301,22 +272,14 @@ def _next_page(objects: int, size: int) -> int:
     return max(1, min(fitting, 4 * max(1, objects), LONGEST_PAGE))
 
 
-def _media_type(method: str, body: Dict) -> str:
-    """Return the media type of a body."""
-    if method == "APPLY":
-        return APPLY
-    if method != "PATCH":
-        return "application/json"
-    return STRATEGIC if "ownerReferences" in body["metadata"] else MERGE
-
-
 @contextmanager
-def _connection_errors(method: str, path: str) -> Iterator[None]:
+def _connection_errors(request: AnyRequest) -> Iterator[None]:
     """Raise Unreachable for an error of the connection."""
     try:
         yield
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise Unreachable(f"{method} {path}: {error or type(error).__name__}") from error
+        what = f"{request.verb.method} {request.path}"
+        raise Unreachable(f"{what}: {error or type(error).__name__}") from error
 
 
 def _read_answer(status: int, data: bytes) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ddpjob.core.api.backoff import exponential_delay
 from ddpjob.kube.api import ApiClient, may_succeed_later
 from ddpjob.kube.errors import ApiError, CallFailed, Unreachable
 from ddpjob.kube.kinds import Kind
+from ddpjob.kube.request import Request, Verb
 
 # Seconds after which the API server ends a request of a watch, and after which the connection is
 # taken for dead.
@@ -37,6 +39,7 @@ async def watch(
     `query` selects objects by `fieldSelector` or `labelSelector`. None comes after each LIST.
     Raises ApiError or Unreachable if the first LIST fails, or all tries of a later one.
     """
+    everything = Request(Verb.GET, kind, namespace, query=query)
     known: dict[str, Object] = {}
     has_listed = False
     failures = 0
@@ -49,7 +52,7 @@ async def watch(
             known = {_uid(found): found for found in listed}
             has_listed = True
             failures = 0
-            async for change in _watch(api, kind.collection(namespace), query, version):
+            async for change in _watch(api, everything, version):
                 what, found = change
                 known[_uid(found)] = found
                 if what == "DELETED":
@@ -69,7 +72,8 @@ async def list_objects(
     objects: list[Object] = []
     rest: dict[str, str] = {}
     while True:
-        answer = await api.call("GET", kind.collection(namespace), query={**query, **rest})
+        request = Request(Verb.GET, kind, namespace, query={**query, **rest})
+        answer = await api.call(request)
         # The items of Kubernetes' own kinds do not have these two fields.
         kind_of_items = {
             "apiVersion": answer["apiVersion"],
@@ -82,20 +86,18 @@ async def list_objects(
         rest = {"continue": metadata["continue"]}
 
 
-async def _watch(
-    api: ApiClient, path: str, query: Mapping[str, str], version: str
-) -> AsyncGenerator[Change, None]:
+async def _watch(api: ApiClient, everything: Request, version: str) -> AsyncGenerator[Change, None]:
     """Yield the changes after a version. Return after a gap, raise CallFailed for other errors."""
     while True:
-        wanted = {
-            **query,
+        query = {
+            **everything.query,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         try:
-            async for line in api.stream(path, wanted, DEAD_SECONDS):
+            async for line in api.stream(replace(everything, query=query), DEAD_SECONDS):
                 what, found = _read_change(line)
                 version = str(found["metadata"]["resourceVersion"])
                 if what != "BOOKMARK":

@@ -95,7 +95,7 @@ class LocalRun:
                 plan = self._decide()
                 self._act(plan)
                 # Pods that were just created change what there is to decide.
-                if not plan.create and not self._is_over():
+                if not plan.new_pods and not self._is_over():
                     await self._wait(stop, plan.wake_after)
         finally:
             await self._end_pods()
@@ -140,7 +140,7 @@ class LocalRun:
             pod = self._pods.get(question.name)
             if pod and pod.uid == question.uid:
                 self._spawn(pod.ask_state())
-        for body in objects.pods(self._job, plan.create, self._settings):
+        for body in objects.pods(self._job, plan.new_pods, self._settings):
             self._start(body)
 
     def _start(self, body: dict[str, Any]) -> None:

@@ -50,6 +50,21 @@ class Job:
         except SpecError as error:
             return replace(job, spec_error=str(error))
 
+    def reread(self, data: Dict) -> "Job":
+        """Return the job in a newer version of its object. Never raises, as `from_dict`.
+
+        Most versions differ only in their status. To read the spec takes as long as all the rest,
+        so it is not read again unless the API server has raised `metadata.generation`.
+        """
+        metadata = child(data, "metadata")
+        if integer_or_zero(metadata.get("generation")) != self.generation:
+            return Job.from_dict(data)
+        return replace(
+            self,
+            status=Status.from_dict(data.get("status")),
+            deleting=bool(metadata.get("deletionTimestamp")),
+        )
+
     @property
     def identity(self) -> names.Identity:
         return names.Identity(self.namespace, self.name, self.uid)

@@ -57,7 +57,7 @@ from ddpjob.core.decide.suspension import resume, suspend
 from ddpjob.core.decide.timers import is_due, run_clocks, seconds_until_next
 from ddpjob.core.decide.transitions import begin, complete, recover, stop
 from ddpjob.core.observe.observation import Observation, Refusal, TrainerState
-from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
+from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted, create_gang
 
 Rule = Callable[[Observation, Spec, datetime], Plan | None]
 
@@ -309,7 +309,7 @@ def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | 
         return _retry_after_refusal(obs, refusal, now)
     message = f"creating {counted(obs.status.pods.desired, 'pod')} of attempt {obs.attempt}"
     status = describe(obs, Phase.STARTING, Reason.CREATING_PODS, message)
-    return Plan(status, create=obs.missing, delete=delete_outdated(obs))
+    return Plan(status, create=create_gang(obs.missing), delete=delete_outdated(obs))
 
 
 def _retry_after_refusal(obs: Observation, refusal: Refusal, now: datetime) -> Plan:
@@ -318,7 +318,7 @@ def _retry_after_refusal(obs: Observation, refusal: Refusal, now: datetime) -> P
         return Plan(status)
     # If the quota counts ended pods too, delete them, with their logs, to make room.
     delete = delete_ended(obs.older) if refusal.counts_ended_pods else delete_outdated(obs)
-    return Plan(status, create=obs.missing, delete=delete)
+    return Plan(status, create=create_gang(obs.missing), delete=delete)
 
 
 def all_pods_exist(obs: Observation, spec: Spec, now: datetime) -> Plan | None:

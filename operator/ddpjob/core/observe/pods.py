@@ -1,11 +1,19 @@
 """Read a pod, as the API server shows it, into a Pod. No state of a pod is an error."""
 
+import json
 from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.api import names
 from ddpjob.core.api.policy import MAX_SECONDS
-from ddpjob.core.api.readers import Dict, child, children, integer_or_none, integer_or_zero
+from ddpjob.core.api.readers import (
+    Dict,
+    child,
+    children,
+    integer_or_none,
+    integer_or_zero,
+    mapping_or_empty,
+)
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import LAST_MOMENT, parse_time
 from ddpjob.core.observe.observation import Finding, Pod, TrainerState
@@ -24,12 +32,6 @@ IMAGE_REASONS = (
 
 # The grace period of Kubernetes, if a pod has none, in seconds.
 DEFAULT_GRACE = 30
-
-# A pod with this in its assignment must not start its attempt yet.
-HELD = '"start": false'
-
-# A pod with this in its assignment writes the stacks of its ranks, and ends.
-DUMPS = '"dump": true'
 
 # Reasons of a waiting container that starts normally.
 NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
@@ -86,7 +88,7 @@ def read_pod(body: Dict) -> Pod | None:
         return None
     name = str(metadata.get("name", ""))
     spec = child(body, "spec")
-    told = str(child(metadata, "annotations").get(names.ANNOTATION_ASSIGNMENT))
+    told = _assignment(metadata)
     container = _trainer_container(status)
     state, end, termination = _state_and_end(metadata, status, container)
     return Pod(
@@ -99,8 +101,8 @@ def read_pod(body: Dict) -> Pod | None:
         node_name=str(spec.get("nodeName") or ""),
         address=str(status.get("podIP") or ""),
         agent=_agent(spec),
-        held=HELD in told,
-        dumps=DUMPS in told,
+        held=told.get("start") is False,
+        dumps=told.get("dump") is True,
         ready=_is_ready(metadata, status),
         ready_since=_ready_since(status),
         creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
@@ -148,6 +150,16 @@ def _state_and_end(
         return state, None, Termination()
     end = child(container, "terminated")
     return state, end, read_termination(str(end.get("message") or ""))
+
+
+def _assignment(metadata: Dict) -> Dict:
+    """Return what the agent of a pod was last told: the fields of core/render/assignment.py."""
+    text = child(metadata, "annotations").get(names.ANNOTATION_ASSIGNMENT)
+    # Anybody who may change the pod can write anything into it.
+    try:
+        return mapping_or_empty(json.loads(text or "{}"))
+    except (TypeError, ValueError, RecursionError):
+        return {}
 
 
 def _birth(name: str, attempt: int) -> int:

@@ -18,6 +18,7 @@ from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.merge import merge
 from ddpjob.core.api.readers import SpecError
+from ddpjob.core.plan import Owned
 from ddpjob.core.render.assignment import assignment
 from ddpjob.core.render.merged_pod import complete
 from ddpjob.core.render.pod_context import (
@@ -35,6 +36,16 @@ Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 PLACEHOLDER = re.compile("\ue000[a-z]+\ue000")
 SURROGATES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
+
+
+def rendered(
+    job: Job, kind: Owned, indices: Iterable[int], settings: Settings
+) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a kind to create for a job. Raises SpecError as `pods` does."""
+    if kind is Owned.SERVICE:
+        yield service(job)
+    else:
+        yield from pods(job, indices, settings)
 
 
 def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,115 @@
+"""How a plan is carried out: in which order, and what follows a failure."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from gang import a_job
+
+from ddpjob.controller.act import Actor
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.clock import wall_time
+from ddpjob.controller.creator import Creator
+from ddpjob.controller.deleter import Deleter
+from ddpjob.controller.events import Reporter
+from ddpjob.controller.metrics import Metrics
+from ddpjob.core.plan import Assign, Delete, Event, Plan, create_gang
+from ddpjob.core.render.pod_context import Settings
+from ddpjob.kube.errors import ApiError
+
+KEY = ("ml", "digits")
+STARTING = Event("Normal", "Starting", "it starts")
+OLD = Delete("digits-0-1", "uid-of-old")
+STAYS = Assign("digits-0-0", "uid-of-0", 0, grace=30, start=True, ready_since="")
+
+
+class Recorder:
+    """A writer that notes each request, and answers it with its body. Some requests fail."""
+
+    def __init__(self) -> None:
+        self.sent = []
+        self.errors = {}
+
+    async def write(self, request):
+        what = f"{request.verb.name} {request.resource}"
+        self.sent.append(what)
+        if what in self.errors:
+            raise self.errors[what]
+        metadata = {"namespace": request.namespace, **request.body.get("metadata", {})}
+        metadata |= {"uid": metadata.get("uid", request.name), "resourceVersion": "2"}
+        job = a_job() if request.resource == "ddpjobs/status" else {}
+        return {**job, **request.body, "metadata": {**metadata, "generation": 1}}
+
+
+@pytest.fixture
+def writer():
+    return Recorder()
+
+
+@pytest.fixture
+def carry_out(writer):
+    """Return a function that carries out a plan with a new status for a job."""
+    cache = Cache()
+    job = a_job()
+    job["metadata"] |= {"uid": "uid", "resourceVersion": "1", "generation": 1}
+    cache.jobs.see(job)
+    seen = cache.job(KEY)
+    reporter = Reporter(writer, "operator")
+    territory = SimpleNamespace(uid_of_mark=lambda namespace: "")
+    creator = Creator(writer, cache, Settings(), territory, {"ml": ""})
+    actor = Actor(
+        writer=writer,
+        cache=cache,
+        creator=creator,
+        deleter=Deleter(writer, cache, reporter),
+        reporter=reporter,
+        clock=lambda: 0.0,
+        metrics=Metrics(cache, ()),
+        now=wall_time,
+    )
+    status = replace(seen.value.unpack().status, attempt=0, phase="Starting")
+    return lambda **fields: actor.apply(seen, Plan(status, events=(STARTING,), **fields))
+
+
+async def test_the_status_is_written_first_and_the_events_last(writer, carry_out):
+    wake_after = await carry_out(
+        assign=(STAYS,), create=create_gang((0, 1)), delete=(OLD,), wake_after=30
+    )
+    assert writer.sent == [
+        "UPDATE ddpjobs/status",
+        "MERGE pods",
+        "CREATE services",
+        "CREATE pods",
+        "CREATE pods",
+        "DELETE pods",
+        "CREATE events",
+    ]
+    assert wake_after == 0
+
+
+async def test_pods_are_not_created_before_what_they_need(writer, carry_out):
+    writer.errors = {"CREATE services": ApiError(403, "Forbidden", "exceeded quota: small")}
+    await carry_out(create=create_gang((0, 1)))
+    assert writer.sent == ["UPDATE ddpjobs/status", "CREATE services", "CREATE events"]
+
+
+async def test_the_events_of_a_status_are_posted_also_if_a_deletion_fails(writer, carry_out):
+    writer.errors = {"DELETE pods": ApiError(500, "InternalError", "no")}
+    with pytest.raises(ApiError):
+        await carry_out(delete=(OLD,))
+    # One event is about the deletion.
+    assert writer.sent == ["UPDATE ddpjobs/status", "DELETE pods", *["CREATE events"] * 2]
+
+
+async def test_an_operator_that_ends_posts_no_event(writer, carry_out):
+    writer.errors = {"DELETE pods": asyncio.CancelledError()}
+    with pytest.raises(asyncio.CancelledError):
+        await carry_out(delete=(OLD,))
+    assert writer.sent == ["UPDATE ddpjobs/status", "DELETE pods"]
+
+
+async def test_a_refused_assignment_does_not_keep_the_rest_of_a_plan(writer, carry_out):
+    writer.errors = {"MERGE pods": ApiError(422, "Invalid", "no")}
+    assert await carry_out(assign=(STAYS,), delete=(OLD,), wake_after=30) == 5
+    assert "DELETE pods" in writer.sent
