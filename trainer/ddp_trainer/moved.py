@@ -46,9 +46,9 @@ class MovedModules:
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__.rpartition(".")[2]
         moved = import_module(f"{__package__}.{MOVED[name]}")
-        # The import also sets the attribute of the package. That of this name must stay the
-        # function, so the function is returned in place of the module.
+        # The importer sets `ddp_trainer.process_group` to the result. It must stay the function.
         if name == "process_group":
             moved = moved.process_group
             vars(moved)["process_group"] = moved
+        # The importer takes what it finds here instead of the empty `module`.
         sys.modules[module.__name__] = moved
