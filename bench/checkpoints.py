@@ -28,10 +28,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.group import process_group
-from ddp_trainer.progress import peak_memory_mib
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.ranks.group import process_group
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.progress import peak_memory_mib
 
 # Saves that are measured after the first one, which also imports, allocates and checks.
 SAVES = 5

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_trainer.data_parallel import DistributedModel, ddp_settings
-from ddp_trainer.group import process_group
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.data_parallel import DistributedModel, ddp_settings
+from ddp_trainer.ranks.group import process_group
+from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.workloads.shared.models import resnet50
 
 # Turns before the first one that counts.

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddp_trainer.hardware import choose
+from ddp_trainer.ranks.hardware import choose
 from ddp_trainer.workloads.shared.models import resnet18
 
 BATCH_SIZE = 32

@@ -37,8 +37,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from training_variants import CASES, EXPERIMENTS, Case, Step, Variant
 
-from ddp_trainer.group import process_group
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.group import process_group
+from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.workloads.shared.models import parameter_count
 
 ROOT = Path(__file__).parents[1]

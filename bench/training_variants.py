@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
 from ddp_trainer.workloads.shared.gradient_arms import Native
 from ddp_trainer.workloads.shared.models import MnistNet, resnet18
 

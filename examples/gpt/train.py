@@ -36,8 +36,8 @@ from ddp_trainer import (
     accumulate,
     process_group,
 )
-from ddp_trainer.evaluation import IGNORED, evaluate, evaluation_shards, without_repeats
-from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.data.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.run.evaluation import IGNORED, evaluate, evaluation_shards, without_repeats
 
 VOCABULARY = 256
 

@@ -30,7 +30,7 @@ from ddp_trainer import (
     evaluate,
     evaluation_shards,
 )
-from ddp_trainer.evaluation import Sums, classification_sums
+from ddp_trainer.run.evaluation import Sums, classification_sums
 
 
 def read_options() -> argparse.Namespace:

@@ -35,8 +35,8 @@ from ddp_trainer import (
     evaluation_shards,
     process_group,
 )
-from ddp_trainer.batch_norm import batch_norm_for_empty_shard
-from ddp_trainer.evaluation import Sums, classification_sums, without_repeats
+from ddp_trainer.run.batch_norm import batch_norm_for_empty_shard
+from ddp_trainer.run.evaluation import Sums, classification_sums, without_repeats
 
 # Mean and deviation of the pixels of each channel of CIFAR-10, from 0 to 255.
 MEAN = (125.3, 123.0, 113.9)

@@ -74,9 +74,9 @@ def test_a_checkpoint_moves_between_the_device_and_the_cpu(tmp_path):
 SCRIPT = """
 import os, torch
 import torch.distributed as dist
-from ddp_trainer.data_parallel import DistributedModel, accumulate, ddp_settings
-from ddp_trainer.group import process_group
-from ddp_trainer.progress import Progress
+from ddp_trainer.ranks.data_parallel import DistributedModel, accumulate, ddp_settings
+from ddp_trainer.ranks.group import process_group
+from ddp_trainer.run.progress import Progress
 
 with process_group(device="DEVICE") as runtime:
     model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))

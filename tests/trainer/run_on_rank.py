@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ddp_trainer.group import process_group
+from ddp_trainer.ranks.group import process_group
 
 from .every_rank import FUNCTIONS, GROUP_IS_GONE, threads
 

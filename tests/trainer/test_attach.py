@@ -19,15 +19,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from ddp_trainer import group, own_store
-from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.data.loader import ShardLoader
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.errors import Interrupted, RetryableError, UserError
-from ddp_trainer.evaluation import evaluate, evaluation_shards
-from ddp_trainer.group import attach
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.loader import ShardLoader
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.ranks import group, own_store
+from ddp_trainer.ranks.group import attach
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.evaluation import evaluate, evaluation_shards
+from ddp_trainer.run.interrupt import StopVote
 
 from . import launch
 

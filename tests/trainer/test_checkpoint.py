@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_file import save_atomically
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.file import save_atomically
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.errors import UserError
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.ranks.runtime import Runtime
 
 from .launch import newest
 

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ddp_trainer.checkpoint_buffers import Buffers
-from ddp_trainer.checkpoint_staging import measure, measure_written
+from ddp_trainer.checkpoint.buffers import Buffers
+from ddp_trainer.checkpoint.staging import measure, measure_written
 
 TENSORS = {
     "matrix": torch.arange(15.0).view(3, 5),

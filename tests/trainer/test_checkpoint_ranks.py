@@ -6,14 +6,14 @@ from torch import nn
 from torch.distributed import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer import checkpoint
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_file import StoredTensor
-from ddp_trainer.checkpoint_parts import PerRank
-from ddp_trainer.checkpoint_staging import Meeting
+from ddp_trainer.checkpoint import checkpoints as checkpoint
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.file import StoredTensor
+from ddp_trainer.checkpoint.parts import PerRank
+from ddp_trainer.checkpoint.staging import Meeting
+from ddp_trainer.checkpoint.weights import read_part
 from ddp_trainer.errors import RetryableError, UserError
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.weights import read_part
+from ddp_trainer.ranks.runtime import Runtime
 
 from . import launch
 from .every_rank import Outcomes, on_every_rank
@@ -254,7 +254,7 @@ def test_a_rank_that_died_during_a_sharded_write_is_noticed_within_the_timeout_o
 
 TIMEOUTS = """
 import json
-from ddp_trainer.group import process_group
+from ddp_trainer.ranks.group import process_group
 for timeout in (None, 7.0):
     with process_group(device="cpu", timeout=timeout) as runtime:
         print(json.dumps({"event": "timeout", "seconds": runtime.timeout}))

@@ -11,16 +11,16 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from ddp_trainer import checkpoint_shards
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_folder import INDEX, Retention
-from ddp_trainer.checkpoint_list import listed
-from ddp_trainer.checkpoint_shards import ShardedState
-from ddp_trainer.checkpoint_staging import Staging
-from ddp_trainer.claim import Claim, TakenOver
+from ddp_trainer.checkpoint import shards as checkpoint_shards
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.claim import Claim, TakenOver
+from ddp_trainer.checkpoint.folder import INDEX, Retention
+from ddp_trainer.checkpoint.listing import listed
+from ddp_trainer.checkpoint.shards import ShardedState
+from ddp_trainer.checkpoint.staging import Staging
+from ddp_trainer.checkpoint.weights import read_part
 from ddp_trainer.errors import UserError
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.weights import read_part
+from ddp_trainer.ranks.runtime import Runtime
 
 from . import launch
 from .every_rank import Outcomes, on_every_rank
@@ -574,7 +574,7 @@ def test_a_sharded_checkpoint_is_listed(ranks):
 
 TRAINING = """
 import json, sys
-from ddp_trainer.group import process_group
+from ddp_trainer.ranks.group import process_group
 from trainer.test_checkpoint_shards import Job
 
 with process_group(device="cpu") as runtime:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer import claim as claims
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.claim import Claim, TakenOver, checkpoint_path
+from ddp_trainer.checkpoint import claim as claims
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.claim import Claim, TakenOver, checkpoint_path
 from ddp_trainer.errors import RetryableError
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
 
 from .every_rank import on_every_rank
 from .launch import alone, newest
@@ -23,8 +23,8 @@ TRAINING = """
 import json, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 import torch
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.ranks.runtime import Runtime
 
 model = torch.nn.Linear(2, 1)
 checkpoints = Checkpoints(sys.argv[1], Runtime(), {"model": model})

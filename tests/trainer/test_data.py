@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.errors import UserError
-from ddp_trainer.sampler import GlobalBatchSampler
 from ddp_trainer.workloads.datasets import cifar10, digits, images, mnist
 from ddp_trainer.workloads.shared.augmentation import shift_and_flip
 

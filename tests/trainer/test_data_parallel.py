@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from ddp_trainer import data_parallel
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.data_parallel import SYNC_BUFFERS, accumulate
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.data.sampler import GlobalBatchSampler
+from ddp_trainer.ranks import data_parallel
+from ddp_trainer.ranks.data_parallel import SYNC_BUFFERS, accumulate
+from ddp_trainer.ranks.runtime import Runtime
 
 from .every_rank import on_every_rank
 from .small_data import FEATURES, difference, samples

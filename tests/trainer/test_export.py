@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_list import describe, listed
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.listing import describe, listed
+from ddp_trainer.checkpoint.weights import export
 from ddp_trainer.cli import main as cli
 from ddp_trainer.errors import UserError
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.weights import export
+from ddp_trainer.ranks.runtime import Runtime
 
 
 class Tied(nn.Module):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ddp_trainer
+from ddp_trainer.moved import MOVED
 
 
 def names_for_type_checkers():
@@ -18,6 +19,7 @@ def names_for_type_checkers():
     return {
         alias.name: statement.module.removeprefix("ddp_trainer.")
         for statement in block.body
+        if statement.module != "typing"
         for alias in statement.names
     }
 
@@ -38,16 +40,60 @@ def test_another_name_is_an_error():
         from ddp_trainer import nothing  # noqa: F401
 
 
+@pytest.mark.parametrize("name", sorted(set(MOVED) - {"process_group"}))
+def test_a_former_path_is_that_of_the_same_module(name):
+    module = import_module(f"ddp_trainer.{MOVED[name]}")
+    assert import_module(f"ddp_trainer.{name}") is module
+    assert module.__spec__.name == module.__name__ == f"ddp_trainer.{MOVED[name]}"
+
+
+def test_former_paths_work_in_every_form_of_import():
+    script = """
+from ddp_trainer import checkpoint_folder, runtime
+import ddp_trainer.sampler as sampler
+import ddp_trainer.group
+from ddp_trainer.checkpoint_parts import PerRank
+from ddp_trainer import GlobalBatchSampler, Runtime, attach
+assert ddp_trainer.group.attach is attach and runtime.Runtime is Runtime
+assert sampler.GlobalBatchSampler is GlobalBatchSampler
+assert checkpoint_folder.__name__ == "ddp_trainer.checkpoint.folder"
+assert PerRank.__module__ == "ddp_trainer.checkpoint.parts"
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+
+
+def test_checkpoints_can_be_imported_from_their_package():
+    from ddp_trainer.checkpoint import Checkpoints
+
+    assert Checkpoints is ddp_trainer.Checkpoints
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        from ddp_trainer.checkpoint import nothing  # noqa: F401
+
+
 def test_process_group_is_the_function_also_after_an_import_of_its_former_module():
-    from ddp_trainer.group import process_group
     from ddp_trainer.process_group import process_group as former
+
+    from ddp_trainer.ranks.group import process_group
 
     module = import_module("ddp_trainer.process_group")
     assert ddp_trainer.process_group is former is module.process_group is process_group
 
 
-def test_the_package_itself_does_not_import_torch():
-    script = "import sys, ddp_trainer; from ddp_trainer import GlobalBatchSampler, UserError\n"
-    script += "print('torch' in sys.modules)"
+@pytest.mark.parametrize("name", ["nothing", "claim", "ranks.sampler", "sampler.nothing"])
+def test_another_path_is_an_error(name):
+    with pytest.raises(ModuleNotFoundError, match=f"No module named 'ddp_trainer.{name}'"):
+        import_module(f"ddp_trainer.{name}")
+
+
+def test_the_package_itself_imports_neither_torch_nor_numpy():
+    script = "import sys, ddp_trainer; from ddp_trainer import SlowRankError, UserError\n"
+    script += "print(sys.modules.keys() & {'torch', 'numpy'})"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "set()\n", run.stderr
+
+
+def test_the_sampler_does_not_import_torch():
+    script = "import sys; from ddp_trainer import GlobalBatchSampler\nprint('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert run.stdout == "False\n", run.stderr

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from ddp_trainer.gloo import TIMED_OUT
+from ddp_trainer.ranks.gloo import TIMED_OUT
 
 from . import launch
 
@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from ddp_trainer.data_parallel import DistributedModel
-from ddp_trainer.gloo import RUN_LOOP
-from ddp_trainer.group import process_group
+from ddp_trainer.ranks.data_parallel import DistributedModel
+from ddp_trainer.ranks.gloo import RUN_LOOP
+from ddp_trainer.ranks.group import process_group
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 torch.set_num_threads(1)

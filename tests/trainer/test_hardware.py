@@ -16,13 +16,14 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer import cpu, hardware, interrupt
-from ddp_trainer import group as group_module
 from ddp_trainer.cli.options import DigitsOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks import cpu, hardware
+from ddp_trainer.ranks import group as group_module
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run import interrupt
+from ddp_trainer.run.interrupt import StopVote
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.classification import Task, train_classifier
 
 from .launch import TRAINER, alone, group, torchrun
@@ -117,7 +118,7 @@ def test_ranks_meet_by_a_file_too(tmp_path):
 
 def test_where_the_ranks_are_is_not_written_into_a_file_that_would_keep_all_of_it(tmp_path):
     script = (
-        "import sys; from ddp_trainer.group import process_group\n"
+        "import sys; from ddp_trainer.ranks.group import process_group\n"
         "with process_group(init_method=sys.argv[1]) as runtime: assert runtime.stragglers is None"
     )
     run = alone("-c", script, f"file://{tmp_path}/meet", RANK=0, WORLD_SIZE=1)
@@ -138,7 +139,7 @@ def test_a_file_that_another_run_has_met_at_is_refused(tmp_path):
 def test_a_script_may_join_one_group_after_another(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from ddp_trainer.group import process_group\n"
+        "from ddp_trainer.ranks.group import process_group\n"
         "for number in range(2):\n"
         "    with process_group() as runtime: assert runtime.gather(runtime.rank) == [0, 1]\n"
     )

@@ -140,8 +140,8 @@ def test_child_processes_have_their_own_signals():
     script = """
 import multiprocessing, os, signal, threading
 from torch.utils.data import DataLoader
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.run.interrupt import StopVote
+from ddp_trainer.ranks.runtime import Runtime
 StopVote(Runtime(), grace=0.5)
 assert sum(map(len, DataLoader(list(range(8)), num_workers=1))) == 8
 child = multiprocessing.get_context("fork").Process(target=signal.pause)
@@ -179,7 +179,7 @@ time.sleep(60)
 LEAVING = """
 import os, signal, tempfile
 from ddp_trainer import Checkpoints, Progress, Runtime, StopVote
-from ddp_trainer.interrupt import leave
+from ddp_trainer.run.interrupt import leave
 runtime = Runtime()
 checkpoints = Checkpoints(tempfile.mkdtemp(), runtime, {})
 """
@@ -216,8 +216,8 @@ if number := vote.at_step_boundary():
 def test_a_process_that_writes_a_checkpoint_is_not_ended_meanwhile():
     script = """
 import os, signal, time
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.run.interrupt import StopVote
+from ddp_trainer.ranks.runtime import Runtime
 end = time.monotonic() + 1.5
 vote = StopVote(Runtime(is_writing=[lambda: time.monotonic() < end]), grace=0.2)
 os.kill(os.getpid(), signal.SIGTERM)

@@ -18,12 +18,12 @@ from torch.utils.data import (
     default_collate,
 )
 
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_parts import PerRank
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.parts import PerRank
+from ddp_trainer.data.loader import IndexBatches, ShardLoader, sample_seeds
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.errors import UserError
-from ddp_trainer.loader import IndexBatches, ShardLoader, sample_seeds
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.ranks.runtime import Runtime
 
 from . import launch
 
@@ -258,13 +258,13 @@ import sys
 import time
 from pathlib import Path
 import torch
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_parts import PerRank
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.loader import ShardLoader
-from ddp_trainer.group import process_group
-from ddp_trainer.progress import Progress
-from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.parts import PerRank
+from ddp_trainer.run.interrupt import StopVote
+from ddp_trainer.data.loader import ShardLoader
+from ddp_trainer.ranks.group import process_group
+from ddp_trainer.run.progress import Progress
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from trainer.test_loader import SAMPLES, Augmented
 
 with process_group(device="cpu") as runtime:

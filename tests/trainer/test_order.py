@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_trainer.data.loader import IndexBatches, ShardLoader
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.errors import UserError
-from ddp_trainer.loader import IndexBatches, ShardLoader
-from ddp_trainer.sampler import GlobalBatchSampler
 
 from .test_sampler import batch_sizes, global_batches, sizes, world, worlds
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.errors import UserError
-from ddp_trainer.sampler import GlobalBatchSampler
 from ddp_trainer.workloads.datasets import photographs
 from ddp_trainer.workloads.hymenoptera import load_weights
 from ddp_trainer.workloads.shared.models import resnet18, resnet50

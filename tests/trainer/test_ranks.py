@@ -16,19 +16,19 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.data.sampler import GlobalBatchSampler, Shard
 from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import (
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.evaluation import (
     Sums,
     classification_sums,
     evaluate,
     evaluation_shards,
     without_repeats,
 )
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.run.interrupt import StopVote
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.gradient_arms import ARMS
 from ddp_trainer.workloads.shared.models import DigitsNet, ToyModel
 from ddp_trainer.workloads.toy import HIDDEN

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from ddp_trainer.batch_norm import batch_norm_for_empty_shard, synchronise
-from ddp_trainer.evaluation import evaluation_mode, without_repeats
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.data.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.batch_norm import batch_norm_for_empty_shard, synchronise
+from ddp_trainer.run.evaluation import evaluation_mode, without_repeats
 from ddp_trainer.workloads.shared.models import resnet18
 
 from .every_rank import on_every_rank

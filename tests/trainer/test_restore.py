@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer import checkpoint_file
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_folder import Best, Retention
-from ddp_trainer.checkpoint_parts import PerRank
-from ddp_trainer.claim import Claim
+from ddp_trainer.checkpoint import file as checkpoint_file
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.claim import Claim
+from ddp_trainer.checkpoint.folder import Best, Retention
+from ddp_trainer.checkpoint.parts import PerRank
+from ddp_trainer.checkpoint.weights import read_part
 from ddp_trainer.errors import RetryableError, UserError
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.weights import read_part
+from ddp_trainer.ranks.runtime import Runtime
 
 
 def a_model(fill=1.0, width=2):

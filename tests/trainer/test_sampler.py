@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_trainer.data.sampler import GlobalBatchSampler, split
 from ddp_trainer.errors import UserError
-from ddp_trainer.sampler import GlobalBatchSampler, split
 
 sizes = st.integers(1, 200)
 batch_sizes = st.integers(1, 40)

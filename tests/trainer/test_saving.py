@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer import checkpoint_file, checkpoint_folder
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_folder import Best, Retention
-from ddp_trainer.claim import TakenOver
+from ddp_trainer.checkpoint import file as checkpoint_file
+from ddp_trainer.checkpoint import folder as checkpoint_folder
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.claim import TakenOver
+from ddp_trainer.checkpoint.folder import Best, Retention
+from ddp_trainer.checkpoint.weights import read_part
 from ddp_trainer.errors import Interrupted, UserError
-from ddp_trainer.group import process_group
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.weights import read_part
+from ddp_trainer.ranks.group import process_group
+from ddp_trainer.ranks.runtime import Runtime
 
 from .launch import torchrun
 
@@ -331,9 +332,9 @@ def test_the_generators_of_python_and_numpy_are_saved_too(tmp_path):
 
 RESTARTED = """
 import os, sys, torch
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.group import process_group
-from ddp_trainer.progress import Progress
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.ranks.group import process_group
+from ddp_trainer.run.progress import Progress
 
 with process_group(device="cpu") as runtime:
     model = torch.nn.Linear(1, 1)

@@ -5,18 +5,18 @@ import threading
 
 import pytest
 import torch
+from ddp_trainer.weights import export, read_part
 from torch import nn
 
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.checkpoint_file import find_fault
-from ddp_trainer.checkpoint_folder import Best, CheckpointFolder
-from ddp_trainer.checkpoint_list import listed
-from ddp_trainer.checkpoint_parts import PerRank
-from ddp_trainer.checkpoint_ranks import _fingerprint
-from ddp_trainer.claim import Claim, list_checkpoints
+from ddp_trainer.checkpoint.across_ranks import _fingerprint
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.claim import Claim, list_checkpoints
+from ddp_trainer.checkpoint.file import find_fault
+from ddp_trainer.checkpoint.folder import Best, CheckpointFolder
+from ddp_trainer.checkpoint.listing import listed
+from ddp_trainer.checkpoint.parts import PerRank
 from ddp_trainer.errors import RetryableError, UserError
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.weights import export, read_part
+from ddp_trainer.ranks.runtime import Runtime
 
 
 def a_job(folder, **parts):

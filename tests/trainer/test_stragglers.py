@@ -9,8 +9,13 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from ddp_trainer import stragglers
-from ddp_trainer.stragglers import Position, StragglerDetector, describe_frozen, describe_slowest
+from ddp_trainer.ranks import stragglers
+from ddp_trainer.ranks.stragglers import (
+    Position,
+    StragglerDetector,
+    describe_frozen,
+    describe_slowest,
+)
 
 from .launch import DEADLINE, TRAINER, Run, new_python, torchrun
 

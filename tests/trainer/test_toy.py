@@ -102,7 +102,7 @@ def test_wrong_use_in_spawned_processes_ends_with_exit_code_2():
 
 
 def test_the_peak_memory_is_that_of_the_process_and_not_of_its_launcher():
-    reported = "from ddp_trainer.progress import peak_memory_mib; print(peak_memory_mib())"
+    reported = "from ddp_trainer.run.progress import peak_memory_mib; print(peak_memory_mib())"
     launcher = f"""
 import subprocess, sys
 held = b"x" * (700 << 20)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensorboardX.proto.event_pb2 import Event
 
-from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.workloads.shared.classification import set_learning_rate
 from ddp_trainer.workloads.shared.schedule import constant
 

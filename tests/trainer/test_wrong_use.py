@@ -4,14 +4,14 @@ from contextlib import nullcontext
 
 import pytest
 
-from ddp_trainer import group
 from ddp_trainer.cli import command_line, main
 from ddp_trainer.cli.flags import LARGEST_INTEGER
 from ddp_trainer.cli.options import WORKLOADS
 from ddp_trainer.errors import RetryableError, UserError
-from ddp_trainer.group import read_launch
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks import group
+from ddp_trainer.ranks.group import read_launch
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.interrupt import StopVote
 
 from .launch import TRAINER, alone, torchrun
 

@@ -455,7 +455,7 @@ def follower_summary(rank=0, when=NOW):
 def slow_rank_summary(rank=1, when=NOW):
     """Return the summary of a rank that waited too long for rank 0."""
     error = (
-        "ddp_trainer.stragglers.SlowRankError: rank 0 on node 0 (a0-n0) is slow or stuck: it was "
+        "ddp_trainer.errors.SlowRankError: rank 0 on node 0 (a0-n0) is slow or stuck: it was "
         "last seen in step 47, 5.2 s ago"
     )
     return torchrun_summary(rank, 1, error, when)

@@ -1,9 +1,9 @@
-"""The layers of the operator: which package may import which.
+"""The layers of the operator and of the trainer: which package may import which.
 
 The docstring of each package has a sentence such as "May import `kube` and `core.api`." The tests
 compare the imports of its modules with that. `core` stands for all packages of the core. The
-modules directly in `core/` count as packages. The trainer and the operator do not import each
-other.
+modules directly in `core/` and in `ddp_trainer/` count as packages. The trainer and the operator do
+not import each other.
 """
 
 import ast
@@ -21,12 +21,21 @@ ROOT = Path(__file__).parents[2]
 OPERATOR = ROOT / "operator" / "ddpjob"
 TRAINER = ROOT / "trainer" / "ddp_trainer"
 
-# The names that programs import. Its docstring is for users.
-FACE = "__init__"
-FACE_MAY_IMPORT = {"client", "jobs"}
+# Modules whose docstring is for users, with what they may import: the names that programs import,
+# and `python -m ddp_trainer`.
+FACES = {
+    "ddpjob.__init__": {"client", "jobs"},
+    "ddp_trainer.__init__": {"checkpoint", "data", "errors", "moved", "ranks", "run"},
+    "ddp_trainer.__main__": {"cli"},
+}
 
 # The agent travels into pods without the rest of ddpjob.
-AGENT = "agent"
+AGENT = "ddpjob.agent"
+
+# What scripts use of the trainer. The command line and the workloads are above it.
+LIBRARY = {
+    f"ddp_trainer.{name}" for name in ("errors", "files", "ranks", "data", "checkpoint", "run")
+}
 
 # "May import no other package." has no name.
 PERMISSION = re.compile(r"\bMay import (.*?)\.(?:\s|$)", re.DOTALL)
@@ -108,43 +117,40 @@ def imports_of(path):
 
 
 def package_of(parts):
-    """Return the package of a module, such as `kube`, `cli.commands`, `core.api` or `core.plan`."""
-    has_packages = parts[0] == "core" or tuple(parts[:2]) == ("cli", "commands")
-    return ".".join(parts[: 2 if has_packages else 1])
+    """Return the package of a module, such as `ddpjob.kube`, `ddpjob.core.api` or `….plan`."""
+    inside = (("ddpjob", "core"), ("ddpjob", "cli", "commands"))
+    has_packages = any(tuple(parts[: len(names)]) == names for names in inside)
+    return ".".join(parts[: 3 if has_packages else 2])
 
 
 def own_package(path):
-    return package_of(path.relative_to(OPERATOR).with_suffix("").parts)
+    return package_of(path.relative_to(ROOT).with_suffix("").parts[1:])
 
 
 def packages_in(imported):
-    """Return the packages of the operator among imported names."""
-    found = set()
-    for name in imported:
-        parts = name.split(".")[1:]
-        if name.startswith("ddpjob.") and parts != ["core"]:
-            found.add(package_of(parts))
-    return found & PACKAGES
+    """Return the packages among imported names."""
+    return {package_of(tuple(name.split("."))) for name in imported} & PACKAGES
 
 
 def docstring_of(package):
-    folder = OPERATOR.joinpath(*package.split("."))
+    distribution, *parts = package.split(".")
+    folder = DISTRIBUTIONS[distribution].joinpath(*parts)
     path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
 @cache
 def permissions(package):
-    """Return the names in the docstring's sentence."""
-    if package == FACE:
-        return FACE_MAY_IMPORT
+    """Return the packages in the docstring's sentence."""
     permission = PERMISSION.search(docstring_of(package))
-    return set(NAME.findall(permission[1])) if permission else set()
+    names = NAME.findall(permission[1]) if permission else []
+    distribution = package.partition(".")[0]
+    return {f"{distribution}.{name}" for name in FACES.get(package, names)}
 
 
 def may_import(package):
     names = permissions(package)
-    return names - {"core"} | CORE if "core" in names else names
+    return names - {ALL_OF_CORE} | CORE if ALL_OF_CORE in names else names
 
 
 def packages_of(imported):
@@ -155,36 +161,44 @@ def path_name(path):
     return str(path.relative_to(ROOT))
 
 
-PACKAGES = {own_package(path) for path in modules(OPERATOR)} - {"core.__init__"}
-CORE = {package for package in PACKAGES if package.startswith("core.")}
+DISTRIBUTIONS = {"ddpjob": OPERATOR, "ddp_trainer": TRAINER}
+MODULES = [path for folder in DISTRIBUTIONS.values() for path in modules(folder)]
+ALL_OF_CORE = "ddpjob.core"
+PACKAGES = {own_package(path) for path in MODULES} - {f"{ALL_OF_CORE}.__init__"}
+CORE = {package for package in PACKAGES if package.startswith(f"{ALL_OF_CORE}.")}
 PURE_MODULES = [path for layer in PURE for path in modules(OPERATOR / layer)]
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES - {FACE, AGENT}))
+@pytest.mark.parametrize("package", sorted(PACKAGES - {*FACES, AGENT}))
 def test_a_package_says_what_it_may_import(package):
     assert PERMISSION.search(docstring_of(package))
-    assert may_import(package) <= PACKAGES - {package, FACE, AGENT}
+    assert may_import(package) <= PACKAGES - {package, *FACES, AGENT}
 
 
-@pytest.mark.parametrize("path", modules(OPERATOR), ids=path_name)
+@pytest.mark.parametrize("path", MODULES, ids=path_name)
 def test_a_module_imports_only_what_its_package_may(path):
     package = own_package(path)
-    forbidden = packages_in(imports_of(path)) - {package, FACE} - may_import(package)
+    forbidden = packages_in(imports_of(path)) - {package} - may_import(package)
     assert not forbidden, f"{package} must not import {forbidden}"
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_a_package_needs_what_it_may_import(package):
-    paths = [path for path in modules(OPERATOR) if own_package(path) == package]
+    paths = [path for path in MODULES if own_package(path) == package]
     imported = {name for path in paths for name in packages_in(imports_of(path))}
     if imported & CORE:
-        imported.add("core")
+        imported.add(ALL_OF_CORE)
     assert permissions(package) <= imported
 
 
 @pytest.mark.parametrize("package", sorted(CORE))
 def test_a_package_of_the_core_imports_only_the_core(package):
     assert may_import(package) <= CORE
+
+
+@pytest.mark.parametrize("package", sorted(LIBRARY))
+def test_a_package_of_the_library_imports_only_the_library(package):
+    assert may_import(package) <= LIBRARY
 
 
 def test_no_two_packages_may_import_each_other():
@@ -195,11 +209,11 @@ def test_no_two_packages_may_import_each_other():
 
 def test_no_two_modules_import_each_other():
     names = {}
-    for path in modules(OPERATOR):
-        # ddpjob/__init__.py imports the client when it is used. In the agent, a module refers to
-        # another one for its types.
-        if own_package(path) not in (FACE, AGENT):
-            parts = path.relative_to(OPERATOR.parent).with_suffix("").parts
+    for path in MODULES:
+        # The faces import a module when it is used. In the agent, a module refers to another one
+        # for its types.
+        if own_package(path) not in {*FACES, AGENT}:
+            parts = path.relative_to(ROOT).with_suffix("").parts[1:]
             names[".".join(part for part in parts if part != "__init__")] = path
     order = TopologicalSorter(
         {name: (imports_of(path) & set(names)) - {name} for name, path in names.items()}
@@ -226,7 +240,7 @@ def test_only_two_layers_know_kopf_and_the_kubernetes_client(path):
 
 @pytest.mark.parametrize("path", PURE_MODULES, ids=path_name)
 def test_a_pure_package_imports_no_module_with_input_or_output(path):
-    allowed = CORE_MODULES | (JOBS_MODULES if own_package(path) == "jobs" else set())
+    allowed = CORE_MODULES | (JOBS_MODULES if own_package(path) == "ddpjob.jobs" else set())
     assert packages_of(imports_of(path)) <= allowed | {"ddpjob"}
 
 
@@ -243,6 +257,12 @@ def test_a_pure_package_reads_no_clock_and_opens_no_file(path):
 @pytest.mark.parametrize("path", modules(TRAINER), ids=path_name)
 def test_the_trainer_does_not_import_the_operator(path):
     assert "ddpjob" not in packages_of(imports_of(path))
+
+
+@pytest.mark.parametrize("path", modules(TRAINER), ids=path_name)
+def test_the_trainer_imports_a_name_from_its_module(path):
+    # `from ddp_trainer import Checkpoints` does not show which package is imported.
+    assert "ddp_trainer" not in imports_of(path)
 
 
 @pytest.mark.parametrize("path", modules(TRAINER), ids=path_name)

@@ -41,15 +41,15 @@ LONG_FUNCTIONS = {
 
 # Functions that may have more arguments, as (file, name): (arguments, reason).
 MANY_ARGUMENTS = {
-    ("trainer/ddp_trainer/checkpoint.py", "__init__"): (
+    ("trainer/ddp_trainer/checkpoint/checkpoints.py", "__init__"): (
         6,
         "settings of the user's script, most with a default and given by their names",
     ),
-    ("trainer/ddp_trainer/evaluation.py", "evaluate"): (
+    ("trainer/ddp_trainer/run/evaluation.py", "evaluate"): (
         6,
         "a script gives either its Runtime or its Progress",
     ),
-    ("trainer/ddp_trainer/group.py", "process_group"): (
+    ("trainer/ddp_trainer/ranks/group.py", "process_group"): (
         6,
         "settings of the user's script, each with a default and given by its name",
     ),

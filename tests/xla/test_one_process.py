@@ -21,10 +21,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from trainer.launch import TRAINER, new_python, torchrun
 
-from ddp_trainer.batch_norm import synchronise
-from ddp_trainer.data_parallel import ddp_settings
-from ddp_trainer.group import process_group
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.data_parallel import ddp_settings
+from ddp_trainer.ranks.group import process_group
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.batch_norm import synchronise
 from ddp_trainer.workloads.shared.gradient_arms import _spread
 
 DIGITS = (*TRAINER, "digits", "--epochs", 2)

@@ -1,4 +1,7 @@
-"""Errors that a user can solve. Each message is one sentence that says what to do."""
+"""Errors that a user can solve. Each message is one sentence that says what to do.
+
+May import no other package.
+"""
 
 import errno
 import signal
@@ -49,6 +52,10 @@ def path_error(message: str, error: OSError, *, has_worked: bool = False) -> Use
     """
     is_wrong = error.errno in WRONG_PATH and not has_worked
     return UserError(message) if is_wrong else RetryableError(message)
+
+
+class SlowRankError(RuntimeError):
+    """A collective timed out. The message names the rank that the others waited for."""
 
 
 class Interrupted(SystemExit):

@@ -25,7 +25,7 @@ def export(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
 
     # torch is imported from here on, so that --help does not wait for it.
-    from ddp_trainer.weights import export
+    from ddp_trainer.checkpoint.weights import export
 
     try:
         export(options.checkpoint, options.out, options.part)
@@ -45,7 +45,7 @@ def list_checkpoints(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", metavar="FOLDER")
     options = parser.parse_args(arguments)
 
-    from ddp_trainer.checkpoint_list import describe, listed
+    from ddp_trainer.checkpoint.listing import describe, listed
 
     try:
         for line in describe(listed(options.folder)):

@@ -75,8 +75,8 @@ def _train(command: Command, started: float) -> None:
     """Run the workload in this process, alone or as one of the ranks."""
     import torch
 
-    from ddp_trainer.group import process_group
-    from ddp_trainer.runtime import Runtime
+    from ddp_trainer.ranks.group import process_group
+    from ddp_trainer.ranks.runtime import Runtime
 
     workload = importlib.import_module(f"ddp_trainer.workloads.{command.workload}")
     train: Callable[[Any, Runtime], None] = workload.train

@@ -16,7 +16,7 @@ from torch.multiprocessing.spawn import (
 
 from ddp_trainer.cli.command_line import Command
 from ddp_trainer.errors import UserError
-from ddp_trainer.interrupt import GRACE, SIGNALS
+from ddp_trainer.run.interrupt import GRACE, SIGNALS
 
 Run = Callable[[Command], int]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ddp_trainer.cli.options import Cifar10Options
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.datasets import cifar10
 from ddp_trainer.workloads.shared.batches import ImageBatches, Normaliser
 from ddp_trainer.workloads.shared.classification import train_classifier

@@ -9,8 +9,8 @@ torchrun --standalone --nproc-per-node 2 -m ddp_trainer digits
 import torch
 
 from ddp_trainer.cli.options import DigitsOptions
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.datasets import digits
 from ddp_trainer.workloads.shared.batches import ImageBatches, Normaliser
 from ddp_trainer.workloads.shared.classification import train_classifier

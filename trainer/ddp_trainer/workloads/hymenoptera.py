@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ddp_trainer.checkpoint_file import find_damage
+from ddp_trainer.checkpoint.file import find_damage
 from ddp_trainer.cli.options import HymenopteraOptions
+from ddp_trainer.data.sampler import Shard
 from ddp_trainer.errors import UserError
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import Shard
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.datasets import photographs
 from ddp_trainer.workloads.shared.batches import Normaliser
 from ddp_trainer.workloads.shared.classification import train_classifier

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ddp_trainer.cli.options import MessagesOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.progress import Progress
 
 # An operation's name, this rank's result, and the expected result.
 Check = tuple[str, Tensor, Tensor]

@@ -9,8 +9,8 @@ import torch
 
 from ddp_trainer.cli.options import MnistOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.datasets import mnist
 from ddp_trainer.workloads.datasets.images import Images
 from ddp_trainer.workloads.shared.batches import ImageBatches, Normaliser

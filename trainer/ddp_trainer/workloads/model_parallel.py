@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddp_trainer.cli.options import ModelParallelOptions
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.errors import UserError
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.models import ToyModel, parameter_count
 from ddp_trainer.workloads.shared.pipeline import Accelerators, Devices, Pipeline, StandIns, drawing
 from ddp_trainer.workloads.toy import SAMPLES, regression_data

@@ -5,8 +5,8 @@ torchrun --standalone --nproc-per-node 2 -m ddp_trainer resnet50 --image-size 22
 """
 
 from ddp_trainer.cli.options import Resnet50Options
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.models import resnet50
 from ddp_trainer.workloads.shared.throughput import Benchmark, compare
 

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.cli.options import SkewedOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.models import ToyModel
 
 LEARNING_RATE = 0.001

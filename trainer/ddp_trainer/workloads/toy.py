@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
 from ddp_trainer.cli.options import ToyOptions
-from ddp_trainer.cpu import keep_freed_memory
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.data.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.ranks.cpu import keep_freed_memory
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.interrupt import StopVote
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.models import ToyModel, parameter_count
 
 SAMPLES = 1000

@@ -104,7 +104,7 @@ LOST = (
 
 # It waited too long for a peer, which is lost, slow or stuck.
 WAITED = (
-    Words("the trainer", r"\bddp_trainer\.\w{1,20}\.SlowRankError: ", "ddp_trainer/stragglers.py"),
+    Words("the trainer", r"\bddp_trainer\.\w{1,20}\.SlowRankError: ", "ddp_trainer/errors.py"),
     Words(
         "gloo",
         r"Timed out waiting \d+ms for (?:send|recv) operation to complete"

@@ -60,7 +60,7 @@ SCRIPT_MISSING = re.compile(
 # The text of a C++ exception that nothing has caught. The process then ends with SIGABRT.
 WHAT = re.compile(r"^[ \t]*what\(\):[ \t]+(.+)$", re.MULTILINE)
 
-# The trainer's words for the rank that is furthest behind (ddp_trainer/stragglers.py).
+# The trainer's words for the rank that is furthest behind (ddp_trainer/ranks/stragglers.py).
 BEHIND = re.compile(
     r"\brank \d+ on .{1,200}? is (?:slow or stuck|frozen or cut off)\b[^;,\n]{0,200}"
 )

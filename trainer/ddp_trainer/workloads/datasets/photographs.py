@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ddp_trainer.data.sampler import Shard
 from ddp_trainer.errors import UserError
-from ddp_trainer.sampler import Shard
 from ddp_trainer.workloads.datasets.images import (
     SEARCH_DEPTH,
     Labels,

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddp_trainer.sampler import Shard
+from ddp_trainer.data.sampler import Shard
 
 
 def shift_and_flip(

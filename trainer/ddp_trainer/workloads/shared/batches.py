@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddp_trainer.sampler import Shard
+from ddp_trainer.data.sampler import Shard
 from ddp_trainer.workloads.datasets.images import Images, Labels
 from ddp_trainer.workloads.shared.augmentation import shift_and_flip
 

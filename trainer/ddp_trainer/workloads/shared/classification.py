@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_trainer.batch_norm import batch_norm_for_empty_shard, synchronise
-from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
 from ddp_trainer.cli.options import ClassifierOptions
+from ddp_trainer.data.sampler import GlobalBatchSampler, Shard
 from ddp_trainer.errors import UserError
-from ddp_trainer.evaluation import without_repeats
 from ddp_trainer.files import check_writable
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.batch_norm import batch_norm_for_empty_shard, synchronise
+from ddp_trainer.run.evaluation import without_repeats
+from ddp_trainer.run.interrupt import StopVote
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.gradient_arms import ARMS, Arm
 from ddp_trainer.workloads.shared.model_evaluation import Evaluator, Scores, output_folders
 from ddp_trainer.workloads.shared.models import has_batch_norm, parameter_count

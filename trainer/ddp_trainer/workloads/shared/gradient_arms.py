@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
 
 
 class Arm(Protocol):

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
 from ddp_trainer.cli.options import ClassifierOptions
-from ddp_trainer.evaluation import (
+from ddp_trainer.data.sampler import Shard
+from ddp_trainer.run.evaluation import (
     Sums,
     classification_sums,
     evaluate,
     evaluation_shards,
     without_repeats,
 )
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.progress import Progress
-from ddp_trainer.sampler import Shard
+from ddp_trainer.run.interrupt import StopVote
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.task import Task
 
 

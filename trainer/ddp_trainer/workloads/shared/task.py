@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ddp_trainer.sampler import Shard
+from ddp_trainer.data.sampler import Shard
 from ddp_trainer.workloads.shared.schedule import warm_up_then_cosine
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ddp_trainer.cli.options import ThroughputOptions
 from ddp_trainer.errors import UserError
-from ddp_trainer.progress import Progress
+from ddp_trainer.run.progress import Progress
 from ddp_trainer.workloads.shared.gradient_arms import ARMS, Arm
 
 # Rounds that are not counted: the first steps also allocate memory and fill caches.

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ddp_trainer.checkpoint_file import save_atomically
+from ddp_trainer.checkpoint.file import save_atomically
 from ddp_trainer.errors import RetryableError
 from ddp_trainer.files import sync_folder
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from ddp_trainer import generators
 from ddp_trainer.errors import RetryableError, UserError
+from ddp_trainer.ranks import generators
 
 # Settings of NCCL's flight recorder, each with its name, its older name, and its value: the number
 # of collectives that it remembers, that it writes them after a timeout, and the file, to which NCCL

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from ddp_trainer.module_names import OwnStateDict
+from ddp_trainer.ranks.module_names import OwnStateDict
 
 T = TypeVar("T")
 

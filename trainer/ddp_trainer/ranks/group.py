@@ -21,18 +21,18 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.distributed.rendezvous import rendezvous
 
-from ddp_trainer.cpu import keep_freed_memory, schedule_as_batch
-from ddp_trainer.errors import Interrupted, UserError
-from ddp_trainer.gloo import (
+from ddp_trainer.errors import Interrupted, SlowRankError, UserError
+from ddp_trainer.ranks.cpu import keep_freed_memory, schedule_as_batch
+from ddp_trainer.ranks.gloo import (
     LOOK_INTERVAL,
     TIMED_OUT,
     use_loopback_for_local_peers,
     wait_for_threads,
 )
-from ddp_trainer.hardware import KINDS, Hardware, choose
-from ddp_trainer.own_store import open_store, place
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.stragglers import SlowRankError, StragglerDetector
+from ddp_trainer.ranks.hardware import KINDS, Hardware, choose
+from ddp_trainer.ranks.own_store import open_store, place
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.ranks.stragglers import StragglerDetector
 
 # The init method that reads MASTER_ADDR and MASTER_PORT.
 ENVIRONMENT = "env://"
@@ -384,7 +384,7 @@ def _report_slow_rank(hardware: Hardware, rank: int, message: str) -> None:
     """
     message = f"{message}. {hardware.describe_record(rank)}".removesuffix(". ")
     get_error_handler().record_exception(SlowRankError(message))
-    print(f"ddp_trainer.stragglers.SlowRankError: {message}", file=sys.stderr, flush=True)
+    print(f"ddp_trainer.errors.SlowRankError: {message}", file=sys.stderr, flush=True)
     if hardware.backend == "gloo":
         os._exit(1)
 

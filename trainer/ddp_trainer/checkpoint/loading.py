@@ -9,9 +9,10 @@ from typing import IO, TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ddp_trainer.checkpoint_file import StoredTensor, as_bytes, map_leaves, read_structure
-from ddp_trainer.checkpoint_folder import CheckpointFolder, index_of
-from ddp_trainer.checkpoint_parts import (
+from ddp_trainer.checkpoint.across_ranks import sharded_state
+from ddp_trainer.checkpoint.file import StoredTensor, as_bytes, map_leaves, read_structure
+from ddp_trainer.checkpoint.folder import CheckpointFolder, index_of
+from ddp_trainer.checkpoint.parts import (
     Stateful,
     explained_misfit,
     load_part,
@@ -22,11 +23,10 @@ from ddp_trainer.checkpoint_parts import (
     require_ranks,
     require_same_kind,
 )
-from ddp_trainer.checkpoint_ranks import sharded_state
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ddp_trainer.checkpoint_shards import ShardedState
+    from ddp_trainer.checkpoint.shards import ShardedState
 
 
 @dataclass(frozen=True)

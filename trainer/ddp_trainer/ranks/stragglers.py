@@ -62,10 +62,6 @@ STORE_SILENT = (
 )
 
 
-class SlowRankError(RuntimeError):
-    """A collective timed out. The message names the rank that the others waited for."""
-
-
 @dataclass(frozen=True)
 class Position:
     """The last known place of a rank: since `time`, in a forward or backward pass of `step`.

@@ -9,10 +9,10 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from ddp_trainer.checkpoint_file import require_known_format, save_atomically
-from ddp_trainer.checkpoint_folder import index_of
-from ddp_trainer.checkpoint_parts import reason_of
-from ddp_trainer.claim import FILE_NAME, SHARDED
+from ddp_trainer.checkpoint.claim import FILE_NAME, SHARDED
+from ddp_trainer.checkpoint.file import require_known_format, save_atomically
+from ddp_trainer.checkpoint.folder import index_of
+from ddp_trainer.checkpoint.parts import reason_of
 from ddp_trainer.errors import UserError, path_error
 from ddp_trainer.files import write_atomically
 

@@ -3,7 +3,7 @@
 A thread writes the file while the training goes on. Rank 0 also reads the files, and sends the
 tensors to the other ranks one by one. So only its node needs the folder, and all ranks resume from
 the same bytes even if a shared file system shows its nodes different contents for a while. If FSDP2
-shards the model, every rank writes its own part instead (checkpoint_shards.py). Everything with
+shards the model, every rank writes its own part instead (shards.py). Everything with
 `state_dict` and `load_state_dict` can be saved. A start takes the folder over from the starts
 before it (claim.py), which then can write nothing there any more.
 """
@@ -17,9 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.checkpoint_buffers import Buffers
-from ddp_trainer.checkpoint_file import FORMAT, save_atomically
-from ddp_trainer.checkpoint_folder import (
+from ddp_trainer.checkpoint.across_ranks import (
+    COMPARE_EVERY,
+    consolidate,
+    require_equal,
+    require_supported,
+    sharded_state,
+)
+from ddp_trainer.checkpoint.buffers import Buffers
+from ddp_trainer.checkpoint.claim import SHARDED
+from ddp_trainer.checkpoint.file import FORMAT, save_atomically
+from ddp_trainer.checkpoint.folder import (
     GONE,
     Best,
     CheckpointFolder,
@@ -28,21 +36,13 @@ from ddp_trainer.checkpoint_folder import (
     Retention,
     write_and_report,
 )
-from ddp_trainer.checkpoint_loader import Loader
-from ddp_trainer.checkpoint_parts import PerRank, Stateful, copied_state, split_parts
-from ddp_trainer.checkpoint_ranks import (
-    COMPARE_EVERY,
-    consolidate,
-    require_equal,
-    require_supported,
-    sharded_state,
-)
-from ddp_trainer.claim import SHARDED
+from ddp_trainer.checkpoint.loading import Loader
+from ddp_trainer.checkpoint.parts import PerRank, Stateful, copied_state, split_parts
 from ddp_trainer.errors import RetryableError, UserError, path_error
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ddp_trainer.checkpoint_shards import ShardedState
+    from ddp_trainer.checkpoint.shards import ShardedState
 
 # Called with the step, the path, and the seconds from the call of `save` to the complete file.
 OnWritten = Callable[[int, Path, float], None]
@@ -368,7 +368,7 @@ class Checkpoints:
         fault = self.runtime.on_main(lambda: self._files.find_fault(path))
         if fault or path.suffix != SHARDED:
             return fault
-        from ddp_trainer.checkpoint_shards import find_fault
+        from ddp_trainer.checkpoint.shards import find_fault
 
         return find_fault(path, self.runtime)
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import Shard
+from ddp_trainer.data.sampler import Shard
+from ddp_trainer.ranks.runtime import Runtime
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ddp_trainer.checkpoint_buffers import Buffers
-from ddp_trainer.checkpoint_file import StoredTensor, map_leaves
-from ddp_trainer.claim import SHARDED
+from ddp_trainer.checkpoint.buffers import Buffers
+from ddp_trainer.checkpoint.claim import SHARDED
+from ddp_trainer.checkpoint.file import StoredTensor, map_leaves
 from ddp_trainer.errors import RetryableError, UserError
-from ddp_trainer.module_names import bare, bare_names, compiled_names
+from ddp_trainer.ranks.module_names import bare, bare_names, compiled_names
 
 # Lines and characters of torch's error that a message has at most.
 REASON_LINES = 3

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddp_trainer.interrupt import StopVote
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.data.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.interrupt import StopVote
+from ddp_trainer.run.progress import Progress
 
 Batch = TypeVar("Batch")
 

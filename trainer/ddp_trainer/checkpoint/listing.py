@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_trainer.checkpoint_file import find_structural_fault, read_structure
-from ddp_trainer.checkpoint_folder import Best, index_of
-from ddp_trainer.claim import SHARDED, list_checkpoints, version_of
+from ddp_trainer.checkpoint.claim import SHARDED, list_checkpoints, version_of
+from ddp_trainer.checkpoint.file import find_structural_fault, read_structure
+from ddp_trainer.checkpoint.folder import Best, index_of
 from ddp_trainer.errors import UserError
 
 

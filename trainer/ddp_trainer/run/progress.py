@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_trainer.checkpoint import Checkpoints
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
 from ddp_trainer.errors import UserError
 from ddp_trainer.files import write_atomically
-from ddp_trainer.runtime import Runtime
-from ddp_trainer.tensorboard import EventFile
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.tensorboard import EventFile
 
 # What Linux says about this process.
 STATUS = Path("/proc/self/status")

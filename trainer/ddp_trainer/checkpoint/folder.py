@@ -10,7 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddp_trainer.checkpoint_file import (
+from ddp_trainer.checkpoint.claim import (
+    SHARDED,
+    Claim,
+    checkpoint_path,
+    list_checkpoints,
+    version_of,
+)
+from ddp_trainer.checkpoint.file import (
     can_be_read_again,
     find_fault,
     find_structural_fault,
@@ -18,7 +25,6 @@ from ddp_trainer.checkpoint_file import (
     read_structure,
     save_atomically,
 )
-from ddp_trainer.claim import SHARDED, Claim, checkpoint_path, list_checkpoints, version_of
 from ddp_trainer.errors import RetryableError, UserError, path_error
 from ddp_trainer.files import check_writable, write_atomically
 

@@ -36,16 +36,16 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ddp_trainer.checkpoint_buffers import Buffers
-from ddp_trainer.checkpoint_file import first_line, read_structure
-from ddp_trainer.checkpoint_folder import (
+from ddp_trainer.checkpoint.buffers import Buffers
+from ddp_trainer.checkpoint.file import first_line, read_structure
+from ddp_trainer.checkpoint.folder import (
     INDEX,
     CheckpointFolder,
     Fault,
     Target,
     read_with_patience,
 )
-from ddp_trainer.checkpoint_staging import (
+from ddp_trainer.checkpoint.staging import (
     LOOK_INTERVAL,
     SUFFIX,
     Meeting,
@@ -54,7 +54,7 @@ from ddp_trainer.checkpoint_staging import (
     measure,
 )
 from ddp_trainer.errors import RetryableError, UserError
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
 
 # Seconds until a directory that rank 0 made must be visible to the other ranks.
 VISIBLE_TIMEOUT = 30.0

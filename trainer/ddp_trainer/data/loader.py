@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
-from ddp_trainer import generators
+from ddp_trainer.data.sampler import GlobalBatchSampler, Shard
 from ddp_trainer.errors import UserError
-from ddp_trainer.sampler import GlobalBatchSampler, Shard
+from ddp_trainer.ranks import generators
 
 # Arguments of DataLoader that the sampler replaces.
 DECIDED = ("batch_size", "shuffle", "batch_sampler", "drop_last", "generator", "in_order")

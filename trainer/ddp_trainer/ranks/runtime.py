@@ -23,16 +23,16 @@ import torch.distributed.nn
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from ddp_trainer.data_parallel import (
+from ddp_trainer.errors import RetryableError, UserError
+from ddp_trainer.ranks.data_parallel import (
     DistributedModel,
     Loss,
     SingleModel,
     ddp_settings,
     rehearse,
 )
-from ddp_trainer.errors import RetryableError, UserError
-from ddp_trainer.hardware import Hardware
-from ddp_trainer.stragglers import StragglerDetector
+from ddp_trainer.ranks.hardware import Hardware
+from ddp_trainer.ranks.stragglers import StragglerDetector
 
 T = TypeVar("T")
 

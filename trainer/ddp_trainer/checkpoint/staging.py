@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.distributed_c10d import Store
 from torch.futures import Future
 
-from ddp_trainer.checkpoint_buffers import Buffers
-from ddp_trainer.checkpoint_file import as_bytes
+from ddp_trainer.checkpoint.buffers import Buffers
+from ddp_trainer.checkpoint.file import as_bytes
 from ddp_trainer.errors import RetryableError
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
 
 # Bytes that are read at a time for a checksum.
 CHUNK = 1 << 20

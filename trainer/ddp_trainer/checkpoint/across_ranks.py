@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_trainer.errors import UserError
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ddp_trainer.checkpoint_shards import ShardedState
+    from ddp_trainer.checkpoint.shards import ShardedState
 
 # Checkpoints from one comparison to the next. A comparison reads all parameters once, which takes
 # about as long as the copy for a checkpoint. A state that differs from the beginning is found by
@@ -37,7 +37,7 @@ def sharded_state(parts: Mapping[str, Any], runtime: Runtime) -> "ShardedState |
     # A model of FSDP2 has parameters of a class of this module, whose import takes a while.
     if "torch.distributed.tensor" not in sys.modules:
         return None
-    from ddp_trainer.checkpoint_shards import ShardedState
+    from ddp_trainer.checkpoint.shards import ShardedState
 
     return ShardedState(parts, runtime) or None
 

@@ -32,11 +32,11 @@ from typing import NoReturn
 
 import torch
 
-from ddp_trainer.checkpoint import Checkpoints
-from ddp_trainer.claim import TakenOver
+from ddp_trainer.checkpoint.checkpoints import Checkpoints
+from ddp_trainer.checkpoint.claim import TakenOver
 from ddp_trainer.errors import Interrupted, UserError
-from ddp_trainer.progress import Progress
-from ddp_trainer.runtime import Runtime
+from ddp_trainer.ranks.runtime import Runtime
+from ddp_trainer.run.progress import Progress
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
