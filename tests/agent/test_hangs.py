@@ -183,6 +183,8 @@ time.sleep(600)
 def test_an_order_lets_the_other_pods_get_it_too_and_silence_waits_for_one(monkeypatch):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(suspicion.time, "monotonic", lambda: clock.now)
+    stopped_at = []
+    monkeypatch.setattr(suspicion, "stop", lambda processes: stopped_at.append(clock.now - 100.0))
     found = suspicion.Suspicion()
 
     def due(second, is_ordered=False, is_silent=False):
@@ -195,6 +197,8 @@ def test_an_order_lets_the_other_pods_get_it_too_and_silence_waits_for_one(monke
     assert not due(9.5, is_ordered=True, is_silent=True)
     assert not due(14, is_ordered=True, is_silent=True)
     assert due(14.5, is_ordered=True, is_silent=True)
+    # All processes are stopped at once, so that no rank ends because a peer has ended.
+    assert stopped_at == [9.5]
     # A heartbeat has come.
     assert not due(20)
     assert not due(21, is_silent=True)
