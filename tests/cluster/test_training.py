@@ -118,6 +118,7 @@ def test_the_workloads_with_data_complete_as_jobs(default_namespace: Namespace):
         manifest = example(f"{name.partition('-')[0]}.yaml")
         manifest["metadata"]["name"] = name
         manifest["spec"]["args"] += flags
+        manifest["spec"]["fastStart"] = True
         namespace.apply(manifest)
 
     size = ("--epochs", "1", "--limit-train", "2000", "--limit-test", "300")
