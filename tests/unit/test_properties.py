@@ -30,8 +30,8 @@ from ddpjob.core.decide.causes import judge
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import observe
 
-# How many histories are drawn: the number of parts, and the histories of each. Those of `ci` are the
-# same in each run. Hypothesis remembers all examples of a part and becomes slower.
+# How many histories are drawn: the number of parts, and the histories of each. Those of `ci` are
+# the same in each run. Hypothesis remembers all examples of a part and becomes slower.
 HISTORIES = {"dev": (1, 100), "ci": (1, 1_000), "soak": (50, 2_000)}
 PARTS, PER_PART = HISTORIES[os.environ.get("HYPOTHESIS_PROFILE", "dev")]
 
