@@ -227,8 +227,8 @@ def test_a_rank_prints_the_error_that_it_has_alone():
     )
     assert run.finish() == 1
     assert run.stderr == (
-        "ddp-trainer: rank 1: --device cuda: PyTorch finds no GPU; check nvidia-smi, or give "
-        "--device cpu\n"
+        "ddp-trainer: rank 1: device cuda: PyTorch finds no GPU; check nvidia-smi, or choose "
+        "the device cpu\n"
     )
 
 

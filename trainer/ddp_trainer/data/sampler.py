@@ -183,7 +183,7 @@ class GlobalBatchSampler:
         if self.batch_size < self.at_least:
             raise UserError(
                 f"the batch over all processes is too small: expected at least {self.at_least}, "
-                f"got {self.batch_size}; use a larger --batch-size",
+                f"got {self.batch_size}; use a larger batch",
                 is_common=True,
             )
         if self.order is None:
@@ -389,7 +389,7 @@ class GlobalBatchSampler:
             if state[name] != own:
                 raise UserError(
                     f"the checkpoint belongs to a run with {name} {state[name]}, but this run has "
-                    f"{own}; use the same data and flags, or another --checkpoint-dir"
+                    f"{own}; use the same data and settings, or another folder of checkpoints"
                 )
         # Checkpoints of version 0.1.0 do not have the size.
         self._resize(int(state.get("batch_size", self.batch_size)))

@@ -299,8 +299,8 @@ def read_launch(environment: Mapping[str, str], init_method: str = ENVIRONMENT) 
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         if init_method != ENVIRONMENT:
             raise UserError(
-                f"--init-method {init_method}: RANK and WORLD_SIZE are not set; set them for each "
-                "process, or omit the flag to run alone"
+                f"init method {init_method}: RANK and WORLD_SIZE are not set; set them for each "
+                "process, or omit it to run alone"
             )
         return None
     required = ["RANK", "WORLD_SIZE"]
@@ -409,7 +409,7 @@ def _meet(launch: Launch) -> tuple[Store, int, int]:
     folder = Path(url.path).parent
     # torch's FileStore would wait for the folder.
     if url.scheme == "file" and not folder.is_dir():
-        raise UserError(f"--init-method {launch.init_method}: folder {folder} not found")
+        raise UserError(f"init method {launch.init_method}: folder {folder} not found")
     try:
         meeting = rendezvous(launch.init_method, launch.rank, launch.world_size)
         found: tuple[Store, int, int] = next(meeting)
@@ -417,8 +417,8 @@ def _meet(launch: Launch) -> tuple[Store, int, int]:
         if url.scheme != "file" and "No rendezvous handler" not in str(error):
             raise
         raise UserError(
-            f"--init-method {launch.init_method}: expected env://, "
-            "file:///a/path/that/all/ranks/see or, with --device xla, xla://"
+            f"init method {launch.init_method}: expected env://, "
+            "file:///a/path/that/all/ranks/see or, with the device xla, xla://"
         ) from error
     return found
 
@@ -435,7 +435,7 @@ def _wait_for_all(store: Store, world_size: int, init_method: str) -> None:
         if init_method == ENVIRONMENT:
             raise UserError(USED_STORE)
         raise UserError(
-            f"--init-method {init_method}: the file was used by another run, whose processes are "
+            f"init method {init_method}: the file was used by another run, whose processes are "
             "gone; remove it or choose another file"
         )
     store.wait(["all joined"], JOIN_TIMEOUT)

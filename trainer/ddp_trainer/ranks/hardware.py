@@ -136,7 +136,7 @@ class Accelerator(Hardware):
             wanted = "a device" if each == 1 else f"{each} devices"
             raise RetryableError(
                 f"LOCAL_RANK {local_rank} needs {wanted} of kind {self.name}, but this process "
-                f"sees {found} in all; start fewer processes per node, or give --device cpu"
+                f"sees {found} in all; start fewer processes per node, or choose the device cpu"
             )
 
     def take(self, local_rank: int, each: int) -> torch.device:
@@ -203,8 +203,8 @@ class Neuron(Accelerator):
         _require_module("torch_neuronx", "TorchNeuron", "use the image that AWS publishes for it")
         if not hasattr(torch, "neuron"):
             raise UserError(
-                "this torch_neuronx is the older one, which works through torch_xla; give "
-                "--device xla"
+                "this torch_neuronx is the older one, which works through torch_xla; choose "
+                "the device xla"
             )
 
     def computes_in_bf16(self) -> bool:
@@ -246,7 +246,7 @@ class Xla(Hardware):
         if each > 1:
             raise UserError(
                 f"this workload needs {each} devices per process, but torch_xla gives each process "
-                "one core; run it on GPUs, or give --device cpu"
+                "one core; run it on GPUs, or choose the device cpu"
             )
 
     def take(self, local_rank: int, each: int) -> torch.device:
@@ -267,8 +267,8 @@ class Xla(Hardware):
             advice = "PJRT on a CPU supports one process only, so start one"
         else:
             advice = (
-                "start as many processes per node as it has cores, and on a TPU add "
-                "--init-method xla://"
+                "start as many processes per node as it has cores, and on a TPU use "
+                "the init method xla://"
             )
         raise UserError(
             f"this process is rank {rank} of {world_size}, but torch_xla on {kind} counts it as "
@@ -317,7 +317,7 @@ def choose(name: str) -> Hardware:
         raise UserError(f"device {name!r}: expected auto, {', '.join(KINDS)}")
     if found == "cuda" and not torch.cuda.is_available():
         raise RetryableError(
-            "--device cuda: PyTorch finds no GPU; check nvidia-smi, or give --device cpu"
+            "device cuda: PyTorch finds no GPU; check nvidia-smi, or choose the device cpu"
         )
     return KINDS[found]()
 
@@ -338,5 +338,5 @@ def _require_module(module: str, name: str, advice: str) -> None:
         importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f"{name} cannot be imported ({error}); {advice}, or give --device cpu"
+            f"{name} cannot be imported ({error}); {advice}, or choose the device cpu"
         ) from error

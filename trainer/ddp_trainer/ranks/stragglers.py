@@ -297,8 +297,8 @@ def describe_slowest(positions: Mapping[int, Position], now: float, timeout: flo
         f"rank {last} on {slow.node} is slow or stuck: it was last seen {_describe_step(slow)}, "
         f"{now - slow.time:.1f} s ago; rank {first} on {fast.node} has waited for it in step "
         f"{fast.step} for {now - fast.time:.1f} s, longer than the timeout of {timeout:g} s. "
-        f"{_list_ranks('As far behind', others)}Check that rank's node and log, or allow more time "
-        "with --timeout"
+        f"{_list_ranks('As far behind', others)}Check that rank's node and log, or allow a longer "
+        "timeout"
     )
 
 
