@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "apiserver"))
+sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
 
-from envtest import CRD, MERGE, MISSING, NEEDED, ApiServer, find_binaries  # noqa: E402
+from envtest import MERGE, MISSING, NEEDED, ApiServer, find_binaries  # noqa: E402
 from play import Operator, end  # noqa: E402
 
 CASES = (
@@ -254,8 +254,7 @@ def main() -> None:
         server = ApiServer(Path(folder), binaries)
         try:
             server.start()
-            server.kubectl("apply", "--server-side", "-f", str(CRD))
-            server.kubectl("wait", "--for=condition=Established", "crd/ddpjobs.ddpjob.dev")
+            server.install_crd()
             for number, case in enumerate(options.cases):
                 found = []
                 for hangs in (False, True):

@@ -32,9 +32,9 @@ from ddpjob.core.render import objects
 from ddpjob.core.render.pod_context import Settings
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "apiserver"))
+sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
 
-from envtest import CRD, MERGE, MISSING, NEEDED, ApiServer, find_binaries  # noqa: E402
+from envtest import MERGE, MISSING, NEEDED, ApiServer, find_binaries  # noqa: E402
 from play import Operator, end  # noqa: E402
 
 NAMESPACES = 20
@@ -187,8 +187,7 @@ def main() -> None:
         server = ApiServer(Path(folder), binaries)
         try:
             server.start()
-            server.kubectl("apply", "--server-side", "-f", str(CRD))
-            server.kubectl("wait", "--for=condition=Established", "crd/ddpjobs.ddpjob.dev")
+            server.install_crd()
             namespaces = 1 if options.megabytes else NAMESPACES
             filler = Filler(server, options.pods, options.megabytes, namespaces=namespaces)
             filler.fill(options.jobs)

@@ -23,9 +23,9 @@ from typing import Any
 from operator_memory import Filler, NewOperator, is_ready, wait_for
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "apiserver"))
+sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
 
-from envtest import CRD, MERGE, MISSING, NEEDED, ApiServer, find_binaries  # noqa: E402
+from envtest import MERGE, MISSING, NEEDED, ApiServer, find_binaries  # noqa: E402
 from play import Cluster, end  # noqa: E402
 
 PENDING = "bench-0"
@@ -101,8 +101,7 @@ def main() -> None:
         server = ApiServer(Path(folder), binaries)
         try:
             server.start()
-            server.kubectl("apply", "--server-side", "-f", str(CRD))
-            server.kubectl("wait", "--for=condition=Established", "crd/ddpjobs.ddpjob.dev")
+            server.install_crd()
             no_node = no_room("0/9 nodes are available: 9 Insufficient cpu.")
             Filler(server, NODES, statuses=[no_node], namespaces=1).fill(options.jobs)
             print(f"{options.jobs} pending jobs with {NODES} pods each")

@@ -1,12 +1,12 @@
 """Fixtures that make pods and zygotes, and kill what they leave behind."""
 
 import os
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 
 from .forks import Zygote
 from .kubelet import Pod
@@ -31,10 +31,7 @@ def pod(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
 @pytest.fixture
 def port() -> int:
     """Return a free port."""
-    with socket.socket() as found:
-        found.bind(("", 0))
-        number: int = found.getsockname()[1]
-        return number
+    return free_port()
 
 
 @pytest.fixture(scope="package")

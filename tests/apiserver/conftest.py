@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from envtest import CRD, MISSING, NEEDED, ApiServer, find_binaries
+from envtest import MISSING, NEEDED, ApiServer, find_binaries
 from play import Cluster, Operator, end
 
 
@@ -29,10 +29,7 @@ def bare_apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServ
 @pytest.fixture(scope="session")
 def apiserver(bare_apiserver: ApiServer) -> ApiServer:
     """Return an API server that serves DDPJobs."""
-    bare_apiserver.kubectl("apply", "--server-side", "-f", str(CRD))
-    bare_apiserver.kubectl(
-        "wait", "--for=condition=Established", "--timeout=30s", "crd/ddpjobs.ddpjob.dev"
-    )
+    bare_apiserver.install_crd()
     return bare_apiserver
 
 

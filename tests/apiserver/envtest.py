@@ -8,7 +8,6 @@ import base64
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -19,6 +18,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ports import free_port
 
 from ddpjob.core.api.kubernetes import NEWEST
 
@@ -62,15 +63,11 @@ def find_binaries() -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Return different ports that were free a moment ago."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
 
 
 class ApiServer:
@@ -134,6 +131,18 @@ class ApiServer:
         )
         assert done.returncode == 0 or not check, done.stderr
         return done
+
+    def install_crd(self) -> None:
+        """Install the CRD of DDPJobs, and wait until it is served."""
+        self.kubectl("apply", "--server-side", "-f", str(CRD))
+
+        def is_established() -> bool:
+            # kubectl fails as long as the CRD has no conditions at all.
+            crd = "crd/ddpjobs.ddpjob.dev"
+            wait = ("wait", "--for=condition=Established", "--timeout=30s", crd)
+            return self.kubectl(*wait, check=False).returncode == 0
+
+        self._wait_for(is_established)
 
     def request(
         self,

@@ -10,7 +10,6 @@ import base64
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import urlopen
 
 import yaml
+from ports import free_port
 
 from .cluster import SYSTEM, Cluster
 from .commands import ROOT, CommandFailed, Object, Unavailable, run, wait_until
@@ -39,9 +39,7 @@ class Prometheus:
         program = shutil.which("prometheus")
         if not program:
             raise Unavailable("Prometheus is not installed: on Debian, apt install prometheus")
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{found.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         self.url = f"http://{address}/api/v1"
         self._discovery = Discovery(cluster, folder)
         config = folder / "prometheus.yml"

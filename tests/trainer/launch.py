@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from fork_server import ForkServer
+from ports import free_port
 
 DEADLINE = 240.0  # seconds; a test reaches it only if a process hangs
 # Prefixes of variables that a launcher or a test may have set.
@@ -195,12 +195,6 @@ def group(*arguments: object, processes: int = 2, **variables: object) -> Run:
     first, *others = ranks(*arguments, processes=processes, **variables)
     first.peers += others
     return first
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def finish(runs: Sequence[Run]) -> list[int]:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from ports import free_port
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -213,7 +214,7 @@ def test_the_address_of_rank_0_is_the_launchers_unless_that_is_the_loopback(monk
 
 
 def test_a_rank_that_cannot_reach_rank_0_is_told_what_to_do(monkeypatch):
-    meeting = ("127.0.0.1", launch.free_port(), "another machine")
+    meeting = ("127.0.0.1", free_port(), "another machine")
     monkeypatch.setattr(Runtime, "broadcast", lambda runtime, own: meeting)
     monkeypatch.setattr(Runtime, "is_main", False)
     monkeypatch.setattr(own_store, "CONNECT_TIMEOUT", own_store.timedelta(seconds=1))

@@ -4,8 +4,9 @@ import json
 import signal
 
 import pytest
+from ports import free_port
 
-from .launch import Run, alone, finish, free_port
+from .launch import Run, alone, finish
 
 SCRIPT = """
 import json, os, sys, time

@@ -7,6 +7,7 @@ import sys
 import psutil
 import pytest
 import torch
+from ports import free_port
 
 from ddp_trainer.workloads import messages
 
@@ -14,7 +15,6 @@ from .launch import (
     TRAINER,
     alone,
     finish,
-    free_port,
     group,
     new_python,
     newest,

@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from fake_api import FakeApi
+from ports import free_port
 
 from ddpjob.controller.main import Options, operate
 from ddpjob.kube.api import ApiClient, configuration
@@ -53,10 +53,9 @@ def excluded() -> frozenset[str]:
 
 @pytest.fixture
 def options(kubeconfig: Path, namespaces: tuple[str, ...], excluded: frozenset[str]) -> Options:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    return Options(namespaces=namespaces, excluded=excluded, kubeconfig=kubeconfig, http_port=port)
+    return Options(
+        namespaces=namespaces, excluded=excluded, kubeconfig=kubeconfig, http_port=free_port()
+    )
 
 
 @pytest.fixture
