@@ -18,7 +18,6 @@ import argparse
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
 
-from envtest import MERGE, MISSING, NEEDED, ApiServer, find_binaries  # noqa: E402
+from envtest import MERGE, ApiServer, temporary_server  # noqa: E402
 from play import Operator, end  # noqa: E402
 
 CASES = (
@@ -245,28 +244,18 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=30.0, help="duration of each case")
     options = parser.parse_args()
-    binaries = find_binaries()
-    missing = [name for name in NEEDED if name not in binaries]
-    if missing:
-        sys.exit(MISSING.format(", ".join(missing)))
     print("| | start | start, webhook hangs | stop | stop, webhook hangs |\n|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        server = ApiServer(Path(folder), binaries)
-        try:
-            server.start()
-            server.install_crd()
-            for number, case in enumerate(options.cases):
-                found = []
-                for hangs in (False, True):
-                    case.prefix = f"case-{number}-{int(hangs)}"
-                    found.append(
-                        measure(server, Path(folder), case, hangs=hangs, seconds=options.seconds)
-                    )
-                times = [one.started for one in found] + [one.stopped for one in found]
-                cells = [f"{statistics.median(each):.2f}, {max(each):.2f}" for each in times]
-                print(f"| {case} | {' | '.join(cells)} |", flush=True)
-        finally:
-            server.stop()
+    with temporary_server() as server:
+        for number, case in enumerate(options.cases):
+            found = []
+            for hangs in (False, True):
+                case.prefix = f"case-{number}-{int(hangs)}"
+                found.append(
+                    measure(server, server.folder, case, hangs=hangs, seconds=options.seconds)
+                )
+            times = [one.started for one in found] + [one.stopped for one in found]
+            cells = [f"{statistics.median(each):.2f}, {max(each):.2f}" for each in times]
+            print(f"| {case} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

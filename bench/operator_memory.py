@@ -14,7 +14,6 @@ the highest during the LISTs of the next minutes. 1 MB is 10^6 bytes.
 import argparse
 import multiprocessing
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ from ddpjob.core.render.pod_context import Settings
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
 
-from envtest import MERGE, MISSING, NEEDED, ApiServer, find_binaries  # noqa: E402
+from envtest import MERGE, ApiServer, temporary_server  # noqa: E402
 from play import Operator, end  # noqa: E402
 
 NAMESPACES = 20
@@ -179,23 +178,13 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=2, help="pods of each job")
     parser.add_argument("--megabytes", type=float, default=0.0, help="size of each job's spec")
     options = parser.parse_args()
-    binaries = find_binaries()
-    missing = [name for name in NEEDED if name not in binaries]
-    if missing:
-        sys.exit(MISSING.format(", ".join(missing)))
-    with tempfile.TemporaryDirectory() as folder:
-        server = ApiServer(Path(folder), binaries)
-        try:
-            server.start()
-            server.install_crd()
-            namespaces = 1 if options.megabytes else NAMESPACES
-            filler = Filler(server, options.pods, options.megabytes, namespaces=namespaces)
-            filler.fill(options.jobs)
-            print(f"{options.jobs} jobs, {options.jobs * options.pods} pods")
-            for name, value in measure(server, Path(folder)):
-                print(f"{name:20} {value}")
-        finally:
-            server.stop()
+    with temporary_server() as server:
+        namespaces = 1 if options.megabytes else NAMESPACES
+        filler = Filler(server, options.pods, options.megabytes, namespaces=namespaces)
+        filler.fill(options.jobs)
+        print(f"{options.jobs} jobs, {options.jobs * options.pods} pods")
+        for name, value in measure(server, server.folder):
+            print(f"{name:20} {value}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ machine.
 import argparse
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from operator_memory import Filler, NewOperator, is_ready, wait_for
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
 
-from envtest import MERGE, MISSING, NEEDED, ApiServer, find_binaries  # noqa: E402
+from envtest import MERGE, ApiServer, temporary_server  # noqa: E402
 from play import Cluster, end  # noqa: E402
 
 PENDING = "bench-0"
@@ -93,21 +92,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=5_000, help="number of pending jobs")
     parser.add_argument("--trials", type=int, default=10, help="healthy jobs in each case")
     options = parser.parse_args()
-    binaries = find_binaries()
-    missing = [name for name in NEEDED if name not in binaries]
-    if missing:
-        sys.exit(MISSING.format(", ".join(missing)))
-    with tempfile.TemporaryDirectory() as folder:
-        server = ApiServer(Path(folder), binaries)
-        try:
-            server.start()
-            server.install_crd()
-            no_node = no_room("0/9 nodes are available: 9 Insufficient cpu.")
-            Filler(server, NODES, statuses=[no_node], namespaces=1).fill(options.jobs)
-            print(f"{options.jobs} pending jobs with {NODES} pods each")
-            measure(server, Path(folder), options)
-        finally:
-            server.stop()
+    with temporary_server() as server:
+        no_node = no_room("0/9 nodes are available: 9 Insufficient cpu.")
+        Filler(server, NODES, statuses=[no_node], namespaces=1).fill(options.jobs)
+        print(f"{options.jobs} pending jobs with {NODES} pods each")
+        measure(server, server.folder, options)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,13 @@ import os
 import shutil
 import ssl
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -265,3 +267,23 @@ class ApiServer:
 
     def _tail(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
+
+
+@contextmanager
+def temporary_server() -> Iterator[ApiServer]:
+    """Run an API server that serves DDPJobs for the time of the block, for a benchmark.
+
+    Raises SystemExit with a message if a program is missing.
+    """
+    binaries = find_binaries()
+    missing = [name for name in NEEDED if name not in binaries]
+    if missing:
+        raise SystemExit(MISSING.format(", ".join(missing)))
+    with tempfile.TemporaryDirectory() as folder:
+        server = ApiServer(Path(folder), binaries)
+        try:
+            server.start()
+            server.install_crd()
+            yield server
+        finally:
+            server.stop()

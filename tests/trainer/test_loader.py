@@ -116,6 +116,14 @@ def test_a_prefetcher_gets_every_epoch():
     assert epochs == [0] * 10 + [1] * 10 + [2] * 10
 
 
+def test_an_epoch_can_be_repeated():
+    loader = ShardLoader(Augmented(), a_sampler())
+    for _ in range(2):
+        loader.sampler.set_epoch(0)
+        assert len(list(loader)) == 10
+        assert (loader.sampler.epoch, loader.sampler.offset) == (1, 0)
+
+
 def test_the_random_numbers_of_a_sample_depend_on_nothing_else():
     one = rows(ShardLoader(Augmented(), a_sampler()))
     ranks = [

@@ -204,6 +204,7 @@ class GlobalBatchSampler:
         if epoch != self.epoch:
             self.epoch = epoch
             self.offset = 0
+            self._ended = -1
 
     def __iter__(self) -> Iterator[Shard]:
         order = self._order()

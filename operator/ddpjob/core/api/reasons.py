@@ -160,7 +160,7 @@ class Reason(StrEnum):
     )
     STATUS_RECOVERED = (
         "StatusRecovered",
-        "somebody deleted or replaced the status; the job goes on with its newest attempt, and its "
+        "the status was deleted or replaced; the job goes on with its newest attempt, and its "
         "counters begin anew",
         "nothing, unless it repeats",
     )
