@@ -32,7 +32,7 @@ from ddpjob.core.observe.observation import observe
 
 # How many histories are drawn: the number of parts, and the histories of each. Those of `ci` are
 # the same in each run. Hypothesis remembers all examples of a part and becomes slower.
-HISTORIES = {"dev": (1, 100), "ci": (1, 1_000), "soak": (50, 2_000)}
+HISTORIES = {"dev": (1, 100), "ci": (1, 2_000), "soak": (50, 2_000)}
 PARTS, PER_PART = HISTORIES[os.environ.get("HYPOTHESIS_PROFILE", "dev")]
 
 
