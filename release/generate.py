@@ -16,7 +16,7 @@ from ddpjob.cli.sizes import resolve_nodes
 from ddpjob.core.api import profiles
 from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import either
-from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.reasons import PAGE, Reason
 
 ROOT = Path(__file__).parents[1]
 CRD = "charts/ddpjob-operator/files/crd.yaml"
@@ -115,7 +115,8 @@ def table_of_reasons() -> Iterator[str]:
     yield "| reason | meaning | what to do |"
     yield "|---|---|---|"
     for reason in Reason:
-        yield _row(reason, reason.meaning, reason.advice)
+        named = f'<a id="{reason.anchor}"></a>{reason}'
+        yield _row(named, reason.meaning, reason.advice)
 
 
 def _row(*cells: str) -> str:
@@ -130,7 +131,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], Iterable[str]]]] = {
     },
     "operator/ddpjob/jobs/user_job.py": {"names of the accelerators": type_of_accelerators},
     "docs/users/reference.md": {"accelerators": table_of_accelerators},
-    "docs/users/operations.md": {"reasons": table_of_reasons},
+    f"docs/{PAGE}": {"reasons": table_of_reasons},
 }
 
 

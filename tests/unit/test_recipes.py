@@ -162,4 +162,4 @@ def test_the_recipe_for_a_reason_is_complete(tmp_path):
     recipe.insert(path, row, before="    NODES_RUNNING =")
     recipe.finish()
     page = recipe.text("docs/users/operations.md")
-    assert "| Snowed | snow covers the nodes | remove the snow |" in page
+    assert '| <a id="reason-snowed"></a>Snowed | snow covers the nodes | remove the snow |' in page
