@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ddpjob.cli.commands.init import manifest, workloads
+from ddpjob.cli.main import COMMANDS
 from ddpjob.cli.sizes import resolve_nodes
 from ddpjob.core.api import profiles
 from ddpjob.core.api.profiles import Profile
@@ -119,6 +120,15 @@ def table_of_reasons() -> Iterator[str]:
         yield _row(named, reason.meaning, reason.advice)
 
 
+def table_of_commands() -> Iterator[str]:
+    yield "| command | what it does |"
+    yield "|---|---|"
+    for section, commands in COMMANDS.items():
+        yield _row(f"*{section}*", "")
+        for name, short_help in commands.items():
+            yield _row(f"`ddpjob {name}`", short_help.removesuffix("."))
+
+
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
@@ -130,6 +140,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], Iterable[str]]]] = {
         "names of the accelerators": enum_of_accelerators,
     },
     "operator/ddpjob/jobs/user_job.py": {"names of the accelerators": type_of_accelerators},
+    "docs/users/command-line.md": {"commands": table_of_commands},
     "docs/users/reference.md": {"accelerators": table_of_accelerators},
     f"docs/{PAGE}": {"reasons": table_of_reasons},
 }
