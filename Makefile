@@ -86,7 +86,7 @@ generate: $(STAMP) ## write what follows from other files: parts of the CRD and 
 	$(BIN)/python release/generate.py
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/unit/test_render.py -k golden
 
-crd: $(STAMP) ## write the parts of the CRD that follow from the accelerators
+crd: $(STAMP) ## write the CRD from the declarations of its fields
 	$(BIN)/python release/generate.py charts/ddpjob-operator/files/crd.yaml
 
 lint: $(STAMP) ## ruff, mypy --strict, and checks of the workflows
@@ -118,7 +118,7 @@ docs: $(SITE)/.installed ## the documentation as a site in build/site; fails for
 # Zensical and its theme are needed for nothing else.
 $(SITE)/.installed: operator/pyproject.toml
 	$(PYTHON) -m venv --clear $(SITE)
-	@$(SITE)/bin/pip install --quiet --disable-pip-version-check 'zensical>=0.0.70,<=0.0.72' -e 'operator[local,validate]'
+	@$(SITE)/bin/pip install --quiet --disable-pip-version-check 'zensical>=0.0.70,<=0.0.72' -e 'operator[local]'
 	@touch $@
 
 RELEASE := .venv-release
@@ -157,6 +157,6 @@ $(STAMP): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "Install the venv module (on Debian: apt install python3-venv)."; exit 1; }
 	@echo "Setting up $(VENV): torch, then the rest; a few minutes the first time."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e 'operator[controller,local,ui,validate]' -e 'trainer[tensorboard]' -r requirements-dev.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e 'operator[controller,local,ui]' -e 'trainer[tensorboard]' -r requirements-dev.txt
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :
 	@touch $@

@@ -6,15 +6,13 @@ import pytest
 from builders import a_spec
 
 from ddpjob.core.api import names
-from ddpjob.core.api.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, POD_FIELDS
+from ddpjob.core.api.kubernetes import NEWEST
+from ddpjob.core.api.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, pod_field_names
 from ddpjob.core.api.policy import CleanPodPolicy, FailurePolicy, Lifecycle
 from ddpjob.core.api.profiles import catalog
 from ddpjob.core.api.readers import SpecError
-from ddpjob.core.api.spec import (
-    Checkpoint,
-    Spec,
-    refuse_unknown_fields,
-)
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.spec import Checkpoint, refuse_unknown_fields
 
 
 def trainer_overlay(**fields):
@@ -26,13 +24,14 @@ def trainer_overlay(**fields):
 
 A_STRING = "a string that is not empty"
 STRINGS = "a list of at least one string (put numbers in quotes)"
+FLAGS = "a list of strings (put numbers in quotes)"
 OBJECTS = "a list of objects"
 NODES = "an integer from 1 to 1000"
 PROCESSES = "'auto' or an integer from 1 to 256"
 BUDGET = "an integer from 0 to 1000"
 SECONDS = "an integer from 1 to 2147483647"
-CODES_ONE = "an integer from 1 to 255"
-CODES = "integers from 1 to 255"
+CODES = "a list of integers from 1 to 255"
+NAMES = "names of a-z and '_', such as join_timeout"
 MOUNT_PATH = "an absolute path other than '/' and without ':'"
 OWNED = "is set by the operator; remove it"
 
@@ -62,7 +61,7 @@ REFUSED = {
     "nodes as a boolean": ({"nodes": True}, f"spec.nodes: must be {NODES}, got true"),
     "too many processes": (
         {"nprocPerNode": 257},
-        "spec.nprocPerNode: must be an integer from 1 to 256, got 257",
+        f"spec.nprocPerNode: must be {PROCESSES}, got 257",
     ),
     "processes as a string": (
         {"nprocPerNode": "gpu"},
@@ -107,11 +106,11 @@ REFUSED = {
     ),
     "flags of torchrun as a string": (
         {"torchrun": {"args": "--role=a"}},
-        f'spec.torchrun.args: must be {STRINGS}, got "--role=a"',
+        f'spec.torchrun.args: must be {FLAGS}, got "--role=a"',
     ),
     "a number among the flags of torchrun": (
         {"torchrun": {"args": ["--monitor-interval", 1]}},
-        f'spec.torchrun.args: must be {STRINGS}, got ["--monitor-interval", 1]',
+        f'spec.torchrun.args: must be {FLAGS}, got ["--monitor-interval", 1]',
     ),
     "torchrun as a string": (
         {"torchrun": "torchrun"},
@@ -125,6 +124,35 @@ REFUSED = {
         {"torchrun": {"rdzvConf": {"join_timeout": "60,is_host=false"}}},
         "spec.torchrun.rdzvConf.join_timeout: must be a number or a string without comma, '=' and "
         'space, got "60,is_host=false"',
+    ),
+    "a name that is no setting": (
+        {"torchrun": {"rdzvConf": {"Time": 1}}},
+        f'spec.torchrun.rdzvConf: must be {NAMES}, got "Time"',
+    ),
+    "a setting that is neither number nor string": (
+        {"torchrun": {"rdzvConf": {"timeout": True}}},
+        "spec.torchrun.rdzvConf.timeout: must be a number or a string without comma, '=' and "
+        "space, got true",
+    ),
+    "a settings list": (
+        {"torchrun": {"rdzvConf": ["timeout"]}},
+        'spec.torchrun.rdzvConf: must be an object, got ["timeout"]',
+    ),
+    "a long word": (
+        {"args": ["x" * 4097]},
+        f'spec.args: must be at most 4096 characters long, got ["{"x" * 118}…',
+    ),
+    "too many words": (
+        {"args": ["x" * 120] * 257},
+        f'spec.args: must be at most 256 items long, got ["{"x" * 118}…',
+    ),
+    "a quantity that is none": (
+        {"resources": {"limits": {"memory": "1GB"}}},
+        'spec.resources.limits.memory: must be a quantity such as 500m or 2Gi, got "1GB"',
+    ),
+    "a long name of a claim": (
+        {"checkpoint": {"claimName": "x" * 254}},
+        f'spec.checkpoint.claimName: must be at most 253 characters long, got "{"x" * 119}…',
     ),
     "checkpoint without a claim": (
         {"checkpoint": {"mountPath": "/x"}},
@@ -160,19 +188,19 @@ REFUSED = {
     ),
     "one exit code": (
         {"failurePolicy": {"nonRetryableExitCodes": 2}},
-        f"spec.failurePolicy.nonRetryableExitCodes: must be a list of {CODES}, got 2",
+        f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES}, got 2",
     ),
     "success as an exit code": (
         {"failurePolicy": {"nonRetryableExitCodes": [0]}},
-        f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES_ONE}, got 0",
+        f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES}, got [0]",
     ),
     "a negative exit code": (
         {"failurePolicy": {"nonRetryableExitCodes": [2, -9]}},
-        f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES_ONE}, got -9",
+        f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES}, got [2, -9]",
     ),
     "a large exit code": (
         {"failurePolicy": {"nonRetryableExitCodes": [256]}},
-        f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES_ONE}, got 256",
+        f"spec.failurePolicy.nonRetryableExitCodes: must be {CODES}, got [256]",
     ),
     "no attempt without progress": (
         {"failurePolicy": {"maxAttemptsWithoutProgress": 0}},
@@ -220,11 +248,11 @@ REFUSED = {
     "env of strings": ({"env": ["A=b"]}, f'spec.env: must be {OBJECTS}, got ["A=b"]'),
     "variable without a name": (
         {"env": [{"value": "b"}]},
-        f"spec.env[].name: is required; it must be {A_STRING}",
+        f"spec.env[0].name: is required; it must be {A_STRING}",
     ),
     "variable with a number": (
         {"env": [{"name": "A", "value": 3}]},
-        "spec.env: the value of A must be a string, got 3; put it in quotes",
+        "spec.env[0].value: must be a string, got 3; put it in quotes",
     ),
     "volumes as an object": (
         {"volumes": {"a": {}}},
@@ -236,8 +264,8 @@ REFUSED = {
     ),
     "a volume name of the operator": (
         {"volumes": [{"name": "ddpjob-shm"}]},
-        "spec.volumes: the volume name ddpjob-shm is reserved: names that begin with ddpjob- "
-        "belong to the operator; choose another name",
+        "spec.volumes[0].name: the volume name ddpjob-shm is reserved: names that begin with "
+        "ddpjob- belong to the operator; choose another name",
     ),
     "mounts of strings": (
         {"volumeMounts": ["/data"]},
@@ -245,7 +273,7 @@ REFUSED = {
     ),
     "mount without a path": (
         {"volumeMounts": [{"name": "data"}]},
-        f"spec.volumeMounts[].mountPath: is required; it must be {A_STRING}",
+        f"spec.volumeMounts[0].mountPath: is required; it must be {A_STRING}",
     ),
     "tolerations": ({"tolerations": "all"}, f'spec.tolerations: must be {OBJECTS}, got "all"'),
     "resources as a string": (
@@ -267,11 +295,11 @@ REFUSED = {
     ),
     "pull policy as a number": (
         {"imagePullPolicy": 3},
-        f"spec.imagePullPolicy: must be {A_STRING}, got 3",
+        "spec.imagePullPolicy: must be Always, IfNotPresent or Never, got 3",
     ),
     "service account as a list": (
         {"serviceAccountName": ["x"]},
-        f'spec.serviceAccountName: must be {A_STRING}, got ["x"]',
+        'spec.serviceAccountName: must be a string, got ["x"]',
     ),
     "a label of the operator": (
         {"podTemplate": {"metadata": {"labels": {"ddpjob.dev/attempt": "7"}}}},
@@ -290,10 +318,19 @@ REFUSED = {
         "spec.podTemplate.spec.containers[trainer].env: RANK is set by torchrun for each process; "
         "remove it",
     ),
+    "a number as a variable in the template": (
+        {"podTemplate": trainer_overlay(env=[{"name": "SEED", "value": 0}])},
+        "spec.podTemplate.spec.containers[0].env[0].value: must be a string, got 0; put it in "
+        "quotes",
+    ),
+    "a list as a path in a volume": (
+        {"volumeMounts": [{"name": "d", "mountPath": "/d", "subPath": [1]}]},
+        "spec.volumeMounts[0].subPath: must be a string, got [1]",
+    ),
     "a volume name of the operator in the template": (
         {"podTemplate": {"spec": {"volumes": [{"name": "ddpjob-home"}]}}},
-        "spec.podTemplate.spec.volumes: the volume name ddpjob-home is reserved: names that begin "
-        "with ddpjob- belong to the operator; choose another name",
+        "spec.podTemplate.spec.volumes[0].name: the volume name ddpjob-home is reserved: names "
+        "that begin with ddpjob- belong to the operator; choose another name",
     ),
 }
 
@@ -319,7 +356,7 @@ def test_a_mount_path_must_be_absolute_and_below_the_root(path):
 @pytest.mark.parametrize(("path", "quoted"), [("", '""'), (7, "7")])
 def test_a_mount_path_must_be_a_string(path, quoted):
     message = refusal_of(a_spec(checkpoint={"claimName": "c", "mountPath": path}))
-    assert message == f"spec.checkpoint.mountPath: must be {A_STRING}, got {quoted}"
+    assert message == f"spec.checkpoint.mountPath: must be {MOUNT_PATH}, got {quoted}"
 
 
 @pytest.mark.parametrize("name", [*sorted(names.RESERVED_VARIABLES), "PET_NNODES", "PET_"])
@@ -336,13 +373,15 @@ def test_a_variable_that_only_resembles_a_reserved_one_is_accepted():
 
 @pytest.mark.parametrize("field", OWNED_POD_FIELDS)
 def test_a_pod_field_that_the_operator_sets_is_refused(field):
-    message = refusal_of(a_spec(podTemplate={"spec": {field: "x"}}))
+    value = 9 if field == "activeDeadlineSeconds" else "x"
+    message = refusal_of(a_spec(podTemplate={"spec": {field: value}}))
     assert message == f"spec.podTemplate.spec.{field}: {OWNED}"
 
 
 @pytest.mark.parametrize("field", OWNED_TRAINER_FIELDS)
 def test_a_trainer_field_that_the_operator_sets_is_refused(field):
-    message = refusal_of(a_spec(podTemplate=trainer_overlay(**{field: ["x"]})))
+    values = {"command": ["x"], "args": ["x"], "resources": {}, "readinessProbe": {}}
+    message = refusal_of(a_spec(podTemplate=trainer_overlay(**{field: values.get(field, "x")})))
     assert message == f"spec.podTemplate.spec.containers[trainer].{field}: {OWNED}"
 
 
@@ -414,6 +453,15 @@ def test_fields_of_kubernetes_own_shapes_are_not_checked():
             "annotations, labels",
         ),
         (
+            {"env": [{"name": "A"}, {"name": "B", "vlaue": "1"}]},
+            "spec.env[1].vlaue: unknown field (did you mean 'value'?)",
+        ),
+        (
+            {"podTemplate": {"spec": {"later": {}}}},
+            "spec.podTemplate.spec.later: unknown field (DDPJobs have the pod fields of "
+            f"Kubernetes {NEWEST})",
+        ),
+        (
             {"podTemplate": {"metadata": {"ddpjob.dev/x": "7"}}},
             "spec.podTemplate.metadata.ddpjob.dev/x: unknown field; spec.podTemplate.metadata has "
             "annotations, labels",
@@ -421,14 +469,13 @@ def test_fields_of_kubernetes_own_shapes_are_not_checked():
     ],
 )
 def test_refuse_unknown_fields_names_the_field_and_what_may_be_meant(fields, message):
-    spec = Spec.from_dict(a_spec(**fields))
     with pytest.raises(SpecError) as refused:
-        refuse_unknown_fields(spec.unknown_fields)
+        refuse_unknown_fields(a_spec(**fields))
     assert str(refused.value) == message
 
 
 def test_refuse_unknown_fields_accepts_a_spec_without_them():
-    refuse_unknown_fields(Spec.from_dict(a_spec()).unknown_fields)
+    refuse_unknown_fields(a_spec())
 
 
 # What is accepted
@@ -549,27 +596,37 @@ def test_a_list_of_exit_codes_may_be_empty():
 def test_a_list_of_exit_codes_is_bounded():
     codes = list(range(1, 34))
     message = refusal_of(a_spec(failurePolicy={"nonRetryableExitCodes": codes}))
-    assert "must be a list of at most 32 exit codes" in message
+    assert "must be at most 32 items long" in message
     policy = Spec.from_dict(a_spec(failurePolicy={"nonRetryableExitCodes": codes[:32]}))
     assert len(policy.failure_policy.non_retryable) == 32
 
 
 def test_pod_fields_are_kept_unchanged():
-    strings = dict.fromkeys(("imagePullPolicy", "serviceAccountName", "priorityClassName"), "x")
-    objects = {
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    fields = {
+        "imagePullPolicy": "Always",
+        "imagePullSecrets": [{"name": "x"}],
+        "env": [{"name": "x", "valueFrom": {"deep": {"er": [1]}}}],
+        "envFrom": [{"secretRef": {"name": "x"}}],
         "resources": {"limits": {"cpu": 1}},
+        "volumes": [{"name": "x", "later": {"deep": {"er": [1]}}}],
+        "volumeMounts": [{"name": "x", "mountPath": "/x"}],
         "nodeSelector": {"a": "b"},
+        "tolerations": [{"operator": "Exists"}],
         "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [spread],
+        "serviceAccountName": "x",
+        "priorityClassName": "x",
     }
-    item = {"name": "x", "mountPath": "/x", "deep": {"er": [1]}}
-    lists = {name: [item] for name in POD_FIELDS if name not in {**strings, **objects}}
-    fields = {**strings, **objects, **lists}
+    assert set(fields) == set(pod_field_names())
     assert Spec.from_dict(a_spec(**fields)).pod_fields == fields
 
 
 def test_a_field_that_is_null_or_an_empty_string_counts_as_absent():
-    assert Spec.from_dict(a_spec(**dict.fromkeys(POD_FIELDS))).pod_fields == {}
+    assert Spec.from_dict(a_spec(**dict.fromkeys(pod_field_names()))).pod_fields == {}
     assert Spec.from_dict(a_spec(serviceAccountName="", priorityClassName="")).pod_fields == {}
+    setting = {"rdzvConf": {"join_timeout": None}, "command": None}
+    assert Spec.from_dict(a_spec(torchrun=setting)) == Spec.from_dict(a_spec())
     objects = dict.fromkeys(("checkpoint", "failurePolicy", "torchrun", "podTemplate"))
     assert Spec.from_dict(a_spec(**objects)) == Spec.from_dict(a_spec())
 

@@ -5,104 +5,34 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from html import escape
 from secrets import token_hex
-from typing import Any, Literal, NotRequired, Required, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from ddpjob.core.api import names
 from ddpjob.core.api.job import require_job_name
 from ddpjob.core.api.names import Condition, Phase
-from ddpjob.core.api.readers import Dict, SpecError, child, integer_or_zero, quoted, require_object
-from ddpjob.core.api.spec import Spec, find_unknown_fields, refuse_unknown_fields
+from ddpjob.core.api.readers import (
+    Dict,
+    SpecError,
+    child,
+    did_you_mean,
+    integer_or_zero,
+    quoted,
+    require_object,
+)
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.spec import refuse_unknown_fields
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import parse_time
+from ddpjob.jobs.spec_fields import SpecFields
+
+# Characters such as those with which the API server completes `generateName`.
+GENERATED = "x7k2p"
+
+# The fields of the object.
+FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 
 # What a user writes into the metadata, beside the name and the namespace.
 USERS_METADATA = ("labels", "annotations")
-
-# make generate: names of the accelerators
-Accelerator = Literal[
-    "cpu",
-    "gpu",
-    "trn1.32xlarge",
-    "trn1.2xlarge",
-]
-# end of make generate
-
-# Objects in Kubernetes' own shapes.
-KubernetesObject = Mapping[str, Any]
-
-
-class Torchrun(TypedDict, total=False):
-    """How torchrun is started."""
-
-    command: list[str]
-    args: list[str]
-    python: str
-    rdzvConf: Mapping[str, str | int]
-
-
-class Checkpoint(TypedDict):
-    """Claim for checkpoints, which every attempt of the job mounts."""
-
-    claimName: str
-    mountPath: NotRequired[str]
-
-
-class FailurePolicy(TypedDict, total=False):
-    """Budgets of restarts, and what ends a job."""
-
-    maxRestarts: int
-    maxDisruptions: int
-    maxAnnouncedDisruptions: int
-    maxAttemptsWithoutProgress: int
-    windowSeconds: int
-    nonRetryableExitCodes: list[int]
-
-
-class PodTemplate(TypedDict, total=False):
-    """Overlay for other fields of the pods."""
-
-    metadata: KubernetesObject
-    spec: KubernetesObject
-
-
-class SpecFields(TypedDict, total=False):
-    """The fields of `spec`, with the names of the CRD. docs/users/reference.md describes them."""
-
-    image: Required[str]
-    args: Required[list[str]]
-    nodes: int
-    nprocPerNode: int | Literal["auto"]
-    accelerator: Accelerator
-    torchrun: Torchrun
-    checkpoint: Checkpoint
-    failurePolicy: FailurePolicy
-    recovery: Literal["InPlace", "Recreate"]
-    hangTimeoutSeconds: int
-    firstHeartbeatSeconds: int
-    heartbeat: Literal["File", "Log"]
-    fastStart: bool
-    podSecurity: Literal["None", "Restricted"]
-    suspend: bool
-    retries: int
-    activeDeadlineSeconds: int
-    startupDeadlineSeconds: int
-    ttlSecondsAfterFinished: int
-    cleanPodPolicy: Literal["None", "Running", "All"]
-    managedBy: str
-    imagePullPolicy: Literal["Always", "IfNotPresent", "Never"]
-    imagePullSecrets: list[KubernetesObject]
-    env: list[KubernetesObject]
-    envFrom: list[KubernetesObject]
-    resources: KubernetesObject
-    volumes: list[KubernetesObject]
-    volumeMounts: list[KubernetesObject]
-    nodeSelector: Mapping[str, str]
-    tolerations: list[KubernetesObject]
-    affinity: KubernetesObject
-    topologySpreadConstraints: list[KubernetesObject]
-    serviceAccountName: str
-    priorityClassName: str
-    podTemplate: PodTemplate
 
 
 @dataclass(frozen=True)
@@ -133,6 +63,9 @@ class DDPJob:
         kind = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
         if kind != f"{names.API_VERSION} {names.KIND}":
             raise SpecError(f"expected a {names.API_VERSION} {names.KIND}, got {quoted(kind)}")
+        for key in manifest:
+            if key not in FIELDS:
+                raise SpecError(f"{key}: unknown field{did_you_mean(key, FIELDS)}")
         metadata = require_object(manifest.get("metadata"), "metadata")
         return cls(
             name=str(metadata.get("name", "")),
@@ -163,8 +96,11 @@ class DDPJob:
         return {**manifest, "status": self.status.to_dict()}
 
     def check(self) -> None:
-        """Raise SpecError for a field of the spec that is wrong or not known."""
-        refuse_unknown_fields(find_unknown_fields(self.spec))
+        """Raise SpecError for a name that is wrong, or a field that is wrong or not known."""
+        generated = self.metadata.get("generateName")
+        # The API server completes the name before it looks at it.
+        require_job_name(self.name or (f"{generated}{GENERATED}" if generated else None))
+        refuse_unknown_fields(self.spec)
         Spec.from_dict(self.spec)
 
     def renamed_for_trial(self) -> Self:

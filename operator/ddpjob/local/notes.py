@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from ddpjob.core.api.readers import Dict, quoted
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.local.user_pod import TEMPLATE, TRAINER, UserPod, projected_sources
 
 NO_IMAGE = "{value} is not used, the job runs in this Python environment"

@@ -13,7 +13,7 @@ from ddpjob.core.api.readers import (
     require_objects,
     require_string,
 )
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 
 TEMPLATE = "spec.podTemplate.spec"
 TRAINER = f"{TEMPLATE}.containers[{names.TRAINER}]"

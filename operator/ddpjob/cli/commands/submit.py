@@ -30,7 +30,7 @@ from ddpjob.client.errors import ClientError, NotFound, Rejected
 from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice, LogLine
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.readers import Dict, SpecError, child
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.jobs.documents import Document, is_job
 from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
 from ddpjob.jobs.user_job import DDPJob

@@ -3,6 +3,11 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+MAX_INT32 = 2**31 - 1
+
+# Longest deadline, window or grace period, in seconds: 68 years.
+MAX_SECONDS = MAX_INT32
+
 LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import CleanPodPolicy
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status
 from ddpjob.core.decide.dead_nodes import describe_death, is_dead
 from ddpjob.core.observe.observation import Observation, Pod

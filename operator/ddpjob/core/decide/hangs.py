@@ -11,7 +11,7 @@ from math import inf
 
 from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.api.policy import Heartbeat
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.observe.observation import Observation, Pod, TrainerState
 from ddpjob.core.plan import Assign
 

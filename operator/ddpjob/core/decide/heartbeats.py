@@ -11,7 +11,7 @@ from ddpjob.core.api.conditions import find_condition, set_condition
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.policy import Heartbeat
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.times import later
 from ddpjob.core.decide.hangs import running_pods
 from ddpjob.core.observe.observation import Observation, Pod

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.api.names import Cause, Condition
 from ddpjob.core.api.pod_fields import GRACE_SECONDS
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.decide.dead_nodes import find_end_of_node, is_not_ready
 from ddpjob.core.decide.deletions import LOST_PEERS
 from ddpjob.core.observe.observation import Observation, Pod, TrainerState

@@ -5,7 +5,7 @@ In the normal course no agent is asked. No answer, as behind a NetworkPolicy, ch
 
 from datetime import datetime, timedelta
 
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.times import later
 from ddpjob.core.decide.hangs import pods_to_ask
 from ddpjob.core.decide.heartbeats import pods_to_check

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddpjob.core.api.history import Steps, with_steps, with_training_times
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.observe.observation import Observation
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
 

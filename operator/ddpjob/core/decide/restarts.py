@@ -18,7 +18,7 @@ from ddpjob.core.api.history import (
 from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status, starting_seconds
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.budget import count_restart, kept_backoff

@@ -16,7 +16,7 @@ from ddpjob.core.api import names
 from ddpjob.core.api.conditions import stamp_conditions
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide import timers
 from ddpjob.core.decide.accounting import run_account

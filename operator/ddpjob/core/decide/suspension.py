@@ -6,7 +6,7 @@ from datetime import datetime
 from ddpjob.core.api.conditions import set_condition
 from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import PodCounts
 from ddpjob.core.decide.budget import kept_backoff
 from ddpjob.core.decide.causes import certain_verdict

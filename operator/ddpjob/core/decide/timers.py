@@ -9,10 +9,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddpjob.core.api.names import Condition
-from ddpjob.core.api.policy import MAX_SECONDS
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status, starting_seconds
-from ddpjob.core.api.times import later, since
+from ddpjob.core.api.times import MAX_SECONDS, later, since
 from ddpjob.core.decide.budget import backoff_end
 from ddpjob.core.decide.causes import settles_at
 from ddpjob.core.decide.dead_nodes import is_cut_off, is_not_ready, next_death, next_overdue

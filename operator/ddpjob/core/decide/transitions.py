@@ -15,7 +15,7 @@ from ddpjob.core.api.job import Job
 from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Host, PodCounts, Status
 from ddpjob.core.api.times import since
 from ddpjob.core.decide.deletions import clean_up, current_grace

@@ -12,7 +12,7 @@ from ddpjob.core.api.job import Job
 from ddpjob.core.api.launcher import flags_of, is_torchrun
 from ddpjob.core.api.pod_fields import GRACE_SECONDS
 from ddpjob.core.api.readers import child, children
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.plan import Assign
 
 # Seconds. Peers may stay Pending for long, in a full cluster or while it is scaled up. Waiting for

@@ -11,7 +11,7 @@ from ddpjob.core.api.merge import merge, merge_by, replace_by
 from ddpjob.core.api.pod_fields import GRACE_SECONDS
 from ddpjob.core.api.profiles import Profile, catalog
 from ddpjob.core.api.readers import Dict
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.render.assignment import Addresses, ServiceAddresses, agent_options
 
 # User and group of pods that pass the Pod Security level restricted.
