@@ -261,6 +261,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "a mount has the path of checkpoint.mountPath; remove the mount or choose another path",
     ),
+    "a working directory beside code": (
+        {"code": {"configMap": "c"}, "podTemplate": overlay(workingDir="/app")},
+        "workingDir of the container trainer cannot be set with code",
+    ),
     "a name in the overlay": (
         {"podTemplate": {"metadata": {"name": "mine"}}},
         "must have only labels and annotations; remove the rest",
@@ -597,6 +601,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "args": (["a.py"], ["a.py", "--x"]),
     "torchrun": ({"command": ["a"]}, {"command": ["b"]}),
     "checkpoint": ({"claimName": "a"}, {"claimName": "b"}),
+    "code": ({"configMap": "a"}, {"configMap": "b"}),
     "imagePullSecrets": ([{"name": "a"}], [{"name": "b"}]),
     "env": ([{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}]),
     "envFrom": ([{"secretRef": {"name": "a"}}], [{"configMapRef": {"name": "a"}}]),
@@ -649,11 +654,12 @@ def test_an_unset_field_cannot_be_set_later(jobs: Jobs, field: str) -> None:
     assert refusal_of(field) in answer.body["message"]
 
 
-# An empty checkpoint is refused, because it needs a claim. An empty podTemplate says nothing.
+# An empty checkpoint is refused, because it needs a claim, and so is empty code. An empty
+# podTemplate says nothing.
 CAN_BE_EMPTY = {
     name: {"object": {}, "array": []}[field["type"]]
     for name, field in SPEC["properties"].items()
-    if name in set(CHANGES) - REQUIRED - DEFAULTED - {"checkpoint", "podTemplate"}
+    if name in set(CHANGES) - REQUIRED - DEFAULTED - {"checkpoint", "code", "podTemplate"}
     and field["type"] in ("object", "array")
 }
 

@@ -251,9 +251,7 @@ def test_code_that_has_changed_goes_with_the_new_job(
     for text in (SCRIPT, SCRIPT * 2):
         (tmp_path / "train.py").write_text(text)
         assert run(*words).exit_code == 0
-    path = (
-        f"/api/v1/namespaces/{client.namespace}/configmaps?labelSelector=ddpjob.dev/code-of=train"
-    )
+    path = f"/api/v1/namespaces/{client.namespace}/configmaps?labelSelector=ddpjob.dev/code"
     maps = apiserver.request("GET", path).body["items"]
     owners = {owner["uid"] for one in maps for owner in one["metadata"]["ownerReferences"]}
     assert (len(maps), owners) == (2, {client.get("train").uid})
@@ -268,7 +266,7 @@ def test_a_replaced_job_keeps_code_that_has_not_changed(
     before = client.get("train")
     assert run(*words, "--replace").exit_code == 0
     after = client.get("train")
-    name = after.spec["volumes"][0]["configMap"]["name"]
+    name = after.spec["code"]["configMap"]
     path = f"/api/v1/namespaces/{client.namespace}/configmaps/{name}"
     owners = apiserver.request("GET", path).body["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == [after.uid]
@@ -329,8 +327,8 @@ def test_a_script_is_submitted_with_its_code(
     words = ["--script", "train.py", "--image", "i", "--nodes", "1", "--", "--lr", "1"]
     assert run("submit", *words).exit_code == 0
     job = client.get("train")
-    assert job.spec["args"] == ["/mnt/code/train.py", "--lr", "1"]
-    name = job.spec["volumes"][0]["configMap"]["name"]
+    assert job.spec["args"] == ["train.py", "--lr", "1"]
+    name = job.spec["code"]["configMap"]
     path = f"/api/v1/namespaces/{client.namespace}/configmaps/{name}"
     code = apiserver.request("GET", path).body
     assert code["data"] == {"train.py": SCRIPT}
@@ -499,7 +497,7 @@ def test_a_finished_job_runs_again_with_the_same_manifest_and_code(
     assert run("restart", "train").exit_code == 0
     after = client.get("train")
     assert (after.uid != before.uid, after.spec, after.phase) == (True, before.spec, "Pending")
-    name = after.spec["volumes"][0]["configMap"]["name"]
+    name = after.spec["code"]["configMap"]
     path = f"/api/v1/namespaces/{client.namespace}/configmaps/{name}"
     owners = apiserver.request("GET", path).body["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == [after.uid]

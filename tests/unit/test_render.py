@@ -372,19 +372,14 @@ def test_system_v_ipc_of_the_node_is_not_touched():
     assert not options_of(render(podTemplate={"spec": {"hostIPC": True}}))["own_ipc"]
 
 
-CODE = {
-    "volumes": [{"name": "code", "configMap": {"name": "train-1"}}],
-    "volumeMounts": [{"name": "code", "mountPath": "/mnt/code", "readOnly": True}],
-}
-
-
-def test_sent_code_is_the_working_directory_unless_the_user_has_set_another():
-    own = {"spec": {"containers": [{"name": "trainer", "workingDir": "/app"}]}}
-    claim = {"volumes": [{"name": "code", "persistentVolumeClaim": {"claimName": "c"}}]}
-    assert options_of(render(**CODE))["code"] == "/mnt/code"
-    assert options_of(render(**CODE, podTemplate=own))["code"] is None
-    assert options_of(render(**{**CODE, **claim}))["code"] is None
+def test_code_is_mounted_for_the_agent_which_unpacks_it_into_the_working_directory():
+    pod = render(code={"configMap": "train-1"})
+    assert volumes_of(pod)["ddpjob-code"]["configMap"] == {"name": "train-1"}
+    assert mounts_of(pod)["/ddpjob/code"] == "ddpjob-code"
+    options = options_of(pod)
+    assert (options["code"], options["place"]) == ("/ddpjob/code", "/ddpjob/work")
     assert options_of(render())["code"] is None
+    assert "ddpjob-code" not in volumes_of(render())
 
 
 def test_the_users_volumes_are_added_to_those_of_the_operator():

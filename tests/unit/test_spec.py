@@ -158,6 +158,15 @@ REFUSED = {
         {"checkpoint": {"mountPath": "/x"}},
         f"spec.checkpoint.claimName: is required; it must be {A_STRING}",
     ),
+    "code without a name": (
+        {"code": {}},
+        f"spec.code.configMap: is required; it must be {A_STRING}",
+    ),
+    "a working directory beside code": (
+        {"code": {"configMap": "c"}, "podTemplate": trainer_overlay(workingDir="/app")},
+        "spec.podTemplate.spec.containers[trainer].workingDir: with spec.code, the working "
+        "directory is the one with the code; remove it",
+    ),
     "empty checkpoint": (
         {"checkpoint": {}},
         f"spec.checkpoint.claimName: is required; it must be {A_STRING}",

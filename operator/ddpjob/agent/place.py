@@ -4,20 +4,20 @@ A program that was killed has no time to remove its files, locks and segments, a
 in the pod that stays. Options of the agent:
 
 - `clear`: a folder that is emptied between two attempts, or null.
-- `work`: the folder with `work`, `work.last` and `cache`, or null. `code`: a folder with sent code,
-  of which each attempt gets a copy as its working directory, or null.
+- `work`: the folder with `work`, `work.last` and `cache`, or null.
+- `code`: a folder with code that each attempt gets in its working directory `place`, or null.
 - `own_files`: no other pod uses the files outside of these folders. `own_ipc`: nor System V IPC.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+from .code import unpack
 from .files import empty_folder, read_file
 
 # In the folder of the option `work`.
@@ -52,10 +52,14 @@ def prepare(options: SimpleNamespace, environment: Mapping[str, str], *, is_firs
             Path(options.work, WORK).mkdir(exist_ok=True)
     if not is_first:
         clean(options, environment)
-    if options.work and options.code:
-        copy_code(Path(options.code), Path(options.work, WORK))
+    if options.code:
+        place = Path(options.place)
+        place.mkdir(parents=True, exist_ok=True)
+        if not options.work:
+            empty_folder(place)
+        unpack(Path(options.code), place)
         # torchrun and the zygote start there.
-        os.chdir(f"{options.work}/{WORK}")
+        os.chdir(place)
 
 
 def clean(options: SimpleNamespace, environment: Mapping[str, str]) -> None:
@@ -86,13 +90,6 @@ def keep_last(folder: Path) -> None:
                 path.rename(last / path.name)
     # What could not be moved, such as a folder that its owner may not change.
     empty_folder(folder / WORK)
-
-
-def copy_code(code: Path, work: Path) -> None:
-    """Copy sent code, so that a script can open its files by relative paths, and change them."""
-    # A kubelet keeps the files of a volume in a folder `..data`, to which the others are links.
-    hidden = shutil.ignore_patterns("..*")
-    shutil.copytree(code, work, ignore=hidden, copy_function=shutil.copyfile, dirs_exist_ok=True)
 
 
 def remove_locks(environment: Mapping[str, str]) -> None:

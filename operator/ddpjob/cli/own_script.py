@@ -11,11 +11,12 @@ import typer
 import yaml
 
 from ddpjob.cli.options import require_choice
+from ddpjob.cli.session import note
 from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.client.code import PRINTED_BYTES, read_code, with_code
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.job import require_job_name
-from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.readers import Dict, SpecError
 from ddpjob.jobs.user_job import DDPJob
 
 HEADER = """\
@@ -61,16 +62,41 @@ class OwnScript:
         return replace(self, nodes=nodes, gpus=resolve_gpus(self.accelerator, self.gpus, 1))
 
     def documents(self, limit: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the ConfigMap and the DDPJob. Raises SpecError, also for more bytes of code."""
-        if not self.script.is_file():
-            raise SpecError(f"{self.script}: the file does not exist")
-        _require_python(self.script)
-        code = read_code(self.script, self.folder, limit)
-        path = self.script.name if self.folder is None else self._path_in(self.folder, code)
-        job = DDPJob(require_job_name(self.name or job_name(self.script)), self._spec())
-        config_map, job = with_code(job, code, path, self.args)
+        """Return the ConfigMap and the DDPJob. Raises SpecError, also for more bytes of code.
+
+        Print a note about code that is large.
+        """
+        self._check_script()
+        code = read_code(self.script, self.folder)
+        path = self.script.name if self.folder is None else self._path_in(self.folder, code.files)
+        place = self.folder or self.script
+        job = self._job({"args": [path, *self.args]})
+        config_map, job, advice = with_code(job, code, place, limit)
+        if advice:
+            note(advice)
         job.check()
         return config_map, job.manifest()
+
+    def local_document(self) -> dict[str, Any]:
+        """Return the DDPJob for a run on this machine, in which the script runs where it is.
+
+        Raises SpecError.
+        """
+        self._check_script()
+        path = str(self.script)
+        if self.folder is not None:
+            path = self._path_in(self.folder, read_code(self.script, self.folder).files)
+        return self._job({"args": [path, *self.args]}).manifest()
+
+    def _check_script(self) -> None:
+        if not self.script.is_file():
+            what = "is a folder" if self.script.is_dir() else "does not exist"
+            raise SpecError(f"{self.script}: the file {what}; give the script that torchrun starts")
+        _require_python(self.script)
+
+    def _job(self, fields: Dict) -> DDPJob:
+        name = require_job_name(self.name or job_name(self.script))
+        return DDPJob(name, {**self._spec(), **fields})
 
     def _path_in(self, folder: Path, code: Iterable[str]) -> str:
         """Return the path of the script among the files of a folder. It may be a link."""

@@ -14,6 +14,12 @@ class PodTemplate(TypedDict, total=False):
     spec: KubernetesObject
 
 
+class Code(TypedDict, total=False):
+    """Code that each attempt finds in its working directory."""
+
+    configMap: Required[str]
+
+
 class Torchrun(TypedDict, total=False):
     """How torchrun is started."""
 
@@ -49,6 +55,7 @@ class SpecFields(TypedDict, total=False):
     accelerator: Literal["cpu", "gpu", "trn1.32xlarge", "trn1.2xlarge"]
     image: Required[str]
     args: Required[list[str]]
+    code: Code
     torchrun: Torchrun
     checkpoint: Checkpoint
     failurePolicy: FailurePolicy

@@ -14,7 +14,7 @@ from ddpjob.core.api.readers import (
     require_objects,
     require_string,
 )
-from ddpjob.local.config_maps import find_config_map
+from ddpjob.local.config_maps import find_config_map, texts_of
 from ddpjob.local.downward import pod_fields
 from ddpjob.local.mounts import Mounts
 from ddpjob.local.run_files import RunFiles
@@ -64,7 +64,8 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 
 def _read_source(source: Dict, mounts: Mounts, files: RunFiles) -> dict[str, str]:
     reference = require_object(source.get("configMapRef"), "envFrom[].configMapRef")
-    data = find_config_map(reference, files.config_maps, "envFrom[].configMapRef")
+    where = "envFrom[].configMapRef"
+    data = texts_of(find_config_map(reference, files.config_maps, where))
     prefix = str(source.get("prefix") or "")
     return {prefix + key: mounts.place(value) for key, value in data.items()}
 
@@ -74,7 +75,7 @@ def _read_value_from(item: Dict, pod: Dict, files: RunFiles) -> str:
     source = require_object(item["valueFrom"], f"{where}: valueFrom")
     if "configMapKeyRef" in source:
         reference = require_object(source["configMapKeyRef"], f"{where}: configMapKeyRef")
-        data = find_config_map(reference, files.config_maps, where)
+        data = texts_of(find_config_map(reference, files.config_maps, where))
         return data.get(str(reference.get("key")), "")
     path = str(child(source, "fieldRef").get("fieldPath", ""))
     fields = pod_fields(pod)

@@ -1,7 +1,7 @@
 """A manifest file as a job to run on this machine. What cannot run here is refused."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,7 +51,13 @@ def read(path: Path, wanted: Overrides = AS_WRITTEN, cores: int | None = None) -
     `wanted` are values that take the place of those in the file. With `cores`, a job that is too
     large for so many of them is made smaller. Raises SpecError for what cannot run on this machine.
     """
-    documents = _read_documents(path)
+    return from_documents(_read_documents(path), wanted, cores)
+
+
+def from_documents(
+    documents: Sequence[Dict], wanted: Overrides = AS_WRITTEN, cores: int | None = None
+) -> Manifest:
+    """Return the manifest in the documents of a file, as `read` does."""
     # Other kinds, such as the claims that a cluster needs, may be in the same file.
     jobs = [document for document in documents if document.get("kind") == names.KIND]
     if len(jobs) != 1:

@@ -39,7 +39,7 @@ class Mounts:
     """
 
     paths: Mapping[str, Path]
-    files: Mapping[Path, str]
+    files: Mapping[Path, str | bytes]
 
     def place(self, text: str) -> str:
         """Return a text in which every path below a mount has become a path of this machine."""
@@ -59,7 +59,7 @@ def read_mounts(pod: Dict, container: Dict, files: RunFiles) -> Mounts:
     volumes = _read_volumes(pod)
     # A kubelet provides this file.
     paths = {names.MESSAGE_FILE: pod_folder / "report.json"}
-    contents: dict[Path, str] = {}
+    contents: dict[Path, str | bytes] = {}
     config_maps = {**files.config_maps, config_map_name(): agent_files()}
     for mount in require_objects(container.get("volumeMounts"), "volumeMounts"):
         path = _read_mount_path(mount)

@@ -28,7 +28,7 @@ class Command:
     message: Path
     assignment: Path
     folders: tuple[Path, ...] = ()
-    files: Mapping[Path, str] = field(default_factory=dict)
+    files: Mapping[Path, str | bytes] = field(default_factory=dict)
     cwd: Path | None = None
 
 
@@ -43,7 +43,7 @@ def translate(pod: Dict, files: RunFiles) -> Command:
     env = read_env(pod, container, mounts, files)
     # The command may have paths and references to variables.
     words = [*container["command"], *container["args"]]
-    cwd = _working_folder(container.get("workingDir"), mounts)
+    cwd = _working_folder(container.get("workingDir"), mounts) or files.cwd
     return Command(
         argv=tuple(expand(mounts.place(word), env) for word in words),
         env=env,

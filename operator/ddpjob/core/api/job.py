@@ -86,6 +86,7 @@ class Job:
             self.spec,
             image="",
             args=(),
+            code="",
             command=(),
             torchrun_args=(),
             rdzv_conf={},

@@ -107,6 +107,16 @@ def check_trainers_variables(pod: Dict) -> None:
         check_variables(container.get("env"), f"{where}.env")
 
 
+def check_working_dir(pod: Dict) -> None:
+    """Refuse a working directory of the container trainer, which is that of spec.code."""
+    for where, container in _trainers(pod):
+        if container.get("workingDir"):
+            raise SpecError(
+                f"{where}.workingDir: with spec.code, the working directory is the one with the "
+                "code; remove it"
+            )
+
+
 def _trainers(pod: Dict) -> Iterator[tuple[str, Dict]]:
     for container in children(pod, "containers"):
         if container["name"] == names.TRAINER:

@@ -16,18 +16,21 @@ from ddpjob.core.api.spec_rules import check_rules
 class Spec:
     """A user's request, with the defaults filled in.
 
-    `nodes` is the size of the gang. `nproc_per_node` and `devices` (extended resources of a pod, by
-    name) are resolved: `auto` has become what the accelerator's profile gives. `unknown_fields` are
-    the paths of fields that this version ignores, and `unused_devices` are devices that the job
-    requests and its accelerator does not use. torchrun is started by `command`, `torchrun_args`,
-    the flags of the operator, and `args`. `python` is the interpreter of the agent; an empty one is
-    that of torchrun. `fast_start`: torchrun and the workers are forks of a process that has
-    imported torch. `restricted`: the pods follow the Pod Security level restricted; None leaves
-    that to the administrator.
+    - `code`: the name of a ConfigMap, or empty. `nodes`: the size of the gang.
+    - `nproc_per_node` and `devices` (extended resources of a pod, by name) are resolved: `auto` has
+      become what the accelerator's profile gives.
+    - torchrun is started by `command`, `torchrun_args`, the flags of the operator, and `args`.
+      `python` is the interpreter of the agent; an empty one is that of torchrun.
+    - `fast_start`: torchrun and the workers are forks of a process that has imported torch.
+    - `restricted`: the pods follow the Pod Security level restricted; None leaves that to the
+      administrator.
+    - `unknown_fields`: paths of fields that this version ignores. `unused_devices`: devices that
+      the job requests and its accelerator does not use.
     """
 
     image: str
     args: tuple[str, ...]
+    code: str = ""
     nodes: int = 1
     nproc_per_node: int = 1
     accelerator: str = profiles.DEFAULT
@@ -94,6 +97,7 @@ def _resolve(written: Written, unknown_fields: tuple[str, ...]) -> Spec:
     return Spec(
         image=gang.image,
         args=gang.args,
+        code=gang.code.config_map if gang.code else "",
         nodes=gang.nodes,
         nproc_per_node=profiles.resolve_processes(profile.name, requested, resources),
         accelerator=profile.name,

@@ -150,6 +150,21 @@ class Checkpoint(Declared):
 
 
 @declared(frozen=True, slots=True, config=CONFIG)
+class Code(Declared):
+    """Code that each attempt finds in its working directory.
+
+    Relative paths in args and in the script begin there. See `ddpjob submit --script`.
+    """
+
+    config_map: Text = entry(
+        """Name of the ConfigMap. The agent unpacks its key code.zip. Without that key, each of its
+        keys is a file.""",
+        min_length=1,
+        max_length=253,
+    )
+
+
+@declared(frozen=True, slots=True, config=CONFIG)
 class Gang(Declared):
     """What a job runs, and on how many nodes."""
 
@@ -186,6 +201,7 @@ class Gang(Declared):
         min_length=1,
         max_length=256,
     )
+    code: Code | None = entry(default=None)
     torchrun: Torchrun = entry(default=Torchrun())
     checkpoint: Checkpoint | None = entry(default=None)
     failure_policy: FailurePolicy = entry(default=FailurePolicy(), change=Change.ALWAYS)

@@ -341,6 +341,28 @@ TRAINERS_ENV = Rule(
     check=_of_template(pod_fields.check_trainers_variables, "spec"),
 )
 
+
+def _check_working_dir(written: Written) -> None:
+    if written.gang.code:
+        pod_fields.check_working_dir(written.pod_template.get("spec", {}))
+
+
+WORKING_DIR = Rule(
+    at="",
+    clauses=(
+        Clause(
+            "workingDir of the container trainer cannot be set with code, which is in a working "
+            "directory of its own; remove one of them",
+            "!has(self.code) || !has(self.podTemplate) || !has(self.podTemplate.spec) || "
+            "!has(self.podTemplate.spec.containers) || "
+            f"self.podTemplate.spec.containers.all(c, c.name != '{names.TRAINER}' || "
+            "!has(c.workingDir) || c.workingDir == '')",
+            "podTemplate",
+        ),
+    ),
+    check=_check_working_dir,
+)
+
 # A change of a job, which no check sees.
 RETRIES = Rule(
     at="",
@@ -357,5 +379,5 @@ RETRIES = Rule(
 RULES = (
     *(PROCESSES, SIZES, COMMAND, FLAGS_OF_TORCHRUN, RDZV_CONF, ARGS),
     *(MOUNT_OF_CHECKPOINT, ENV, MOUNTS),
-    *(METADATA, OWNED_BY_OPERATOR, TRAINER, TRAINERS_ENV, RETRIES),
+    *(METADATA, OWNED_BY_OPERATOR, TRAINER, TRAINERS_ENV, WORKING_DIR, RETRIES),
 )

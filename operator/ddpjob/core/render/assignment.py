@@ -11,7 +11,7 @@ from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.launcher import flags_of, is_torchrun
 from ddpjob.core.api.pod_fields import GRACE_SECONDS
-from ddpjob.core.api.readers import child, children
+from ddpjob.core.api.readers import child
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.plan import Assign
 
@@ -122,10 +122,11 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
         "words": f"{names.AGENT_FOLDER}/words.json",
         "message": names.MESSAGE_FILE,
         "clear": names.MEMORY_FOLDER,
-        # On one machine, temporary files are where its user wants them, and so is the working
-        # directory. Paths there may be too long for the sockets that programs make in TMPDIR.
+        # On one machine, temporary files are where its user wants them. Paths in the folder of a
+        # run may be too long for the sockets that programs make in TMPDIR.
         "work": names.FOLDER if isolated else None,
-        "code": names.CODE_FOLDER if isolated and has_sent_code(spec) else None,
+        "code": names.CODE_FOLDER if spec.code else None,
+        "place": names.WORK_FOLDER,
         "own_files": isolated,
         # No other field of the spec can set it.
         "own_ipc": isolated and not child(spec.pod_template, "spec").get("hostIPC"),
@@ -140,15 +141,3 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
     }
     # The port may be a placeholder, which must stay as it is.
     return json.dumps(options, ensure_ascii=False)
-
-
-def has_sent_code(spec: Spec) -> bool:
-    """Return True if the code travels with the job, and the user has set no working directory."""
-    volumes = spec.pod_fields.get("volumes", ())
-    mounts = spec.pod_fields.get("volumeMounts", ())
-    is_sent = any(one["name"] == names.CODE_VOLUME and "configMap" in one for one in volumes)
-    place = {"name": names.CODE_VOLUME, "mountPath": names.CODE_FOLDER}
-    is_mounted = any(place.items() <= mount.items() for mount in mounts)
-    trainers = children(child(spec.pod_template, "spec"), "containers")
-    has_folder = any(one.get("name") == names.TRAINER and one.get("workingDir") for one in trainers)
-    return is_sent and is_mounted and not has_folder

@@ -176,6 +176,8 @@ def _volumes(spec: Spec, settings: Settings) -> tuple[list[Dict], list[Dict]]:
             [names.SHARED_MEMORY, names.MEMORY_FOLDER],
         ),
     ]
+    if spec.code:
+        sources.append((names.CODE_VOLUME, {"configMap": {"name": spec.code}}, [names.CODE_FOLDER]))
     if spec.checkpoint:
         claim = {"persistentVolumeClaim": {"claimName": spec.checkpoint.claim}}
         sources.append((names.CHECKPOINT_VOLUME, claim, [spec.checkpoint.mount_path]))
