@@ -10,13 +10,17 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ddpjob.cli.commands.init import manifest, workloads
 from ddpjob.cli.sizes import resolve_nodes
-from ddpjob.core.api import profiles
+from ddpjob.core.api import parts, profiles
 from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import either
 from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.status import Status
 
 ROOT = Path(__file__).parents[1]
 CRD = "charts/ddpjob-operator/files/crd.yaml"
@@ -111,6 +115,36 @@ def _processes(profile: Profile) -> str:
     return text
 
 
+def schema_of_status() -> Iterable[str]:
+    """Return the schema of the status, as its fields declare it."""
+    described = {
+        "description": "State of the job, written by the operator.",
+        **parts.schema(Status),
+    }
+    # The schema is 10 columns from the left.
+    text = yaml.safe_dump({"status": described}, sort_keys=False, width=WIDTH - 10)
+    return text.splitlines()
+
+
+def table_of_status() -> Iterator[str]:
+    yield "| field | content |"
+    yield "|---|---|"
+    fields = parts.schema(Status)["properties"]
+    for path, description in _described(fields):
+        yield _row(f"`{path}`", description)
+
+
+def _described(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the description of each field, without those that Kubernetes declares."""
+    for name, field in fields.items():
+        yield prefix + name, field["description"]
+        if name in (parts.OPERATOR, "conditions"):
+            continue
+        of_items = field.get("items", {}).get("properties", {})
+        yield from _described(field.get("properties", {}), f"{prefix}{name}.")
+        yield from _described(of_items, f"{prefix}{name}[].")
+
+
 def table_of_reasons() -> Iterator[str]:
     yield "| reason | meaning | what to do |"
     yield "|---|---|---|"
@@ -127,9 +161,10 @@ PARTS: Mapping[str, Mapping[str, Callable[[], Iterable[str]]]] = {
     CRD: {
         "sizes of the accelerators": size_rules,
         "names of the accelerators": enum_of_accelerators,
+        "status": schema_of_status,
     },
     "operator/ddpjob/jobs/user_job.py": {"names of the accelerators": type_of_accelerators},
-    "docs/users/reference.md": {"accelerators": table_of_accelerators},
+    "docs/users/reference.md": {"accelerators": table_of_accelerators, "status": table_of_status},
     "docs/users/operations.md": {"reasons": table_of_reasons},
 }
 

@@ -877,7 +877,9 @@ def test_the_columns_show_the_state(apiserver: ApiServer, jobs: Jobs) -> None:
         "nodesReady": "1/2",
         "restarts": 3,
         "reason": "Why",
-        "attempt": 5,
+        "attempt": {"number": 5},
+        "budget": {"failures": 2, "disruptions": 1},
+        "account": {"goodput": "87%"},
     }
     assert jobs.replace(made, "/status").code == 200
     get = ("get", "ddp", "-n", jobs.namespace)
@@ -888,7 +890,7 @@ def test_the_columns_show_the_state(apiserver: ApiServer, jobs: Jobs) -> None:
         line.split() for line in apiserver.kubectl(*get, "-o", "wide").stdout.splitlines()
     )
     assert header[-4:] == ["ACCELERATOR", "ATTEMPT", "GOODPUT", "IMAGE"]
-    assert row[-3:] == ["cpu", "5", "trainer:1"]
+    assert row[-6:] == ["2", "1", "cpu", "5", "87%", "trainer:1"]
 
 
 def test_get_all_lists_jobs_too(apiserver: ApiServer, jobs: Jobs) -> None:
@@ -925,7 +927,7 @@ def test_server_side_apply_names_the_manager_it_conflicts_with(jobs: Jobs) -> No
 def test_a_stale_write_is_a_conflict(jobs: Jobs) -> None:
     stale = jobs.made(job())
     jobs.patch({"nodes": 2})
-    assert jobs.replace({**stale, "status": {"attempt": 1}}, "/status").code == 409
+    assert jobs.replace({**stale, "status": {"attempt": {"number": 1}}}, "/status").code == 409
     assert "status" not in jobs.get()
 
 
@@ -980,22 +982,28 @@ WHOLE_STATUS = {
     "phase": "Running",
     "reason": "R",
     "message": "m",
-    "observedGeneration": 1,
-    "conditions": [{**CONDITION, "observedGeneration": 1}],
-    "attempt": 1,
-    "attemptTime": "2026-11-21T10:00:00Z",
-    "previousAttemptRan": True,
-    "ignoredFields": ["spec.new"],
-    "attemptStarted": -1,
-    "runningTime": AT,
+    "nodesReady": "1/2",
+    "nodes": {"desired": 2, "active": 2, "ready": 1, "succeeded": 0, "failed": 0},
+    "attempt": {"number": 1, "start": AT, "runningTime": AT},
     "restarts": 1,
-    "failures": 1,
-    "disruptions": 0,
-    "announcedDisruptions": 0,
-    "failureTimes": [AT],
-    "disruptionTimes": [AT],
-    "announcedDisruptionTimes": [AT],
-    "retried": {"retries": 1, "failures": 1, "disruptions": 1, "announcedDisruptions": 1},
+    "budget": {"failures": 1, "disruptions": 0, "announced": 0},
+    "account": {
+        "activity": "training",
+        "since": AT,
+        "seconds": {"queued": 3, "starting": 4},
+        "goodput": "87%",
+    },
+    "lastFailure": {
+        "attempt": 0,
+        "cause": "Failure",
+        "reason": "R",
+        "message": "m",
+        "node": "n",
+        "pod": "p",
+        "rank": 0,
+        "exitCode": -9,
+        "time": AT,
+    },
     "attempts": [
         {
             "attempt": 0,
@@ -1011,49 +1019,51 @@ WHOLE_STATUS = {
             "trainingTime": AT,
             "untrainedSeconds": 7,
             "end": AT,
+            "firstStep": 0,
+            "lastStep": 9,
+            "stepsLost": 1,
         }
     ],
-    "undecidedSince": AT,
-    "silentSince": AT,
-    "podAttempts": [0, 1],
-    "host": {"index": 1, "address": "10.0.0.7"},
-    "startingSince": AT,
-    "startingSeconds": 7,
-    "activeSince": AT,
-    "activeSeconds": 7,
-    "activity": "training",
-    "activitySince": AT,
-    "seconds": {"queued": 3, "starting": 4},
-    "goodput": "87%",
     "failedNodes": [{"name": "n", "failures": 2, "time": AT}],
-    "unreachableNodes": [{"name": "n", "uid": "u", "since": AT}],
-    "yielding": {"to": "ml/older", "until": AT},
-    "strayPods": ["copy"],
-    "selector": "ddpjob.dev/job-uid=u",
-    "nodes": {"desired": 2, "active": 2, "ready": 1, "succeeded": 0, "failed": 0},
-    "nodesReady": "1/2",
-    "succeededNodes": [1],
+    "backoff": {"count": 1, "until": AT},
+    "result": {"accuracy": "0.97"},
     "resolved": {
         "nprocPerNode": 1,
         "worldSize": 2,
         "accelerator": "cpu",
         "rendezvous": "n0000-a0.job:29400",
     },
-    "backoff": {"count": 1, "until": AT},
-    "lastFailure": {
-        "attempt": 0,
-        "cause": "Failure",
-        "node": "n",
-        "pod": "p",
-        "rank": 0,
-        "exitCode": -9,
-        "reason": "R",
-        "message": "m",
-        "time": AT,
-    },
+    "ignoredFields": ["spec.new"],
     "startTime": AT,
     "completionTime": AT,
-    "result": {"accuracy": "0.97"},
+    "conditions": [{**CONDITION, "observedGeneration": 1}],
+    "observedGeneration": 1,
+    "selector": "ddpjob.dev/job-uid=u",
+    "operator": {
+        "attempt": {
+            "latched": True,
+            "hadPods": True,
+            "births": [0, 1],
+            "host": {"index": 1, "address": "10.0.0.7"},
+            "previousRan": False,
+            "succeededNodes": [1],
+            "undecidedSince": AT,
+            "silentSince": AT,
+            "startingSince": AT,
+            "startingSeconds": 7,
+            "yielding": {"to": "ml/older", "until": AT},
+        },
+        "budget": {
+            "failureTimes": [AT],
+            "disruptionTimes": [AT],
+            "announcedTimes": [AT],
+            "retried": {"retries": 1, "failures": 1, "disruptions": 1, "announced": 1},
+        },
+        "activeSince": AT,
+        "activeSeconds": 7,
+        "unreachableNodes": [{"name": "n", "uid": "u", "since": AT}],
+        "strayPods": ["copy"],
+    },
 }
 
 

@@ -80,6 +80,7 @@ CORE_MODULES = {
     "itertools",
     "json",
     "math",
+    "operator",
     "re",
     "typing",
     "jinja2",

@@ -7,8 +7,10 @@ LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 
 
 def format_time(moment: datetime) -> str:
-    in_utc = moment.astimezone(UTC).replace(tzinfo=None)
-    return f"{in_utc.isoformat(timespec='seconds')}Z"
+    # A time that was read is in UTC already.
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return f"{moment.isoformat('T', 'seconds')[:-6]}Z"
 
 
 def format_time_or_none(moment: datetime | None) -> str | None:
