@@ -13,10 +13,6 @@ def format_time(moment: datetime) -> str:
     return f"{moment.isoformat('T', 'seconds')[:-6]}Z"
 
 
-def format_time_or_none(moment: datetime | None) -> str | None:
-    return format_time(moment) if moment else None
-
-
 def parse_time(text: Any) -> datetime | None:
     """Return the time in UTC, or None if `text` is not a time."""
     try:
