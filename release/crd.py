@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import yaml
 from pydantic.fields import FieldInfo
 
-from ddpjob.core.api import names, shapes
+from ddpjob.core.api import names, parts, shapes
 from ddpjob.core.api.declare import (
     Change,
     OneOf,
@@ -27,6 +27,7 @@ from ddpjob.core.api.job import NAME_CLAUSE
 from ddpjob.core.api.pod_fields import POD_TEMPLATE
 from ddpjob.core.api.spec import GROUPS
 from ddpjob.core.api.spec_rules import RULES, Clause
+from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import MAX_INT32
 
 Schema = dict[str, Any]
@@ -44,11 +45,11 @@ COLUMNS = (
     ("Restarts", "integer", ".status.restarts", False),
     ("Reason", "string", ".status.reason", False),
     ("Age", "date", ".metadata.creationTimestamp", False),
-    ("Failures", "integer", ".status.failures", True),
-    ("Disruptions", "integer", ".status.disruptions", True),
+    ("Failures", "integer", ".status.budget.failures", True),
+    ("Disruptions", "integer", ".status.budget.disruptions", True),
     ("Accelerator", "string", ".spec.accelerator", True),
-    ("Attempt", "integer", ".status.attempt", True),
-    ("Goodput", "string", ".status.goodput", True),
+    ("Attempt", "integer", ".status.attempt.number", True),
+    ("Goodput", "string", ".status.account.goodput", True),
     ("Image", "string", ".spec.image", True),
 )
 
@@ -61,11 +62,9 @@ REFUSALS = {
 VALIDATIONS = "x-kubernetes-validations"
 
 
-def crd_text(status: Schema) -> str:
-    """Return the file, given the schema of the status."""
-    return HEADER + yaml.dump(
-        crd(status), Dumper=Dumper, sort_keys=False, width=100, allow_unicode=True
-    )
+def crd_text() -> str:
+    """Return the file."""
+    return HEADER + yaml.dump(crd(), Dumper=Dumper, sort_keys=False, width=100, allow_unicode=True)
 
 
 class Dumper(yaml.SafeDumper):
@@ -75,7 +74,7 @@ class Dumper(yaml.SafeDumper):
         return True
 
 
-def crd(status: Schema) -> Schema:
+def crd() -> Schema:
     columns = [_column(*column) for column in COLUMNS]
     subresources = {
         "status": {},
@@ -107,7 +106,7 @@ def crd(status: Schema) -> Schema:
                     "storage": True,
                     "subresources": subresources,
                     "additionalPrinterColumns": columns,
-                    "schema": {"openAPIV3Schema": job_schema(status)},
+                    "schema": {"openAPIV3Schema": job_schema()},
                 }
             ],
         },
@@ -119,8 +118,7 @@ def _column(name: str, kind: str, path: str, wide: bool) -> Schema:
     return {"name": name, "type": kind, "jsonPath": path, **priority}
 
 
-def job_schema(status: Schema) -> Schema:
-    """Return the schema of a DDPJob, given that of its status."""
+def job_schema() -> Schema:
     name = {"description": "RFC 1035, at most 52 characters.", "type": "string"}
     return {
         "description": "A DDPJob runs one PyTorch DistributedDataParallel training as one torchrun "
@@ -133,9 +131,14 @@ def job_schema(status: Schema) -> Schema:
             "kind": {"description": f"Always {names.KIND}.", "type": "string"},
             "metadata": {"type": "object", "properties": {"name": name}},
             "spec": spec_schema(),
-            "status": status,
+            "status": status_schema(),
         },
     }
+
+
+def status_schema() -> Schema:
+    described = "State of the job, written by the operator."
+    return {"description": described, **parts.schema(Status)}
 
 
 def spec_schema() -> Schema:

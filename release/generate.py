@@ -10,15 +10,15 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from ddpjob.cli.commands.init import manifest, workloads
 from ddpjob.cli.sizes import resolve_nodes
-from ddpjob.core.api import profiles
+from ddpjob.core.api import parts, profiles
 from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import either
 from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.status import Status
 
 # The modules beside this one. Tests run it by its path.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -63,6 +63,25 @@ def _processes(profile: Profile) -> str:
     return text
 
 
+def table_of_status() -> Iterator[str]:
+    yield "| field | content |"
+    yield "|---|---|"
+    fields = parts.schema(Status)["properties"]
+    for path, description in _described(fields):
+        yield _row(f"`{path}`", description)
+
+
+def _described(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the description of each field, without those that Kubernetes declares."""
+    for name, field in fields.items():
+        yield prefix + name, field["description"]
+        if name in (parts.OPERATOR, "conditions"):
+            continue
+        of_items = field.get("items", {}).get("properties", {})
+        yield from _described(field.get("properties", {}), f"{prefix}{name}.")
+        yield from _described(of_items, f"{prefix}{name}[].")
+
+
 def table_of_reasons() -> Iterator[str]:
     yield "| reason | meaning | what to do |"
     yield "|---|---|---|"
@@ -79,6 +98,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], Iterable[str]]]] = {
     "docs/users/reference.md": {
         "accelerators": table_of_accelerators,
         "fields of spec": lambda: table_of_fields(spec_schema()),
+        "status": table_of_status,
     },
     "docs/users/operations.md": {"reasons": table_of_reasons},
 }
@@ -107,14 +127,9 @@ def _example(workload: str) -> str:
     return manifest(workload, nodes=resolve_nodes(name, None), accelerator=name, gpus=gpus)
 
 
-def _crd() -> str:
-    status = yaml.safe_load((ROOT / CRD).read_text())["spec"]["versions"][0]["schema"]
-    return crd_text(status["openAPIV3Schema"]["properties"]["status"])
-
-
 # The text of each file, by its path.
 FILES: Mapping[str, Callable[[], str]] = {
-    CRD: _crd,
+    CRD: crd_text,
     "operator/ddpjob/jobs/spec_fields.py": types_text,
     **{path: partial(_with_parts, path) for path in PARTS},
     **{f"examples/{name}.yaml": partial(_example, name) for name in workloads()},

@@ -250,25 +250,26 @@ def test_a_misspelt_claim_is_refused_with_the_name_that_is_closest(tmp_path):
 
 # Fields that have the same effect in a local run as in a cluster.
 HONOURED = {
-    *(
-        "nodes",
-        "nprocPerNode",
-        "accelerator",
-        "args",
-        "code",
-        "torchrun",
-        "env",
-        "envFrom",
-        "volumes",
-    ),
-    *("volumeMounts", "checkpoint", "failurePolicy", "recovery", "fastStart", "podTemplate"),
-    *(
-        "hangTimeoutSeconds",
-        "firstHeartbeatSeconds",
-        "heartbeat",
-        "activeDeadlineSeconds",
-        "startupDeadlineSeconds",
-    ),
+    "nodes",
+    "nprocPerNode",
+    "accelerator",
+    "args",
+    "code",
+    "torchrun",
+    "env",
+    "envFrom",
+    "volumes",
+    "volumeMounts",
+    "checkpoint",
+    "failurePolicy",
+    "recovery",
+    "fastStart",
+    "podTemplate",
+    "hangTimeoutSeconds",
+    "firstHeartbeatSeconds",
+    "heartbeat",
+    "activeDeadlineSeconds",
+    "startupDeadlineSeconds",
 }
 
 

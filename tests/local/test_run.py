@@ -110,7 +110,7 @@ async def test_a_failure_restarts_the_gang_and_names_the_rank(tmp_path):
     """
     path = write_job(tmp_path, program, failurePolicy={"maxRestarts": 1})
     status = await run(path, tmp_path / "run")
-    assert (status.phase, status.attempt, status.restarts) == ("Complete", 1, 1)
+    assert (status.phase, status.attempt.number, status.restarts) == ("Complete", 1, 1)
     assert status.last_failure["rank"] == 1
     assert "ValueError: bad data" in status.last_failure["message"]
 

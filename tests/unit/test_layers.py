@@ -78,6 +78,7 @@ CORE_MODULES = {
     "itertools",
     "json",
     "math",
+    "operator",
     "re",
     "typing",
     "jinja2",

@@ -193,7 +193,7 @@ def test_the_recipe_for_a_field_is_complete(tmp_path):
     recipe.insert(path, FIELD.lstrip("\n"), before="    time_to_live: Seconds")
     recipe.insert("operator/ddpjob/core/decide/rules.py", RULE)
     path = "tests/local/test_manifest.py"
-    recipe.insert(path, '    "thawSeconds",\n', before='    *("nodes", "nprocPerNode"')
+    recipe.insert(path, '    "thawSeconds",\n', before='    "nodes",\n    "nprocPerNode"')
     recipe.insert(path, FIELD_TEST)
     recipe.finish()
     assert "thawSeconds: int" in recipe.text("operator/ddpjob/jobs/spec_fields.py")

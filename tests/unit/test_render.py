@@ -228,7 +228,7 @@ def test_the_files_of_the_agent_fit_into_a_config_map_that_the_lease_of_the_name
 
 
 def test_pods_that_stay_are_told_where_the_rendezvous_is():
-    status = a_status(attempt=4, nodes=3, pod_attempts=(4, 1, 2), host=Host(1, "10.0.0.7"))
+    status = a_status(attempt=4, nodes=3, births=(4, 1, 2), host=Host(1, "10.0.0.7"))
     job = a_job(status=status, nodes=3)
     assign = Assign("digits-1-1", "uid", 1, 45, True, "")
     told = [json.loads(assignment(job, index, DEFAULTS.addresses, assign)) for index in range(3)]

@@ -97,7 +97,7 @@ class Turn:
         deleted = [f"{delete.name}/{delete.grace}" for delete in plan.delete]
         assigned = [assign.name for assign in plan.assign]
         return (
-            f"{self.time:%H:%M:%S} {' '.join(pods)} -> attempt {plan.status.attempt} "
+            f"{self.time:%H:%M:%S} {' '.join(pods)} -> attempt {plan.status.attempt.number} "
             f"{plan.status.phase}/{plan.status.reason} create={plan.new_pods} "
             f"assign={assigned} delete={deleted} "
             f"wake={plan.wake_after}"
@@ -223,7 +223,7 @@ class World:
         not run any more.
         """
         gang = self.gang()
-        present = {pod.index for pod in gang} | set(self.status.succeeded_nodes)
+        present = {pod.index for pod in gang} | set(self.status.attempt.succeeded_nodes)
         if len(present) < self.status.pods.desired:
             return
         members = [pod for pod in gang if pod.state is not TrainerState.SUCCEEDED]
@@ -239,7 +239,9 @@ class World:
             self.put_pod({**self.body(pod.name), "status": status})
 
     def _takes_part(self, pod: Pod) -> bool:
-        is_assigned = pod.attempt == self.status.attempt and not pod.held and not pod.deleting
+        is_assigned = (
+            pod.attempt == self.status.attempt.number and not pod.held and not pod.deleting
+        )
         is_assigned = is_assigned and not pod.dumps
         return pod.state is TrainerState.RUNNING and is_assigned and self.answers(pod)
 
@@ -286,7 +288,7 @@ class World:
     def gang(self) -> list[Pod]:
         """Return the pods of the current attempt."""
         status = self.status
-        names = [pod_name("digits", status.born(i), i) for i in range(status.pods.desired)]
+        names = [pod_name("digits", status.attempt.born(i), i) for i in range(status.pods.desired)]
         existing = self.existing()
         return [existing[name] for name in names if name in existing]
 
@@ -460,7 +462,7 @@ class Operator:
 
     def _assign(self, plan: Plan) -> None:
         for assign in plan.assign:
-            self.world.assign_pod(assign, plan.status.attempt or 0)
+            self.world.assign_pod(assign, plan.status.attempt.number or 0)
             self.receive_answer(assign.name)
 
     def _delete(self, plan: Plan) -> None:
@@ -480,10 +482,10 @@ class Operator:
             self.refusal = Refusal(world.refuse_pods, "refused", retry_at, final)
             return
         self.refusal = None
-        assert plan.status.attempt is not None
+        assert plan.status.attempt.number is not None
         for index in plan.new_pods:
-            world.create_pod(plan.status.attempt, index)
-            self.receive_answer(pod_name("digits", plan.status.attempt, index))
+            world.create_pod(plan.status.attempt.number, index)
+            self.receive_answer(pod_name("digits", plan.status.attempt.number, index))
 
 
 def a_world(spec: dict[str, Any] | None = None, reads_nodes: bool = True) -> World:

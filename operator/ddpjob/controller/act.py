@@ -133,7 +133,9 @@ class Actor:
         if plan.check_agent:
             await self._check_agent(job, memory)
         body: Dict | None = None
-        if plan.status.to_dict() != job.status.to_dict():
+        # Most looks change nothing. Times that differ by less than a second are the same.
+        is_same = plan.status == job.status or plan.status.to_dict() == job.status.to_dict()
+        if not is_same:
             wait = self._wait_with_progress(job, plan, memory)
             if wait is not None:
                 return wait

@@ -148,7 +148,7 @@ class DDPJob:
             return Spec.from_dict(self.spec).nproc_per_node
         except SpecError:
             # The cluster has a newer version of the CRD.
-            return integer_or_zero(self.status.resolved.get("nprocPerNode")) or 1
+            return self.status.resolved.nproc_per_node or 1
 
     @property
     def result(self) -> Mapping[str, str]:

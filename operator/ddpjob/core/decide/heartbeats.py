@@ -28,7 +28,7 @@ LIMITS_BY_LOG = 4
 def checked_from(obs: Observation, spec: Spec) -> datetime | None:
     """Return when the agents are asked whether there were heartbeats; None if that is known."""
     limit = spec.lifecycle.hang_timeout
-    started = obs.status.running_time
+    started = obs.status.attempt.running_time
     is_known = find_condition(obs.status.conditions, Condition.HANGS_DETECTED)
     if limit is None or started is None or is_known or not obs.all_run:
         return None

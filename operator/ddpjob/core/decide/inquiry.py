@@ -22,7 +22,7 @@ LOOK_INTERVAL = timedelta(seconds=10)
 
 def asked_from(obs: Observation) -> datetime | None:
     """Return when the pods that are not ready are asked, or None."""
-    since = obs.status.silent_since
+    since = obs.status.attempt.silent_since
     return later(since, SILENT_TIME) if since and obs.silent else None
 
 

@@ -6,11 +6,9 @@ from datetime import datetime
 
 from ddpjob.core.api.history import Steps, with_steps, with_training_times
 from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.status import MAX_STRAYS
 from ddpjob.core.observe.observation import Observation
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
-
-# Stray pods that the status names.
-MAX_STRAYS = 10
 
 
 def reported_steps(obs: Observation) -> Mapping[int, Steps]:
@@ -74,7 +72,7 @@ def report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
 
 def report_unused_devices(obs: Observation, plan: Plan, spec: Spec) -> Plan:
     """Report devices that the job requests and its accelerator does not use, when it begins."""
-    begins = obs.status.attempt is None and plan.status.attempt is not None
+    begins = obs.status.attempt.number is None and plan.status.attempt.number is not None
     if not begins or not spec.unused_devices:
         return plan
     event = Event("Warning", "DevicesNotUsed", spec.device_advice)

@@ -174,7 +174,7 @@ def grace_of(spec: Dict) -> int:
 
 
 def _agent(spec: Dict) -> str:
-    """Return the ConfigMap with the pod's agent; empty for a pod of an older operator."""
+    """Return the ConfigMap with the pod's agent; empty for a pod without one."""
     for volume in children(spec, "volumes"):
         if volume.get("name") == names.AGENT_VOLUME:
             return str(child(volume, "configMap").get("name", ""))

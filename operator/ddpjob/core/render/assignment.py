@@ -47,11 +47,11 @@ class ServiceAddresses:
     """
 
     def endpoint(self, job: Job) -> str:
-        status = job.status
-        return names.rendezvous_endpoint(job.name, status.attempt or 0, status.host.address)
+        attempt = job.status.attempt
+        return names.rendezvous_endpoint(job.name, attempt.number or 0, attempt.host.address)
 
     def local(self, job: Job, index: int) -> str:
-        return f"{names.hostname(job.status.born(index), index)}.{job.name}"
+        return f"{names.hostname(job.status.attempt.born(index), index)}.{job.name}"
 
     def port(self, job: Job, index: int) -> int:
         return names.AGENT_PORT
@@ -65,10 +65,10 @@ def assignment(job: Job, index: int, addresses: Addresses, assign: Assign | None
     may_start = assign is None or assign.start
     assert job.spec is not None
     fields = {
-        "attempt": job.status.attempt or 0,
+        "attempt": job.status.attempt.number or 0,
         "start": may_start,
         "flags": _flags(job, job.spec, index, addresses),
-        "env": {"DDP_ATTEMPT": str(job.status.attempt or 0)},
+        "env": {"DDP_ATTEMPT": str(job.status.attempt.number or 0)},
         "ranks": job.spec.nproc_per_node,
         "grace": assign.grace if assign else 0,
         "wait": _wait(assign),
@@ -94,14 +94,14 @@ def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
         "read_timeout": RENDEZVOUS_TIMEOUT,
         **spec.rdzv_conf,
         # torchrun would guess wrong: behind a Service name every agent looks like a client.
-        "is_host": "true" if index == status.host.index else "false",
+        "is_host": "true" if index == status.attempt.host.index else "false",
     }
     return [
         f"--nnodes={status.pods.desired}",
         f"--nproc-per-node={spec.nproc_per_node}",
         "--max-restarts=0",
         "--rdzv-backend=c10d",
-        f"--rdzv-id={names.rendezvous_id(job.uid, status.attempt or 0)}",
+        f"--rdzv-id={names.rendezvous_id(job.uid, status.attempt.number or 0)}",
         f"--rdzv-endpoint={addresses.endpoint(job)}",
         f"--rdzv-conf={','.join(f'{key}={value}' for key, value in sorted(conf.items()))}",
         f"--local-addr={addresses.local(job, index)}",

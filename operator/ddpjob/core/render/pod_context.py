@@ -81,7 +81,7 @@ def common_context(job: Job) -> dict[str, Any]:
 
 def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
     """Return the values for the template of the current attempt's pods, with placeholders."""
-    attempt = job.status.attempt or 0
+    attempt = job.status.attempt.number or 0
     fields = spec.pod_fields
     profile = catalog()[spec.accelerator]
     common = common_context(job)
