@@ -84,7 +84,7 @@ $(MUTANTS)/.installed: operator/pyproject.toml requirements-dev.txt
 
 generate: $(STAMP) ## write what follows from other files: parts of the CRD and of the pages, examples, golden files
 	$(BIN)/python release/generate.py
-	UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/unit/test_render.py -k golden
+	UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/unit/test_render.py tests/unit/test_chart.py -k golden
 
 crd: $(STAMP) ## write the CRD from the declarations of its fields
 	$(BIN)/python release/generate.py charts/ddpjob-operator/files/crd.yaml

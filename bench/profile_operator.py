@@ -28,9 +28,10 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
-from ddpjob.controller.main import Options, operate, set_up_logging
-from ddpjob.core.api import names
-from tests.apiserver.envtest import (
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "apiserver"), str(ROOT / "tests")]
+
+from envtest import (  # noqa: E402
     ADMIN_TOKEN,
     CRD,
     MISSING,
@@ -40,10 +41,13 @@ from tests.apiserver.envtest import (
     free_ports,
 )
 
-from .operator_speed.cases import COLLECTIONS, NAMESPACE, OURS, PODS, Shape, objects_of
-from .operator_speed.client import Access, Client, create_all
-from .operator_speed.measure import CONNECTIONS
-from .operator_speed.processes import cpu_seconds_of
+from ddpjob.controller.main import Options, operate, set_up_logging  # noqa: E402
+from ddpjob.core.api import names  # noqa: E402
+
+from .operator_speed.cases import COLLECTIONS, NAMESPACE, OURS, PODS, Shape, objects_of  # noqa: E402
+from .operator_speed.client import Access, Client, create_all  # noqa: E402
+from .operator_speed.measure import CONNECTIONS  # noqa: E402
+from .operator_speed.processes import cpu_seconds_of  # noqa: E402
 
 RECONCILES = re.compile(r"^ddpjob_reconcile_seconds_count (\S+)$", re.MULTILINE)
 

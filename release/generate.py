@@ -17,7 +17,7 @@ from ddpjob.cli.sizes import resolve_nodes
 from ddpjob.core.api import parts, profiles
 from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import either
-from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.reasons import PAGE, Reason
 from ddpjob.core.api.status import Status
 
 # The modules beside this one. Tests run it by its path.
@@ -86,7 +86,8 @@ def table_of_reasons() -> Iterator[str]:
     yield "| reason | meaning | what to do |"
     yield "|---|---|---|"
     for reason in Reason:
-        yield _row(reason, reason.meaning, reason.advice)
+        named = f'<a id="{reason.anchor}"></a>{reason}'
+        yield _row(named, reason.meaning, reason.advice)
 
 
 def _row(*cells: str) -> str:
@@ -100,7 +101,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], Iterable[str]]]] = {
         "fields of spec": lambda: table_of_fields(spec_schema()),
         "status": table_of_status,
     },
-    "docs/users/operations.md": {"reasons": table_of_reasons},
+    f"docs/{PAGE}": {"reasons": table_of_reasons},
 }
 
 

@@ -181,6 +181,7 @@ def test_a_job_has_its_reason_attempts_curves_and_log(browser):
     assert "1 Failure 30s rank 1 ValueError: <bad> batch" in text
     assert "step 20, loss 1.0000" in text
     page = browser.get("/jobs/-/digits")[2]
+    assert re.search(r'<a href="https://[^"]*#reason-maxrestartsexceeded">', page)
     # Each attempt lasted for a third of the time, and the second one began after two thirds.
     bars = re.findall(r'<rect class="Failure" x="([\d.]+)" width="([\d.]+)"', page)
     assert [(float(x), round(float(width))) for x, width in bars] == [

@@ -21,7 +21,7 @@ NAMES = [name for commands in COMMANDS.values() for name in commands]
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_reason_is_a_row_of_a_table(reason):
-    assert f"| {reason} | {reason.meaning} |" in OPERATIONS
+    assert f'| <a id="{reason.anchor}"></a>{reason} | {reason.meaning} |' in OPERATIONS
     assert reason.meaning
     assert "|" not in reason.meaning + reason.advice
 

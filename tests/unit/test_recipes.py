@@ -104,7 +104,8 @@ def test_the_files_of_a_recipe_exist(title):
             file, _, test = path.partition("::")
             place = ROOT / file
             # A new file belongs into a folder that exists.
-            assert place.parent.is_dir() if place.stem == "NAME" else place.is_file(), path
+            is_new = place.name.startswith("NAME.")
+            assert place.parent.is_dir() if is_new else place.is_file(), path
             assert not test or f"def {test}(" in place.read_text(), path
 
 
@@ -163,7 +164,48 @@ def test_the_recipe_for_a_reason_is_complete(tmp_path):
     recipe.insert(path, row, before="    NODES_RUNNING =")
     recipe.finish()
     page = recipe.text("docs/users/operations.md")
-    assert "| Snowed | snow covers the nodes | remove the snow |" in page
+    assert '| <a id="reason-snowed"></a>Snowed | snow covers the nodes | remove the snow |' in page
+
+
+BUDGET = """
+{# No more than one pod of a gang is evicted at once. #}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ job.name | tojson }}
+  namespace: {{ job.namespace | tojson }}
+  labels: {{ labels | tojson }}
+  ownerReferences:
+  - apiVersion: {{ api_version | tojson }}
+    kind: {{ kind | tojson }}
+    name: {{ job.name | tojson }}
+    uid: {{ job.uid | tojson }}
+    controller: true
+spec:
+  maxUnavailable: 1
+  selector: {matchLabels: { {{ uid_label | tojson }}: {{ job.uid | tojson }} }}
+"""
+RULE = """- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, create]
+"""
+
+
+def test_the_recipe_for_an_owned_object_is_complete(tmp_path):
+    recipe = Recipe("Add an object that a job owns", "poddisruptionbudget", tmp_path)
+    row = '    BUDGET = "PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"\n'
+    recipe.insert("operator/ddpjob/core/plan.py", row, before='    POD = "Pod"')
+    templates = "operator/ddpjob/core/render/templates"
+    recipe.insert(f"{templates}/poddisruptionbudget.yaml.j2", BUDGET.lstrip())
+    services = '- apiGroups: [""]\n  resources: [services]'
+    recipe.insert("charts/ddpjob-operator/templates/_helpers.tpl", RULE, before=services)
+    right = '    ("policy", "poddisruptionbudgets", "create get"),\n'
+    recipe.insert("tests/unit/test_chart.py", right, before='    ("", "services",')
+    recipe.finish()
+    job = recipe.ddpjob("render", "examples/digits.yaml")
+    kinds = [document["kind"] for document in yaml.safe_load_all(job)]
+    assert kinds == ["Service", "PodDisruptionBudget", "Pod", "Pod"]
+    assert "poddisruptionbudgets" in recipe.text("tests/unit/golden/chart-default.yaml")
 
 
 FIELD = """
@@ -172,7 +214,7 @@ FIELD = """
     )
 """
 
-RULE = '''
+DECISION = '''
 
 def waits_for_thaw(spec: Spec) -> bool:
     """Return True if a job waits for the snow to melt."""
@@ -191,7 +233,7 @@ def test_the_recipe_for_a_field_is_complete(tmp_path):
     recipe = Recipe("Add a field to the spec", "thawSeconds", tmp_path)
     path = "operator/ddpjob/core/api/policy.py"
     recipe.insert(path, FIELD.lstrip("\n"), before="    time_to_live: Seconds")
-    recipe.insert("operator/ddpjob/core/decide/rules.py", RULE)
+    recipe.insert("operator/ddpjob/core/decide/rules.py", DECISION)
     path = "tests/local/test_manifest.py"
     recipe.insert(path, '    "thawSeconds",\n', before='    "nodes",\n    "nprocPerNode"')
     recipe.insert(path, FIELD_TEST)

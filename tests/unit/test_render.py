@@ -23,10 +23,11 @@ from rendered import (
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.status import Host
-from ddpjob.core.plan import Assign
+from ddpjob.core.plan import Assign, Owned
 from ddpjob.core.render.assignment import assignment
-from ddpjob.core.render.objects import agent_config_map, pods, service
+from ddpjob.core.render.objects import agent_config_map, pods, shared
 
+SHARED = [kind for kind in Owned if kind is not Owned.POD]
 REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -65,8 +66,9 @@ def test_a_pod_equals_its_golden_file(profile, settings):
     check_golden(f"pod-{profile}{suffix}.yaml", pod)
 
 
-def test_the_service_equals_its_golden_file():
-    check_golden("service.yaml", service(a_job()))
+@pytest.mark.parametrize("kind", SHARED)
+def test_what_all_pods_share_equals_its_golden_file(kind):
+    check_golden(f"{kind.lower()}.yaml", shared(a_job(), kind))
 
 
 # The gang
@@ -109,8 +111,8 @@ def test_the_rendezvous_endpoint_is_node_0_of_the_attempt():
 def test_the_local_address_of_a_pod_is_its_name_under_the_service():
     pod = render(7, nodes=12, attempt=3)["spec"]
     assert f"{pod['hostname']}.{pod['subdomain']}" == "n0007-a3.digits"
-    assert service(a_job())["spec"]["publishNotReadyAddresses"] is True
-    assert service(a_job())["spec"]["clusterIP"] == "None"
+    assert shared(a_job(), Owned.SERVICE)["spec"]["publishNotReadyAddresses"] is True
+    assert shared(a_job(), Owned.SERVICE)["spec"]["clusterIP"] == "None"
 
 
 @given(st.integers(1, 1000), st.integers(0, 999))
@@ -130,7 +132,7 @@ def test_a_pod_has_the_labels_by_which_the_operator_reads_it():
 
 
 def test_the_service_selects_node_0_of_every_attempt_and_no_other():
-    selector = service(a_job())["spec"]["selector"].items()
+    selector = shared(a_job(), Owned.SERVICE)["spec"]["selector"].items()
     selected = []
     for attempt in (0, 1):
         for index in (0, 1):
@@ -139,8 +141,12 @@ def test_the_service_selects_node_0_of_every_attempt_and_no_other():
     assert selected == [(0, 0), (1, 0)]
 
 
-@pytest.mark.parametrize("rendered", [render(), service(a_job())], ids=["pod", "service"])
-def test_the_job_owns_what_was_rendered(rendered):
+@pytest.mark.parametrize("kind", Owned)
+def test_the_job_owns_what_was_rendered(kind):
+    rendered = render() if kind is Owned.POD else shared(a_job(), kind)
+    version = f"{kind.group}/{kind.version}" if kind.group else kind.version
+    assert (rendered["kind"], rendered["apiVersion"]) == (kind, version)
+    assert rendered["metadata"]["namespace"] == a_job().namespace
     (owner,) = rendered["metadata"]["ownerReferences"]
     assert owner["controller"] is True
     assert (owner["kind"], owner["apiVersion"]) == ("DDPJob", "ddpjob.dev/v1alpha1")

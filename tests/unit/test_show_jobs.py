@@ -1,14 +1,19 @@
 """Jobs as people see them: a list, and one with all that concerns it."""
 
+import re
+import tomllib
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
+from ddpjob.core.api.reasons import PAGE, Reason
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.jobs import job_lines, job_table
 from ddpjob.show.text import duration
 
+DOCS = Path(__file__).parents[2] / "docs"
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -66,6 +71,47 @@ def test_training_without_a_known_first_step_is_named_so():
     assert text in texts(job_lines(unknown, Progress(), [], NOW))
     plain = "Time        starting 10 s, training 30 s (goodput 75%)"
     assert plain in texts(job_lines(known, Progress(), [], NOW))
+
+
+def lines_of(reason):
+    return texts(job_lines(a_job(reason=reason, message="m"), Progress(), [], NOW))
+
+
+def rows_of_the_page():
+    """Return the anchors of the rows of reasons, as the documentation has them."""
+    return set(re.findall(r'^\| <a id="([^"]+)">', (DOCS / PAGE).read_text(), re.MULTILINE))
+
+
+def documentation():
+    """Return the address of the folder docs, as operator/pyproject.toml has it."""
+    project = tomllib.loads((DOCS.parent / "operator/pyproject.toml").read_text())["project"]
+    return project["urls"]["Documentation"].removesuffix("README.md")
+
+
+@pytest.mark.parametrize("reason", [one for one in Reason if one.advice])
+def test_a_reason_leads_to_its_row_in_the_documentation(reason):
+    assert reason.anchor in rows_of_the_page()
+    assert f"See         {documentation()}{PAGE}#{reason.anchor}" in lines_of(reason)
+
+
+@pytest.mark.parametrize("reason", [one for one in Reason if not one.advice])
+def test_a_reason_that_asks_for_nothing_leads_nowhere(reason):
+    assert not [line for line in lines_of(reason) if line.startswith(("See", "What to do"))]
+
+
+def test_a_short_advice_is_shown_without_the_marks_of_markdown():
+    deadline, security = lines_of(Reason.DEADLINE), lines_of(Reason.POD_SECURITY)
+    assert "What to do  raise it, then take the job up again" in deadline
+    assert not [line for line in security if line.startswith("What to do")]
+
+
+def test_a_reason_of_kubernetes_leads_to_the_section_of_reasons():
+    assert f"See         {documentation()}{PAGE}#reasons" in lines_of("CreateContainerError")
+    assert "\n## Reasons\n" in (DOCS / PAGE).read_text()
+
+
+def test_a_job_without_a_reason_leads_nowhere():
+    assert not [line for line in lines_of("") if line.startswith("See")]
 
 
 def test_a_job_says_whether_its_pods_stay():

@@ -15,13 +15,14 @@ from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
 from ddpjob.core.api.status import Attempt
-from ddpjob.core.plan import Assign, Delete, Event, Plan, create_gang
+from ddpjob.core.plan import Assign, Delete, Event, Owned, Plan, create_gang
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError
 
 KEY = ("ml", "digits")
 STARTING = Event("Normal", "Starting", "it starts")
 OLD = Delete("digits-0-1", "uid-of-old")
+SHARED = [f"CREATE {kind.plural}" for kind in Owned if kind is not Owned.POD]
 STAYS = Assign("digits-0-0", "uid-of-0", 0, grace=30, start=True, ready_since="")
 
 
@@ -80,7 +81,7 @@ async def test_the_status_is_written_first_and_the_events_last(writer, carry_out
     assert writer.sent == [
         "UPDATE ddpjobs/status",
         "MERGE pods",
-        "CREATE services",
+        *SHARED,
         "CREATE pods",
         "CREATE pods",
         "DELETE pods",
@@ -90,9 +91,9 @@ async def test_the_status_is_written_first_and_the_events_last(writer, carry_out
 
 
 async def test_pods_are_not_created_before_what_they_need(writer, carry_out):
-    writer.errors = {"CREATE services": ApiError(403, "Forbidden", "exceeded quota: small")}
+    writer.errors = {SHARED[-1]: ApiError(403, "Forbidden", "exceeded quota: small")}
     await carry_out(create=create_gang((0, 1)))
-    assert writer.sent == ["UPDATE ddpjobs/status", "CREATE services", "CREATE events"]
+    assert writer.sent == ["UPDATE ddpjobs/status", *SHARED, "CREATE events"]
 
 
 async def test_the_events_of_a_status_are_posted_also_if_a_deletion_fails(writer, carry_out):

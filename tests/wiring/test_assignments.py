@@ -121,6 +121,19 @@ async def test_a_job_that_starts_asks_nothing_about_an_agent_that_exists(fake, o
     assert len(requests_for_agents(fake)) == before == 1
 
 
+async def test_jobs_that_start_at_once_share_the_request_for_the_agent(fake, operator):
+    async def late(_, proceed):
+        await until(lambda: len(fake.all("services")) == 10)
+        return await proceed()
+
+    fake.fault("POST", ".*/configmaps", late, float("inf"))
+    names = [f"job-{number}" for number in range(10)]
+    for name in names:
+        fake.create("ddpjobs", a_job(name))
+    await until(lambda: {f"{name}-0-1" for name in names} <= set(pods(fake)))
+    assert len(requests_for_agents(fake)) == 1
+
+
 def waits_for_a_container(fake, name, note=0):
     """Let a pod have had a node for nearly so long that its agent is looked for."""
     scheduled = {

@@ -154,6 +154,24 @@ async def test_progress_is_written_at_intervals_and_always_at_the_end(fake, oper
     assert all(later - sooner >= 0.45 for sooner, later in itertools.pairwise(times))
 
 
+async def test_the_more_jobs_have_progress_the_rarer_each_writes_it(fake, operator, monkeypatch):
+    monkeypatch.setattr(act, "PROGRESS_INTERVAL", 0.1)
+    monkeypatch.setattr(act, "PROGRESS_RATE", 5)
+    jobs = [f"job-{number}" for number in range(5)]
+    for name in jobs:
+        fake.create("ddpjobs", a_job(name, nodes=12))
+    await until(lambda: all(status(fake, n).get("reason") == "ContainersStarting" for n in jobs))
+    before = len(fake.log)
+    for index in range(11):
+        for name in jobs:
+            runs(fake, f"{name}-0-{index}")
+        await asyncio.sleep(0.05)
+    await until(lambda: all(status(fake, name)["nodes"]["ready"] == 11 for name in jobs))
+    del fake.log[:before]
+    # Each may write at once, and after a second: five jobs have progress, and five may write it.
+    assert len(fake.writes(".*/status")) <= 3 * len(jobs)
+
+
 @pytest.mark.parametrize("namespaces", [("ml",)])
 async def test_an_operator_of_one_namespace_leaves_the_others_alone(fake, operator):
     fake.create(

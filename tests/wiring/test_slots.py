@@ -336,6 +336,23 @@ async def test_what_waits_is_refused_when_its_group_begins_to_hang(work, monkeyp
     await until(lambda: four.refused == [4, 5])
 
 
+async def test_if_all_answers_are_slow_no_group_hangs_as_soon(work, monkeypatch):
+    # An API server under load: each answer takes nearly the time after which work hangs.
+    nine = work(share=2)
+    monkeypatch.setattr(slots, "HANGS_AFTER", 100)
+    await answer(nine.slots, 90, "slow", times=50)
+    nine.add(4, "slow")
+    await nine.settle()
+    await nine.age(200)
+    nine.add(2, "slow")
+    await nine.settle()
+    assert (nine.refused, nine.under_way()) == ([], [0, 1, 2, 3, 4, 5])
+    await nine.age(200)
+    nine.add(1, "slow")
+    await nine.settle()
+    assert nine.refused == [6]
+
+
 async def test_all_groups_that_hang_have_one_share(work):
     six = work(total=6, share=4)
     for number in range(6):
@@ -398,6 +415,7 @@ async def test_a_group_that_was_answered_just_now_is_only_slow(work, monkeypatch
     assert six.timed_out == [2]
     assert "slow" not in six.slots._hung
     monkeypatch.setattr(slots, "HANGS_AFTER", -1)
+    monkeypatch.setattr(slots, "HANG_TIMES", 0)
     six.add(1, "good")
     await six.settle()
     assert six.timed_out == [2, 3]

@@ -9,6 +9,7 @@ from ddpjob.core.api.job import Job
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.observation import observe
+from ddpjob.core.plan import Owned
 from ddpjob.core.render import objects
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.jobs.documents import Document
@@ -31,7 +32,7 @@ def problem_of(document: Document) -> str:
 def objects_of(
     document: Document, node: int | None, settings: Settings
 ) -> Iterator[dict[str, Any]]:
-    """Yield the Service and the pods of the first attempt. Raises SpecError."""
+    """Yield what the operator creates for the first attempt. Raises SpecError."""
     DDPJob.from_manifest(document).check()
     # A suspended job has no pods before it is resumed.
     resumed = {**document, "spec": {**document["spec"], "suspend": False}}
@@ -43,5 +44,5 @@ def objects_of(
         if node not in nodes:
             raise SpecError(f"--node {node}: job {job.name} has {len(nodes)} nodes, from 0 on")
         nodes = range(node, node + 1)
-    yield objects.service(job)
-    yield from objects.pods(job, nodes, settings)
+    for kind in Owned:
+        yield from objects.rendered(job, kind, nodes, settings)

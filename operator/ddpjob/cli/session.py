@@ -1,6 +1,5 @@
 """Run a command with a client of the cluster, and print its errors as one sentence."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -36,6 +35,9 @@ def run_with_client(
 
 def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
     """Run a command, and return its exit code."""
+    # Imported late, so that `--help` is quick.
+    import asyncio
+
     try:
         return asyncio.run(work)
     except (ClientError, SpecError) as error:

@@ -29,8 +29,12 @@ from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
-# Shortest time in seconds between two status writes that only report a job's progress.
+# Shortest time in seconds between two status writes that only report a job's progress. If many jobs
+# have progress to report, each waits longer, within a limit: so many writes a second. A write costs
+# the API server as much as three pods.
 PROGRESS_INTERVAL = 2.0
+LONGEST_PROGRESS_INTERVAL = 20.0
+PROGRESS_RATE = 10
 
 # Seconds before a refused object is tried again.
 FIRST_RETRY = 1.0
@@ -80,6 +84,8 @@ class Actor:
     memories: dict[str, Memory] = field(default_factory=dict)
     # The UIDs of jobs whose pods a quota refuses, by namespace. The first has waited longest.
     under_quota: dict[str, dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+    # The UIDs of jobs whose progress is not yet written.
+    with_progress: set[str] = field(default_factory=set)
 
     def refusal_of(self, uid: str) -> Refusal | None:
         memory = self.memories.get(uid)
@@ -88,6 +94,7 @@ class Actor:
     def forget_removed_jobs(self) -> None:
         existing = self.cache.jobs.objects
         self.memories = {uid: m for uid, m in self.memories.items() if uid in existing}
+        self.with_progress &= existing.keys()
         for namespace, waiting in list(self.under_quota.items()):
             self.under_quota[namespace] = {uid: None for uid in waiting if uid in existing}
             if not self.under_quota[namespace]:
@@ -133,6 +140,7 @@ class Actor:
         if plan.check_agent:
             await self._check_agent(job, memory)
         body: Dict | None = None
+        self.with_progress.discard(job.uid)
         # Most looks change nothing. Times that differ by less than a second are the same.
         is_same = plan.status == job.status or plan.status.to_dict() == job.status.to_dict()
         if not is_same:
@@ -169,13 +177,12 @@ class Actor:
         return None
 
     def _wait_with_progress(self, job: Job, plan: Plan, memory: Memory) -> float | None:
-        """Return when to write a status that only reports progress; None for at once.
-
-        It is written at most every PROGRESS_INTERVAL seconds.
-        """
-        wait = memory.last_write + PROGRESS_INTERVAL - self.clock()
+        """Return when to write a status that only reports progress; None for at once."""
+        interval = max(PROGRESS_INTERVAL, len(self.with_progress) / PROGRESS_RATE)
+        wait = memory.last_write + min(interval, LONGEST_PROGRESS_INTERVAL) - self.clock()
         if wait <= 0 or not plan.only_reports_progress(job.status):
             return None
+        self.with_progress.add(job.uid)
         return _earliest(wait, plan.wake_after)
 
     async def _post_events(self, job: Job, plan: Plan) -> None:

@@ -1,5 +1,6 @@
 """Creates the objects of a job, assigns its pods, and says why the API server refuses one."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from ddpjob.core.render import objects
 from ddpjob.core.render.assignment import assignment
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError, Unreachable, is_admission
-from ddpjob.kube.kinds import CONFIG_MAPS, PODS, SERVICES, Kind
+from ddpjob.kube.kinds import CONFIG_MAPS, PODS, Kind
 from ddpjob.kube.request import Request, Verb
 
 # The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
@@ -34,7 +35,7 @@ NO_ANSWER = (
 )
 
 # How the API server serves what a job owns.
-KINDS = {Owned.SERVICE: SERVICES, Owned.POD: PODS}
+KINDS = {one: Kind(one.group, one.version, one.plural) for one in Owned}
 
 # The labels by which the operator finds a pod.
 OWN_LABELS = (names.LABEL_JOB, names.LABEL_ATTEMPT, names.LABEL_INDEX)
@@ -46,6 +47,7 @@ class Creator:
 
     - `territory`: has the Lease of each namespace, which owns the agent's ConfigMap.
     - `with_agent`: the namespaces that have this ConfigMap, each with the UID of its Lease.
+    - `providing`: the requests for it that are under way, by namespace.
     """
 
     writer: Writer
@@ -53,6 +55,7 @@ class Creator:
     settings: Settings
     territory: Territory
     with_agent: dict[str, str] = field(default_factory=dict)
+    providing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def create(self, job: Job, creates: Iterable[Create]) -> None:
         """Create objects in their order, and those of one kind side by side.
@@ -67,8 +70,18 @@ class Creator:
             await run_all(self._create_object(job, KINDS[kind], body) for body in bodies)
 
     async def _require_agent(self, namespace: str) -> None:
-        if self.with_agent.get(namespace) != self.territory.uid_of_mark(namespace):
-            await self.provide_agent(namespace)
+        """Provide the ConfigMap unless the namespace has it. Raises Refused.
+
+        It is large, and many jobs of a namespace may begin at once: they share one request.
+        """
+        if self.with_agent.get(namespace) == self.territory.uid_of_mark(namespace):
+            return
+        if namespace not in self.providing:
+            task = asyncio.create_task(self.provide_agent(namespace))
+            self.providing[namespace] = task
+            task.add_done_callback(lambda _: self.providing.pop(namespace))
+        # The other jobs need it too, so it goes on if this job's work is cancelled.
+        await asyncio.shield(self.providing[namespace])
 
     async def provide_agent(self, namespace: str) -> None:
         """Create the ConfigMap with the agent. Raises Refused.

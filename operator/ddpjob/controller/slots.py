@@ -32,11 +32,15 @@ WEIGHT = 1 / 8
 # Work may be ended for other work after so many times as long as it counts as load.
 PATIENCE = 2
 
-# Seconds after which work hangs. Its group then belongs to those that have only the share.
+# Seconds after which work hangs, or so many times the usual time of an answer, if that is longer:
+# an API server under load answers everything late. Its group then belongs to those that have only
+# the share.
 HANGS_AFTER = 1.0
+HANG_TIMES = 4
 
 # Seconds after which the group of work is remembered as one that hangs. Answers that take longer
-# say nothing about the API server.
+# say nothing about the API server. It is more than HANG_TIMES times the longest usual time, which
+# is HANGS_AFTER.
 HANG_SECONDS = 5.0
 
 # Seconds after which what is known of a group is forgotten.
@@ -90,9 +94,9 @@ class Slots:
         self._line: FairLine[Slot] = FairLine()
         self._under_way: list[Slot] = []
         # Groups of which work lasted for HANG_SECONDS or was ended, and the time of that. An answer
-        # within HANGS_AFTER removes a group.
+        # of work that does not hang removes a group.
         self._hung: Times = Times()
-        # When a group last got an answer within HANGS_AFTER.
+        # When a group last got an answer before it hung.
         self._answered: Times = Times()
         # How long an answer usually takes, in seconds.
         self._usual = FIRST_USUAL
@@ -160,7 +164,7 @@ class Slots:
         moments = [
             slot.started + seconds
             for slot in self._under_way
-            for seconds in (self._patience, HANGS_AFTER)
+            for seconds in (self._patience, self._hangs_after)
         ]
         # Work that starts later changes nothing before its patience is over.
         moment = min([moment for moment in moments if moment > now], default=inf)
@@ -175,7 +179,7 @@ class Slots:
         """Return those groups, of the ones under way and `group`, of which more work would hang."""
         if self._share is None:
             return set()
-        before = _now() - HANGS_AFTER
+        before = _now() - self._hangs_after
         hanging = {slot.group for slot in self._under_way if slot.started <= before}
         known = {other for other in (group, *self._line.under_way) if other in self._hung}
         return hanging | known
@@ -185,7 +189,7 @@ class Slots:
 
     def _has_new(self, group: Group) -> bool:
         """Return True if work of a group is under way that does not hang yet."""
-        after = _now() - HANGS_AFTER
+        after = _now() - self._hangs_after
         return any(slot.group == group and slot.started > after for slot in self._under_way)
 
     def _has_room(self, group: Group, suspects: set[Group]) -> bool:
@@ -221,7 +225,7 @@ class Slots:
             return False
         ended = found[0]
         # Work of a group that was answered just now is only slow.
-        if _now() - self._answered.of(ended.group) > HANGS_AFTER:
+        if _now() - self._answered.of(ended.group) > self._hangs_after:
             self._hung.note(ended.group)
         self._remove(ended)
         ended.end()
@@ -239,13 +243,19 @@ class Slots:
         """Seconds after which work may be ended for other work."""
         return PATIENCE * self._load_seconds
 
+    @property
+    def _hangs_after(self) -> float:
+        """Seconds after which work hangs."""
+        return max(HANGS_AFTER, HANG_TIMES * self._usual)
+
     def _learn(self, slot: Slot) -> None:
         """Remember how long an answer took, and that the group does not hang."""
         lasted = _now() - slot.started
         if not 0 <= lasted < HANG_SECONDS:
             return
+        hangs = lasted >= self._hangs_after
         self._usual += WEIGHT * (min(lasted, HANGS_AFTER) - self._usual)
-        if lasted < HANGS_AFTER:
+        if not hangs:
             self._hung.forget(slot.group)
             self._answered.note(slot.group)
 

@@ -6,6 +6,7 @@ May import `core.api`.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from ddpjob.core.api.status import Status, is_transition
 
@@ -18,10 +19,24 @@ NEXT_STEP = "correct the cause, then raise spec.retries"
 
 
 class Owned(StrEnum):
-    """The kinds of objects that are created for a job, which owns them."""
+    """The kinds of objects that are created for a job, which owns them, in their order.
 
-    SERVICE = "Service"
-    POD = "Pod"
+    Each row has the kind, and the group, the version and the plural under which the API server
+    has it. `core/render/templates` has the shape of each.
+    """
+
+    group: str
+    version: str
+    plural: str
+
+    def __new__(cls, kind: str, group: str, version: str, plural: str) -> Self:
+        owned = str.__new__(cls, kind)
+        owned._value_ = kind
+        owned.group, owned.version, owned.plural = group, version, plural
+        return owned
+
+    SERVICE = "Service", "", "v1", "services"
+    POD = "Pod", "", "v1", "pods"
 
 
 @dataclass(frozen=True)
@@ -133,8 +148,9 @@ class Plan:
 
 def create_gang(indices: Iterable[int]) -> tuple[Create, ...]:
     """Return the objects of a gang that lacks the pods of these nodes."""
+    shared = (Create(kind) for kind in Owned if kind is not Owned.POD)
     pods = (Create(Owned.POD, index) for index in indices)
-    return (Create(Owned.SERVICE), *pods)
+    return (*shared, *pods)
 
 
 def counted(number: int, noun: str) -> str:

@@ -171,6 +171,15 @@ class DDPJob:
             return ""
         return f"{recovery} ({reason})"
 
+    @property
+    def device_advice(self) -> str:
+        """Return what to change if the pods request devices that the job does not use."""
+        try:
+            return Spec.from_dict(self.spec).device_advice
+        except SpecError:
+            # The cluster has a newer version of the CRD.
+            return ""
+
     def _repr_html_(self) -> str:
         """Return the job as a notebook shows it."""
         ready = self.status.pods.ready + self.status.pods.succeeded

@@ -1,6 +1,6 @@
 """The kinds of objects that the operator watches and creates."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddpjob.core.api import names
 
@@ -9,13 +9,13 @@ from ddpjob.core.api import names
 class Kind:
     """A kind of objects: its group and version, and its plural.
 
-    `selector` selects those that concern the operator.
+    `selector` selects those that concern the operator. It makes no other kind.
     """
 
     group: str
     version: str
     plural: str
-    selector: str = ""
+    selector: str = field(default="", compare=False)
     namespaced: bool = True
 
     @property

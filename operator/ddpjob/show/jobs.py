@@ -20,6 +20,7 @@ from ddpjob.core.observe.observation import Observation, Pod, observe
 from ddpjob.core.plan import counted
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.user_job import DDPJob
+from ddpjob.show.advice import advice_facts
 from ddpjob.show.text import age, columns, duration, phase
 
 HEADERS = ("NAME", "PHASE", "NODES", "RESTARTS", "STEP", "REASON", "AGE")
@@ -133,6 +134,7 @@ def job_facts(
     status = job.status
     facts = [
         ("Reason", _reason(status)),
+        *advice_facts(status.reason),
         ("Nodes", _describe_nodes(job)),
         ("Progress", str(progress)),
         ("Checkpoint", _describe_checkpoint(job, progress, now)),

@@ -1,8 +1,10 @@
-"""`ddpjob submit`: apply manifests, and follow their jobs."""
+"""`ddpjob submit`: apply manifests, and follow their jobs.
 
-import asyncio
+What only the work needs is imported by the functions that do it, so that `--help` is quick.
+"""
+
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -10,9 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpjob.cli.connection import Connection
-from ddpjob.cli.manifests import file_documents, kept_manifest, script_documents
 from ddpjob.cli.options import Context, Kubeconfig, Namespace, Settings
-from ddpjob.cli.own_script import OwnScript
 from ddpjob.cli.script_options import (
     Accelerator,
     Checkpoints,
@@ -27,18 +27,16 @@ from ddpjob.cli.script_options import (
 )
 from ddpjob.cli.session import REFUSED, Output, note
 from ddpjob.client.errors import ClientError, NotFound, Rejected
-from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice, LogLine
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.readers import Dict, SpecError, child
-from ddpjob.core.api.resolved import Spec
 from ddpjob.jobs.documents import Document, is_job
-from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
-from ddpjob.jobs.user_job import DDPJob
-from ddpjob.show.display import Display
 
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
     from ddpjob.client.apply import Applied
+    from ddpjob.client.logs import LogLine
+    from ddpjob.jobs.user_job import DDPJob
+    from ddpjob.show.display import Display
 
 
 @dataclass(frozen=True)
@@ -97,6 +95,9 @@ def command(
     1: a job Failed
     2: the cluster or this command refused something
     """
+    from ddpjob.cli.manifests import file_documents, script_documents
+    from ddpjob.cli.own_script import OwnScript
+
     words = files or []
     options = SubmitOptions(dry_run, replace, follow, wait, namespace)
     if script:
@@ -126,7 +127,7 @@ async def submit(
 ) -> int:
     """Apply documents, and print whether each was created, configured or unchanged."""
     documents = [_in_namespace(client, document, options.namespace) for document in documents]
-    jobs = [DDPJob.from_manifest(document) for document in documents if is_job(document)]
+    jobs = _jobs_of(documents)
     console = Output()
     try:
         if options.replace:
@@ -146,9 +147,15 @@ async def submit(
         _advise(job)
     if options.dry_run:
         return 0
-    submitted = [DDPJob.from_manifest(one.body) for one in applied if is_job(one.body)]
+    submitted = _jobs_of(one.body for one in applied)
     codes = [await _finish(client, job, options) for job in submitted]
     return max(codes)
+
+
+def _jobs_of(documents: Iterable[Dict]) -> "list[DDPJob]":
+    from ddpjob.jobs.user_job import DDPJob
+
+    return [DDPJob.from_manifest(document) for document in documents if is_job(document)]
 
 
 def _in_namespace(client: "AsyncClient", document: Document, chosen: str | None) -> Document:
@@ -169,16 +176,17 @@ def _trials(documents: Sequence[Document]) -> list[Document]:
     """Return documents whose jobs have other names, so that existing jobs do not matter."""
     trials = []
     for document in documents:
-        if is_job(document):
-            document = DDPJob.from_manifest(document).renamed_for_trial().manifest()
-        trials.append(document)
+        jobs = _jobs_of([document])
+        trials += [job.renamed_for_trial().manifest() for job in jobs] or [document]
     return trials
 
 
 async def _replace_all(
-    client: "AsyncClient", documents: Sequence[Document], jobs: Sequence[DDPJob]
+    client: "AsyncClient", documents: Sequence[Document], jobs: "Sequence[DDPJob]"
 ) -> Sequence["Applied"]:
     """Delete the jobs that have the names of new ones, then apply. The API server has tried all."""
+    from ddpjob.cli.manifests import kept_manifest
+
     code: list[Dict] = []
     with ExitStack() as kept:
         for job in jobs:
@@ -195,7 +203,7 @@ async def _replace_all(
     return applied
 
 
-def _explained(error: Rejected, jobs: Sequence[DDPJob]) -> ClientError | SpecError:
+def _explained(error: Rejected, jobs: "Sequence[DDPJob]") -> ClientError | SpecError:
     """Return the sentence of this program for a refusal, if it has one, else the API server's."""
     if "immutable" in str(error) and str(error).startswith(names.KIND):
         return Rejected(
@@ -210,20 +218,15 @@ def _explained(error: Rejected, jobs: Sequence[DDPJob]) -> ClientError | SpecErr
     return error
 
 
-def _advise(job: DDPJob) -> None:
+def _advise(job: "DDPJob") -> None:
     """Say whether pods stay for the next attempt, and warn about devices that are not used."""
     if job.recovery:
         note(f"{job.name}: recovery: {job.recovery}")
-    try:
-        advice = Spec.from_dict(job.spec).device_advice
-    except SpecError:
-        # The cluster has a newer version of the CRD.
-        return
-    if advice:
-        note(f"{job.name}: {advice}")
+    if job.device_advice:
+        note(f"{job.name}: {job.device_advice}")
 
 
-async def _finish(client: "AsyncClient", job: DDPJob, options: SubmitOptions) -> int:
+async def _finish(client: "AsyncClient", job: "DDPJob", options: SubmitOptions) -> int:
     """Wait for the end of a job if that was asked for. Return 0 if it is Complete, 1 if it Failed.
 
     Return 2 for a job that had finished before, and so did not run.
@@ -245,8 +248,15 @@ async def _finish(client: "AsyncClient", job: DDPJob, options: SubmitOptions) ->
     return 0
 
 
-async def follow(client: "AsyncClient", job: DDPJob, place: str) -> int:
+async def follow(client: "AsyncClient", job: "DDPJob", place: str) -> int:
     """Show a job until it has finished, as `ddpjob run --local` does. Return the exit code."""
+    import asyncio
+
+    from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice
+    from ddpjob.jobs.run_metrics import RunMetrics
+    from ddpjob.jobs.user_job import DDPJob
+    from ddpjob.show.display import Display
+
     metrics = RunMetrics(start_time=time.time())
     choice = ALL_LINES
     nodes = int(job.spec.get("nodes", 1))
@@ -271,7 +281,9 @@ async def follow(client: "AsyncClient", job: DDPJob, place: str) -> int:
     return job.status.exit_code
 
 
-def _show(display: Display, line: LogLine) -> None:
+def _show(display: "Display", line: "LogLine") -> None:
+    from ddpjob.jobs.run_metrics import parse_metric
+
     # The events of a training come from rank 0.
     event = parse_metric(line.text) if line.index == 0 else None
     if event:

@@ -1,14 +1,19 @@
 """The reasons of a job, as a table: each with its meaning and what to do.
 
 A reason is in the column REASON, in `status.lastFailure` and `status.attempts`, or in a condition.
-This is the only place that describes it: `make generate` writes these rows into
-docs/users/operations.md. Texts are Markdown, and their links start from there.
+This is the only place that describes it: `make generate` writes these rows into a page of the
+documentation, and `ddpjob status` refers to them. Texts are Markdown, and their links start from
+the page.
 
 Kubelets, schedulers and the API server have reasons of their own, which the page describes.
 """
 
 from enum import StrEnum
 from typing import Self
+
+# The page with the rows, below docs/, and their section.
+PAGE = "users/operations.md"
+SECTION = "reasons"
 
 RETRY = "[take the job up again](lifecycle.md#take-a-failed-job-up-again)"
 NEXT_NODES = "nothing: the next attempt runs on other nodes"
@@ -26,6 +31,11 @@ class Reason(StrEnum):
         reason.meaning = meaning
         reason.advice = advice
         return reason
+
+    @property
+    def anchor(self) -> str:
+        """Return the name of the row in the page, by which a link finds it."""
+        return f"reason-{self.lower()}"
 
     # A job that starts and runs.
 

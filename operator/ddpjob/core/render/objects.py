@@ -1,4 +1,4 @@
-"""A planned pod, or the job's Service, as the object to create.
+"""A planned pod, or another object that a job owns, as the object to create.
 
 The skeletons in `templates/` show an administrator the shape of each object. They get their values
 from pod_context.py. The user's overlay follows, and merged_pod.py adds what follows from that.
@@ -42,10 +42,10 @@ def rendered(
     job: Job, kind: Owned, indices: Iterable[int], settings: Settings
 ) -> Iterator[dict[str, Any]]:
     """Yield the objects of a kind to create for a job. Raises SpecError as `pods` does."""
-    if kind is Owned.SERVICE:
-        yield service(job)
-    else:
+    if kind is Owned.POD:
         yield from pods(job, indices, settings)
+    else:
+        yield shared(job, kind)
 
 
 def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[str, Any]]:
@@ -109,9 +109,10 @@ def agent_config_map(namespace: str, lease_uid: str) -> dict[str, Any]:
     return rendered
 
 
-def service(job: Job) -> dict[str, Any]:
-    """Return the job's headless Service, which gives node 0 its name."""
-    text = _template("service.yaml.j2").render(common_context(job), port=names.RENDEZVOUS_PORT)
+def shared(job: Job, kind: Owned) -> dict[str, Any]:
+    """Return the object of a kind of which a job has one for all its pods."""
+    template = _template(f"{kind.lower()}.yaml.j2")
+    text = template.render(common_context(job), port=names.RENDEZVOUS_PORT)
     rendered: dict[str, Any] = yaml.load(text, Loader=Loader)
     return rendered
 

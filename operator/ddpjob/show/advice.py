@@ -1,0 +1,54 @@
+"""What a person can do about the reason of a job, from the row of the reason."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, metadata
+from urllib.parse import urljoin
+
+from ddpjob.core.api.reasons import PAGE, SECTION, Reason
+
+# Longest advice in a line of a terminal, in characters. The page has the longer ones.
+LONGEST = 100
+
+LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+
+
+def advice_facts(reason: str) -> Iterator[tuple[str, str]]:
+    """Yield (label, text) of what to do about a reason, and of where its description is.
+
+    Yield nothing for a reason that asks for nothing. A reason without a row is Kubernetes' own.
+    """
+    row = next((row for row in Reason if row == reason), None)
+    if not reason or (row and not row.advice):
+        return
+    advice = plain_text(row.advice) if row else ""
+    if len(advice) <= LONGEST:
+        yield "What to do", advice
+    yield "See", _address(f"{PAGE}#{row.anchor if row else SECTION}")
+
+
+def plain_text(markdown: str) -> str:
+    """Return a text of one paragraph without the marks of its links and of its code."""
+    return LINK.sub(r"\1", markdown).replace("`", "")
+
+
+def _address(page: str) -> str:
+    """Return the address of a page below docs/, or an empty string if it is not known."""
+    root = _documentation()
+    return urljoin(root, page) if root else ""
+
+
+@cache
+def _documentation() -> str:
+    """Return the address of docs/README.md, as the package's own metadata has it."""
+    try:
+        urls = metadata("ddpjob").get_all("Project-URL", [])
+    except PackageNotFoundError:
+        # The folder of the source is on the path, and nothing is installed.
+        return ""
+    for url in urls:
+        label, _, address = str(url).partition(", ")
+        if label == "Documentation":
+            return address
+    return ""
