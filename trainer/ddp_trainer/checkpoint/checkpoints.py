@@ -125,13 +125,13 @@ class Checkpoints:
         `on_written` at the end. The random number generators of all ranks are saved. Of the
         checkpoints with a `score`, the one with the highest is kept.
 
-        `step` counts from the beginning of the whole run. A second save at the same step replaces
-        the first.
+        `step` counts from the beginning of the whole run, and must be above that of the last
+        checkpoint. If a loop may come to the same step twice, use `save_once`.
 
         Return the path on rank 0, and None on other ranks and without a folder. Raises UserError on
-        every rank if this checkpoint or the last one cannot be written, if `step` is below the last
-        one, if the ranks differ, or if the folder has checkpoints and `restore` was not called.
-        Raises TakenOver if a newer start has the folder.
+        every rank if this checkpoint or the last one cannot be written, if `step` is not above the
+        last one, if the ranks differ, or if the folder has checkpoints and `restore` was not
+        called. Raises TakenOver if a newer start has the folder.
         """
         step = _checked_step(step)
         if self.folder is None:
@@ -168,6 +168,27 @@ class Checkpoints:
             self._write = self._thread.submit(write_and_report, write, report, target.path)
         self._newest = target.path
         return target.path if self.runtime.is_main else None
+
+    def save_once(
+        self, step: int, *, score: float | None = None, on_written: OnWritten | None = None
+    ) -> Path | None:
+        """Save the state after `step`, unless this start has saved it already. Every rank calls it.
+
+        It is for loops that save from time to time, and also at the end of an epoch or of the run.
+        The first checkpoint of a step stays as it is: a run that resumes from it repeats what
+        followed the step, such as an evaluation. A `score` is noted for it. Of several scores for
+        one checkpoint, the highest counts.
+
+        Return the path of the step's checkpoint on rank 0. See `save` for the rest.
+        """
+        step = _checked_step(step)
+        if self.folder is None:
+            return None
+        self.wait()
+        path = self.runtime.on_main(lambda: self._files.keep_last(step, score))
+        if path is None:
+            return self.save(step, score=score, on_written=on_written)
+        return path if self.runtime.is_main else None
 
     def _require_equal_ranks(self, sharded: "ShardedState | None") -> None:
         if self._compares_ranks and self._number_of_saves % COMPARE_EVERY == 0:
