@@ -19,6 +19,7 @@ from ddp_trainer.checkpoint.listing import listed
 from ddp_trainer.checkpoint.shards import ShardedState
 from ddp_trainer.checkpoint.staging import Staging
 from ddp_trainer.checkpoint.weights import read_part
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.errors import UserError
 from ddp_trainer.ranks.runtime import Runtime
 
@@ -207,6 +208,37 @@ def test_another_model_is_refused(ranks):
         assert shape in other_shape
         assert "made with a model that is sharded, but this run's model is not" in not_sharded
         assert "made with a model that is not sharded, but this run's model is" in sharded
+
+
+@on_every_rank
+def what_a_refused_restore_changes(runtime):
+    def a_start(folder, job, count):
+        own = torch.optim.AdamW(list(job.model.parameters())[:count], lr=0.5)
+        sampler = GlobalBatchSampler(8, 2)
+        parts = {"sampler": sampler, "model": job.model, "optimizer": own}
+        return sampler, Checkpoints(folder, runtime, parts)
+
+    job, other = Job(runtime, "trained").train(3), Job(runtime, "untrained").train(1)
+    before = [tensor.clone() for tensor in other.state()]
+    found = []
+    for count, other_count in ((2, 4), (4, 2)):
+        sampler, checkpoints = a_start(f"refused-{count}", job, count)
+        next(iter(sampler))
+        job.model(torch.ones(4, 8)).sum().backward()
+        checkpoints._parts["optimizer"].step()
+        checkpoints.save(1)
+        checkpoints.wait()
+        sampler, checkpoints = a_start(f"refused-{count}", other, other_count)
+        found.append((message_of(checkpoints.restore), sampler.offset))
+    return found, are_equal(other.state(), before)
+
+
+def test_a_refused_restore_changes_no_shard(ranks):
+    for found, is_equal in ranks.values(what_a_refused_restore_changes):
+        (more, offset), (fewer, other_offset) = found
+        assert "only the optimizer of this run has 2.bias" in more
+        assert "optimizer.state.2.weight.step has the shape [] in the checkpoint and None" in fewer
+        assert (offset, other_offset, is_equal) == (0, 0, True)
 
 
 @on_every_rank

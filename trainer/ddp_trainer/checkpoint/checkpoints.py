@@ -301,7 +301,7 @@ class Checkpoints:
         Return the step of the checkpoint, or 0 if there is none. Raises UserError if checkpoints
         exist and none can be read, or if the checkpoint belongs to another job or model. Training
         from the beginning would then lose the progress so far. Raises UserError too if there is no
-        checkpoint of `step`, or no best one.
+        checkpoint of `step`, or no best one. Models, optimizers and samplers are then as they were.
         """
         names = self._chosen_names(parts, new_parts)
         if best and step is not None:

@@ -67,6 +67,9 @@ SHAPES = "shapes"
 # The state of an optimizer as one dict, whose keys do not depend on the number of ranks.
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
+# What the keys of an optimizer's settings begin with, before the name of the parameter.
+GROUPS = "param_groups."
+
 State = Mapping[str, Any]
 
 
@@ -233,6 +236,8 @@ class ShardedState:
         for name in unused:
             del tensors[name]
         _require_shapes(tensors, shapes)
+        for name, state in states.items():
+            _require_parameters(state, saved["parts"][name])
         with _plain_errors():
             load(
                 tensors,
@@ -313,6 +318,17 @@ def _require_shapes(tensors: Mapping[str, Tensor], saved: Mapping[str, list[int]
                 f"{name} has the shape {saved.get(name)} in the checkpoint and "
                 f"{own.get(name)} in this run"
             )
+
+
+def _require_parameters(own: State, saved: State) -> None:
+    """Raise ValueError unless a saved optimizer has settings for the same parameters."""
+    names, found = (
+        {key.rpartition(".")[0] for key in state if key.startswith(GROUPS)}
+        for state in (own, saved)
+    )
+    for name in sorted(names ^ found):
+        where = "this run" if name in names else "the checkpoint"
+        raise ValueError(f"only the optimizer of {where} has {name.removeprefix(GROUPS)}")
 
 
 @contextmanager
