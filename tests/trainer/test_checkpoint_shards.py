@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
+from ddp_trainer.checkpoint import shard_writer
 from ddp_trainer.checkpoint import shards as checkpoint_shards
 from ddp_trainer.checkpoint.checkpoints import Checkpoints
 from ddp_trainer.checkpoint.claim import Claim, TakenOver
@@ -211,6 +212,38 @@ def test_another_model_is_refused(ranks):
 
 
 @on_every_rank
+def how_often_the_ranks_plan(runtime):
+    job = Job(runtime, "planned", retention=Retention(newest=4))
+    planned = []
+    save = shard_writer.save
+
+    def count_and_save(*arguments, **options):
+        planned.append(job.step)
+        return save(*arguments, **options)
+
+    shard_writer.save = count_and_save
+    try:
+        for step in (1, 2, 3):
+            job.train(step).save()
+        expected = job.state()
+        # The tensors of only one rank are others than before.
+        if runtime.rank == runtime.world_size - 1:
+            job.model[3].running_mean = torch.zeros(5, dtype=torch.float64)
+        job.step = 4
+        job.save()
+    finally:
+        shard_writer.save = save
+    job.step = job.checkpoints.restore(3)
+    return planned, are_equal(job.state(), expected)
+
+
+def test_the_ranks_plan_anew_only_if_tensors_have_changed(ranks):
+    for planned, is_equal in ranks.values(how_often_the_ranks_plan):
+        assert planned == [1, 4]
+        assert is_equal
+
+
+@on_every_rank
 def what_a_refused_restore_changes(runtime):
     def a_start(folder, job, count):
         own = torch.optim.AdamW(list(job.model.parameters())[:count], lr=0.5)
@@ -309,19 +342,19 @@ def error_of_a_start_that_is_taken_over_during_a_save(runtime):
     """Return the names in the folder of a start that is paused in a save and taken over."""
     job = Job(runtime, "paused").train(1)
     job.save()
-    read = ShardedState._read_saved
+    read = ShardedState.read_saved
 
     def pause_and_read(state):
         runtime.on_main(lambda: Claim.take(Path("paused")).number)
         return read(state)
 
-    ShardedState._read_saved = pause_and_read
+    ShardedState.read_saved = pause_and_read
     try:
         job.train(2).save()
     except TakenOver:
         return sorted(path.name for path in Path("paused").iterdir())
     finally:
-        ShardedState._read_saved = read
+        ShardedState.read_saved = read
 
 
 def test_a_start_that_is_taken_over_during_a_save_does_not_come_back(ranks):
