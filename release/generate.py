@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,20 @@ def schema_of_status() -> Iterable[str]:
         "description": "State of the job, written by the operator.",
         **parts.schema(Status),
     }
+    text = yaml.safe_dump({"status": described}, sort_keys=False, width=sys.maxsize)
+    return chain.from_iterable(map(_short_lines, text.splitlines()))
+
+
+def _short_lines(line: str) -> Iterable[str]:
+    """Return a line of a schema, as several if it is too long."""
+    key, colon, value = line.partition(": ")
     # The schema is 10 columns from the left.
-    text = yaml.safe_dump({"status": described}, sort_keys=False, width=WIDTH - 10)
-    return text.splitlines()
+    width = WIDTH - 10
+    if len(line) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    text = textwrap.wrap(yaml.safe_load(value), width - len(indent), break_on_hyphens=False)
+    return [f"{key}{colon}>-", *textwrap.indent("\n".join(text), indent).splitlines()]
 
 
 def table_of_status() -> Iterator[str]:
