@@ -129,7 +129,9 @@ def test_a_copied_pod_decides_nothing_and_is_reported(cluster, an_operator):
     cluster.is_running("digits")
     cluster.copy_pod("digits-0-1", "copy", index=7)
     cluster.ends("copy")
-    cluster.until("digits", lambda: cluster.status("digits").get("strayPods") == ["copy"])
+    cluster.until(
+        "digits", lambda: cluster.status("digits")["operator"].get("strayPods") == ["copy"]
+    )
     assert cluster.status("digits")["phase"] == "Running"
     cluster.ends("digits-0-0")
     cluster.ends("digits-0-1")
