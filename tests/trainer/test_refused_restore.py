@@ -242,6 +242,19 @@ def test_a_misfit_of_the_sampler_does_not_stop_the_running_job(tmp_path):
     running.save(4)
 
 
+def test_a_module_with_extra_state_is_checked_before_the_folder_is_taken_over(tmp_path):
+    def a_start(width):
+        model = nn.Sequential(OddModule(3), nn.Linear(width, 1))
+        return Checkpoints(tmp_path, Runtime(), {"model": model})
+
+    running = a_start(2)
+    running.save(3)
+    running.wait()
+    with pytest.raises(UserError, match=r"size mismatch for 1.weight"):
+        a_start(5).restore()
+    running.save(4)
+
+
 def test_the_order_of_an_epoch_is_checked_without_a_move():
     def sampler(order):
         return GlobalBatchSampler(8, 2, order=order)

@@ -24,8 +24,8 @@ NAMED_KEYS = 5
 # What BatchNorm counts. torch adds it to states of old releases, which do not have it.
 ADDED_KEY = "num_batches_tracked"
 
-# Methods of a module that load a state in a way of its own.
-LOADING = ("_save_to_state_dict", "_load_from_state_dict", "set_extra_state")
+# Methods by which a module has a state in a format of its own.
+FORMAT_METHODS = ("_save_to_state_dict", "_load_from_state_dict")
 
 # Optimizers of torch whose state has the shape of the parameter, or is a number.
 ELEMENTWISE = (
@@ -62,7 +62,7 @@ def require_fitting_part(name: str, part: Any, saved: Any, folder: Path) -> None
 def is_checked(part: Any) -> bool:
     """Return True if a state that `require_fitting_part` accepts can be loaded into a part."""
     if isinstance(part, nn.Module):
-        return not _has_own_format(part)
+        return not _has_own_format(part) and not _has_extra_state(part)
     if isinstance(part, Optimizer):
         return not _loads_in_own_way(part)
     return hasattr(part, "check_state_dict")
@@ -106,6 +106,12 @@ def _require_shape(key: str, found: Any, own: Tensor) -> None:
         )
 
 
+def _has_extra_state(module: nn.Module) -> bool:
+    """Return True if a module or a part of it has a state that only itself can check."""
+    own = nn.Module.set_extra_state
+    return any(type(child).set_extra_state is not own for child in module.modules())
+
+
 def _has_own_format(module: nn.Module) -> bool:
     """Return True if a module or a part of it saves or loads its state in a way of its own."""
     for method in ("state_dict", "load_state_dict"):
@@ -114,7 +120,7 @@ def _has_own_format(module: nn.Module) -> bool:
     for child in module.modules():
         if child._load_state_dict_pre_hooks or child._state_dict_hooks:
             return True
-        for method in LOADING:
+        for method in FORMAT_METHODS:
             own = getattr(type(child), method)
             # Those of torch, such as BatchNorm's, only know older states too.
             is_known = own.__module__.startswith("torch.nn.modules")

@@ -100,8 +100,12 @@ class Loader:
                     sharded.load(path, saved, in_shards)
             for name in checked:
                 self._load_part(name, self._receive(saved["parts"][name], file))
-        self.runtime.run_on_all(lambda: self._load_own(rank_parts, checked=True))
-        self._load_generators(generators)
+
+        def finish() -> None:
+            self._load_own(rank_parts, checked=True)
+            self._load_generators(generators)
+
+        self.runtime.run_on_all(finish)
         return int(saved["step"])
 
     def _read_structure(self, path: Path) -> Any:

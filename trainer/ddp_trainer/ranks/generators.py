@@ -61,19 +61,18 @@ def remember_numpy() -> Callable[[], None]:
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if type(generator) is not np.random.MT19937 or not _has_known_memory():
         return partial(np.random.set_state, np.random.get_state(legacy=False))
-    address = generator.ctypes.state_address
-    before = ctypes.string_at(address, STATE_BYTES)
+    before = ctypes.string_at(generator.ctypes.state_address, STATE_BYTES)
     # Normal numbers are made in pairs. If the second one of a pair waits for its use, it is drawn
     # now, and nothing else changes.
     waiting = float(np.random.standard_normal())
-    if ctypes.string_at(address, STATE_BYTES) == before:
+    if ctypes.string_at(generator.ctypes.state_address, STATE_BYTES) == before:
         keys, position = _numbers_in(before)
         return partial(np.random.set_state, ("MT19937", keys, position, 1, waiting))
 
     def restore() -> None:
         # A number that waits now must not be used later.
         np.random.seed(0)
-        ctypes.memmove(address, before, STATE_BYTES)
+        ctypes.memmove(generator.ctypes.state_address, before, STATE_BYTES)
 
     return restore
 
