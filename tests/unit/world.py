@@ -125,12 +125,13 @@ class World:
         self.meetings = 0
         self.turns: list[Turn] = []
         self.violations: list[str] = []
-        self.story: list[str] = []
+        self.story: list[str | Turn] = []
         self.operator = Operator(self)
         self.other = Operator(self)
 
     def __repr__(self) -> str:
-        lines = [f"{self.manifest['spec']}, reads_nodes={self.reads_nodes}", *self.story]
+        lines = [f"{self.manifest['spec']}, reads_nodes={self.reads_nodes}"]
+        lines += [f"    {entry}" if isinstance(entry, Turn) else entry for entry in self.story]
         return "\n".join(lines)
 
     # The job
@@ -410,7 +411,7 @@ class Operator:
             observed = replace(observed, is_current=True)
         turn = Turn(observed, decide(observed, self.world.now), self.world.now)
         self.world.turns.append(turn)
-        self.world.story.append(f"    {turn}")
+        self.world.story.append(turn)
         if self._finds(turn.plan.confirm) or not self._write(turn):
             return None
         if stop_after == "status":
@@ -448,7 +449,8 @@ class Operator:
         """
         plan = turn.plan
         old = turn.observed.status
-        if plan.status.to_dict() == old.to_dict():
+        # Equal statuses need not be converted, which takes longer.
+        if plan.status == old or plan.status.to_dict() == old.to_dict():
             return self._read_job() if plan.new_pods or plan.assign or plan.delete_job else True
         acts = plan.new_pods or plan.assign or plan.delete or plan.delete_job
         if self.throttled and not acts and not is_transition(old, plan.status):

@@ -34,6 +34,8 @@ def report_steps(obs: Observation, plan: Plan) -> Plan:
     times = reported_training(obs)
     if times:
         attempts = with_training_times(attempts, times)
+    if attempts is plan.status.attempts:
+        return plan
     return replace(plan, status=replace(plan.status, attempts=attempts))
 
 
