@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob.cli.commands.init import manifest, workloads
+from ddpjob.cli.main import COMMANDS
 from ddpjob.cli.sizes import resolve_nodes
 from ddpjob.core.api import parts, profiles
 from ddpjob.core.api.profiles import Profile
@@ -90,6 +91,15 @@ def table_of_reasons() -> Iterator[str]:
         yield _row(named, reason.meaning, reason.advice)
 
 
+def table_of_commands() -> Iterator[str]:
+    yield "| command | what it does |"
+    yield "|---|---|"
+    for section, commands in COMMANDS.items():
+        yield _row(f"*{section}*", "")
+        for name, short_help in commands.items():
+            yield _row(f"`ddpjob {name}`", short_help.removesuffix("."))
+
+
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
@@ -101,6 +111,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], Iterable[str]]]] = {
         "fields of spec": lambda: table_of_fields(spec_schema()),
         "status": table_of_status,
     },
+    "docs/users/command-line.md": {"commands": table_of_commands},
     f"docs/{PAGE}": {"reasons": table_of_reasons},
 }
 

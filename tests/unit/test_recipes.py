@@ -151,8 +151,8 @@ def test_the_recipe_for_a_command_is_complete(tmp_path):
     recipe.insert("operator/ddpjob/cli/commands/greet.py", COMMAND.lstrip())
     row = '        "greet": "Greet a person.",\n'
     recipe.insert("operator/ddpjob/cli/main.py", row, before='        "submit":')
-    recipe.insert("docs/users/command-line.md", "`ddpjob greet PERSON` greets a person.\n")
     recipe.finish()
+    assert "| `ddpjob greet` | Greet a person |" in recipe.text("docs/users/command-line.md")
     assert "Greet a person." in recipe.ddpjob("--help")
     assert recipe.ddpjob("greet", "Ada") == "Hello Ada\n"
 

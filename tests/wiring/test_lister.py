@@ -117,7 +117,7 @@ async def test_every_try_of_a_page_is_a_turn(fake, a_lister, monkeypatch):
     turns = []
 
     async def fail(request, proceed):
-        turns.append(found.last_turn)
+        turns.append(found.last_request)
         return await refusal(500, "InternalError")(request, proceed)
 
     fake.fault("GET", f"/{JOBS.api}/ddpjobs", fail, times=2)
@@ -132,7 +132,7 @@ async def test_every_page_is_a_turn(fake, a_lister, small_pages):
     turns = []
 
     async def note(request, proceed):
-        turns.append(found.last_turn)
+        turns.append(found.last_request)
         return await proceed()
 
     fake.fault("GET", f"/{JOBS.api}/ddpjobs", note, times=float("inf"))

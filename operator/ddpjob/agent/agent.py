@@ -17,7 +17,6 @@ they only lost a peer, the agent waits for the next assignment, for a limited ti
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -25,13 +24,14 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 from . import FOLDER, PIPE, PYTHON, SOCKET, place, report
-from .answers import answers_of, is_watched
+from .answers import answers_of
 from .assignment import must_dump, read_assignment
 from .files import changed_at, empty_folder, read_file
+from .options import Options, read_options
 from .output import Output, log
 from .port import Port
 from .processes import (
@@ -58,31 +58,16 @@ ASSIGNMENT_SECONDS, KILL_SECONDS, SPARE_SECONDS, STACK_SECONDS = 60.0, 30.0, 5.0
 
 
 def main(arguments: list[str]) -> int:
-    """Run the agent, and return its exit code.
-
-    The first argument has the options, as a JSON object:
-
-    - `assignment`, `words`, `message`: files with the assignment, with the patterns of error
-      messages, and for the termination message. `folder`: for pipes and small files.
-    - `clear`, `work`, `own_files`, `own_ipc`: what is cleaned between two attempts (place.py).
-    - `port`: of /ready and /metrics, or null. `command`: what to start in place of torchrun.
-      `flags`: what follows it.
-    - `hang_seconds`: the longest time between two heartbeats, or null; `first_seconds`: the same
-      before the first one; `heartbeat`: File or Log.
-    - `fast_start`: whether torchrun and its workers are forks of a zygote.
-
-    The other arguments are what follows torchrun's own flags.
-    """
+    """Run the agent with the arguments of `Options`, and return its exit code."""
     open_standard_streams()
     become_reaper()
-    options = SimpleNamespace(**json.loads(arguments[0]), arguments=arguments[1:])
-    return Agent(options).run()
+    return Agent(read_options(arguments)).run()
 
 
 class Agent:
-    """The agent of one pod. `options` are described at `main`."""
+    """The agent of one pod."""
 
-    def __init__(self, options: SimpleNamespace) -> None:
+    def __init__(self, options: Options) -> None:
         self.options = options
         self.folder = Path(options.folder)
         # With PYTHONFAULTHANDLER, a worker that gets SIGABRT writes its stack.
@@ -297,10 +282,16 @@ class Agent:
         """
         age = self.heartbeat_age()
         needs_none = self.stop_signal or self.output.have_all_ended()
-        if needs_none or (age is not None and not is_watched(self)):
+        if needs_none or (age is not None and not self.is_watched()):
             return False
         limits = self.options.hang_seconds, self.output.since_meeting(), self.options.first_seconds
         return is_too_old(age, *limits)
+
+    def is_watched(self) -> bool:
+        """Return True if it would be noticed that the heartbeats stop."""
+        if self.options.heartbeat == "Log":
+            return self.output.writes_steadily
+        return self.heartbeat_age() is not None
 
     def heartbeat_age(self) -> float | None:
         """Return the seconds since this attempt's last heartbeat, or None before the first one."""

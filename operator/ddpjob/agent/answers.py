@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .agent import Agent
+from .output import Output
+from .times import Times
 
 # Bytes of a state, the most ranks in it, and characters of torchrun's error.
 STATE, RANKS, ERROR = 4096, 64, 500
@@ -19,23 +17,40 @@ STATE, RANKS, ERROR = 4096, 64, 500
 TROUBLE = re.compile(r"(?i)error|fail|cannot|refused|timed out|unreachable")
 
 
-def answers_of(agent: Agent) -> dict[str, Callable[[], str]]:
+class Pod(Protocol):
+    """What an answer is made of: the agent, as far as it matters here."""
+
+    attempt: int
+    stop_signal: int
+    output: Output
+    times: Times
+
+    def activity(self) -> str: ...
+
+    def is_ready(self) -> bool: ...
+
+    def heartbeat_age(self) -> float | None: ...
+
+    def is_watched(self) -> bool: ...
+
+
+def answers_of(pod: Pod) -> dict[str, Callable[[], str]]:
     """Return what returns the answer, by its path."""
-    return {"/metrics": partial(metrics, agent), "/state": partial(state, agent)}
+    return {"/metrics": partial(metrics, pod), "/state": partial(state, pod)}
 
 
-def metrics(agent: Agent) -> str:
+def metrics(pod: Pod) -> str:
     """Return the numbers of a pod in the text format of Prometheus."""
-    ready, age = int(agent.is_ready()), agent.heartbeat_age()
-    numbers = {"attempt": agent.attempt, "ready": ready, **agent.output.figures}
+    ready, age = int(pod.is_ready()), pod.heartbeat_age()
+    numbers = {"attempt": pod.attempt, "ready": ready, **pod.output.figures}
     if age is not None:
         numbers["heartbeat_age_seconds"] = round(age, 3)
-    for name, spent in agent.times.seconds.items():
+    for name, spent in pod.times.seconds.items():
         numbers[f'seconds_total{{activity="{name}"}}'] = round(spent, 3)
     return "".join(f"ddpjob_agent_{name} {value}\n" for name, value in numbers.items())
 
 
-def state(agent: Agent) -> str:
+def state(pod: Pod) -> str:
     """Return what is known of the attempt, as a JSON object of at most STATE bytes.
 
     - `activity`: what the pod does, one of ACTIVITIES. `stopped`: it was told to end.
@@ -46,27 +61,20 @@ def state(agent: Agent) -> str:
       it would be noticed that they stop.
     - `error`: the last line in which torchrun says what does not work.
     """
-    age, streams = agent.heartbeat_age(), agent.output.streams
+    age, streams = pod.heartbeat_age(), pod.output.streams
     found: dict[str, Any] = {
-        "attempt": agent.attempt,
-        "activity": agent.activity(),
-        "stopped": bool(agent.stop_signal),
-        "ended": agent.output.ended_ranks()[:RANKS],
-        "steps": agent.output.steps.get(agent.attempt),
-        "checkpoint": agent.output.checkpoint,
+        "attempt": pod.attempt,
+        "activity": pod.activity(),
+        "stopped": bool(pod.stop_signal),
+        "ended": pod.output.ended_ranks()[:RANKS],
+        "steps": pod.output.steps.get(pod.attempt),
+        "checkpoint": pod.output.checkpoint,
         "heartbeat": None if age is None else round(age, 1),
-        "watched": is_watched(agent),
+        "watched": pod.is_watched(),
         "error": trouble_in(streams[-1].text() if streams else ""),
     }
     text = json.dumps(found)
     return text if len(text) <= STATE else json.dumps({**found, "error": ""})
-
-
-def is_watched(agent: Agent) -> bool:
-    """Return True if it would be noticed that the heartbeats stop."""
-    if agent.options.heartbeat == "Log":
-        return agent.output.writes_steadily
-    return agent.heartbeat_age() is not None
 
 
 def trouble_in(text: str) -> str:

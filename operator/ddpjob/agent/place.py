@@ -1,12 +1,7 @@
 """Give each attempt of a pod the same place: what the attempt before has left goes.
 
 A program that was killed has no time to remove its files, locks and segments, and would find them
-in the pod that stays. Options of the agent:
-
-- `clear`: a folder that is emptied between two attempts, or null.
-- `work`: the folder with `work`, `work.last` and `cache`, or null.
-- `code`: a folder with code that each attempt gets in its working directory `place`, or null.
-- `own_files`: no other pod uses the files outside of these folders. `own_ipc`: nor System V IPC.
+in the pod that stays.
 """
 
 from __future__ import annotations
@@ -15,10 +10,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 from .code import unpack
 from .files import empty_folder, read_file
+from .options import Options
 
 # In the folder of the option `work`.
 WORK, LAST, CACHE = "work", "work.last", "cache"
@@ -29,7 +24,7 @@ SYSV, SHM, SEM, MSG = "/proc/sysvipc", "shm", "sem", "msg"
 IPC_RMID, GETPID = 0, 11
 
 
-def variables(options: SimpleNamespace) -> dict[str, str]:
+def variables(options: Options) -> dict[str, str]:
     """Return variables with folders for temporary files and caches, for a pod that sets none."""
     if not options.work:
         return {}
@@ -41,7 +36,7 @@ def variables(options: SimpleNamespace) -> dict[str, str]:
     }
 
 
-def prepare(options: SimpleNamespace, environment: Mapping[str, str], *, is_first: bool) -> None:
+def prepare(options: Options, environment: Mapping[str, str], *, is_first: bool) -> None:
     """Prepare the pod for an attempt. No process of the last one runs.
 
     Before the first one, only an init container has written anything.
@@ -62,7 +57,7 @@ def prepare(options: SimpleNamespace, environment: Mapping[str, str], *, is_firs
         os.chdir(place)
 
 
-def clean(options: SimpleNamespace, environment: Mapping[str, str]) -> None:
+def clean(options: Options, environment: Mapping[str, str]) -> None:
     """Remove what the last attempt has left."""
     if options.clear:
         empty_folder(options.clear)

@@ -1,7 +1,7 @@
 """A job as it goes on: the changes of its status, and the lines that its pods write."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -101,12 +101,16 @@ class Follower:
     async def _watch_job(self) -> None:
         """Report each change of the job, and the end once its logs have been read."""
         await self._wait_for_end()
-        # The pods of which the watch tells later than of the job, and then the last lines.
+        # Wait for pods that the watch reports after the job, then for their last lines.
         await self._listed.wait()
         clock = asyncio.get_running_loop().time
         deadline = clock() + LAST_SECONDS
-        # From the deadline on, only the logs of pods that have ended are waited for.
-        while reading := self._reading(ended=clock() > deadline or None):
+        while reading := self._reading(self._logs.keys()):
+            if clock() > deadline:
+                break
+            await asyncio.wait(reading, timeout=RETRY_SECONDS)
+        # The others write on.
+        while reading := self._reading(self._ended):
             await asyncio.wait(reading, timeout=RETRY_SECONDS)
         await self._found.put(None)
 
@@ -149,7 +153,7 @@ class Follower:
             return
         if has_begun(pod) and self.choice.has_pod(log):
             # Other connections are needed for the watches.
-            if len(self._reading(ended=False)) >= MAX_STREAMS:
+            if len(self._reading(self._logs.keys() - self._ended)) >= MAX_STREAMS:
                 raise too_many_logs(len(self._logs) + 1)
             choice = self.choice.of_new_pods() if self._listed.is_set() else self.choice
             self._logs[uid] = self._spawn(self._read(uid, log, choice))
@@ -183,13 +187,10 @@ class Follower:
         # The kubelet of the node does not answer any more.
         await self._found.put(log.read(log.last_time, f"{names.AGENT_LINE}{UNREADABLE}"))
 
-    def _reading(self, *, ended: bool | None = None) -> "set[asyncio.Task[None]]":
-        """Return the tasks that still read: of all pods, or of those that have ended or not."""
-        found = set()
-        for uid, task in self._logs.items():
-            if not task.done() and ended in (None, uid in self._ended):
-                found.add(task)
-        return found
+    def _reading(self, pods: Set[str]) -> "set[asyncio.Task[None]]":
+        """Return the tasks that still read the logs of these pods, which are UIDs."""
+        found = {self._logs[uid] for uid in pods if uid in self._logs}
+        return {task for task in found if not task.done()}
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(self._report_errors(work))

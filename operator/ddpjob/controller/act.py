@@ -19,6 +19,7 @@ from ddpjob.core.api.backoff import exponential_delay
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.readers import Dict, SpecError
 from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.observation import LONGEST_RETRY, Node, Refusal
 from ddpjob.core.observe.pods import owner_of
@@ -204,7 +205,8 @@ class Actor:
             await self.deleter.delete_job(body)
             return None
         # The cache does not keep what only the pods need.
-        job = Job.from_dict(body)
+        spec = Spec.from_dict(body.get("spec"))
+        job = replace(seen.value.unpack(), spec=spec, status=plan.status)
         wake_after = plan.wake_after
         if plan.assign and not await self._assign(job, plan.assign):
             wake_after = _earliest(wake_after, REFUSED_ASSIGNMENT_RETRY)

@@ -53,7 +53,7 @@ async def lead(operator: Operator, probes: Probes) -> None:
     # Only one operator works at a time.
     lister = operator.lister
     await operator.lease.acquire()
-    lister.last_turn = time.monotonic()
+    lister.last_request = time.monotonic()
     probes.leading = True
     probes.metrics.leading.set(1)
     log.info("leading; watching %s", _watched(operator))

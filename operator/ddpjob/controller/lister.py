@@ -52,7 +52,7 @@ class Lister:
     """Lists what is watched, in the watched namespaces, or in all if there are none.
 
     - `after_turn`: called after each turn.
-    - `last_turn`: monotonic time at which the last page of a LIST was requested.
+    - `last_request`: monotonic time at which the last page of a LIST was requested.
     - `versions`: resourceVersion of the last LIST of each kind and namespace.
     - `unreadable`: watched namespaces that the last LIST could not read.
     - `unwatched`: watched namespaces that were unreadable when the watches began.
@@ -64,7 +64,7 @@ class Lister:
     queue: WorkQueue[Key]
     after_turn: Callable[[], None]
     namespaces: Sequence[str] = ()
-    last_turn: float = 0.0
+    last_request: float = 0.0
     versions: dict[tuple[Kind, str | None], int] = field(default_factory=dict)
     unreadable: frozenset[str] = frozenset()
     unwatched: frozenset[str] = frozenset()
@@ -110,7 +110,7 @@ class Lister:
         """
         early = iter(EARLY_INTERVALS)
         while True:
-            self._turn()
+            self._note_request()
             try:
                 await self.take_turn()
             except CallFailed as error:
@@ -242,7 +242,7 @@ class Lister:
             gone = await self._list(kind, namespace, tries)
             was_gap = was_gap or gone > 0
         else:
-            version = await self.api.list_version(kind, namespace, self._turn, tries)
+            version = await self.api.list_version(kind, namespace, self._note_request, tries)
             self._note_version(kind, namespace, version)
         if was_gap:
             self.note_gap()
@@ -255,7 +255,9 @@ class Lister:
         store = self.cache.stores[kind]
         listed = set()
         version = 0
-        async for objects, page_version in self.api.pages(kind, namespace, self._turn, tries):
+        async for objects, page_version in self.api.pages(
+            kind, namespace, self._note_request, tries
+        ):
             version = page_version
             for body in objects:
                 store.see(body)
@@ -273,8 +275,8 @@ class Lister:
         self.cache.stores[kind].prune(before)
         self.versions[kind, namespace] = version
 
-    def _turn(self) -> None:
-        self.last_turn = time.monotonic()
+    def _note_request(self) -> None:
+        self.last_request = time.monotonic()
 
     def _went_back(self, kind: Kind, before: int, version: int) -> bool:
         """Return True if a LIST is older than the one before it.

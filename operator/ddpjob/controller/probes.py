@@ -25,7 +25,7 @@ class Probes:
 
     def alive(self) -> str | None:
         """Return None if the process works, else what is wrong."""
-        age = time.monotonic() - self.lister.last_turn
+        age = time.monotonic() - self.lister.last_request
         if self.leading and age > STALLED_SECONDS:
             return f"no LIST has begun for {age:.0f} s"
         return None

@@ -118,7 +118,7 @@ class ApiClient:
         now = asyncio.get_running_loop().time()
         await asyncio.sleep(max(0.0, self._paused_until - now))
 
-    def _obey(self, retry_after: str | None) -> None:
+    def _note_pause(self, retry_after: str | None) -> None:
         if retry_after and retry_after.isdecimal():
             pause = min(float(retry_after), LONGEST_PAUSE)
             until = asyncio.get_running_loop().time() + pause
@@ -177,7 +177,7 @@ class ApiClient:
         except ApiError as error:
             # An admission webhook may ask for a pause too, but it must not stop the other jobs.
             if not is_admission(error.message):
-                self._obey(answer.headers.get("Retry-After"))
+                self._note_pause(answer.headers.get("Retry-After"))
             raise
 
     async def _open(self, request: AnyRequest, timeout: float | aiohttp.ClientTimeout) -> Any:

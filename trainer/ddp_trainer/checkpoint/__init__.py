@@ -4,6 +4,10 @@
 directory if FSDP2 shards the model (`shards`, `staging`). `folder` and `claim` decide what is in
 the folder of a job. `weights` and `listing` read a folder without a process group.
 
+A save passes through five modules, and each does one thing: `checkpoints` copies the state,
+`folder` checks that it can be read again, `claim` refuses an outdated process, `file` knows the
+format, and `ddp_trainer.files` renames the complete file.
+
 May import `errors`, `files` and `ranks`.
 """
 

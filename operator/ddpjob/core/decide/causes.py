@@ -22,6 +22,7 @@ from ddpjob.core.decide.hangs import are_to_come
 from ddpjob.core.decide.stacks import find_culprit, read_stacks
 from ddpjob.core.observe.agent_state import WAITING
 from ddpjob.core.observe.observation import Finding, Observation, Pod, TrainerState
+from ddpjob.core.observe.pods import OOM_KILLED
 from ddpjob.core.observe.torchrun_log import (
     RENDEZVOUS_TIMEOUT,
     Summary,
@@ -30,9 +31,6 @@ from ddpjob.core.observe.torchrun_log import (
 
 # Longest wait for certain findings after the first failure.
 SETTLE_TIME = timedelta(seconds=10)
-
-# The kubelet's reason for a container that was killed for its memory.
-OOM_KILLED = "OOMKilled"
 
 # A kubelet's reasons for a pod that it does not admit. The node, not the job, is at fault.
 REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")

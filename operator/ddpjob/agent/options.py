@@ -1,0 +1,50 @@
+"""What the operator has chosen for a pod."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+
+class Options(NamedTuple):
+    """The arguments of the agent. The first one is a JSON object with all but the last field."""
+
+    # Files: with the assignment, with the patterns of error messages, and for the termination
+    # message. A folder for pipes and small files.
+    assignment: str
+    words: str
+    message: str
+    folder: str
+
+    # A folder that is emptied between two attempts; one with `work`, `work.last` and `cache`; and
+    # one with the job's code, which each attempt gets in its working directory `place`.
+    clear: str | None
+    work: str | None
+    code: str | None
+    place: str
+
+    # No other pod uses the files outside of these folders, nor System V IPC.
+    own_files: bool
+    own_ipc: bool
+
+    # The port of /ready and /metrics.
+    port: str | None
+
+    # What to start in place of torchrun, and what follows it.
+    command: list[str] | None
+    flags: list[str]
+
+    # File or Log, the longest time between two heartbeats, and the same before the first one.
+    heartbeat: str
+    hang_seconds: float | None
+    first_seconds: float | None
+
+    # torchrun and its workers are forks of a zygote.
+    fast_start: bool
+
+    # What follows torchrun's own flags.
+    arguments: list[str]
+
+
+def read_options(arguments: list[str]) -> Options:
+    return Options(**json.loads(arguments[0]), arguments=arguments[1:])
