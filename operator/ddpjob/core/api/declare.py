@@ -94,7 +94,7 @@ class Declared:
         if not isinstance(data, Mapping):
             return data
         present = _without_nulls(data)
-        return {key: _without_nulls(value) for key, value in present.items() if type(key) is str}
+        return {key: _without_nulls(value) for key, value in present.items() if isinstance(key, str)}
 
 
 T = TypeVar("T", bound=Declared)
