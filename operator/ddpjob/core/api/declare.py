@@ -94,7 +94,8 @@ class Declared:
         if not isinstance(data, Mapping):
             return data
         present = _without_nulls(data)
-        return {key: _without_nulls(value) for key, value in present.items() if isinstance(key, str)}
+        named = {key: value for key, value in present.items() if isinstance(key, str)}
+        return {key: _without_nulls(value) for key, value in named.items()}
 
 
 T = TypeVar("T", bound=Declared)
