@@ -101,6 +101,47 @@ def is_changed(apiserver: ApiServer, namespace: str) -> bool:
     return bool(answer.body["metadata"]["generation"] > 1)
 
 
+# -- validate
+
+
+def test_validate_asks_the_api_server_about_jobs_without_a_mistake(
+    run: Command, client: Client, tmp_path: Path
+) -> None:
+    client.submit(a_job("there"))
+    generated = a_job("x").manifest() | {"metadata": {"generateName": "new-"}}
+    wrong = a_job("wrong").manifest()
+    wrong["spec"] |= {"nodes": 0}
+    changed = a_job("there", image="other").manifest()
+    lost = a_job("lost", args=["a.py"]).manifest() | {
+        "metadata": {"name": "lost", "namespace": "nowhere"}
+    }
+    file = write(tmp_path / "jobs.yaml", wrong, generated, changed, lost)
+    done = run("validate", "--server", file)
+    recovery = "ok, recovery: Recreate (default: without spec.checkpoint or a shared volume)"
+    assert done.stdout.splitlines() == [
+        "wrong: spec.nodes: must be an integer from 1 to 1000, got 0",
+        f"new-: {recovery}",
+        f"there: {recovery}",
+        f"lost: {recovery}",
+        "new-: accepted by the API server",
+        "there: refused by the API server: spec.image: Invalid value: is immutable; delete the job "
+        "and create it again",
+        'lost: refused by the API server: namespaces "nowhere" not found',
+    ]
+    assert done.exit_code == 1
+    assert {job.name for job in client.list()} == {"there"}
+
+
+def test_validate_reports_a_good_job_and_an_api_server_that_is_not_there(
+    run: Command, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    assert run("validate", "--server", file).exit_code == 0
+    done = run("validate", "--server", "--context", "nowhere", file)
+    assert done.exit_code == 2
+    assert "no cluster is configured" in done.stderr
+
+
 # -- submit
 
 

@@ -1,5 +1,7 @@
 """Any object that an API server can hold is read and decided on without an exception."""
 
+from contextlib import suppress
+
 import pytest
 from builders import (
     FULL_STATUS,
@@ -7,6 +9,7 @@ from builders import (
     a_job,
     a_manifest,
     a_pod,
+    a_spec,
     at,
     failed,
     read_pods,
@@ -17,7 +20,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.spec import MAX_NODES
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.spec import MAX_NODES, known_fields
 from ddpjob.core.api.status import Status
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.nodes import read_node
@@ -111,6 +116,19 @@ def test_no_node_makes_reading_it_raise(spec, status):
 
 
 FULL = FULL_STATUS.to_dict()
+spec_fields = st.sampled_from(known_fields()["spec"])
+inner_fields = st.sampled_from(
+    sorted({key for fields in known_fields().values() for key in fields})
+)
+values = st.recursive(
+    scalars, lambda inner: st.dictionaries(inner_fields, inner, max_size=3) | json
+)
+
+
+@given(st.dictionaries(spec_fields, values, max_size=5))
+def test_no_field_of_a_spec_makes_reading_raise(fields):
+    with suppress(SpecError):
+        Spec.from_user(a_spec(**fields))
 
 
 def objects_like(manifest):

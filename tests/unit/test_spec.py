@@ -1,5 +1,7 @@
 """The spec of a job: its defaults, what is accepted, and the message for each wrong field."""
 
+import re
+from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
@@ -18,6 +20,11 @@ from ddpjob.core.api.spec import Checkpoint, refuse_unknown_fields
 def trainer_overlay(**fields):
     """Return a podTemplate that sets fields of the trainer's container."""
     return {"spec": {"containers": [{"name": "trainer", **fields}]}}
+
+
+def sidecar(**fields):
+    """Return a podTemplate that adds a container."""
+    return {"spec": {"containers": [{"name": "other", **fields}]}}
 
 
 # What is refused, and the whole message
@@ -39,6 +46,14 @@ OWNED = "is set by the operator; remove it"
 ENDLESS: list = []
 ENDLESS.append(ENDLESS)
 
+DEEP: list = []
+for _ in range(2000):
+    DEEP = [DEEP]
+
+# Python prints no integer of so many digits.
+LONG = 10**5000
+TOO_LARGE = "a value that is too large to print"
+
 REFUSED = {
     "no object": ([], "spec: must be an object, got []"),
     "no image": ({"image": None}, f"spec.image: is required; it must be {A_STRING}"),
@@ -56,6 +71,31 @@ REFUSED = {
     "a list that contains itself": (
         {"nodes": ENDLESS},
         f"spec.nodes: must be {NODES}, got [[...]]",
+    ),
+    "a list within 2,000 others": (
+        {"nodes": DEEP},
+        f"spec.nodes: must be {NODES}, got {TOO_LARGE}",
+    ),
+    "such a list in place of a word": (
+        {"heartbeat": DEEP},
+        "spec: has too many lists or objects within each other",
+    ),
+    "an integer of 5,000 digits": (
+        {"nodes": LONG},
+        f"spec.nodes: must be {NODES}, got {TOO_LARGE}",
+    ),
+    "such a number of seconds": (
+        {"hangTimeoutSeconds": LONG},
+        f"spec.hangTimeoutSeconds: must be {SECONDS}, got {TOO_LARGE}",
+    ),
+    "fewer seconds than a time can hold": (
+        {"hangTimeoutSeconds": -(10**20)},
+        f"spec.hangTimeoutSeconds: must be {SECONDS}, got -100000000000000000000",
+    ),
+    "a set of words": ({"args": {"x.py"}}, f"spec.args: must be {STRINGS}, got \"{{'x.py'}}\""),
+    "a set of exit codes": (
+        {"failurePolicy": {"nonRetryableExitCodes": {2}}},
+        f'spec.failurePolicy.nonRetryableExitCodes: must be {CODES}, got "{{2}}"',
     ),
     "empty variables": ({"env": ""}, f'spec.env: must be {OBJECTS}, got ""'),
     "nodes as a boolean": ({"nodes": True}, f"spec.nodes: must be {NODES}, got true"),
@@ -129,6 +169,15 @@ REFUSED = {
         {"torchrun": {"rdzvConf": {"Time": 1}}},
         f'spec.torchrun.rdzvConf: must be {NAMES}, got "Time"',
     ),
+    "a number as a setting's name": (
+        {"torchrun": {"rdzvConf": {1: 2}}},
+        f"spec.torchrun.rdzvConf: must be {NAMES}, got 1",
+    ),
+    "a setting that is no integer of JSON": (
+        {"torchrun": {"rdzvConf": {"timeout": 2**64}}},
+        "spec.torchrun.rdzvConf.timeout: must be a number or a string without comma, '=' and "
+        "space, got 18446744073709551616",
+    ),
     "a setting that is neither number nor string": (
         {"torchrun": {"rdzvConf": {"timeout": True}}},
         "spec.torchrun.rdzvConf.timeout: must be a number or a string without comma, '=' and "
@@ -140,7 +189,7 @@ REFUSED = {
     ),
     "a long word": (
         {"args": ["x" * 4097]},
-        f'spec.args: must be at most 4096 characters long, got ["{"x" * 118}…',
+        f'spec.args[0]: must be at most 4096 characters long, got "{"x" * 119}…',
     ),
     "too many words": (
         {"args": ["x" * 120] * 257},
@@ -149,6 +198,25 @@ REFUSED = {
     "a quantity that is none": (
         {"resources": {"limits": {"memory": "1GB"}}},
         'spec.resources.limits.memory: must be a quantity such as 500m or 2Gi, got "1GB"',
+    ),
+    "a quantity with a point": (
+        {"resources": {"limits": {"cpu": 0.5}}},
+        "spec.resources.limits.cpu: must be a quantity such as 500m or 2Gi, got 0.5; put it in "
+        "quotes",
+    ),
+    "a quantity that is no integer of JSON": (
+        {"resources": {"limits": {"cpu": 2**63}}},
+        "spec.resources.limits.cpu: must be a quantity such as 500m or 2Gi, got "
+        "9223372036854775808",
+    ),
+    "a date as a variable": (
+        {"env": [{"name": "A", "value": date(2026, 1, 1)}]},
+        'spec.env[0].value: must be a string, got "2026-01-01"; put it in quotes',
+    ),
+    "a count of more than 32 bits": (
+        {"podTemplate": sidecar(readinessProbe={"failureThreshold": 2**31})},
+        "spec.podTemplate.spec.containers[0].readinessProbe.failureThreshold: must be a 32-bit "
+        "integer, got 2147483648",
     ),
     "a long name of a claim": (
         {"checkpoint": {"claimName": "x" * 254}},
@@ -425,6 +493,43 @@ UNKNOWN = {
 @pytest.mark.parametrize(("fields", "path"), UNKNOWN.values(), ids=UNKNOWN)
 def test_an_unknown_field_is_ignored_and_listed(fields, path):
     assert Spec.from_dict(a_spec(**fields)).unknown_fields == (path,)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {1: "x"},
+        {None: "x"},
+        {(1, 2): "x"},
+        {"processes": "x"},
+        {"failure_policy": {"maxRestarts": 7}},
+        {"failurePolicy": {"max_restarts": 7}},
+        {"torchrun": {1: "x"}},
+    ],
+)
+def test_a_key_that_is_no_name_in_the_crd_is_ignored(fields):
+    spec = Spec.from_dict(a_spec() | fields)
+    assert replace(spec, unknown_fields=()) == Spec.from_dict(a_spec())
+    (unknown,) = spec.unknown_fields
+    with pytest.raises(SpecError, match=f"^{re.escape(unknown)}: unknown field"):
+        Spec.from_user(a_spec() | fields)
+
+
+def test_an_object_in_place_of_a_list_has_no_unknown_fields():
+    with pytest.raises(SpecError) as refused:
+        Spec.from_user(a_spec(env={"A": "b"}))
+    assert str(refused.value) == f'spec.env: must be {OBJECTS}, got {{"A": "b"}}'
+
+
+def test_an_unknown_field_is_refused_before_a_wrong_one():
+    with pytest.raises(SpecError, match=r"^spec\.imagee: unknown field \(did you mean 'image'\?\)"):
+        Spec.from_user({"imagee": "i", "args": []})
+
+
+@pytest.mark.parametrize("value", [ENDLESS, DEEP, {"x": ENDLESS}])
+def test_values_of_any_shape_may_be_deep(value):
+    fields = a_spec(env=[{"name": "A", "valueFrom": {"x": value}}], resources={"claims": [value]})
+    assert Spec.from_user(fields).pod_fields["resources"]["claims"] == [value]
 
 
 def test_unknown_fields_are_listed_in_alphabetical_order():

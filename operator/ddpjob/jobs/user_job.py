@@ -20,7 +20,6 @@ from ddpjob.core.api.readers import (
     require_object,
 )
 from ddpjob.core.api.resolved import Spec
-from ddpjob.core.api.spec import refuse_unknown_fields
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import parse_time
 from ddpjob.jobs.spec_fields import SpecFields
@@ -60,17 +59,17 @@ class DDPJob:
     @classmethod
     def from_manifest(cls, manifest: Dict) -> Self:
         """Return the job in a manifest, or in an answer of the API server. Raises SpecError."""
-        kind = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
+        kind = f"{_text(manifest.get('apiVersion'))} {_text(manifest.get('kind'))}"
         if kind != f"{names.API_VERSION} {names.KIND}":
             raise SpecError(f"expected a {names.API_VERSION} {names.KIND}, got {quoted(kind)}")
         for key in manifest:
             if key not in FIELDS:
-                raise SpecError(f"{key}: unknown field{did_you_mean(key, FIELDS)}")
+                raise SpecError(f"{key}: unknown field{did_you_mean(str(key), FIELDS)}")
         metadata = require_object(manifest.get("metadata"), "metadata")
         return cls(
-            name=str(metadata.get("name", "")),
+            name=_text(metadata.get("name")),
             spec=require_object(manifest.get("spec"), "spec"),
-            namespace=str(metadata.get("namespace", "")),
+            namespace=_text(metadata.get("namespace")),
             metadata=metadata,
             status=Status.from_dict(manifest.get("status")),
         )
@@ -100,8 +99,7 @@ class DDPJob:
         generated = self.metadata.get("generateName")
         # The API server completes the name before it looks at it.
         require_job_name(self.name or (f"{generated}{GENERATED}" if generated else None))
-        refuse_unknown_fields(self.spec)
-        Spec.from_dict(self.spec)
+        Spec.from_user(self.spec)
 
     def renamed_for_trial(self) -> Self:
         """Return the job under a name that no other job has, for a dry run."""
@@ -185,3 +183,10 @@ class DDPJob:
         ready = self.status.pods.ready + self.status.pods.succeeded
         cells = (self.name, self.phase, f"{ready}/{self.spec.get('nodes', 1)} nodes", self.message)
         return "<b>{}</b> · {} · {}<br>{}".format(*map(escape, cells))
+
+
+def _text(value: Any) -> str:
+    """Return a string as it is, nothing for a null, and another value as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else quoted(value)

@@ -18,7 +18,6 @@ from ddpjob.core.api.readers import (
     require_object,
 )
 from ddpjob.core.api.resolved import Spec
-from ddpjob.core.api.spec import refuse_unknown_fields
 from ddpjob.jobs.documents import decode, read_yaml, without_lists
 from ddpjob.local.config_maps import ConfigMaps, read_config_maps
 from ddpjob.local.notes import find_notes
@@ -88,10 +87,7 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
         raise refuse("apiVersion", names.API_VERSION, version)
     metadata = require_object(document.get("metadata"), "metadata")
     name = require_job_name(metadata.get("name"))
-    spec = _with_own_restarts(Spec.from_dict(document.get("spec")), document)
-    # kubectl and the API server refuse unknown fields. Here only this check does.
-    refuse_unknown_fields(document["spec"])
-    # The API server checks the shapes of pod fields. Here UserPod does.
+    spec = _with_own_restarts(Spec.from_user(document.get("spec")), document)
     pod = UserPod.from_spec(spec)
     _refuse_secrets(pod)
     return Manifest(

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ddpjob.core.api import names
-from ddpjob.core.api.readers import Dict, children, require_string
+from ddpjob.core.api.readers import Dict, children
 from ddpjob.local.env import expand, read_env
 from ddpjob.local.mounts import Mounts, read_mounts
 from ddpjob.local.run_files import RunFiles
@@ -64,14 +63,13 @@ def _trainer(pod: Dict) -> Dict:
     return found
 
 
-def _working_folder(value: Any, mounts: Mounts) -> Path | None:
+def _working_folder(given: str | None, mounts: Mounts) -> Path | None:
     """Return the container's workingDir if it is below a mount or exists here, else None.
 
     Most often it is a folder of the image, which this machine does not have.
     """
-    if not value:
+    if not given:
         return None
-    given = require_string(value, "workingDir")
     placed = mounts.place(given)
     folder = Path(placed)
     if placed != given:

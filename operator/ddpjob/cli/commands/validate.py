@@ -12,6 +12,7 @@ from ddpjob.cli.manifests import file_documents
 from ddpjob.cli.options import Context, Files, Kubeconfig, Namespace, Settings
 from ddpjob.cli.session import Output
 from ddpjob.client.errors import Rejected
+from ddpjob.core.api import names
 from ddpjob.core.api.readers import child
 from ddpjob.jobs.documents import Document, is_job
 from ddpjob.jobs.user_job import DDPJob
@@ -32,13 +33,13 @@ def command(
 ) -> None:
     """Check manifests without a cluster, and print the first mistake of each job.
 
-    With --server, the API server tries the jobs that have none, in a dry run. It also knows the
-    admission webhooks, and the jobs that exist, whose fields may not all change.
+    With --server, the API server tries the jobs without a mistake in a dry run. This includes its
+    admission webhooks, and the rules for changes of a job that exists.
 
     Exit codes:
     0: the jobs can be created
     1: one of them cannot
-    2: the cluster cannot be reached
+    2: a file cannot be read, or the cluster cannot be reached
     """
     documents = [one for one in file_documents(files, settings or []) if is_job(one)]
     good = [document for document in documents if print_verdict(document, problem_of(document))]
@@ -50,24 +51,35 @@ def command(
 
 def print_verdict(document: Document, problem: str) -> bool:
     """Print a job's problem, or that it has none. Return True if it has none."""
-    metadata = child(document, "metadata")
-    name = metadata.get("name") or metadata.get("generateName") or "a job without a name"
     verdict = Text(problem)
     if not problem:
         recovery = DDPJob.from_manifest(document).recovery
         verdict = Text.assemble(("ok", "green"), f", recovery: {recovery}")
-    Output().print(Text.assemble((f"{name}: ", "bold"), verdict))
+    print_line(document, verdict)
     return not problem
 
 
+def print_line(document: Document, verdict: Text) -> None:
+    """Print a verdict after the name of its job."""
+    metadata = child(document, "metadata")
+    name = metadata.get("name") or metadata.get("generateName") or "a job without a name"
+    Output().print(Text.assemble((f"{name}: ", "bold"), verdict))
+
+
 async def ask(client: "AsyncClient", documents: Sequence[Document], code: int) -> int:
-    """Print why the API server would refuse jobs. Return 1 if it would refuse one, else `code`."""
+    """Print what the API server answers. Return 1 if it would refuse a job, else `code`."""
     for document in documents:
         try:
             await client.apply([document], dry_run=True)
         except Rejected as error:
-            Output().print(Text(str(error)))
+            print_line(document, Text(f"refused by the API server: {reason_of(error, document)}"))
             code = 1
         else:
-            Output().print(f"{child(document, 'metadata').get('name', '')}: accepted by the server")
+            print_line(document, Text("accepted by the API server"))
     return code
+
+
+def reason_of(error: Rejected, document: Document) -> str:
+    """Return why a job was refused, without the name at the beginning."""
+    name = child(document, "metadata").get("name") or ""
+    return str(error).removeprefix(f"{names.KIND} {name}".strip()).removeprefix(": ")

@@ -32,6 +32,17 @@ Int = Annotated[int, Strict()]
 Text = Annotated[str, Strict()]
 Bool = Annotated[bool, Strict()]
 
+
+def _only_a_list(value: Any) -> Any:
+    # Otherwise pydantic also reads a set, which JSON does not have.
+    if not isinstance(value, list | tuple):
+        raise ValueError("no list")
+    return value
+
+
+Item = TypeVar("Item")
+Items = Annotated[tuple[Item, ...], BeforeValidator(_only_a_list)]
+
 # Names in a manifest are those of the attributes in camel case, unless a field has its own.
 CONFIG = ConfigDict(alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
 
@@ -70,7 +81,10 @@ def _without_nulls(value: Any) -> Any:
 
 
 class Declared:
-    """The base of declared classes. A null counts as absent, as it does for the API server."""
+    """The base of declared classes. A null counts as absent, as it does for the API server.
+
+    A key that is not a string is no name of a field, so it is ignored like an unknown field.
+    """
 
     __slots__ = ()
 
@@ -79,7 +93,9 @@ class Declared:
     def _drop_nulls(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        return {key: _without_nulls(value) for key, value in _without_nulls(data).items()}
+        present = _without_nulls(data)
+        named = {key: value for key, value in present.items() if isinstance(key, str)}
+        return {key: _without_nulls(value) for key, value in named.items()}
 
 
 T = TypeVar("T", bound=Declared)
@@ -112,7 +128,8 @@ def entry(
 def _whole_seconds(value: Any) -> timedelta:
     if isinstance(value, timedelta):
         return value
-    if type(value) is not int or value > MAX_SECONDS:
+    # A timedelta cannot hold a larger number.
+    if type(value) is not int or abs(value) > MAX_SECONDS:
         raise ValueError("no number of seconds")
     return timedelta(seconds=value)
 
@@ -173,9 +190,12 @@ def read(kind: type[T], data: Any, where: str) -> T:
     """
     adapter: TypeAdapter[T] = _adapter(cast(Any, kind))
     try:
-        return adapter.validate_python({} if data is None else data)
+        # The names of the attributes are for Python only.
+        return adapter.validate_python({} if data is None else data, by_alias=True, by_name=False)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
+    except RecursionError as error:
+        raise SpecError(f"{where}: has too many lists or objects within each other") from error
     raise _refusal(kind, problem, data, where)
 
 
@@ -205,8 +225,10 @@ def _refusal(kind: Any, problem: Mapping[str, Any], data: Any, where: str) -> Sp
         value = mapping_or_empty(value).get(step)
     longest = problem.get("ctx", {}).get("max_length")
     if longest is not None:
-        unit = "characters" if isinstance(problem["input"], str) else "items"
+        value = problem["input"]
+        unit = "characters" if isinstance(value, str) else "items"
         wanted = f"at most {longest} {unit} long"
+        where += "".join(f"[{step}]" for step in problem["loc"] if isinstance(step, int))
     return refuse(where, wanted, value)
 
 

@@ -13,6 +13,7 @@ from ddpjob.core.api.declare import (
     Change,
     Declared,
     Int,
+    Items,
     Seconds,
     Text,
     entry,
@@ -74,7 +75,7 @@ class FailurePolicy(Declared):
         count.""",
         name="windowSeconds",
     )
-    non_retryable: tuple[Annotated[Int, Field(ge=1, le=255)], ...] = entry(
+    non_retryable: Items[Annotated[Int, Field(ge=1, le=255)]] = entry(
         """Exit codes of a worker that end the job at once. 2 is what argparse ends with after wrong
         use. A signal has 128 and its number.""",
         (WRONG_USE,),

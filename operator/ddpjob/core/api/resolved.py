@@ -6,9 +6,15 @@ from typing import Any
 
 from ddpjob.core.api import profiles
 from ddpjob.core.api.policy import FailurePolicy, Lifecycle
-from ddpjob.core.api.readers import Dict, either
+from ddpjob.core.api.readers import Dict, either, require_object
 from ddpjob.core.api.recovery import Recovery, shared_volume
-from ddpjob.core.api.spec import Checkpoint, Written, find_unknown_fields, read_spec
+from ddpjob.core.api.spec import (
+    Checkpoint,
+    Written,
+    find_unknown_fields,
+    read_spec,
+    refuse_unknown_fields,
+)
 from ddpjob.core.api.spec_rules import check_rules
 
 
@@ -51,10 +57,19 @@ class Spec:
 
     @classmethod
     def from_dict(cls, data: Any) -> "Spec":
-        """Read a spec. Raises SpecError for the first field that is wrong."""
+        """Read a spec. Raises SpecError for the first field that is wrong.
+
+        A field that is not known is ignored, since a newer CRD may have it.
+        """
         written = read_spec(data)
         check_rules(written)
         return _resolve(written, find_unknown_fields(data))
+
+    @classmethod
+    def from_user(cls, data: Any) -> "Spec":
+        """Read a spec as a user wrote it. Raises SpecError also for a field that is not known."""
+        refuse_unknown_fields(require_object(data, "spec"))
+        return cls.from_dict(data)
 
     @property
     def in_place(self) -> bool:

@@ -16,6 +16,7 @@ import yaml
 from ddpjob.core.api import names
 from ddpjob.core.api.kubernetes import UNKNOWN_TO_CRD
 from ddpjob.core.api.readers import Dict, SpecError, did_you_mean, either, refuse
+from ddpjob.core.api.times import MAX_INT32
 
 FILE = "pod_shapes.yaml"
 
@@ -28,6 +29,9 @@ WANTED = f"{OWN}wanted"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 
 MAX_INT64 = 2**63 - 1
+
+# What to do with a number or a date that must be a string.
+QUOTES = "put it in quotes"
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,11 @@ def check(value: Any, shape: Dict, where: str) -> None:
 
 
 def unknown_fields(value: Any, shape: Dict, where: str) -> Iterator[str]:
-    """Yield a sentence for each field that the shape does not have."""
-    if isinstance(value, Mapping) and "type" in shape:
+    """Yield a sentence for each field that the shape does not have.
+
+    A value of another type has no fields here: `check` refuses it.
+    """
+    if isinstance(value, Mapping) and shape.get("type") == "object":
         for key, item in value.items():
             path = f"{where}.{key}"
             known = shape.get("properties", {})
@@ -108,9 +115,9 @@ def unknown_fields(value: Any, shape: Dict, where: str) -> Iterator[str]:
                 yield f"{path}: unknown field{hint}"
             else:
                 yield from unknown_fields(item, inner, path)
-    elif isinstance(value, list):
+    elif isinstance(value, list) and "items" in shape:
         for index, item in enumerate(value):
-            yield from unknown_fields(item, shape.get("items", {}), f"{where}[{index}]")
+            yield from unknown_fields(item, shape["items"], f"{where}[{index}]")
 
 
 def _check_object(value: Any, shape: Dict, where: str) -> None:
@@ -158,18 +165,26 @@ def _refuse_duplicates(items: Sequence[Dict], key: str, where: str) -> None:
 def _check_string(value: Any, shape: Dict, where: str) -> None:
     if not isinstance(value, str) or len(value) < shape.get("minLength", 0):
         error = refuse(where, _wanted(shape), value)
-        is_unquoted = isinstance(value, int | float) and "enum" not in shape
-        raise SpecError(f"{error}; put it in quotes") if is_unquoted else error
+        is_unquoted = not isinstance(value, str | list | Mapping) and "enum" not in shape
+        raise SpecError(f"{error}; {QUOTES}") if is_unquoted else error
     if "enum" in shape and value not in shape["enum"]:
         raise refuse(where, _wanted(shape), value)
     _check_length(value, shape.get("maxLength"), where)
 
 
 def _check_integer(value: Any, shape: Dict, where: str) -> None:
-    # In Python, True is an integer too.
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or not shape.get("minimum", -MAX_INT64) <= value <= MAX_INT64:
+    lowest, highest = shape.get("minimum"), MAX_INT64
+    if shape.get("format") == "int32":
+        highest = MAX_INT32
+    if not _is_integer(value, lowest, highest):
         raise refuse(where, _wanted(shape), value)
+
+
+def _is_integer(value: Any, lowest: int | None = None, highest: int = MAX_INT64) -> bool:
+    # In Python, True is an integer too.
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return (-highest - 1 if lowest is None else lowest) <= value <= highest
 
 
 def _check_boolean(value: Any, shape: Dict, where: str) -> None:
@@ -178,12 +193,15 @@ def _check_boolean(value: Any, shape: Dict, where: str) -> None:
 
 
 def _check_int_or_string(value: Any, shape: Dict, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise refuse(where, _wanted(shape), value)
-    if isinstance(value, str) and "pattern" in shape and not re.fullmatch(shape["pattern"], value):
-        raise refuse(where, _wanted(shape), value)
+    if isinstance(value, float):
+        raise SpecError(f"{refuse(where, _wanted(shape), value)}; {QUOTES}")
     if isinstance(value, str):
         _check_length(value, shape.get("maxLength"), where)
+        is_right = re.fullmatch(shape["pattern"], value) is not None
+    else:
+        is_right = _is_integer(value)
+    if not is_right:
+        raise refuse(where, _wanted(shape), value)
 
 
 def _check_length(value: Any, longest: int | None, where: str) -> None:
@@ -204,8 +222,10 @@ def _wanted(shape: Dict) -> str:
         case "array":
             item = shape["items"].get("type")
             return f"a list of {item}s" if item else "a list"
+        case "integer" if "minimum" in shape:
+            return f"an integer from {shape['minimum']} on"
         case "integer":
-            return f"an integer from {shape['minimum']} on" if "minimum" in shape else "an integer"
+            return "a 32-bit integer" if shape.get("format") == "int32" else "an integer"
         case "boolean":
             return "true or false"
         case _:

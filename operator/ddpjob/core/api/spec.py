@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass as declared
 
 from ddpjob.core.api import profiles, shapes
@@ -24,6 +24,7 @@ from ddpjob.core.api.declare import (
     Change,
     Declared,
     Int,
+    Items,
     OneOf,
     Text,
     entry,
@@ -56,9 +57,9 @@ MAX_PROCESSES = 256
 
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
 RDZV_NAME = re.compile(r"[a-z_]+")
-RDZV_VALUE = re.compile(r"[^,=\s]+")
+RDZV_VALUE = re.compile(r"[^,=\t\n\v\f\r ]+")
 
-Words = tuple[Annotated[Text, Field(max_length=4096)], ...]
+Words = Items[Annotated[Text, Field(max_length=4096)]]
 
 
 def _known_accelerator(name: str) -> str:
@@ -77,8 +78,8 @@ def _absolute_path(path: str) -> str:
     return normal_path(path)
 
 
-def _rdzv_name(name: str) -> str:
-    if not RDZV_NAME.fullmatch(name):
+def _rdzv_name(name: Any) -> str:
+    if not (isinstance(name, str) and RDZV_NAME.fullmatch(name)):
         wanted = "names of a-z and '_', such as join_timeout"
         raise refuse("spec.torchrun.rdzvConf", wanted, name)
     return name
@@ -90,8 +91,9 @@ def _rdzv_value(value: str) -> str:
     return value
 
 
-RdzvName = Annotated[Text, AfterValidator(_rdzv_name)]
-RdzvValue = Annotated[Text, Field(max_length=256), AfterValidator(_rdzv_value)]
+RdzvName = Annotated[Text, BeforeValidator(_rdzv_name)]
+RdzvText = Annotated[Text, Field(max_length=256), AfterValidator(_rdzv_value)]
+RdzvNumber = Annotated[Int, Field(ge=-shapes.MAX_INT64 - 1, le=shapes.MAX_INT64)]
 
 
 @declared(frozen=True, slots=True, config=CONFIG)
@@ -118,7 +120,7 @@ class Torchrun(Declared):
         min_length=1,
         max_length=4096,
     )
-    rdzv_conf: Mapping[RdzvName, Int | RdzvValue] = entry(
+    rdzv_conf: Mapping[RdzvName, RdzvNumber | RdzvText] = entry(
         """Settings of the c10d rendezvous (--rdzv-conf), such as join_timeout in seconds.""",
         {},
         wanted="a number or a string without comma, '=' and space",
