@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
-from ddpjob.cli.own_script import OwnScript, job_name
+from ddpjob.cli.own_script import Container, OwnScript, job_name
 from ddpjob.client.code import PRINTED_BYTES, SUBMITTED_BYTES, owned_code, read_code
 from ddpjob.core.api.readers import SpecError
 
@@ -236,3 +236,25 @@ def test_the_code_becomes_its_jobs_own():
 def test_code_that_a_user_has_made_is_not_owned():
     job = a_body("DDPJob", "j", spec={"code": {"configMap": "c"}})
     assert list(owned_code([a_body("ConfigMap", "c"), job])) == []
+
+
+def test_options_set_variables_and_resources(project):
+    container = Container(["A=b=c", "B="], ["TOKEN=hf", "KEY=aws:secret"], "4", "16Gi")
+    own = OwnScript(project / "train.py", "i", accelerator="gpu", gpus=2, container=container)
+    _, job = own.documents(PRINTED_BYTES)
+    assert job["spec"]["env"] == [
+        {"name": "A", "value": "b=c"},
+        {"name": "B", "value": ""},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "TOKEN"}}},
+        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "aws", "key": "secret"}}},
+    ]
+    assert job["spec"]["resources"] == {
+        "requests": {"cpu": "4", "memory": "16Gi"},
+        "limits": {"nvidia.com/gpu": "2", "memory": "16Gi"},
+    }
+
+
+def test_a_quantity_that_is_none_is_refused(project):
+    own = OwnScript(project / "train.py", "i", container=Container(memory="16GB"))
+    with pytest.raises(SpecError, match="memory: must be a quantity such as 500m or 2Gi"):
+        own.documents(PRINTED_BYTES)

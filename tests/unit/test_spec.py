@@ -763,3 +763,18 @@ def test_devices_that_the_accelerator_does_not_use_are_known(accelerator, resour
 def test_the_advice_for_a_gpu_names_the_accelerator():
     spec = Spec.from_dict(a_spec(resources={"limits": {"nvidia.com/gpu": "1"}}))
     assert "set spec.accelerator to gpu, or remove it" in spec.device_advice
+
+
+@pytest.mark.parametrize(
+    ("args", "torchrun", "advice"),
+    [
+        (["a.py", "--out", "$DDP_CHECKPOINT_DIR/x"], {}, "write $(DDP_CHECKPOINT_DIR)"),
+        (["a.py", "--out=${OUT}"], {}, "spec.args: ${OUT} reaches the script as it is"),
+        (["a.py", "$(OUT)", "$$OUT", "cost: 5$", "$1"], {}, ""),
+        (["bash", "-c", "echo $OUT"], {"args": ["--no-python"]}, ""),
+    ],
+)
+def test_a_variable_that_only_a_shell_expands_is_warned_about(args, torchrun, advice):
+    spec = Spec.from_dict(a_spec(args=args, torchrun=torchrun))
+    assert advice in spec.variable_advice
+    assert bool(spec.advice) == bool(advice)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import typer
 import yaml
 
-from ddpjob.cli.options import require_choice
+from ddpjob.cli.options import read_pairs, require_choice
 from ddpjob.cli.session import note
 from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.client.code import PRINTED_BYTES, read_code, with_code
@@ -38,6 +38,42 @@ SHELL = re.compile(r"\b(ba|da|k|z)?sh\b")
 
 
 @dataclass(frozen=True)
+class Container:
+    """Variables and resources of the pods of a script, as the options of a command.
+
+    `env` has items such as NAME=VALUE, `secret_env` such as NAME=SECRET:KEY.
+    """
+
+    env: Sequence[str] = ()
+    secret_env: Sequence[str] = ()
+    cpu: str | None = None
+    memory: str | None = None
+
+    def variables(self) -> list[dict[str, Any]]:
+        """Return the variables as fields of a container. Raises BadParameter."""
+        found: list[dict[str, Any]] = []
+        for name, value in read_pairs(self.env, "--env", "NAME=VALUE"):
+            found.append({"name": name, "value": value})
+        for name, place in read_pairs(self.secret_env, "--secret-env", "NAME=SECRET[:KEY]"):
+            secret, _, key = place.partition(":")
+            reference = {"name": secret, "key": key or name}
+            found.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
+        return found
+
+    def resources(self, devices: Dict) -> dict[str, Any]:
+        """Return requests and limits, with the limits of devices."""
+        requests = {"cpu": self.cpu, "memory": self.memory}
+        # A limit of the CPU would slow a training down that could use a core of its node.
+        limits = {**devices, "memory": self.memory}
+        both = {"requests": _given(requests), "limits": _given(limits)}
+        return {kind: quantities for kind, quantities in both.items() if quantities}
+
+
+def _given(quantities: Dict) -> dict[str, Any]:
+    return {name: quantity for name, quantity in quantities.items() if quantity is not None}
+
+
+@dataclass(frozen=True)
 class OwnScript:
     """A script, the folder that travels with it, its arguments, and the job that runs it.
 
@@ -54,6 +90,7 @@ class OwnScript:
     accelerator: str = profiles.DEFAULT
     gpus: int | None = None
     claim: str | None = None
+    container: Container = Container()
 
     def resolved(self) -> Self:
         """Return the script with its number of nodes and GPUs. Raises BadParameter."""
@@ -111,8 +148,12 @@ class OwnScript:
             spec["nprocPerNode"] = self.nproc
         if self.accelerator != profiles.DEFAULT:
             spec["accelerator"] = self.accelerator
-        if profile.process_per:
-            spec["resources"] = {"limits": {profile.process_per: str(self.gpus or 1)}}
+        devices = {profile.process_per: str(self.gpus or 1)} if profile.process_per else {}
+        fields = {
+            "resources": self.container.resources(devices),
+            "env": self.container.variables(),
+        }
+        spec |= {name: field for name, field in fields.items() if field}
         if self.claim:
             spec["checkpoint"] = {"claimName": self.claim}
         return spec

@@ -170,13 +170,13 @@ class DDPJob:
         return f"{recovery} ({reason})"
 
     @property
-    def device_advice(self) -> str:
-        """Return what to change if the pods request devices that the job does not use."""
+    def advice(self) -> tuple[str, ...]:
+        """Return what to change although it is allowed: unused devices, shell variables."""
         try:
-            return Spec.from_dict(self.spec).device_advice
+            return Spec.from_dict(self.spec).advice
         except SpecError:
             # The cluster has a newer version of the CRD.
-            return ""
+            return ()
 
     def _repr_html_(self) -> str:
         """Return the job as a notebook shows it."""

@@ -96,7 +96,7 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
         document=document,
         config_maps=config_maps,
         claims=pod.claims,
-        notes=(*filter(None, [spec.device_advice]), *find_notes(document["spec"], spec, pod)),
+        notes=(*spec.advice, *find_notes(document["spec"], spec, pod)),
     )
 
 

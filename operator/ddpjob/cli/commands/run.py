@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpjob.cli.extras import require_extra
+from ddpjob.cli.options import read_pairs
 from ddpjob.cli.own_script import OwnScript
 from ddpjob.cli.script_options import Code, Name, Script, refuse_without_script
-from ddpjob.core.api.readers import SpecError, quoted
+from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.reasons import Reason
 from ddpjob.jobs.run_metrics import RunMetrics
 from ddpjob.local.config_maps import Files, read_files
@@ -154,7 +155,9 @@ def command(
                 f"{chosen}={folder}: folder {folder} does not exist", param_hint="--claim"
             )
     config_maps = _read_places(config_map or [], "--config-map", "NAME=PATH")
-    overrides = Overrides(nodes, nproc, max_restarts, _read_pairs(env or [], "--env", "NAME=VALUE"))
+    overrides = Overrides(
+        nodes, nproc, max_restarts, dict(read_pairs(env or [], "--env", "NAME=VALUE"))
+    )
     if script:
         own = OwnScript(script, folder=code, args=words or [], name=name, nodes=None).resolved()
         manifest = script
@@ -176,18 +179,7 @@ def _one_file(words: list[str]) -> Path:
 
 def _read_places(options: Iterable[str], hint: str, form: str) -> dict[str, Path]:
     """Return the paths of options such as --claim NAME=FOLDER by their names."""
-    return {name: Path(path) for name, path in _read_pairs(options, hint, form).items()}
-
-
-def _read_pairs(options: Iterable[str], hint: str, form: str) -> dict[str, str]:
-    """Return the values of options such as --env NAME=VALUE by their names."""
-    pairs = {}
-    for option in options:
-        name, equals, value = option.partition("=")
-        if not (name and equals):
-            raise typer.BadParameter(f"must be {form}, got {quoted(option)}", param_hint=hint)
-        pairs[name] = value
-    return pairs
+    return {name: Path(path) for name, path in read_pairs(options, hint, form)}
 
 
 @dataclass(frozen=True)

@@ -51,12 +51,14 @@ def command(
 
 def print_verdict(document: Document, problem: str) -> bool:
     """Print a job's problem, or that it has none. Return True if it has none."""
-    verdict = Text(problem)
-    if not problem:
-        recovery = DDPJob.from_manifest(document).recovery
-        verdict = Text.assemble(("ok", "green"), f", recovery: {recovery}")
-    print_line(document, verdict)
-    return not problem
+    if problem:
+        print_line(document, Text(problem))
+        return False
+    job = DDPJob.from_manifest(document)
+    print_line(document, Text.assemble(("ok", "green"), f", recovery: {job.recovery}"))
+    for advice in job.advice:
+        print_line(document, Text(advice))
+    return True
 
 
 def print_line(document: Document, verdict: Text) -> None:

@@ -29,8 +29,22 @@ MODULE_FLAGS = ("-m", "--module")
 MODULE = re.compile("[^- ][^ ]*")
 NO_PYTHON = ("--no-python", "--no_python")
 
+# $NAME and ${NAME}. Kubernetes expands $(NAME), and $$ is a dollar sign for it.
+SHELL_VARIABLE = re.compile(r"(?<!\$)\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
+
 # How spec.args begins.
 BEGIN = "begin with the script or -m and a module"
+
+
+def shell_variable(args: Sequence[str], words: Sequence[str]) -> str:
+    """Return the first reference to a variable that only a shell would expand, or "".
+
+    `words` are those that start torchrun. With --no-python, the program may be a shell.
+    """
+    if not {*NO_PYTHON}.isdisjoint(words):
+        return ""
+    found = (SHELL_VARIABLE.search(word) for word in args)
+    return next((one[0] for one in found if one), "")
 
 
 def is_torchrun(command: Sequence[str]) -> bool:

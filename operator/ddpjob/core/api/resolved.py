@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpjob.core.api import profiles
+from ddpjob.core.api import launcher, profiles
 from ddpjob.core.api.policy import FailurePolicy, Lifecycle
 from ddpjob.core.api.readers import Dict, either, require_object
 from ddpjob.core.api.recovery import Recovery, shared_volume
@@ -90,6 +90,22 @@ class Spec:
     @property
     def world_size(self) -> int:
         return self.nodes * self.nproc_per_node
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Return what to do about what is allowed, but is probably a mistake."""
+        return tuple(filter(None, (self.device_advice, self.variable_advice)))
+
+    @property
+    def variable_advice(self) -> str:
+        """Return what to do about a variable that nothing expands, or nothing."""
+        found = launcher.shell_variable(self.args, (*self.command, *self.torchrun_args))
+        if not found:
+            return ""
+        return (
+            f"spec.args: {found} reaches the script as it is, since no shell reads args; write "
+            f"$({found.strip('${}')})"
+        )
 
     @property
     def device_advice(self) -> str:
