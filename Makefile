@@ -83,7 +83,7 @@ $(MUTANTS)/.installed: operator/pyproject.toml requirements-dev.txt
 	@$(MUTANTS)/bin/pip install --quiet --disable-pip-version-check 'cosmic-ray>=8.7,<9' -e operator -r requirements-dev.txt
 	@touch $@
 
-generate: $(STAMP) ## write what follows from other files: parts of the CRD and of the pages, examples, golden files
+generate: $(STAMP) ## write what follows from other files: the CRD, parts of the pages, the client's types, examples, golden files
 	$(BIN)/python release/generate.py
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/unit/test_render.py tests/unit/test_chart.py -k golden
 

@@ -1,7 +1,7 @@
 """Write what follows from other files: `make generate`, or `python release/generate.py [FILE…]`.
 
 A part of a file stands between two comments. The first one names the part, which is one of PARTS.
-The examples are whole files. `tests/unit/test_generated.py` compares the files with this.
+Other files are written as a whole. `tests/unit/test_generated.py` compares the files with this.
 """
 
 import re

@@ -114,7 +114,8 @@ def entry(
 
     An object has the description of its class, if it has none of its own. `name` is the field's
     name in a manifest. `wanted` is what the value must be, for messages; by default it follows from
-    the type. `bounds` are pydantic's: `ge`, `le`, `min_length` and `max_length`.
+    the type. `bounds` are pydantic's: `ge`, `le`, `min_length` and `max_length`. `change` is
+    that of a field of `spec`: an object changes as a whole.
     """
     return Field(
         default=default,

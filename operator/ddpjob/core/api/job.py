@@ -25,7 +25,7 @@ NAME_CLAUSE = Clause(
 
 @dataclass(frozen=True)
 class Job:
-    """A DDPJob. If its spec cannot be read, `spec` is None and `spec_error` says why."""
+    """A DDPJob. If its spec cannot be read, `spec` is None and `spec_error` is the reason."""
 
     name: str
     namespace: str

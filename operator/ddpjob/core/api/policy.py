@@ -1,4 +1,4 @@
-"""The fields of a spec that say when a job restarts, waits, ends and is cleaned up."""
+"""The fields of a spec for the restarts, the suspension, the end and the clean-up of a job."""
 
 from enum import StrEnum
 from typing import Annotated
