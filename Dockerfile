@@ -21,7 +21,6 @@ kubernetes.aio.config, kubernetes.aio.client.api_client, kubernetes.aio.client.r
 
 # The code is installed into its own root, from which it is copied as a layer.
 COPY operator/ .
-COPY charts/ddpjob-operator/files/crd.yaml /charts/ddpjob-operator/files/crd.yaml
 COPY LICENSE /LICENSE
 RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
  && pip --python /opt/venv/bin/python install --quiet --no-deps --root /layer /wheels/ddpjob-*.whl

@@ -3,6 +3,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
+PACKAGES := $(VENV)/.packages
 STAMP  := $(VENV)/.installed
 CURRENT := $(shell sed -n 's/^version: //p' charts/ddpjob-operator/Chart.yaml)
 # Where images are pushed to, such as ghcr.io/ddpjob; empty is the local Docker.
@@ -82,14 +83,14 @@ $(MUTANTS)/.installed: operator/pyproject.toml requirements-dev.txt
 	@$(MUTANTS)/bin/pip install --quiet --disable-pip-version-check 'cosmic-ray>=8.7,<9' -e operator -r requirements-dev.txt
 	@touch $@
 
-generate: $(STAMP) ## write what follows from other files: parts of the CRD and of the pages, examples, golden files
+generate: $(STAMP) ## write what follows from other files: the CRD, parts of the pages, the client's types, examples, golden files
 	$(BIN)/python release/generate.py
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/unit/test_render.py tests/unit/test_chart.py -k golden
 
-crd: $(STAMP) ## write the parts of the CRD that follow from the accelerators
+crd: $(STAMP) ## write the CRD from the declarations of its fields
 	$(BIN)/python release/generate.py charts/ddpjob-operator/files/crd.yaml
 
-lint: $(STAMP) ## ruff, mypy --strict, and checks of the workflows
+lint: $(PACKAGES) ## ruff, mypy --strict, and checks of the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -118,7 +119,7 @@ docs: $(SITE)/.installed ## the documentation as a site in build/site; fails for
 # Zensical and its theme are needed for nothing else.
 $(SITE)/.installed: operator/pyproject.toml
 	$(PYTHON) -m venv --clear $(SITE)
-	@$(SITE)/bin/pip install --quiet --disable-pip-version-check 'zensical>=0.0.70,<=0.0.72' -e 'operator[local,validate]'
+	@$(SITE)/bin/pip install --quiet --disable-pip-version-check 'zensical>=0.0.70,<=0.0.72' -e 'operator[local]'
 	@touch $@
 
 RELEASE := .venv-release
@@ -150,13 +151,19 @@ release: $(STAMP) ## VERSION=1.2.3: set the version everywhere, then make dist a
 clean: ## remove the environment and the runs
 	rm -rf $(VENV) $(FRAMEWORKS) $(XLA) $(MUTANTS) $(SITE) $(RELEASE) ddpjob-runs build dist
 
-# torch first and by itself, so that no other package's range decides which build comes. pip would
-# compile the modules on one core. Some packages have a file that is no valid Python.
-$(STAMP): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
+# torch first and by itself, so that no other package's range decides which build comes. A pip that is
+# as old as Python's own needs twice the CPU time to choose the rest.
+$(PACKAGES): operator/pyproject.toml trainer/pyproject.toml requirements-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.12 …")'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); echo "Install the venv module (on Debian: apt install python3-venv)."; exit 1; }
 	@echo "Setting up $(VENV): torch, then the rest; a few minutes the first time."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade pip || :
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e 'operator[controller,local,ui,validate]' -e 'trainer[tensorboard]' -r requirements-dev.txt
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || :
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e 'operator[controller,local,ui]' -e 'trainer[tensorboard]' -r requirements-dev.txt
+	@touch $@
+
+# A quarter of the modules are ever imported. Those are compiled, once for all the processes of a job
+# and of the tests.
+$(STAMP): $(PACKAGES)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import torch._dynamo, pytest; pytest.main(["--collect-only", "-qq"])' > /dev/null 2>&1 || :
 	@touch $@

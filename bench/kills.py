@@ -118,9 +118,10 @@ def measure_goodput(cluster: Cluster, every: float, minutes: float, dice: random
             kills += 1
         namespace.patch(JOB, suspend=True)
         status = namespace.wait_for_status(JOB, phase="Suspended")
-        seconds = status["seconds"]
+        account = status["account"]
+        seconds = account["seconds"]
         lost = seconds["recovering"] / kills
-        print(f"goodput {status['goodput']}, {kills} pods killed, {lost:.1f} s each: {seconds}")
+        print(f"goodput {account['goodput']}, {kills} pods killed, {lost:.1f} s each: {seconds}")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Write what follows from other files: `make generate`, or `python release/generate.py [FILE…]`.
 
 A part of a file stands between two comments. The first one names the part, which is one of PARTS.
-The examples are whole files. `tests/unit/test_generated.py` compares the files with this.
+Other files are written as a whole. `tests/unit/test_generated.py` compares the files with this.
 """
 
 import re
@@ -10,78 +10,30 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ddpjob.cli.commands.init import manifest, workloads
 from ddpjob.cli.main import COMMANDS
 from ddpjob.cli.sizes import resolve_nodes
-from ddpjob.core.api import profiles
+from ddpjob.core.api import parts, profiles
 from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import either
 from ddpjob.core.api.reasons import PAGE, Reason
+from ddpjob.core.api.status import Status
+
+# The modules beside this one. Tests run it by its path.
+sys.path.insert(0, str(Path(__file__).parent))
+from crd import crd_text, spec_schema
+from spec_fields import table_of_fields, types_text
 
 ROOT = Path(__file__).parents[1]
 CRD = "charts/ddpjob-operator/files/crd.yaml"
-WIDTH = 100
 
 PART = re.compile(
     r"^(?P<begin>(?P<indent> *)\S+ make generate: (?P<name>[^\n]*?)(?: -->)?\n)"
     r".*?^(?P<end> *\S+ end of make generate)",
     re.DOTALL | re.MULTILINE,
 )
-
-
-def enum_of_accelerators() -> Iterator[str]:
-    yield "enum:"
-    for name in profiles.catalog():
-        yield f"- {name}"
-
-
-def type_of_accelerators() -> Iterator[str]:
-    yield "Accelerator = Literal["
-    for name in profiles.catalog():
-        yield f'    "{name}",'
-    yield "]"
-
-
-def size_rules() -> Iterator[str]:
-    """Yield the CRD's rules for the sizes that accelerators support, as `check_size` has them."""
-    for profile in profiles.catalog().values():
-        others = f"self.accelerator != '{profile.name}'"
-        if profile.one_node:
-            message = f"must be 1 with accelerator {profile.name}, which {profile.one_node}"
-            alternatives = _with_several_nodes(profile)
-            if alternatives:
-                message += f"; for several nodes use {either(alternatives)}"
-            yield from _rule("nodes", f"{others} || self.nodes == 1", message)
-        if profile.process_counts:
-            allowed = f"{list(profile.process_counts)}"
-            choice = either((*profile.process_counts, "auto"))
-            message = f"must be {choice} with accelerator {profile.name}"
-            if not profile.one_node:
-                allowed = f"(self.nodes == 1 ? {allowed} : [{profile.processes}])"
-                message += f" on one node, {profile.processes} or auto on each of several nodes"
-            rule = f"{others} || type(self.nprocPerNode) != int || self.nprocPerNode in {allowed}"
-            yield from _rule("nprocPerNode", rule, message)
-
-
-def _with_several_nodes(profile: Profile) -> list[str]:
-    """Return the names of profiles with the same devices that support several nodes."""
-    names = {name for device in profile.all_devices for name in profiles.profiles_with(device)}
-    return [name for name, one in profiles.catalog().items() if name in names and not one.one_node]
-
-
-def _rule(field: str, rule: str, message: str) -> Iterator[str]:
-    yield "- rule: >-"
-    yield from _folded(rule)
-    yield f"  fieldPath: .{field}"
-    yield "  message: >-"
-    yield from _folded(message)
-
-
-def _folded(text: str) -> Iterable[str]:
-    # The rules are 12 columns from the left.
-    lines = textwrap.wrap(text, WIDTH - 16, break_long_words=False, break_on_hyphens=False)
-    return [f"    {line}" for line in lines]
 
 
 def table_of_accelerators() -> Iterator[str]:
@@ -112,6 +64,25 @@ def _processes(profile: Profile) -> str:
     return text
 
 
+def table_of_status() -> Iterator[str]:
+    yield "| field | content |"
+    yield "|---|---|"
+    fields = parts.schema(Status)["properties"]
+    for path, description in _described(fields):
+        yield _row(f"`{path}`", description)
+
+
+def _described(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the description of each field, without those that Kubernetes declares."""
+    for name, field in fields.items():
+        yield prefix + name, field["description"]
+        if name in (parts.OPERATOR, "conditions"):
+            continue
+        of_items = field.get("items", {}).get("properties", {})
+        yield from _described(field.get("properties", {}), f"{prefix}{name}.")
+        yield from _described(of_items, f"{prefix}{name}[].")
+
+
 def table_of_reasons() -> Iterator[str]:
     yield "| reason | meaning | what to do |"
     yield "|---|---|---|"
@@ -135,13 +106,12 @@ def _row(*cells: str) -> str:
 
 # The parts of each file, by the names in its comments.
 PARTS: Mapping[str, Mapping[str, Callable[[], Iterable[str]]]] = {
-    CRD: {
-        "sizes of the accelerators": size_rules,
-        "names of the accelerators": enum_of_accelerators,
+    "docs/users/reference.md": {
+        "accelerators": table_of_accelerators,
+        "fields of spec": lambda: table_of_fields(spec_schema()),
+        "status": table_of_status,
     },
-    "operator/ddpjob/jobs/user_job.py": {"names of the accelerators": type_of_accelerators},
     "docs/users/command-line.md": {"commands": table_of_commands},
-    "docs/users/reference.md": {"accelerators": table_of_accelerators},
     f"docs/{PAGE}": {"reasons": table_of_reasons},
 }
 
@@ -171,6 +141,8 @@ def _example(workload: str) -> str:
 
 # The text of each file, by its path.
 FILES: Mapping[str, Callable[[], str]] = {
+    CRD: crd_text,
+    "operator/ddpjob/jobs/spec_fields.py": types_text,
     **{path: partial(_with_parts, path) for path in PARTS},
     **{f"examples/{name}.yaml": partial(_example, name) for name in workloads()},
 }

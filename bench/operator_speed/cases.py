@@ -92,7 +92,7 @@ def rendered_pods(name: str, nodes: int) -> list[Object]:
     """
     job = manifest(name, nodes)
     job["metadata"]["uid"] = "00000000-0000-4000-8000-000000000000"
-    job["status"] = {"attempt": 0, "nodes": {"desired": nodes}}
+    job["status"] = {"attempt": {"number": 0}, "nodes": {"desired": nodes}}
     pods = list(objects.pods(Job.from_dict(job), range(nodes), Settings()))
     for pod in pods:
         del pod["metadata"]["ownerReferences"]

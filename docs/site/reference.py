@@ -2,12 +2,23 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from ddpjob import AsyncClient, Client, LocalClient
 from ddpjob.cli.main import COMMANDS, load
-from ddpjob.client.crd import schema
 from ddpjob.jobs.user_job import DDPJob
+
+CRD = Path(__file__).parents[2] / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
+
+
+def schema() -> Mapping[str, Any]:
+    """Return the schema of a DDPJob."""
+    (version,) = yaml.safe_load(CRD.read_text())["spec"]["versions"]
+    found: Mapping[str, Any] = version["schema"]["openAPIV3Schema"]
+    return found
 
 
 def crd_page() -> str:

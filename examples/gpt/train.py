@@ -303,8 +303,8 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
             if step % options.save_every == 0:
                 progress.save(checkpoints, step)
 
-        # Evaluate, and keep the best checkpoint too. After a signal, a resumed run does not repeat
-        # this evaluation, unless it is the last.
+        # Evaluate, and keep the best checkpoint too: if the step is saved already, its score is
+        # noted. A run that resumes from such a step, or from the last one, evaluates again.
         found = test(training, held_out, stop)
         if stop.agreed:
             stop.leave(step)

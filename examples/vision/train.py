@@ -205,7 +205,7 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
         with progress.timed("evaluate"):
             sums = evaluate(model, batches, sums_of, progress=progress, vote=stop)
         if stop.agreed:
-            # A resumed run does not repeat this evaluation, unless it is the last.
+            # A resumed run repeats it if the step was saved before, or if it is the last.
             stop.leave(step)
         progress.emit(
             "eval", epoch=sampler.epoch, step=step, accuracy=sums["correct"] / sums["samples"]
@@ -239,7 +239,8 @@ def train(options: argparse.Namespace, runtime: Runtime) -> None:
             if step % options.save_every == 0:
                 progress.save(checkpoints, step)
 
-        # Evaluate, and keep the best checkpoint too.
+        # Evaluate, and keep the best checkpoint too: if the step is saved already, its score is
+        # noted.
         found = accuracy()
         progress.save(checkpoints, step, score=found)
     progress.end(step, {"accuracy": accuracy() if math.isnan(found) else found})

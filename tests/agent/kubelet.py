@@ -58,6 +58,7 @@ class Pod:
             "clear": None,
             "work": None,
             "code": None,
+            "place": str(folder / "work"),
             "own_files": False,
             "own_ipc": False,
             "port": None,

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import pytest
 
@@ -37,7 +38,7 @@ def folder() -> Iterator[Path]:
 
 def options(work: Path | None, *, own: bool = False) -> SimpleNamespace:
     return SimpleNamespace(
-        work=work and str(work), code=None, clear=None, own_files=own, own_ipc=own
+        work=work and str(work), code=None, place="", clear=None, own_files=own, own_ipc=own
     )
 
 
@@ -75,7 +76,7 @@ for path in (Path("config.json"), Path("parts/words")):
 Path("out").touch()
 os.kill(os.getpid(), 15)
 """
-    found = pod(script, work=str(folder), code=str(code))
+    found = pod(script, work=str(folder), code=str(code), place=str(folder / "work"))
     found.assign(0)
     found.start()
     files = f"folder ['config.json', 'parts', 'parts/words'] {folder}/work"
@@ -85,6 +86,43 @@ os.kill(os.getpid(), 15)
     found.wait_for(files, 2)
     found.wait_for("as sent", 4)
     assert (code / "config.json").read_text() == "as sent"
+
+
+@pytest.mark.parametrize("has_work", [True, False])
+def test_each_attempt_has_its_archive_unpacked_in_its_working_directory(
+    pod, folder, tmp_path, has_work
+):
+    code = tmp_path / "code"
+    code.mkdir()
+    with ZipFile(code / "code.zip", "w") as archive:
+        archive.writestr("parts/words", "as sent")
+    script = """
+import os
+from pathlib import Path
+print("folder", sorted(map(str, Path().rglob("*"))), os.getcwd(), Path("parts/words").read_text())
+Path("parts/words").write_text("changed")
+Path("out").touch()
+os.kill(os.getpid(), 15)
+"""
+    place = folder / "work"
+    work = str(folder) if has_work else None
+    found = pod(script, work=work, code=str(code), place=str(place))
+    found.assign(0)
+    found.start()
+    seen = f"folder ['parts', 'parts/words'] {place} as sent"
+    found.wait_for(seen)
+    found.wait_for("waiting for the next attempt")
+    found.assign(1)
+    found.wait_for(seen, 2)
+
+
+def test_a_hostile_archive_ends_the_pod_with_a_sentence(pod, folder, tmp_path):
+    with ZipFile(tmp_path / "code.zip", "w") as archive:
+        archive.writestr("../escaped", "x")
+    found = pod("", code=str(tmp_path), place=str(folder / "work"))
+    found.assign(0)
+    assert found.start().end() == 1
+    assert "code.zip has the path '../escaped', outside of its folder" in found.report["exception"]
 
 
 def test_variables_of_the_pod_stay(pod, folder):

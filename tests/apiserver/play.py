@@ -36,6 +36,11 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["ddpjob.cli.commands.operator", "ddpjob.controller.main", "play"])
 
 
+def succeeded_nodes(status: dict[str, Any]) -> list[int]:
+    found: list[int] = status.get("operator", {}).get("attempt", {}).get("succeededNodes", [])
+    return found
+
+
 class Operator:
     """`ddpjob operator` as a process. Its log is a file in `folder`."""
 
@@ -364,7 +369,10 @@ class Cluster:
         """Simulate until the job runs in `attempt`."""
         self.until(
             job,
-            lambda: (s := self.status(job)).get("phase") == "Running" and s["attempt"] == attempt,
+            lambda: (
+                (s := self.status(job)).get("phase") == "Running"
+                and s["attempt"]["number"] == attempt
+            ),
         )
 
     def _report(

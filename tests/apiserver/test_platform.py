@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from play import succeeded_nodes
 
 # Short enough for a test, and longer than the operator's own delays.
 SECONDS = 3
@@ -128,7 +129,9 @@ def test_a_copied_pod_decides_nothing_and_is_reported(cluster, an_operator):
     cluster.is_running("digits")
     cluster.copy_pod("digits-0-1", "copy", index=7)
     cluster.ends("copy")
-    cluster.until("digits", lambda: cluster.status("digits").get("strayPods") == ["copy"])
+    cluster.until(
+        "digits", lambda: cluster.status("digits")["operator"].get("strayPods") == ["copy"]
+    )
     assert cluster.status("digits")["phase"] == "Running"
     cluster.ends("digits-0-0")
     cluster.ends("digits-0-1")
@@ -145,15 +148,12 @@ def test_pods_of_another_namespace_decide_nothing(cluster, other_namespace, an_o
         other_namespace.forge_pod(cluster, pod)
         other_namespace.ends(pod, code=2)
     cluster.ends("digits-0-0")
-    cluster.until("digits", lambda: cluster.status("digits").get("succeededNodes") == [0])
+    cluster.until("digits", lambda: succeeded_nodes(cluster.status("digits")) == [0])
     cluster.ends("digits-0-1")
     cluster.until("digits", lambda: cluster.status("digits")["phase"] == "Complete")
     status = cluster.status("digits")
-    assert (status["attempt"], status.get("lastFailure"), status.get("strayPods")) == (
-        0,
-        None,
-        None,
-    )
+    assert (status["attempt"]["number"], status.get("lastFailure")) == (0, None)
+    assert "strayPods" not in status.get("operator", {})
 
 
 # Dead nodes
@@ -179,7 +179,7 @@ def test_the_next_attempt_begins_although_a_node_is_dead(three_nodes, an_operato
     three_nodes.report_node(dead, "Unknown")
     three_nodes.is_running("digits", attempt=1)
     status = three_nodes.status("digits")
-    assert (status["failures"], status["disruptions"]) == (0, 1)
+    assert (status["budget"]["failures"], status["budget"]["disruptions"]) == (0, 1)
     assert (status["lastFailure"]["node"], status["lastFailure"]["reason"]) == (
         dead,
         "NodeUnreachable",
@@ -197,7 +197,7 @@ def test_nothing_is_forced_while_most_nodes_are_not_ready(three_nodes, an_operat
         three_nodes.report_node(node, "Unknown")
     cut_off = "2 of 3 Kubernetes nodes are not ready"
     three_nodes.until("digits", lambda: cut_off in three_nodes.status("digits")["message"])
-    assert three_nodes.status("digits")["attempt"] == 0
+    assert three_nodes.status("digits")["attempt"]["number"] == 0
     three_nodes.silent.clear()
     for node in three_nodes.nodes:
         three_nodes.report_node(node, "True")

@@ -246,7 +246,7 @@ def test_training_code_decides_its_own_job_only(
     cluster.until("forger", lambda: cluster.status("forger")["phase"] == "Complete")
     assert cluster.status("forger")["result"] == {"accuracy": "2"}
     neighbour = cluster.status("neighbour")
-    assert (neighbour["phase"], neighbour["attempt"]) == ("Running", 0)
+    assert (neighbour["phase"], neighbour["attempt"]["number"]) == ("Running", 0)
     assert not {"result", "lastFailure"}.intersection(neighbour)
 
 

@@ -101,6 +101,47 @@ def is_changed(apiserver: ApiServer, namespace: str) -> bool:
     return bool(answer.body["metadata"]["generation"] > 1)
 
 
+# -- validate
+
+
+def test_validate_asks_the_api_server_about_jobs_without_a_mistake(
+    run: Command, client: Client, tmp_path: Path
+) -> None:
+    client.submit(a_job("there"))
+    generated = a_job("x").manifest() | {"metadata": {"generateName": "new-"}}
+    wrong = a_job("wrong").manifest()
+    wrong["spec"] |= {"nodes": 0}
+    changed = a_job("there", image="other").manifest()
+    lost = a_job("lost", args=["a.py"]).manifest() | {
+        "metadata": {"name": "lost", "namespace": "nowhere"}
+    }
+    file = write(tmp_path / "jobs.yaml", wrong, generated, changed, lost)
+    done = run("validate", "--server", file)
+    recovery = "ok, recovery: Recreate (default: without spec.checkpoint or a shared volume)"
+    assert done.stdout.splitlines() == [
+        "wrong: spec.nodes: must be an integer from 1 to 1000, got 0",
+        f"new-: {recovery}",
+        f"there: {recovery}",
+        f"lost: {recovery}",
+        "new-: accepted by the API server",
+        "there: refused by the API server: spec.image: Invalid value: is immutable; delete the job "
+        "and create it again",
+        'lost: refused by the API server: namespaces "nowhere" not found',
+    ]
+    assert done.exit_code == 1
+    assert {job.name for job in client.list()} == {"there"}
+
+
+def test_validate_reports_a_good_job_and_an_api_server_that_is_not_there(
+    run: Command, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "job.yaml", a_job().manifest())
+    assert run("validate", "--server", file).exit_code == 0
+    done = run("validate", "--server", "--context", "nowhere", file)
+    assert done.exit_code == 2
+    assert "no cluster is configured" in done.stderr
+
+
 # -- submit
 
 
@@ -251,9 +292,7 @@ def test_code_that_has_changed_goes_with_the_new_job(
     for text in (SCRIPT, SCRIPT * 2):
         (tmp_path / "train.py").write_text(text)
         assert run(*words).exit_code == 0
-    path = (
-        f"/api/v1/namespaces/{client.namespace}/configmaps?labelSelector=ddpjob.dev/code-of=train"
-    )
+    path = f"/api/v1/namespaces/{client.namespace}/configmaps?labelSelector=ddpjob.dev/code"
     maps = apiserver.request("GET", path).body["items"]
     owners = {owner["uid"] for one in maps for owner in one["metadata"]["ownerReferences"]}
     assert (len(maps), owners) == (2, {client.get("train").uid})
@@ -268,7 +307,7 @@ def test_a_replaced_job_keeps_code_that_has_not_changed(
     before = client.get("train")
     assert run(*words, "--replace").exit_code == 0
     after = client.get("train")
-    name = after.spec["volumes"][0]["configMap"]["name"]
+    name = after.spec["code"]["configMap"]
     path = f"/api/v1/namespaces/{client.namespace}/configmaps/{name}"
     owners = apiserver.request("GET", path).body["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == [after.uid]
@@ -329,8 +368,8 @@ def test_a_script_is_submitted_with_its_code(
     words = ["--script", "train.py", "--image", "i", "--nodes", "1", "--", "--lr", "1"]
     assert run("submit", *words).exit_code == 0
     job = client.get("train")
-    assert job.spec["args"] == ["/mnt/code/train.py", "--lr", "1"]
-    name = job.spec["volumes"][0]["configMap"]["name"]
+    assert job.spec["args"] == ["train.py", "--lr", "1"]
+    name = job.spec["code"]["configMap"]
     path = f"/api/v1/namespaces/{client.namespace}/configmaps/{name}"
     code = apiserver.request("GET", path).body
     assert code["data"] == {"train.py": SCRIPT}
@@ -499,7 +538,7 @@ def test_a_finished_job_runs_again_with_the_same_manifest_and_code(
     assert run("restart", "train").exit_code == 0
     after = client.get("train")
     assert (after.uid != before.uid, after.spec, after.phase) == (True, before.spec, "Pending")
-    name = after.spec["volumes"][0]["configMap"]["name"]
+    name = after.spec["code"]["configMap"]
     path = f"/api/v1/namespaces/{client.namespace}/configmaps/{name}"
     owners = apiserver.request("GET", path).body["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == [after.uid]

@@ -11,6 +11,11 @@ from .cluster import SYSTEM, Cluster
 from .commands import CommandFailed, Object, T, wait_until
 
 
+def attempt_of(status: Object) -> int:
+    """Return the number of the current attempt in a status; that before the first is 0."""
+    return int(status.get("attempt", {}).get("number", 0))
+
+
 class Namespace:
     """One namespace of the cluster, which is created with `labels`."""
 
@@ -174,14 +179,15 @@ class Namespace:
         return wait_until(what, look, seconds, self.explain)
 
     def wait_for_status(self, job: str, seconds: float = 180, **expected: Any) -> Object:
-        """Return the status as soon as it has every value of `expected`.
+        """Return the status as soon as it has every value of `expected`. `attempt` is a number.
 
         Fails at once if the job is finished without them.
         """
 
         def look() -> Object | None:
             status = self.status(job)
-            if all(status.get(key) == value for key, value in expected.items()):
+            found = {**status, "attempt": attempt_of(status)}
+            if all(found.get(key) == value for key, value in expected.items()):
                 return status
             finished = status.get("phase") in ("Complete", "Failed")
             assert not finished, f"{job} is {status['phase']} before {expected}\n{self.explain()}"
@@ -200,10 +206,10 @@ class Namespace:
         """Return the status of a job that completes on two nodes after these restarts."""
         status = self.wait_for_status(job, seconds, phase="Complete")
         found = {
-            "failures": status["failures"],
-            "disruptions": status["disruptions"],
-            "announced": status.get("announcedDisruptions", 0),
-            "attempt": status["attempt"],
+            "failures": status["budget"]["failures"],
+            "disruptions": status["budget"]["disruptions"],
+            "announced": status["budget"]["announced"],
+            "attempt": status["attempt"]["number"],
             "succeeded": status["nodes"]["succeeded"],
         }
         expected = {

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from .builders import digits_with_checkpoints
 from .cluster import CONTROL_PLANE, WORKERS, Cluster
 from .commands import CommandFailed, Object, run, wait_until
-from .namespace import Namespace
+from .namespace import Namespace, attempt_of
 from .training import JOB, last_step, signal_workers
 
 # The operator runs on the first worker. Faults of nodes hit the second.
@@ -68,7 +68,7 @@ class SoakJob:
     def trains(self) -> bool:
         """True if the expected attempt, or a later one, has written a checkpoint."""
         status = self.status
-        attempt = status.get("attempt", 0)
+        attempt = attempt_of(status)
         if status.get("phase") != "Running" or attempt < self.attempt:
             return False
         return bool(self.namespace.progress_of(JOB, attempt, "checkpoint"))
@@ -95,13 +95,8 @@ ANNOUNCED = Effect(announced=1, attempts=1)
 FREE = Effect(attempts=1)
 NOTHING = Effect()
 
-# The counters of a job, by the fields of its status.
-COUNTERS = {
-    "failures": "failures",
-    "disruptions": "disruptions",
-    "announced": "announcedDisruptions",
-    "attempt": "attempt",
-}
+# The counters of a job.
+COUNTERS = ("failures", "disruptions", "announced", "attempt")
 
 Act = Callable[["Soak", SoakJob], None]
 
@@ -173,7 +168,7 @@ class Soak:
         if fault.of_node:
             hit = [job for job in self.running if job.pods_on(VICTIM)]
         say(f"{fault.name}: {', '.join(job.namespace.name for job in hit) or 'no job'}")
-        before = {job.namespace.name: job.status["attempt"] for job in hit}
+        before = {job.namespace.name: attempt_of(job.status) for job in hit}
         for job in hit:
             job.attempt = before[job.namespace.name] + fault.effect.attempts
         begun = time.monotonic()
@@ -207,7 +202,7 @@ class Soak:
     def _note(self, fault: Fault, job: SoakJob, before: int) -> None:
         """Count what the fault must cost, unless the job had ended before it."""
         status = job.status
-        if fault.effect.attempts and job.finished and status["attempt"] == before:
+        if fault.effect.attempts and job.finished and attempt_of(status) == before:
             job.attempt = before
             self.missed[fault.name] = self.missed.get(fault.name, 0) + 1
             return
@@ -312,8 +307,9 @@ FAULTS = (
 def check(job: SoakJob) -> None:
     """Compare an ended job with what it must be."""
     status = job.status
-    for key, field_of_status in COUNTERS.items():
-        expected, found = getattr(job, key), status.get(field_of_status, 0)
+    counters = {**status["budget"], "attempt": attempt_of(status)}
+    for key in COUNTERS:
+        expected, found = getattr(job, key), counters[key]
         if found != expected:
             job.problems.append(f"{key}: expected {expected}, got {found}")
     if status["phase"] != "Complete":
@@ -355,10 +351,10 @@ def row(number: int, job: SoakJob) -> str:
     cells: Sequence[object] = (
         number,
         job.faults,
-        f"{job.attempt + 1}/{status['attempt'] + 1}",
-        f"{job.failures}/{status['failures']}",
-        f"{job.disruptions}/{status['disruptions']}",
-        f"{job.announced}/{status.get('announcedDisruptions', 0)}",
+        f"{job.attempt + 1}/{attempt_of(status) + 1}",
+        f"{job.failures}/{status['budget']['failures']}",
+        f"{job.disruptions}/{status['budget']['disruptions']}",
+        f"{job.announced}/{status['budget']['announced']}",
         status.get("result", {}).get("accuracy", "-"),
         len(job.namespace.unfinished(JOB)),
         "; ".join(job.problems) or "none",

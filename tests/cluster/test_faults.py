@@ -86,10 +86,10 @@ def test_a_pod_force_deleted_while_the_operator_is_down_costs_one_disruption(
             namespace.wait("the pod is gone", lambda: f"{JOB}-0-1" not in namespace.pods(JOB))
         status = namespace.wait_for_status(JOB, 300, phase="Complete")
 
-    assert (status["failures"], status["disruptions"]) == (0, 1)
+    assert (status["budget"]["failures"], status["budget"]["disruptions"]) == (0, 1)
     # The other pod stays if the operator is back before it ends its wait. Otherwise one more
     # attempt begins, with new pods, which costs nothing.
-    attempt = status["attempt"]
+    attempt = status["attempt"]["number"]
     assert [entry["cause"] for entry in status["attempts"]] == [
         "Succeeded",
         *["NotResumed"] * (attempt - 1),
@@ -117,7 +117,7 @@ def test_a_suspended_job_gives_its_pods_back_and_resumes_where_it_stopped(namesp
 
     assert resumed_step(namespace, attempt=1) == stopped_at
     status = namespace.wait_for_status(JOB, 300, phase="Complete")
-    assert (status["failures"], status["disruptions"], status["attempt"]) == (0, 0, 1)
+    assert (status["restarts"], status["attempt"]["number"]) == (0, 1)
     assert [attempt["cause"] for attempt in status["attempts"]] == ["Succeeded", "Suspended"]
     assert "lastFailure" not in status
     assert_as_good_as_undisturbed(status)

@@ -71,8 +71,9 @@ def test_pods_stay_when_a_rank_a_pod_and_node_0_are_lost(namespace: Namespace):
     with namespace.watching_pods() as seen:
         status = lose_a_rank_a_pod_and_node_0(namespace)
 
-    assert status["host"]["index"] == 1
-    assert status["podAttempts"] == [3, 2]
+    attempt = status["operator"]["attempt"]
+    assert attempt["host"]["index"] == 1
+    assert attempt["births"] == [3, 2]
     assert_as_good_as_undisturbed(status)
     # No name was given to two pods.
     created = Counter(line.split()[0] for line in seen)

@@ -18,7 +18,7 @@ END = "print('done')"
 
 def counters(status: Object) -> tuple[int, int]:
     """Return the failures and the disruptions."""
-    return status["failures"], status["disruptions"]
+    return status["budget"]["failures"], status["budget"]["disruptions"]
 
 
 # Two gangs under one quota
@@ -74,7 +74,7 @@ def test_two_gangs_of_four_complete_under_a_quota_of_five_pods(
     older, younger = (job["status"] for job in jobs)
 
     assert counters(older) == counters(younger) == (0, 0)
-    assert older["attempt"] == 0
+    assert older["attempt"]["number"] == 0
     causes = [attempt["cause"] for attempt in younger["attempts"]]
     assert causes == ["Succeeded", "Yielded"]
     for name in two_classes:
@@ -119,7 +119,7 @@ def test_a_hanging_webhook_is_named_and_delays_no_other_job(
     held = make_namespace(**hanging_webhook)
     free = make_namespace()
     held.apply(*script_job("held", END))
-    held.wait("the create is under way", lambda: held.status("held").get("attempt") == 0)
+    held.wait("the create is under way", lambda: "number" in held.status("held").get("attempt", {}))
 
     free.apply(*script_job("healthy", END))
     free.wait("the healthy job has its pods", lambda: len(free.pods("healthy")) == 2, 5)

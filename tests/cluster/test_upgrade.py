@@ -81,7 +81,7 @@ def test_a_job_runs_through_upgrade_rollback_and_removal(
     second = wait_until_started(namespace, 1)
     assert not set(first.values()) & set(second.values())
     assert len(agents(namespace)) == 2
-    assert namespace.status(JOB)["failures"] == 1
+    assert namespace.status(JOB)["budget"]["failures"] == 1
 
     # Back to the version before, which finds a newer agent in the pods.
     cluster.rollback()

@@ -31,7 +31,7 @@ def test_a_job_waits_for_a_node_longer_than_torchrun_would(cluster: Cluster, wai
     )
     cluster.kubectl("label", "node", second, f"{LATE}=")
     status = waiting.wait_for_complete("digits")
-    assert status["attempt"] == 0
+    assert status["attempt"]["number"] == 0
 
 
 def agent_seconds(namespace: Namespace, node: str) -> float:

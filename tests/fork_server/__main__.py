@@ -1,6 +1,7 @@
 """Import torch and the trainer, and fork a process for each stand-in: python FOLDER DESCRIPTOR."""
 
 import atexit
+import gc
 import importlib
 import os
 import pkgutil
@@ -26,6 +27,8 @@ def main(descriptor: int) -> None:
     server = Zygote(socket.socket(fileno=descriptor))
     # torch sets variables of its own.
     server_variables = variables()
+    # A third of the time of the imports would be a search for garbage. Forks have it again.
+    gc.disable()
     import_modules()
     arguments = server.serve()["arguments"]
     del os.environ[FOLDER]

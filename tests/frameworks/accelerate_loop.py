@@ -42,7 +42,8 @@ def main() -> None:
                 stop.after_step(step)
                 if step % 10 == 0:
                     checkpoints.save(step)
-        checkpoints.save(step)
+        # The last step may be one of those above.
+        checkpoints.save_once(step)
     dist.destroy_process_group()
 
 

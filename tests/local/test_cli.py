@@ -71,6 +71,9 @@ def test_the_log_level_may_be_in_upper_case(logging_is_restored):
     ("words", "message"),
     [
         ("job.yaml", "--local: is required to run a job on this machine"),
+        ("job.yaml job.yaml --local", "FILE: give one manifest, or --script with its arguments"),
+        ("--local", "FILE: give one manifest, or --script with its arguments"),
+        ("job.yaml --local --name a", "--name: requires --script"),
         ("job.yaml --local --claim ckpt", '--claim: must be NAME=FOLDER, got "ckpt"'),
         ("job.yaml --local --claim ckpt=no", "--claim: ckpt=no: folder no does not exist"),
         (

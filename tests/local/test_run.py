@@ -110,9 +110,9 @@ async def test_a_failure_restarts_the_gang_and_names_the_rank(tmp_path):
     """
     path = write_job(tmp_path, program, failurePolicy={"maxRestarts": 1})
     status = await run(path, tmp_path / "run")
-    assert (status.phase, status.attempt, status.restarts) == ("Complete", 1, 1)
-    assert status.last_failure["rank"] == 1
-    assert "ValueError: bad data" in status.last_failure["message"]
+    assert (status.phase, status.attempt.number, status.restarts) == ("Complete", 1, 1)
+    assert status.last_failure.rank == 1
+    assert "ValueError: bad data" in status.last_failure.message
 
 
 async def test_a_job_that_always_fails_ends_failed_when_its_budget_is_used_up(tmp_path):
@@ -126,7 +126,7 @@ async def test_a_launcher_that_does_not_exist_is_a_failure_with_its_name(tmp_pat
     policy = {"maxRestarts": 0}
     path = write_job(tmp_path, "", nodes=1, torchrun=torchrun, failurePolicy=policy)
     status = await run(path, tmp_path / "run")
-    assert "No such file or directory: 'no-such-launcher'" in status.last_failure["message"]
+    assert "No such file or directory: 'no-such-launcher'" in status.last_failure.message
 
 
 async def test_a_worker_that_outlives_its_launcher_is_killed(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from ddpjob.core.agent_files import agent_files
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.readers import SpecError
-from ddpjob.core.api.status import PodCounts, Status
+from ddpjob.core.api.status import Attempt, PodCounts, Status
 from ddpjob.core.render import objects
 from ddpjob.local.addresses import LocalAddresses
 from ddpjob.local.env import LOOPBACK
@@ -32,7 +32,7 @@ def make_job(**spec) -> Job:
     metadata = {"name": "j", "namespace": "n", "uid": "u"}
     job = Job.from_dict({"metadata": metadata, "spec": fields})
     assert not job.spec_error
-    return replace(job, status=Status(attempt=0, pods=PodCounts(desired=fields["nodes"])))
+    return replace(job, status=Status(attempt=Attempt(0), pods=PodCounts(desired=fields["nodes"])))
 
 
 def command(tmp_path: Path, config_maps=None, claims: Mapping[str, Path] = {}, **spec) -> Command:
@@ -216,7 +216,6 @@ def test_a_host_path_that_exists_is_used(tmp_path):
         ({"mountPath": "/d", "subPathExpr": "$(POD)"}, "subPathExpr: is not supported"),
         ({"mountPath": "/"}, "mountPath: must be an absolute path other than '/'"),
         ({"mountPath": "/d", "subPath": "../../up"}, "subPath: must be a relative path without"),
-        ({"mountPath": "/d", "subPath": [1]}, "subPath: must be a string, got"),
     ],
 )
 def test_a_mount_that_cannot_work_here_is_refused(tmp_path, mount, message):
@@ -245,11 +244,6 @@ def test_references_between_variables_are_expanded(tmp_path):
     env = [{"name": "A", "value": "x"}, {"name": "B", "value": "$(A)-$(NOT_THERE)-$$(A)"}]
     found = command(tmp_path, env=env, args=["train.py", "$(B)"])
     assert found.env["B"] == "x-$(NOT_THERE)-$(A)"
-
-
-def test_a_number_in_the_overlays_env_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="env SEED: must be a string"):
-        command(tmp_path, **overlay(env=[{"name": "SEED", "value": 0}]))
 
 
 def test_an_overlay_may_remove_all_variables(tmp_path):
@@ -283,7 +277,7 @@ def test_local_addresses_sort_by_index_and_are_all_this_machine():
 def test_each_attempt_has_a_rendezvous_port_of_its_own():
     ports = iter([1, 2])
     addresses = LocalAddresses(lambda: next(ports))
-    jobs = [replace(make_job(), status=Status(attempt=attempt)) for attempt in (0, 0, 1)]
+    jobs = [replace(make_job(), status=Status(attempt=Attempt(attempt))) for attempt in (0, 0, 1)]
     endpoints = [addresses.endpoint(job) for job in jobs]
     assert endpoints == ["127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:2"]
 
@@ -292,7 +286,7 @@ def test_each_pod_has_a_port_for_its_agent():
     ports = iter([1, 2, 3])
     addresses = LocalAddresses(lambda: next(ports))
     # The pod of node 0 has stayed since attempt 0.
-    old = replace(make_job(), status=Status(attempt=0))
-    new = replace(make_job(), status=Status(attempt=1, pod_attempts=(0, 1)))
+    old = replace(make_job(), status=Status(attempt=Attempt(0)))
+    new = replace(make_job(), status=Status(attempt=Attempt(1, births=(0, 1))))
     found = [addresses.port(job, index) for job, index in ((old, 0), (old, 1), (new, 0), (new, 1))]
     assert found == [1, 2, 1, 3]

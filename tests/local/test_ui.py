@@ -42,8 +42,9 @@ STATUS = {
     "reason": "MaxRestartsExceeded",
     "message": "maxRestarts=1 is used up: rank 1: ValueError: <bad> batch",
     "conditions": [{"type": "Failed", "status": "True"}],
-    "attempt": 1,
-    "failures": 1,
+    "attempt": {"number": 1},
+    "restarts": 1,
+    "budget": {"failures": 1},
     "attempts": [
         {
             "attempt": number,
@@ -195,7 +196,7 @@ def test_a_job_has_its_reason_attempts_curves_and_log(browser):
 
 
 def test_a_job_that_trains_has_its_step_in_the_list(serve, runs):
-    status = {"phase": "Running", "attempt": 0, "attempts": []}
+    status = {"phase": "Running", "attempt": {"number": 0}, "attempts": []}
     (runs / "digits" / "status.yaml").write_text(yaml.safe_dump(status))
     found = serve(LocalSource(LocalClient(runs)))
     found.get(f"/?token={TOKEN}")
@@ -206,10 +207,8 @@ def test_a_job_that_trains_has_its_step_in_the_list(serve, runs):
 def test_a_run_that_was_killed_has_ended_when_it_wrote_for_the_last_time(browser, runs):
     status = {
         "phase": "Running",
-        "attempt": 0,
-        "attemptTime": "2026-01-01T12:00:00Z",
-        "activity": "training",
-        "activitySince": "2026-01-01T12:00:10Z",
+        "attempt": {"number": 0, "start": "2026-01-01T12:00:00Z"},
+        "account": {"activity": "training", "since": "2026-01-01T12:00:10Z"},
         "nodes": {"desired": 2, "ready": 2},
     }
     (runs / "digits" / "status.yaml").write_text(yaml.safe_dump(status))

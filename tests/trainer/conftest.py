@@ -68,13 +68,9 @@ def launched(request, tmp_path_factory):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give tests of several ranks the numbers of ranks.
-
-    Four ranks notice what two do, where these are forks too.
-    """
+    """Give tests of several ranks the numbers of ranks. Four ranks notice what two do."""
     if "ranks" in metafunc.fixturenames:
-        are_new = metafunc.module.__name__.rpartition(".")[2] in every_rank.NEW_PYTHONS
-        two = pytest.param(2, id="2 ranks", marks=() if are_new else pytest.mark.slow)
+        two = pytest.param(2, id="2 ranks", marks=pytest.mark.slow)
         numbers = [two, pytest.param(4, id="4 ranks")]
         metafunc.parametrize("ranks", numbers, indirect=True, scope="module")
 

@@ -10,7 +10,8 @@ number of ranks, in the order in which they are written. A test asks for the val
     def test_all_ranks_get_the_sum(ranks):
         assert ranks.values(sum_of_ranks) == [expected] * ranks.count
 
-The fixtures `ranks` (two ranks, then four) and `single` (one process) are in conftest.py.
+The fixtures `ranks` (four ranks, and two with `make test-slow`) and `single` (one process) are in
+conftest.py.
 """
 
 from collections import defaultdict
@@ -28,9 +29,9 @@ RankFunction = Callable[[Any], Any]
 # The marked functions of each module by their name.
 FUNCTIONS: dict[str, dict[str, RankFunction]] = defaultdict(dict)
 
-# Modules whose two ranks are new Pythons. So it is seen that a process with a group ends well, and
-# that nothing depends on the seed of hashes, which forks share.
-NEW_PYTHONS = ("test_ranks", "test_checkpoint_shards")
+# The rank of some modules that is a new Python, if there are several. So it is seen that a process
+# with a group ends well, and that nothing depends on the seed of hashes, which forks share.
+NEW_PYTHONS = {"test_ranks": 0, "test_checkpoint_shards": 1}
 
 # The key of an outcome that is known only after the process group has ended. Its value is True if
 # neither the group nor one of its threads is left.
@@ -73,9 +74,8 @@ def launch_ranks(count: int, folder: Path, module: str) -> Outcomes:
     if count == 1:
         runs = [launch.alone(*command, PYTHONPATH=tests)]
     else:
-        is_new = count == 2 and module.rpartition(".")[2] in NEW_PYTHONS
-        start = launch.new_python if is_new else launch.alone
-        runs = launch.ranks(*command, processes=count, start=start, PYTHONPATH=tests)
+        new = NEW_PYTHONS.get(module.rpartition(".")[2])
+        runs = launch.ranks(*command, processes=count, new=new, PYTHONPATH=tests)
     assert launch.finish(runs) == [0] * count, "\n".join(run.stderr for run in runs)
     return Outcomes([torch.load(folder / f"rank-{rank}.pt") for rank in range(count)])
 

@@ -163,6 +163,19 @@ def new_python(*arguments: object, **variables: object) -> Run:
     return Run([sys.executable, *arguments], environment(**variables))
 
 
+def new_python_of(rank: int, folder: Path) -> Path:
+    """Return the program that starts a new Python for this rank, and forks for the others."""
+    program = folder / "python"
+    program.write_text(
+        f"""#!/bin/sh
+if [ "$RANK" = {rank} ]; then exec {sys.executable} "$@"; fi
+exec {python()} "$@"
+"""
+    )
+    program.chmod(0o755)
+    return program
+
+
 def torchrun(
     *arguments: object, processes: int = 2, start: Start = alone, **variables: object
 ) -> Run:
@@ -172,12 +185,19 @@ def torchrun(
 
 
 def ranks(
-    *arguments: object, processes: int = 2, start: Start = alone, **variables: object
+    *arguments: object,
+    processes: int = 2,
+    start: Start = alone,
+    new: int | None = None,
+    **variables: object,
 ) -> list[Run]:
-    """Start the ranks without an agent, which is faster. Each can be killed on its own."""
+    """Start the ranks without an agent, which is faster. Each can be killed on its own.
+
+    The rank `new` is a new Python.
+    """
     port = free_port()
     return [
-        start(
+        (new_python if rank == new else start)(
             *arguments,
             RANK=rank,
             LOCAL_RANK=rank,

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
+from ddp_trainer.checkpoint import shard_writer
 from ddp_trainer.checkpoint import shards as checkpoint_shards
 from ddp_trainer.checkpoint.checkpoints import Checkpoints
 from ddp_trainer.checkpoint.claim import Claim, TakenOver
@@ -19,6 +20,7 @@ from ddp_trainer.checkpoint.listing import listed
 from ddp_trainer.checkpoint.shards import ShardedState
 from ddp_trainer.checkpoint.staging import Staging
 from ddp_trainer.checkpoint.weights import read_part
+from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.errors import UserError
 from ddp_trainer.ranks.runtime import Runtime
 
@@ -210,6 +212,69 @@ def test_another_model_is_refused(ranks):
 
 
 @on_every_rank
+def how_often_the_ranks_plan(runtime):
+    job = Job(runtime, "planned", retention=Retention(newest=4))
+    planned = []
+    save = shard_writer.save
+
+    def count_and_save(*arguments, **options):
+        planned.append(job.step)
+        return save(*arguments, **options)
+
+    shard_writer.save = count_and_save
+    try:
+        for step in (1, 2, 3):
+            job.train(step).save()
+        expected = job.state()
+        # The tensors of only one rank are others than before.
+        if runtime.rank == runtime.world_size - 1:
+            job.model[3].running_mean = torch.zeros(5, dtype=torch.float64)
+        job.step = 4
+        job.save()
+    finally:
+        shard_writer.save = save
+    job.step = job.checkpoints.restore(3)
+    return planned, are_equal(job.state(), expected)
+
+
+def test_the_ranks_plan_anew_only_if_tensors_have_changed(ranks):
+    for planned, is_equal in ranks.values(how_often_the_ranks_plan):
+        assert planned == [1, 4]
+        assert is_equal
+
+
+@on_every_rank
+def what_a_refused_restore_changes(runtime):
+    def a_start(folder, job, count):
+        own = torch.optim.AdamW(list(job.model.parameters())[:count], lr=0.5)
+        sampler = GlobalBatchSampler(8, 2)
+        parts = {"sampler": sampler, "model": job.model, "optimizer": own}
+        return sampler, Checkpoints(folder, runtime, parts)
+
+    job, other = Job(runtime, "trained").train(3), Job(runtime, "untrained").train(1)
+    before = [tensor.clone() for tensor in other.state()]
+    found = []
+    for count, other_count in ((2, 4), (4, 2)):
+        sampler, checkpoints = a_start(f"refused-{count}", job, count)
+        next(iter(sampler))
+        job.model(torch.ones(4, 8)).sum().backward()
+        checkpoints._parts["optimizer"].step()
+        checkpoints.save(1)
+        checkpoints.wait()
+        sampler, checkpoints = a_start(f"refused-{count}", other, other_count)
+        found.append((message_of(checkpoints.restore), sampler.offset))
+    return found, are_equal(other.state(), before)
+
+
+def test_a_refused_restore_changes_no_shard(ranks):
+    for found, is_equal in ranks.values(what_a_refused_restore_changes):
+        (more, offset), (fewer, other_offset) = found
+        assert "only the optimizer of this run has 2.bias" in more
+        assert "optimizer.state.2.weight.step has the shape [] in the checkpoint and None" in fewer
+        assert (offset, other_offset, is_equal) == (0, 0, True)
+
+
+@on_every_rank
 def error_of_a_rank_that_cannot_write(runtime):
     job = Job(runtime, "full").train(1)
     job.save()
@@ -242,18 +307,18 @@ def what_retention_keeps(runtime):
     job = Job(runtime, "kept", retention=Retention(newest=1, every=4))
     for step, score in ((1, 0.5), (2, 0.9), (4, 0.1), (5, 0.2), (6, 0.3)):
         job.train(step).checkpoints.save(step, score=score)
-    # A second save at a step replaces the first, also if the parts have changed.
-    job.optimizer.param_groups[0]["lr"] = 0.5
-    job.save()
-    again = Job(runtime, "kept")
-    return names_in(Path("kept")), again.step, again.optimizer.param_groups[0]["lr"]
+    # The step is saved already.
+    job.checkpoints.save_once(6)
+    error = message_of(job.save)
+    return names_in(Path("kept")), Job(runtime, "kept").step, error
 
 
 def test_the_newest_the_best_and_every_fourth_are_kept(ranks):
-    for names, step, learning_rate in ranks.values(what_retention_keeps):
-        steps = ("0000000002", "0000000004", "0000000006-2")
+    for names, step, error in ranks.values(what_retention_keeps):
+        steps = ("0000000002", "0000000004", "0000000006")
         assert names == [f"step-g0001-{step}.sharded" for step in steps]
-        assert (step, learning_rate) == (6, 0.5)
+        assert step == 6
+        assert "step 6 is not above 6" in error
 
 
 @on_every_rank
@@ -277,19 +342,19 @@ def error_of_a_start_that_is_taken_over_during_a_save(runtime):
     """Return the names in the folder of a start that is paused in a save and taken over."""
     job = Job(runtime, "paused").train(1)
     job.save()
-    read = ShardedState._read_saved
+    read = ShardedState.read_saved
 
     def pause_and_read(state):
         runtime.on_main(lambda: Claim.take(Path("paused")).number)
         return read(state)
 
-    ShardedState._read_saved = pause_and_read
+    ShardedState.read_saved = pause_and_read
     try:
         job.train(2).save()
     except TakenOver:
         return sorted(path.name for path in Path("paused").iterdir())
     finally:
-        ShardedState._read_saved = read
+        ShardedState.read_saved = read
 
 
 def test_a_start_that_is_taken_over_during_a_save_does_not_come_back(ranks):

@@ -1,6 +1,7 @@
 """`from ddp_trainer import …`: each name, at any time, and torch only when it is needed."""
 
 import ast
+import gc
 import subprocess
 import sys
 from importlib import import_module
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ddp_trainer
+from ddp_trainer.cli import main
 from ddp_trainer.moved import MOVED
 
 
@@ -97,3 +99,13 @@ def test_the_sampler_does_not_import_torch():
     script = "import sys; from ddp_trainer import GlobalBatchSampler\nprint('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert run.stdout == "False\n", run.stderr
+
+
+def test_garbage_is_searched_again_after_the_imports_of_a_workload(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    imported = [[]]
+    with main._fast_imports():
+        imported.append(imported)
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert not any(each is imported for each in gc.get_objects())

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from .launch import TRAINER, alone, environment, finish, new_python, newest, ranks, torchrun
+from .launch import TRAINER, alone, environment, finish, newest, ranks, torchrun
 
 FLAGS = (
     "--stem torchvision --epochs 4 --limit-train 72 --batch-size 8 --learning-rate 0.01 "
@@ -31,8 +31,8 @@ def story(tmp_path_factory, tiny_cifar10):
     unbroken = ranks(*command, folder / "unbroken", "--checkpoint-every", 100)
     assert finish(unbroken) == [0, 0], unbroken[0].stderr
 
-    # How a process ends that has lost its peer is seen in new Pythons.
-    killed = ranks(*command, folder / "broken", start=new_python)
+    # How a process ends that has lost its peer is seen in a new Python.
+    killed = ranks(*command, folder / "broken", new=0)
     killed[0].wait_for("checkpoint", step=3)
     killed[1].kill()
     killed_codes = finish(killed)

@@ -23,6 +23,7 @@ from ddp_trainer.checkpoint.parts import PerRank
 from ddp_trainer.data.loader import IndexBatches, ShardLoader, sample_seeds
 from ddp_trainer.data.sampler import GlobalBatchSampler
 from ddp_trainer.errors import UserError
+from ddp_trainer.ranks import generators
 from ddp_trainer.ranks.runtime import Runtime
 
 from . import launch
@@ -146,10 +147,45 @@ def test_the_generators_of_the_training_are_not_used():
     assert np.random.get_state()[1].tolist() == before[2]
 
 
+def numpy_states():
+    """Set numpy's generator: inside a block, at its end, and within a pair of normal numbers."""
+    for draws in (0, 1, 623, 624, 1000):
+        np.random.seed(5)
+        np.random.random_sample(draws)
+        yield
+        np.random.standard_normal()
+        yield
+
+
+@pytest.mark.parametrize("kind", [np.random.MT19937, np.random.PCG64])
+def test_numpy_generates_the_same_as_without_a_batch(kind):
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(kind(5))
+    try:
+        for _ in numpy_states():
+            before = np.random.get_state(legacy=False)
+            expected = np.random.standard_normal(3).tolist(), np.random.randint(99)
+            np.random.set_state(before)
+            restore = generators.remember_numpy()
+            np.random.seed(7)
+            np.random.standard_normal(5)
+            restore()
+            assert (np.random.standard_normal(3).tolist(), np.random.randint(99)) == expected
+    finally:
+        np.random.set_bit_generator(own)
+
+
+def test_numpy_is_restored_by_its_own_functions_if_its_memory_is_not_known(monkeypatch):
+    monkeypatch.setattr(generators, "_has_known_memory", lambda: False)
+    before = np.random.get_state()[1].tolist()
+    list(ShardLoader(Augmented(), a_sampler()))
+    assert np.random.get_state()[1].tolist() == before
+
+
 def test_the_generators_are_saved_once_for_each_batch(monkeypatch):
     saved = []
-    save = np.random.get_state
-    monkeypatch.setattr(np.random, "get_state", lambda: saved.append(1) or save())
+    save = generators.remember_numpy
+    monkeypatch.setattr(generators, "remember_numpy", lambda: saved.append(1) or save())
     list(ShardLoader(Augmented(), a_sampler()))
     assert len(saved) == len(list(a_sampler()))
 

@@ -45,7 +45,7 @@ def test_a_killed_worker_restarts_the_gang_from_its_checkpoint(tmp_path):
     job["metadata"]["name"] = "killed"
     job["spec"]["checkpoint"] = {"claimName": "ckpt"}
     job["spec"]["failurePolicy"] = {"maxRestarts": 3}
-    job["spec"]["args"] += ["--epochs", "12", "--checkpoint-every", "20", "--log-every", "5"]
+    job["spec"]["args"] += ["--epochs", "8", "--checkpoint-every", "20", "--log-every", "5"]
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump(job))
     run = tmp_path / "runs/killed"
@@ -59,7 +59,7 @@ def test_a_killed_worker_restarts_the_gang_from_its_checkpoint(tmp_path):
         worker(rank=1).kill()
         said, _ = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, said
-    assert (status(run)["restarts"], status(run)["attempt"]) == (1, 1)
+    assert (status(run)["restarts"], status(run)["attempt"]["number"]) == (1, 1)
     assert status(run)["lastFailure"]["rank"] == 1
     assert status(run)["lastFailure"]["exitCode"] == -9
     assert "SIGKILL" in status(run)["lastFailure"]["message"]

@@ -1,6 +1,8 @@
 """The script of the tutorial, taken from its page, as a job of this machine."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,45 @@ def test_without_a_claim_nothing_is_written(client, tmp_path):
     job = submit(client, tmp_path, 60, nodes=1)
     assert job.succeeded, job.message
     assert not list(tmp_path.rglob("*.pt"))
+
+
+IN_A_FOLDER = """
+import json
+import os
+import sys
+
+from lib import model
+
+os.makedirs("out", exist_ok=True)
+print("found", json.load(open("config.json")), model.SIZE, sys.argv[1:], os.getcwd(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["where it is", "from its archive"])
+def test_a_script_finds_the_files_of_its_folder(tmp_path, way):
+    project = tmp_path / "project"
+    (project / "lib").mkdir(parents=True)
+    (project / "train.py").write_text(IN_A_FOLDER)
+    (project / "config.json").write_text("[1]")
+    (project / "lib" / "model.py").write_text("SIZE = 7\n")
+    script = ["--script", str(project / "train.py"), "--code", str(project), "--nodes", "1"]
+    runs = ["--runs", str(tmp_path / "runs")]
+    if way == "where it is":
+        done = ddpjob("run", "--local", *script, *runs, "--", "--epochs", "3")
+        folder = project
+    else:
+        manifest = ddpjob("init", *script, "--image", "i")
+        (tmp_path / "job.yaml").write_text(manifest)
+        done = ddpjob("run", "--local", str(tmp_path / "job.yaml"), *runs)
+        folder = tmp_path / "runs/train/pods/train-0-0/volumes/ddpjob-work/work"
+    words = ["--epochs", "3"] if way == "where it is" else []
+    assert f"found [1] 7 {words} {folder}" in done
+    assert (folder / "out").is_dir()
+
+
+def ddpjob(*words):
+    """Return what a command prints."""
+    command = [sys.executable, "-m", "ddpjob.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

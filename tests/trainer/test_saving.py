@@ -119,17 +119,6 @@ def test_the_end_of_the_group_raises_the_error_of_the_last_write(tmp_path, monke
         Checkpoints(tmp_path, runtime, {"model": a_model()}).save(3)
 
 
-def test_a_second_save_at_a_step_writes_what_has_changed_since(tmp_path):
-    model = a_model(1.0)
-    checkpoints = Checkpoints(tmp_path, Runtime(), {"model": model})
-    checkpoints.save(4)
-    nn.init.constant_(model.weight, 3.0)
-    checkpoints.save(4)
-    checkpoints.wait()
-    assert steps_in(tmp_path) == [4]
-    assert restored_weight(tmp_path) == (4, 3.0)
-
-
 def test_the_newest_the_best_and_every_fourth_are_kept_across_starts(tmp_path):
     def a_start():
         retention = Retention(newest=1, every=4)

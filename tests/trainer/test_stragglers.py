@@ -17,7 +17,7 @@ from ddp_trainer.ranks.stragglers import (
     describe_slowest,
 )
 
-from .launch import DEADLINE, TRAINER, Run, new_python, torchrun
+from .launch import DEADLINE, TRAINER, Run, new_python, new_python_of, torchrun
 
 
 def at(*positions: tuple[int, bool, float]) -> dict[int, Position]:
@@ -168,7 +168,7 @@ def ranks_of(run: Run) -> dict[str, psutil.Process]:
     return {child.environ()["RANK"]: child for child in children if "RANK" in child.environ()}
 
 
-def test_of_three_ranks_the_one_that_freezes_is_named():
+def test_of_three_ranks_the_one_that_freezes_is_named(tmp_path):
     run = torchrun(
         *TRAINER,
         "toy",
@@ -181,8 +181,9 @@ def test_of_three_ranks_the_one_that_freezes_is_named():
         "--log-every",
         1,
         processes=3,
-        # Only a process of its own can be suspended.
         start=new_python,
+        # The stand-in of a fork would be suspended in place of it.
+        PYTHON_EXEC=new_python_of(2, tmp_path),
     )
     run.wait_for("train")
     workers = ranks_of(run)

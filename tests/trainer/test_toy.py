@@ -9,6 +9,7 @@ import pytest
 import torch
 from ports import free_port
 
+from ddp_trainer.cli import main
 from ddp_trainer.workloads import messages
 
 from .launch import (
@@ -137,11 +138,17 @@ def test_a_resumed_run_uses_the_learning_rate_of_its_command_line(tmp_path):
     assert loss(200, 0.05) < 0.5 * before
 
 
+def test_messages_alone_are_four_spawned_processes(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ddp_trainer", "messages"])
+    monkeypatch.setattr(main, "run", lambda command: command.options.spawn)
+    assert main.main() == 4
+    assert "messages needs several processes; spawning 4" in capsys.readouterr().err
+
+
 def test_messages_are_checked_at_four_ranks():
-    run = alone(*TRAINER, "messages")
+    run = group(*TRAINER, "messages", processes=4)
     assert run.finish() == 0, run.stderr
     sent = {entry["name"]: entry for entry in run.of("message")}
-    assert "messages needs several processes; spawning 4" in run.stderr
     assert len(sent) == run.of("end")[0]["result"]["checked"] == 16
     assert all(entry["right"] for entry in sent.values())
     assert sent["all_reduce SUM in [0, 2]"]["ranks"] == [[4], [2], [4], [4]]

@@ -329,7 +329,7 @@ def user_copies_a_pod(world: World, pod: Pod) -> None:
 
 
 def user_creates_a_pod_beyond_the_gang(world: World, choice: int) -> None:
-    attempt = world.status.attempt
+    attempt = world.status.attempt.number
     name = f"digits-{attempt}-7"
     # Without an attempt it could be a pod of a gang whose status was wiped.
     if attempt is not None:
@@ -550,7 +550,7 @@ def _advance_gang(world: World) -> None:
     """Let every pod start, and once all have met or succeeded, let all succeed."""
     gang = world.gang()
     # The pod of a node that has succeeded may be gone.
-    present = {pod.index for pod in gang} | set(world.status.succeeded_nodes)
+    present = {pod.index for pod in gang} | set(world.status.attempt.succeeded_nodes)
     has_met = all(pod.ready or pod.ended for pod in gang)
     if len(present) >= world.status.pods.desired and has_met:
         all_running_nodes_succeed(world, 0)

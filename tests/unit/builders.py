@@ -5,6 +5,7 @@ A pod is built from its index and its status: `a_pod(1, failed(torchrun_summary(
 """
 
 import json
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,10 +18,27 @@ from ddpjob.core.api.conditions import (
     set_condition,
     stamp_conditions,
 )
-from ddpjob.core.api.history import Backoff, FailedNode, Retried, UnreachableNode, Yielding
+from ddpjob.core.api.history import (
+    Backoff,
+    EndedAttempt,
+    FailedNode,
+    LastFailure,
+    Retried,
+    UnreachableNode,
+    Yielding,
+)
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.names import Condition
-from ddpjob.core.api.status import Host, PodCounts, Status
+from ddpjob.core.api.parts import write
+from ddpjob.core.api.status import (
+    Account,
+    Attempt,
+    Host,
+    PodCounts,
+    Resolved,
+    Status,
+    UsedBudget,
+)
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.nodes import read_node
@@ -74,25 +92,45 @@ def a_condition(kind: Condition, holds: bool = True, *, now=NOW) -> Conditions:
     return stamp_conditions(set_condition((), kind, holds, "Reason", "message"), 1, now)
 
 
+# The parts whose fields a test gives by their names alone.
+PARTS = {
+    field.name: part
+    for part, cls in (("attempt", Attempt), ("budget", UsedBudget), ("account", Account))
+    for field in fields_of(cls)
+}
+
+
+def changed(status: Status, **fields) -> Status:
+    """Return a status with other values of its fields, and of those of its parts."""
+    for name, value in fields.items():
+        part = PARTS.get(name)
+        if part:
+            name, value = part, replace(getattr(status, part), **{name: value})
+        status = replace(status, **{name: value})
+    return status
+
+
 def a_status(*, attempt=0, nodes=2, latched=True, ran=True, **fields) -> Status:
     """Return the status of a job in the middle of an attempt.
 
     `latched`: every pod of the attempt was seen. `ran`: all its nodes were running at once.
     """
-    previous = attempt - 1 if attempt else None
     status = Status(
         phase="Running" if ran else "Starting",
         reason="NodesRunning" if ran else "CreatingPods",
         observed_generation=1,
         conditions=a_condition(Condition.RUNNING, ran),
-        attempt=attempt,
-        attempt_started=attempt if latched else previous,
-        attempt_time=NOW,
-        running_time=NOW if ran else None,
+        attempt=Attempt(
+            attempt,
+            start=NOW,
+            running_time=NOW if ran else None,
+            latched=latched,
+            had_pods=attempt > 0,
+        ),
         pods=PodCounts(desired=nodes),
         start_time=NOW,
     )
-    return replace(status, **fields)
+    return changed(status, **fields)
 
 
 def a_starting_job(*, attempt=0, nodes=2) -> Job:
@@ -128,77 +166,75 @@ def a_finished_job(
     return a_job(status=status, **fields)
 
 
-# A status in which every field has a value, and every object every key.
+# A status in which every field has a value, and every part every field.
 FULL_STATUS = Status(
     phase="Failed",
     reason="MaxRestartsExceeded",
     message="message",
-    observed_generation=3,
-    conditions=a_condition(Condition.FAILED),
-    attempt=2,
-    attempt_started=1,
-    attempt_time=NOW,
-    pod_attempts=(2, 0),
-    host=Host(1, "10.0.0.7"),
-    previous_attempt_ran=True,
-    running_time=at(5),
-    failures=1,
-    disruptions=1,
-    announced_disruptions=3,
-    failure_times=(NOW,),
-    disruption_times=(at(1),),
-    announced_times=(at(2),),
-    retried=Retried(1, 1, 1, 2),
-    attempts=(
-        {
-            "attempt": 0,
-            "cause": "Failure",
-            "reason": "WorkerFailed",
-            "node": "node-1",
-            "pod": "digits-0-1",
-            "rank": 1,
-            "exitCode": 1,
-            "message": "message",
-            "start": "2026-11-21T12:00:00Z",
-            "runningTime": "2026-11-21T12:00:02Z",
-            "trainingTime": "2026-11-21T12:00:04Z",
-            "untrainedSeconds": 2,
-            "end": "2026-11-21T12:00:09Z",
-        },
-    ),
-    undecided_since=at(6),
-    silent_since=at(6),
-    starting_since=at(7),
-    starting_seconds=3,
-    active_since=at(8),
-    active_seconds=9,
-    activity="training",
-    activity_since=at(5),
-    seconds={"queued": 1, "starting": 4},
-    failed_nodes=(FailedNode("node-1", 2, NOW),),
-    unreachable_nodes=(UnreachableNode("node-2", NOW, "uid-2"),),
-    yielding=Yielding("ml/older", at(11)),
-    stray_pods=("copy",),
-    selector="ddpjob.dev/job-uid=x",
     pods=PodCounts(desired=4, active=3, ready=2, succeeded=1, failed=1),
-    succeeded_nodes=(0, 3),
-    resolved={"nprocPerNode": 1, "worldSize": 4, "accelerator": "cpu", "rendezvous": "x"},
+    attempt=Attempt(
+        2,
+        start=NOW,
+        running_time=at(5),
+        latched=True,
+        had_pods=True,
+        births=(2, 0),
+        host=Host(1, "10.0.0.7"),
+        previous_ran=False,
+        succeeded_nodes=(0, 3),
+        undecided_since=at(6),
+        silent_since=at(6),
+        starting_since=at(7),
+        starting_seconds=3,
+        yielding=Yielding("ml/older", at(11)),
+    ),
+    budget=UsedBudget(
+        failures=1,
+        disruptions=1,
+        announced=3,
+        failure_times=(NOW,),
+        disruption_times=(at(1),),
+        announced_times=(at(2),),
+        retried=Retried(1, 1, 1, 2),
+    ),
+    account=Account("training", at(5), {"queued": 1, "starting": 4, "training": 5}),
+    last_failure=LastFailure(
+        1, "Failure", "WorkerFailed", "message", "node-1", "digits-1-1", 1, 1, time=NOW
+    ),
+    attempts=(
+        EndedAttempt(
+            1,
+            "Failure",
+            "WorkerFailed",
+            "message",
+            "node-1",
+            "digits-0-1",
+            1,
+            1,
+            start=NOW,
+            running_time=at(2),
+            training_time=at(4),
+            untrained_seconds=2,
+            end=at(9),
+            first_step=1,
+            last_step=9,
+            steps_lost=3,
+        ),
+    ),
+    failed_nodes=(FailedNode("node-1", 2, NOW),),
     backoff=Backoff(2, at(10)),
-    last_failure={
-        "attempt": 1,
-        "cause": "Failure",
-        "node": "node-1",
-        "pod": "digits-1-1",
-        "rank": 1,
-        "exitCode": 1,
-        "reason": "WorkerFailed",
-        "message": "message",
-        "time": "2026-11-21T12:00:00Z",
-    },
+    result={"accuracy": "0.9"},
+    resolved=Resolved(1, 4, "cpu", "x"),
     ignored_fields=("spec.later",),
     start_time=NOW,
     completion_time=at(60),
-    result={"accuracy": "0.9"},
+    conditions=a_condition(Condition.FAILED),
+    observed_generation=3,
+    selector="ddpjob.dev/job-uid=x",
+    active_since=at(8),
+    active_seconds=9,
+    unreachable_nodes=(UnreachableNode("node-2", NOW, "uid-2"),),
+    stray_pods=("copy",),
 )
 
 
@@ -506,15 +542,15 @@ def deleted_pods(plan: Plan) -> list[str]:
 
 def budgets_used(plan: Plan) -> tuple[int, int]:
     """Return (failures, disruptions that were not announced)."""
-    return plan.status.failures, plan.status.disruptions
+    return plan.status.budget.failures, plan.status.budget.disruptions
 
 
 def restarts_by_budget(plan: Plan) -> dict[str, int]:
     """Return the restarts that are counted, by the budget, without those that are 0."""
-    status = plan.status.to_dict()
-    budgets = ("failures", "disruptions", "announcedDisruptions")
-    return {budget: status[budget] for budget in budgets if status.get(budget)}
+    budget = plan.status.to_dict()["budget"]
+    return {name: restarts for name, restarts in budget.items() if restarts}
 
 
 def condition(status: Status, kind: Condition) -> dict:
-    return dict(find_condition(status.conditions, kind) or {})
+    found = find_condition(status.conditions, kind)
+    return write(found) if found else {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 
-from builders import NOW
+from builders import NOW, changed
 from world import Turn, World
 
 from ddpjob.core.api.conditions import stamp_conditions
@@ -37,7 +37,9 @@ def is_recovery(turn: Turn) -> bool:
 
 
 # Entries of the history that the report of a pod adds.
-REPORTED_LATER = {"firstStep", "lastStep", "stepsLost", "trainingTime", "untrainedSeconds"}
+REPORTED_LATER = dict.fromkeys(
+    ("first_step", "last_step", "steps_lost", "training_time", "untrained_seconds")
+)
 
 
 def without_surroundings(status: Status) -> Status:
@@ -47,14 +49,11 @@ def without_surroundings(status: Status) -> Status:
     Kubernetes nodes and stray pods, and what a pod reports that ends later: its steps, and from
     when on it has trained.
     """
-    attempts = tuple(
-        {key: value for key, value in entry.items() if key not in REPORTED_LATER}
-        for entry in status.attempts
-    )
-    return replace(
+    attempts = tuple(replace(ended, **REPORTED_LATER) for ended in status.attempts)
+    return changed(
         status,
         attempts=attempts,
-        seconds={"all": sum(status.seconds.values())},
+        seconds={"all": sum(status.account.seconds.values())},
         observed_generation=0,
         conditions=stamp_conditions(status.conditions, 0, NOW),
         pods=replace(status.pods, active=0, ready=0),
@@ -92,7 +91,7 @@ def an_attempt_has_at_most_one_pod_per_node(world):
 
 def no_pod_is_created_again_after_the_latch(world):
     for turn in world.turns:
-        if turn.plan.new_pods and turn.observed.status.attempt is not None:
+        if turn.plan.new_pods and turn.observed.status.attempt.number is not None:
             assert not turn.observed.latched
 
 
@@ -104,11 +103,11 @@ def only_members_of_the_attempt_get_its_assignment(world):
         for assign in turn.plan.assign:
             pod = pods[assign.uid]
             if assign.dump:
-                assert pod.attempt == status.attempt == turn.observed.attempt
+                assert pod.attempt == status.attempt.number == turn.observed.attempt
                 assert not pod.dumps
                 continue
-            assert pod.born == status.born(pod.index) < status.attempt
-            assert pod.attempt < status.attempt or (pod.held and assign.start)
+            assert pod.born == status.attempt.born(pod.index) < status.attempt.number
+            assert pod.attempt < status.attempt.number or (pod.held and assign.start)
             assert pod.index < status.pods.desired
             assert pod.uid not in deleted
             assert not status.finished
@@ -118,7 +117,7 @@ def only_members_of_the_attempt_get_its_assignment(world):
 def pods_are_created_only_for_a_job_that_may_run(world):
     for turn in world.turns:
         if turn.plan.new_pods:
-            assert turn.plan.status.attempt is not None
+            assert turn.plan.status.attempt.number is not None
             assert not turn.plan.status.finished
             assert not turn.observed.job.deleting
             assert not turn.observed.job.spec.lifecycle.suspended
@@ -129,13 +128,13 @@ def pods_are_created_only_for_a_job_that_may_run(world):
 
 def attempts_and_counters_never_decrease(world):
     for _, old, new in written(world):
-        assert (new.attempt or 0) >= (old.attempt or 0)
+        assert (new.attempt.number or 0) >= (old.attempt.number or 0)
         assert all(now >= before for before, now in zip(costs(old), costs(new), strict=True))
-        assert new.retried.retries >= old.retried.retries
+        assert new.budget.retried.retries >= old.budget.retried.retries
 
 
 def costs(status: Status) -> tuple[int, int, int]:
-    return status.failures, status.disruptions, status.announced_disruptions
+    return status.budget.failures, status.budget.disruptions, status.budget.announced
 
 
 def a_restart_costs_one_and_everything_else_costs_nothing(world):
@@ -146,18 +145,19 @@ def a_restart_costs_one_and_everything_else_costs_nothing(world):
             assert sum(cost) == 0
         elif sum(cost):
             # The next attempt of a job that is suspended at the same look begins later.
-            assert new.attempt == old.attempt + (not new.has(Condition.SUSPENDED))
+            assert new.attempt.number == old.attempt.number + (not new.has(Condition.SUSPENDED))
             causes = BROKEN if cost == (1, 0, 0) else (Cause.DISRUPTION,)
-            assert new.last_failure["cause"] in causes
-            assert new.last_failure["attempt"] == old.attempt
-            assert new.attempts[0]["attempt"] == old.attempt
+            assert new.last_failure.cause in causes
+            assert new.last_failure.attempt == old.attempt.number
+            assert new.attempts[0].attempt == old.attempt.number
 
 
 def a_budget_is_never_exceeded(world):
     for turn, old, new in written(world):
         policy = turn.observed.job.spec.failure_policy
         limits = (policy.max_restarts, policy.max_disruptions, policy.max_announced)
-        before = (new.retried.failures, new.retried.disruptions, new.retried.announced_disruptions)
+        retried = new.budget.retried
+        before = (retried.failures, retried.disruptions, retried.announced)
         rows = zip(costs(old), costs(new), before, limits, strict=True)
         for was, is_now, at_retry, limit in rows:
             if policy.window is None and is_now > was and limit is not None:
@@ -166,14 +166,14 @@ def a_budget_is_never_exceeded(world):
 
 def each_attempt_is_in_the_history_once(world):
     for _, _, new in written(world):
-        attempts = [entry["attempt"] for entry in new.attempts]
+        attempts = [ended.attempt for ended in new.attempts]
         assert attempts == sorted(set(attempts), reverse=True), attempts
         assert len(attempts) <= 10
 
 
 def a_new_attempt_or_end_is_reported_by_one_event(world):
     for turn, old, new in written(world):
-        if new.finished != old.finished or (new.attempt or 0) > (old.attempt or 0):
+        if new.finished != old.finished or (new.attempt.number or 0) > (old.attempt.number or 0):
             events = [event for event in turn.plan.events if event.reason not in ASIDE]
             assert len(events) == 1
 
@@ -194,14 +194,14 @@ def a_finished_job_never_changes(world):
 def is_taken_up_again(turn: Turn) -> bool:
     wanted = turn.observed.job.spec.lifecycle.retries
     old = turn.observed.status
-    return old.has(Condition.FAILED) and wanted > old.retried.retries
+    return old.has(Condition.FAILED) and wanted > old.budget.retried.retries
 
 
 def a_job_is_taken_up_again_only_if_it_was_asked_for(world):
     for turn, old, new in written(world):
         if old.finished and not new.finished:
             assert is_taken_up_again(turn)
-            assert new.retried.retries == turn.observed.job.spec.lifecycle.retries
+            assert new.budget.retried.retries == turn.observed.job.spec.lifecycle.retries
             assert costs(new) == costs(old)
 
 
@@ -209,12 +209,12 @@ def a_node_that_succeeded_is_never_lost(world):
     for turn, old, new in written(world):
         if is_recovery(turn):
             continue
-        succeeded = {index for index in old.succeeded_nodes if index < old.pods.desired}
-        if new.disruptions > old.disruptions:
-            lost = int(new.last_failure["pod"].rpartition("-")[2])
+        succeeded = {index for index in old.attempt.succeeded_nodes if index < old.pods.desired}
+        if new.budget.disruptions > old.budget.disruptions:
+            lost = int(new.last_failure.pod.rpartition("-")[2])
             assert lost not in succeeded
-        if new.attempt == old.attempt and not new.finished:
-            assert succeeded <= set(new.succeeded_nodes)
+        if new.attempt.number == old.attempt.number and not new.finished:
+            assert succeeded <= set(new.attempt.succeeded_nodes)
             assert not succeeded & set(turn.plan.new_pods)
 
 
@@ -242,12 +242,12 @@ def may_have_something_to_save(turn: Turn, pod: Pod) -> bool:
     """Return True if the pod's gang ran, and all its peers can still take part in a checkpoint."""
     status = turn.observed.status
     failure = turn.plan.status.last_failure
-    is_broken = failure.get("cause") in BROKEN or failure.get("reason") in LOST_PEERS
-    if pod.released or (is_broken and failure.get("attempt") == pod.attempt):
+    is_broken = failure.cause in BROKEN or failure.reason in LOST_PEERS
+    if pod.released or (is_broken and failure.attempt == pod.attempt):
         return False
     if pod.attempt == turn.observed.attempt:
-        return status.running_time is not None
-    return pod.attempt == turn.observed.attempt - 1 and bool(status.previous_attempt_ran)
+        return status.attempt.running_time is not None
+    return pod.attempt == turn.observed.attempt - 1 and bool(status.attempt.previous_ran)
 
 
 def only_pods_of_dead_nodes_are_deleted_by_force(world):
@@ -297,7 +297,7 @@ def every_status_has_a_phase_a_reason_and_the_generation(world):
         assert status.message
         assert status.observed_generation == job.generation
         for condition in status.conditions:
-            assert condition["observedGeneration"] == job.generation
+            assert condition.observed_generation == job.generation
 
 
 def unknown_fields_are_reported_by_at_most_one_event(world):
@@ -339,7 +339,7 @@ def no_clock_of_the_status_is_ahead(world):
 
 
 def running_clocks(status: Status) -> list[datetime]:
-    clocks = [status.active_since, status.starting_since, status.silent_since]
+    clocks = [status.active_since, status.attempt.starting_since, status.attempt.silent_since]
     clocks += [node.since for node in status.unreachable_nodes]
     return [clock for clock in clocks if clock]
 

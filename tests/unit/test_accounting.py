@@ -28,7 +28,7 @@ RUN = (a_pod(0, running()), a_pod(1, running()))
 def account(job, *pods, now=NOW, **surroundings):
     """Return (activity, its start, the seconds before) after a look."""
     status = plan_for(job, *pods, now=now, **surroundings).status
-    return status.activity, status.activity_since, dict(status.seconds)
+    return status.account.activity, status.account.since, dict(status.account.seconds)
 
 
 def test_a_job_without_all_its_pods_on_nodes_is_queued():
@@ -40,15 +40,15 @@ def test_a_job_without_all_its_pods_on_nodes_is_queued():
 def test_time_goes_to_the_activity_before_when_another_one_begins():
     job = written(a_job(), plan_for(a_job()))
     job = written(job, plan_for(job, a_pod(0, starting()), a_pod(1, starting()), now=at(7)))
-    assert (job.status.activity, job.status.seconds) == ("starting", {"queued": 7})
+    assert (job.status.account.activity, job.status.account.seconds) == ("starting", {"queued": 7})
     assert account(job, *RUN, now=at(12)) == ("training", at(12), {"queued": 7, "starting": 5})
 
 
 def test_after_an_attempt_that_trained_the_job_recovers_until_it_trains_again():
-    job = a_running_job(activity="training", activity_since=NOW, seconds={"starting": 5})
+    job = a_running_job(activity="training", since=NOW, seconds={"starting": 5})
     job = written(job, plan_for(job, RUN[0], a_pod(1, failed(torchrun_summary())), now=at(60)))
     expected = {"starting": 5, "training": 60}
-    assert (job.status.activity, job.status.seconds) == ("recovering", expected)
+    assert (job.status.account.activity, job.status.account.seconds) == ("recovering", expected)
     # The new pods wait for nodes, which belongs to the recovery.
     pods = [a_pod(index, attempt=1) for index in (0, 1)]
     assert account(job, *pods, now=at(70)) == ("recovering", at(60), expected)
@@ -57,12 +57,12 @@ def test_after_an_attempt_that_trained_the_job_recovers_until_it_trains_again():
 
 
 def test_a_job_that_ends_or_is_suspended_has_its_time_added():
-    job = a_running_job(activity="training", activity_since=NOW, spec={"suspend": True})
+    job = a_running_job(activity="training", since=NOW, spec={"suspend": True})
     assert account(job, *RUN, now=at(60)) == ("", None, {"training": 60})
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_time():
-    job = a_running_job(activity="training", activity_since=at(500), spec={"suspend": True})
+    job = a_running_job(activity="training", since=at(500), spec={"suspend": True})
     assert account(job, *RUN) == ("", None, {"training": 0})
 
 
@@ -90,14 +90,14 @@ def test_the_activities_have_the_names_of_the_status():
 
 # When training begins
 
-MET = {"activity": "training", "activity_since": NOW, "seconds": {"starting": 5}}
+MET = {"activity": "training", "since": NOW, "seconds": {"starting": 5}}
 NO_MODULE = "ModuleNotFoundError: No module named 'tqdm'"
 
 
 def ended_with(job, *reports, now):
     """Return the job after an attempt in which pods ended with these reports; None: it runs."""
     pods = [
-        a_pod(index, failed(report) if report else running(), attempt=job.status.attempt)
+        a_pod(index, failed(report) if report else running(), attempt=job.status.attempt.number)
         for index, report in enumerate(reports)
     ]
     return written(job, plan_for(job, *pods, now=now))
@@ -144,14 +144,14 @@ ENDS = {
 def test_training_begins_with_the_first_step_or_heartbeat_else_with_the_meeting(end):
     reports, expected = ENDS[end]
     job = ended_with(a_running_job(**MET), *reports, now=at(40))
-    seconds = job.status.seconds
+    seconds = job.status.account.seconds
     assert (seconds["starting"], seconds["training"]) == expected
 
 
 def test_an_error_after_a_minute_is_none_of_the_start():
     report = agent_report(0, exception="TypeError: x")
     job = ended_with(a_running_job(**MET), None, report, now=at(60))
-    assert job.status.seconds == {"starting": 5, "training": 60}
+    assert job.status.account.seconds == {"starting": 5, "training": 60}
 
 
 def test_the_goodput_of_a_job_that_died_at_its_imports_is_0():
@@ -159,35 +159,35 @@ def test_the_goodput_of_a_job_that_died_at_its_imports_is_0():
     for attempt, seconds in enumerate((10, 60)):
         report = agent_report(attempt, exception=NO_MODULE)
         job = ended_with(job, report, report, now=at(seconds))
-        assert job.status.activity in ("queued", "starting", "")
+        assert job.status.account.activity in ("queued", "starting", "")
         pods = [a_pod(index, running(), attempt=attempt + 1) for index in (0, 1)]
         job = written(job, plan_for(job, *pods, now=at(seconds + 40)))
     assert job.status.reason == "SameErrorAgain"
-    assert job.status.seconds["training"] == 0
-    assert job.status.to_dict()["goodput"] == "0%"
+    assert job.status.account.seconds["training"] == 0
+    assert job.status.account.goodput == "0%"
 
 
 def test_a_report_that_comes_later_moves_the_time_then_and_once():
     job = ended_with(a_running_job(**MET), None, agent_report(0), now=at(40))
-    assert job.status.seconds == {"starting": 5, "training": 40}
+    assert job.status.account.seconds == {"starting": 5, "training": 40}
     # The pod of rank 0 ends after the attempt.
     late = a_pod(0, failed(agent_report(0, "Stopped", trained={"0": at(30).timestamp()})))
     for moment in (50, 60):
         job = written(job, plan_for(job, late, now=at(moment)))
-        seconds = job.status.seconds
+        seconds = job.status.account.seconds
         assert (seconds["starting"], seconds["training"]) == (35, 10)
     entry = job.status.attempts[0]
-    assert (entry["trainingTime"], entry["untrainedSeconds"]) == ("2026-11-21T12:00:30Z", 30)
+    assert (entry.training_time, entry.untrained_seconds) == (at(30), 30)
 
 
 def test_steps_that_are_known_later_show_that_an_attempt_did_not_end_at_its_start():
     job = ended_with(
         a_running_job(**MET), None, agent_report(0, exception="TypeError: x"), now=at(40)
     )
-    assert (job.status.seconds["starting"], job.status.seconds["training"]) == (45, 0)
+    assert job.status.account.seconds == {"starting": 45, "training": 0}
     late = a_pod(0, failed(agent_report(0, "Stopped", steps={"0": [0, 20]})))
     job = written(job, plan_for(job, late, now=at(50)))
-    assert (job.status.seconds["starting"], job.status.seconds["training"]) == (5, 40)
+    assert job.status.account.seconds == {"starting": 5, "training": 40, "queued": 10}
 
 
 def test_a_suspended_attempt_that_still_succeeds_is_corrected_once():
@@ -198,7 +198,7 @@ def test_a_suspended_attempt_that_still_succeeds_is_corrected_once():
     both = a_pod(0, succeeded(report)), a_pod(1, succeeded())
     for pods in (one, both):
         job = written(job, plan_for(job, *pods, now=at(45)))
-        assert job.status.seconds == {"starting": 15, "training": 30}
+        assert job.status.account.seconds == {"starting": 15, "training": 30}
     assert job.status.phase == "Complete"
 
 
@@ -206,13 +206,13 @@ def test_a_job_that_is_complete_has_its_training_from_its_first_step():
     report = agent_report(0, "Succeeded", trained={"0": at(25).timestamp()})
     pods = a_pod(0, succeeded(report)), a_pod(1, succeeded())
     job = written(a_running_job(**MET), plan_for(a_running_job(**MET), *pods, now=at(100)))
-    assert job.status.seconds == {"starting": 30, "training": 75}
+    assert job.status.account.seconds == {"starting": 30, "training": 75}
 
 
 @pytest.mark.parametrize("trained", [None, 7, [1], {"0": "x"}, {"x": 1}, {"0": 1e300}, {"0": None}])
 def test_times_that_are_none_are_ignored(trained):
     job = ended_with(a_running_job(**MET), None, agent_report(0, trained=trained), now=at(40))
-    assert job.status.seconds == {"starting": 5, "training": 40}
+    assert job.status.account.seconds == {"starting": 5, "training": 40}
 
 
 # Steps
@@ -220,8 +220,10 @@ def test_times_that_are_none_are_ignored(trained):
 
 def steps_of(job):
     """Return (attempt, first step, last step, steps lost) of the ended attempts."""
-    keys = ("attempt", "firstStep", "lastStep", "stepsLost")
-    return [tuple(entry.get(key) for key in keys) for entry in job.status.attempts]
+    return [
+        (ended.attempt, ended.first_step, ended.last_step, ended.steps_lost)
+        for ended in job.status.attempts
+    ]
 
 
 def test_an_attempt_has_lost_the_steps_that_the_next_one_made_again():

@@ -1,5 +1,7 @@
 """Any object that an API server can hold is read and decided on without an exception."""
 
+from contextlib import suppress
+
 import pytest
 from builders import (
     FULL_STATUS,
@@ -7,17 +9,21 @@ from builders import (
     a_job,
     a_manifest,
     a_pod,
+    a_spec,
     at,
     failed,
     read_pods,
     running,
     torchrun_summary,
 )
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.spec import MAX_NODES
+from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.spec import MAX_NODES, known_fields
+from ddpjob.core.api.status import Status
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.nodes import read_node
 from ddpjob.core.observe.observation import NodeHealth, observe
@@ -78,7 +84,7 @@ def test_no_pod_makes_decide_raise(status, value):
     pod = {**a_pod(0), "status": status}
     deleted = {**a_pod(1), "spec": value}
     deleted["metadata"] |= {"deletionTimestamp": value, "deletionGracePeriodSeconds": value}
-    started = a_manifest(status={"attempt": 0, "nodes": {"desired": 2}})
+    started = a_manifest(status={"attempt": {"number": 0}, "nodes": {"desired": 2}})
     for job in (a_job(), Job.from_dict(started)):
         decide(observe(job, read_pods(pod, deleted)), NOW)
 
@@ -109,26 +115,62 @@ def test_no_node_makes_reading_it_raise(spec, status):
     assert node.health in NodeHealth
 
 
-field_names = st.sampled_from(sorted(FULL_STATUS.to_dict()))
-status_fields = st.dictionaries(field_names | words, json, max_size=6)
+FULL = FULL_STATUS.to_dict()
+spec_fields = st.sampled_from(known_fields()["spec"])
+inner_fields = st.sampled_from(
+    sorted({key for fields in known_fields().values() for key in fields})
+)
+values = st.recursive(
+    scalars, lambda inner: st.dictionaries(inner_fields, inner, max_size=3) | json
+)
 
 
-@given(status_fields, st.integers(-1, 3), st.integers(-1, 3))
-def test_no_status_makes_decide_raise(fields, attempt, started):
-    status = {
-        **fields,
-        "attempt": attempt,
-        "attemptStarted": started,
-        "backoff": {"count": 1, "until": None},
-    }
-    job = Job.from_dict(a_manifest(status=status))
-    decide(observe(job, read_pods(a_pod(0), a_pod(1, attempt=1))), at(5))
+@given(st.dictionaries(spec_fields, values, max_size=5))
+def test_no_field_of_a_spec_makes_reading_raise(fields):
+    with suppress(SpecError):
+        Spec.from_user(a_spec(**fields))
 
 
-# Values that a field of the right type can have, although no operator writes them
+def objects_like(manifest):
+    """Return a strategy for objects with the fields of another, or with any value in them."""
+    fields = {}
+    for name, value in manifest.items():
+        fields[name] = json | far_values
+        if isinstance(value, dict):
+            fields[name] |= objects_like(value)
+        elif isinstance(value, list) and isinstance(value[0], dict):
+            fields[name] |= st.lists(objects_like(value[0]) | json, max_size=3)
+        else:
+            fields[name] |= st.just(value)
+    return st.fixed_dictionaries({}, optional=fields)
 
+
+# Values that a field of the right type can have, although no operator writes them.
 FAR_TIMES = ["0001-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z"]
 EXTREMES = (*FAR_TIMES, 2**63 - 1, -(2**63), 0, True, "", [], {})
+far_values = st.sampled_from(EXTREMES)
+
+
+@settings(max_examples=300)
+@given(objects_like(FULL), st.integers(-1, 3), st.booleans())
+def test_no_status_makes_decide_raise(status, attempt, latched):
+    running = {
+        "attempt": {"number": attempt},
+        "backoff": {"count": 1, "until": None},
+        "operator": {"attempt": {"latched": latched}},
+    }
+    for one in (status, {**status, **running}, {**status, "conditions": []}):
+        job = Job.from_dict(a_manifest(status=one))
+        plan = decide(observe(job, read_pods(a_pod(0), a_pod(1, attempt=1))), at(5))
+        assert Status.from_dict(plan.status.to_dict()).to_dict() == plan.status.to_dict()
+
+
+@given(json)
+def test_no_value_makes_reading_a_status_raise(value):
+    Status.from_dict(value).to_dict()
+    Status.from_dict({"operator": value}).to_dict()
+
+
 LIMITS = {
     "activeDeadlineSeconds": 1,
     "startupDeadlineSeconds": 2**31 - 1,
@@ -136,8 +178,12 @@ LIMITS = {
 }
 LISTED = [
     {"failedNodes": [{"name": "node-0", "failures": 2**63 - 1, "time": time}]}
-    | {"unreachableNodes": [{"name": "node-0", "since": time}]}
-    | {"yielding": {"to": "ml/older", "until": time}}
+    | {
+        "operator": {
+            "unreachableNodes": [{"name": "node-0", "since": time}],
+            "attempt": {"yielding": {"to": "ml/older", "until": time}},
+        }
+    }
     | {"backoff": {"count": 2**63 - 1, "until": time}}
     for time in FAR_TIMES
 ]
@@ -151,22 +197,44 @@ def decide_on_status(status):
         plan.status.to_dict()
 
 
-@pytest.mark.parametrize("field", sorted(FULL_STATUS.to_dict()))
-def test_no_extreme_value_makes_decide_raise(field):
-    for value in EXTREMES:
-        finished = {**FULL_STATUS.to_dict(), "nodes": {"desired": 2}, field: value}
-        decide_on_status(finished)
-        unfinished = {**finished, "conditions": []}
-        decide_on_status(unfinished)
-        starting = {**unfinished, "startingSince": "2026-11-21T12:00:00Z", field: value}
-        for known in ("runningTime", "yielding", "backoff"):
-            starting.pop(known, None)
-        decide_on_status(starting)
+def paths_of(manifest, path=()):
+    """Yield the path of each field of an object, and of the objects in it."""
+    for name, value in manifest.items():
+        yield (*path, name)
+        if isinstance(value, dict):
+            yield from paths_of(value, (*path, name))
+
+
+def with_value(manifest, path, value):
+    """Return an object with another value at a path."""
+    name, *others = path
+    if others:
+        value = with_value(manifest.get(name) or {}, others, value)
+    return {**manifest, name: value}
+
+
+def without(manifest, *paths):
+    found = manifest
+    for path in paths:
+        found = with_value(found, path, None)
+    return found
+
+
+NOT_STARTED = (("attempt", "runningTime"), ("operator", "attempt", "yielding"), ("backoff",))
+
+
+@pytest.mark.parametrize("path", sorted(paths_of(FULL)), ids=".".join)
+def test_no_extreme_value_makes_decide_raise(path):
+    two_nodes = {**FULL, "nodes": {"desired": 2}}
+    unfinished = {**two_nodes, "conditions": []}
+    for base in (two_nodes, unfinished, without(unfinished, *NOT_STARTED)):
+        for value in EXTREMES:
+            decide_on_status(with_value(base, path, value))
 
 
 @pytest.mark.parametrize("listed", LISTED, ids=FAR_TIMES)
 def test_no_far_time_in_a_list_makes_decide_raise(listed):
-    status = {**FULL_STATUS.to_dict(), **listed, "nodes": {"desired": 2}}
+    status = {**FULL, **listed, "nodes": {"desired": 2}}
     decide_on_status(status)
     decide_on_status({**status, "conditions": []})
 
@@ -178,7 +246,7 @@ def test_no_time_of_a_pod_makes_decide_raise(finished, transition, summary):
     target = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": transition}
     disrupted = failed(conditions=[target])
     for pods in ([a_pod(0, status)], [a_pod(0, status), a_pod(1, disrupted)]):
-        job = Job.from_dict(a_manifest(status={"attempt": 0, "nodes": {"desired": 2}}))
+        job = Job.from_dict(a_manifest(status={"attempt": {"number": 0}, "nodes": {"desired": 2}}))
         decide(observe(job, read_pods(*pods)), NOW).status.to_dict()
 
 
@@ -214,5 +282,5 @@ def test_a_result_can_be_sent_to_the_api_server():
 
 def test_a_status_has_no_more_nodes_than_a_job_can_have():
     # The operator lists the missing indices at each look.
-    job = Job.from_dict(a_manifest(status={"attempt": 0, "nodes": {"desired": 10**9}}))
+    job = Job.from_dict(a_manifest(status={"attempt": {"number": 0}, "nodes": {"desired": 10**9}}))
     assert job.status.pods.desired <= MAX_NODES

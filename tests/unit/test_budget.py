@@ -28,7 +28,7 @@ from builders import (
     written,
 )
 
-from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.history import Backoff, EndedAttempt
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.policy import MAX_BUDGET
 from ddpjob.core.api.reasons import Reason
@@ -52,15 +52,15 @@ def test_a_failure_and_a_disruption_have_budgets_of_their_own_and_the_status_has
     job = a_running_job(failures=1, disruptions=4)
     after_failure = plan_for(job, *ONE_FAILED).status
     after_disruption = plan_for(job, *ONE_DELETED).status
-    assert (after_failure.failures, after_failure.disruptions) == (2, 4)
-    assert (after_disruption.failures, after_disruption.disruptions) == (1, 5)
+    assert (after_failure.budget.failures, after_failure.budget.disruptions) == (2, 4)
+    assert (after_disruption.budget.failures, after_disruption.budget.disruptions) == (1, 5)
     assert after_failure.to_dict()["restarts"] == after_disruption.to_dict()["restarts"] == 6
 
 
 def test_a_pod_over_a_limit_of_its_own_uses_the_budget_of_failures():
     plan = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, over_own_limit()))
     assert budgets_used(plan) == (1, 0)
-    assert plan.status.last_failure["message"] == (
+    assert plan.status.last_failure.message == (
         "pod digits-0-1 was evicted by its kubelet: Usage of EmptyDir volume exceeds the limit "
         "1Gi.; raise "
         "resources.limits.ephemeral-storage or the volume's sizeLimit, or write less"
@@ -88,7 +88,7 @@ def test_restarts_that_are_older_than_the_window_are_forgiven():
         failures=3, failure_times=times, spec=with_policy(maxRestarts=3, windowSeconds=60)
     )
     plan = plan_for(job, *ONE_FAILED)
-    assert (plan.status.attempt, plan.status.failures) == (1, 4)
+    assert (plan.status.attempt.number, plan.status.budget.failures) == (1, 4)
 
 
 def test_restarts_within_the_window_use_the_budget_up():
@@ -103,7 +103,7 @@ def test_disruptions_have_the_same_window():
     policy = with_policy(maxDisruptions=1, windowSeconds=60)
     old = a_running_job(disruptions=1, disruption_times=(at(-61),), spec=policy)
     new = a_running_job(disruptions=1, disruption_times=(at(-59),), spec=policy)
-    assert plan_for(old, *ONE_DELETED).status.attempt == 1
+    assert plan_for(old, *ONE_DELETED).status.attempt.number == 1
     assert plan_for(new, *ONE_DELETED).status.reason == Reason.MAX_DISRUPTIONS
 
 
@@ -128,19 +128,19 @@ def test_the_status_keeps_as_many_times_as_the_budget_needs_newest_first():
     times = (at(-70), at(-80), at(-90))
     job = a_running_job(failures=7, failure_times=times, spec=policy)
     status = plan_for(job, *ONE_FAILED).status
-    assert status.failure_times == (NOW, at(-70), at(-80))
+    assert status.budget.failure_times == (NOW, at(-70), at(-80))
 
 
 def test_times_are_kept_also_without_a_window_so_that_one_can_be_set_later():
     job = written(a_running_job(), plan_for(a_running_job(), *ONE_FAILED))
-    assert job.status.failure_times == (NOW,)
+    assert job.status.budget.failure_times == (NOW,)
 
 
 def test_the_largest_budget_fits_into_a_status():
     times = tuple(at(-second) for second in range(MAX_BUDGET))
     policy = with_policy(maxRestarts=MAX_BUDGET, windowSeconds=1)
     job = a_running_job(failures=5000, failure_times=times, spec=policy)
-    assert len(plan_for(job, *ONE_FAILED).status.failure_times) == MAX_BUDGET
+    assert len(plan_for(job, *ONE_FAILED).status.budget.failure_times) == MAX_BUDGET
 
 
 def test_a_pod_over_its_own_limit_is_a_failure_although_its_container_is_lost():
@@ -148,7 +148,7 @@ def test_a_pod_over_its_own_limit_is_a_failure_although_its_container_is_lost():
     lost = over_own_limit(reason="ContainerStatusUnknown")
     plan = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, lost))
     assert budgets_used(plan) == (1, 0)
-    assert plan.status.last_failure["reason"] == "Evicted"
+    assert plan.status.last_failure.reason == "Evicted"
 
 
 # Failures that another attempt cannot repair
@@ -159,8 +159,8 @@ def test_the_exit_code_of_an_init_container_is_none_of_a_worker():
     init = [{"name": "fetch", "state": {"terminated": end}}]
     pods = a_pod(0, running()), a_pod(1, {"phase": "Failed", "initContainerStatuses": init})
     plan = plan_for(a_running_job(ran=False, undecided_since=NOW), *pods, now=at(10))
-    assert (plan.status.attempt, budgets_used(plan)) == (1, (1, 0))
-    assert plan.status.last_failure["reason"] == "InitFailed"
+    assert (plan.status.attempt.number, budgets_used(plan)) == (1, (1, 0))
+    assert plan.status.last_failure.reason == "InitFailed"
 
 
 @pytest.mark.parametrize("code", [2])
@@ -178,7 +178,7 @@ def test_by_default_wrong_use_ends_the_job_at_once(code):
 
 @pytest.mark.parametrize("code", [1, 3, 17, -9, 130])
 def test_by_default_other_codes_restart(code):
-    assert plan_for(a_running_job(), *one_failed_with(code)).status.attempt == 1
+    assert plan_for(a_running_job(), *one_failed_with(code)).status.attempt.number == 1
 
 
 @pytest.mark.parametrize("code", [-9, 137], ids=["as torchrun writes it", "as a shell writes it"])
@@ -189,7 +189,7 @@ def test_a_signal_in_the_list_ends_the_job_in_both_forms(code):
 
 def test_an_empty_list_makes_every_code_retryable():
     job = a_running_job(spec=with_policy(nonRetryableExitCodes=[]))
-    assert plan_for(job, *one_failed_with(2, "")).status.attempt == 1
+    assert plan_for(job, *one_failed_with(2, "")).status.attempt.number == 1
 
 
 def test_a_container_that_ran_out_of_memory_has_the_exit_code_of_its_kill():
@@ -209,7 +209,7 @@ def test_the_exit_code_of_a_follower_is_not_that_of_the_job():
     job = a_running_job(spec=with_policy(nonRetryableExitCodes=[1]))
     pods = a_pod(0, failed(follower_summary(0))), a_pod(1, failed(follower_summary(1)))
     plan = plan_for(job, *pods)
-    assert (plan.status.attempt, budgets_used(plan)) == (1, (1, 0))
+    assert (plan.status.attempt.number, budgets_used(plan)) == (1, (1, 0))
 
 
 def test_the_worker_that_failed_counts_though_another_one_of_its_node_was_a_follower():
@@ -225,7 +225,7 @@ def test_the_worker_that_failed_counts_though_another_one_of_its_node_was_a_foll
 def test_a_disrupted_pod_may_end_with_any_code():
     job = a_running_job(spec=with_policy(nonRetryableExitCodes=[2, 143]))
     pods = a_pod(0, running()), a_pod(1, ended(143), deleted_at=NOW)
-    assert plan_for(job, *pods).status.attempt == 1
+    assert plan_for(job, *pods).status.attempt.number == 1
 
 
 @pytest.mark.parametrize("tail", ["no-script", "no-module"])
@@ -241,14 +241,14 @@ def test_a_script_that_python_does_not_find_ends_the_job_at_once(tail):
 def test_a_module_that_the_script_does_not_find_is_an_ordinary_failure():
     # It may be on a volume that was not mounted on one node.
     pods = a_pod(0, running()), a_pod(1, failed(torchrun_tail("module")))
-    assert plan_for(a_running_job(), *pods).status.attempt == 1
+    assert plan_for(a_running_job(), *pods).status.attempt.number == 1
 
 
 @pytest.mark.parametrize("line", ["python: epoch 3 is done", "/usr/bin/python3: loss is 0.3"])
 def test_a_line_of_the_script_that_looks_like_pythons_own_does_not_end_the_job(line):
     killed = torchrun_summary(1, -9, "").replace("[rank1]: \n", f"{line}\n")
     plan = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, failed(killed)))
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
 
 
 # The back-off
@@ -271,12 +271,12 @@ def test_an_attempt_that_trained_for_5_minutes_begins_the_back_off_anew():
 
 def test_an_attempt_that_only_waited_for_long_does_not_begin_the_back_off_anew():
     # It was created an hour ago, waited for room, and failed as soon as it ran.
-    job = a_running_job(attempt_time=at(-3600), running_time=at(-4), backoff=Backoff(2))
+    job = a_running_job(start=at(-3600), running_time=at(-4), backoff=Backoff(2))
     assert failed_after(0, job).status.backoff == Backoff(3, at(20))
 
 
 def test_an_attempt_that_never_trained_counts_as_early():
-    job = a_running_job(ran=False, attempt_time=at(-3600), backoff=Backoff(1))
+    job = a_running_job(ran=False, start=at(-3600), backoff=Backoff(1))
     assert failed_after(0, job).status.backoff == Backoff(2, at(10))
 
 
@@ -323,7 +323,7 @@ def test_attempts_that_a_kubelet_rejects_use_no_budget_and_wait_longer_each_time
         job = a_running_job(spec=spec, attempt=attempt, ran=False, backoff=backoff)
         pods = a_pod(0, REJECTED, attempt=attempt), a_pod(1, waiting(), attempt=attempt)
         plan = plan_for(job, *pods)
-        assert (plan.status.attempt, budgets_used(plan)) == (attempt + 1, (0, 0))
+        assert (plan.status.attempt.number, budgets_used(plan)) == (attempt + 1, (0, 0))
         backoff = plan.status.backoff
         waits.append((backoff.until - NOW).total_seconds() if backoff.until else 0)
     assert waits == [0, 10, 20, 40]
@@ -341,7 +341,7 @@ def test_a_script_that_goes_missing_later_is_an_ordinary_failure():
     plan = plan_for(a_running_job(seconds={"training": 3600}), *pods)
     assert (plan.status.phase, budgets_used(plan)) == (Phase.RESTARTING, (1, 0))
     # A job whose pods were only rejected before has not shown that the script exists.
-    job = a_running_job(attempts=({"attempt": 0, "cause": "Disruption"},))
+    job = a_running_job(attempts=(EndedAttempt(0, "Disruption"),))
     assert plan_for(job, *pods).status.reason == Reason.SCRIPT_NOT_FOUND
 
 
@@ -358,7 +358,7 @@ def test_the_startup_deadline_goes_on_over_attempts_that_use_no_budget():
     job = a_running_job(spec=spec, ran=False, starting_since=NOW)
     pods = a_pod(0, REJECTED), a_pod(1, waiting())
     plan = plan_for(job, *pods, now=at(30))
-    assert (budgets_used(plan), plan.status.starting_seconds) == ((0, 0), 30)
+    assert (budgets_used(plan), plan.status.attempt.starting_seconds) == ((0, 0), 30)
 
 
 # Taints of Kubernetes' own
@@ -369,7 +369,7 @@ BY_TAINT = {**running(), "conditions": [disruption_target("DeletionByTaintManage
 @pytest.mark.parametrize(
     ("nodes", "budget"),
     [
-        (nodes_of(a_node("node-1", "True", "upgrade")), "announcedDisruptions"),
+        (nodes_of(a_node("node-1", "True", "upgrade")), "announced"),
         (nodes_of(a_node("node-1", "Unknown")), "disruptions"),
         (nodes_of(a_node("node-1", "False")), "disruptions"),
         (nodes_of(), "disruptions"),
@@ -383,16 +383,14 @@ def test_a_pod_that_the_taint_of_a_lost_node_drove_away_was_not_announced(nodes,
 
 
 def test_a_limit_of_announced_disruptions_ends_the_job():
-    job = a_running_job(
-        announced_disruptions=2, spec=with_policy(maxAnnouncedDisruptions=2, maxDisruptions=9)
-    )
+    job = a_running_job(announced=2, spec=with_policy(maxAnnouncedDisruptions=2, maxDisruptions=9))
     drained = a_pod(1, {**running(), "conditions": [disruption_target()]})
     status = plan_for(job, a_pod(0, running()), drained).status
-    assert (status.reason, status.announced_disruptions) == (Reason.MAX_DISRUPTIONS, 2)
+    assert (status.reason, status.budget.announced) == (Reason.MAX_DISRUPTIONS, 2)
     assert "maxAnnouncedDisruptions=2 is used up" in status.message
 
 
 def test_an_upgrade_of_many_nodes_ends_no_job():
-    job = a_running_job(announced_disruptions=500)
+    job = a_running_job(announced=500)
     drained = a_pod(1, {**running(), "conditions": [disruption_target()]})
-    assert plan_for(job, a_pod(0, running()), drained).status.attempt == 1
+    assert plan_for(job, a_pod(0, running()), drained).status.attempt.number == 1

@@ -1,10 +1,16 @@
 """A user's script or folder as a ConfigMap."""
 
+import base64
+import io
+import os
+import random
+from zipfile import ZipFile
+
 import pytest
 import yaml
 
-from ddpjob.cli.own_script import OwnScript, job_name
-from ddpjob.client.code import PRINTED_BYTES, owned_code, read_code
+from ddpjob.cli.own_script import Container, OwnScript, job_name
+from ddpjob.client.code import PRINTED_BYTES, SUBMITTED_BYTES, owned_code, read_code
 from ddpjob.core.api.readers import SpecError
 
 
@@ -27,28 +33,91 @@ def project(tmp_path):
 
 
 def test_a_script_travels_alone(project):
-    code = read_code(project / "train.py", None, PRINTED_BYTES)
-    assert code == {"train.py": "import lib.model\n"}
+    code = read_code(project / "train.py", None)
+    assert code.data == {"data": {"train.py": "import lib.model\n"}}
 
 
 def test_a_folder_travels_without_hidden_files_and_byte_code(project):
-    code = read_code(project / "train.py", project, PRINTED_BYTES)
-    assert sorted(code) == ["lib/__init__.py", "lib/model.py", "train.py"]
+    code = read_code(project / "train.py", project)
+    assert sorted(code.files) == ["lib/__init__.py", "lib/model.py", "train.py"]
 
 
-def test_the_job_mounts_the_code_and_runs_the_script(project):
+def unpacked(config_map):
+    """Return the files of a ConfigMap of code, as the agent unpacks them."""
+    if "data" in config_map:
+        return {path: text.encode() for path, text in config_map["data"].items()}
+    packed = base64.b64decode(config_map["binaryData"]["code.zip"])
+    with ZipFile(io.BytesIO(packed)) as archive:
+        return {path: archive.read(path) for path in archive.namelist()}
+
+
+def test_the_job_has_the_code_and_runs_the_script_in_it(project):
     own = OwnScript(project / "train.py", "i", project, ["--epochs", "3"], nodes=2, claim="ckpt")
     config_map, job = own.documents(PRINTED_BYTES)
-    name = config_map["metadata"]["name"]
-    assert name.startswith("train-")
     assert config_map["immutable"] is True
-    assert config_map["data"]["lib__model.py"] == "x = 1\n"
+    assert unpacked(config_map)["lib/model.py"] == b"x = 1\n"
     spec = job["spec"]
-    assert spec["args"] == ["/mnt/code/train.py", "--epochs", "3"]
-    assert spec["volumes"][0]["configMap"]["name"] == name
-    items = spec["volumes"][0]["configMap"]["items"]
-    assert {"key": "lib__model.py", "path": "lib/model.py"} in items
+    assert spec["args"] == ["train.py", "--epochs", "3"]
+    assert spec["code"] == {"configMap": config_map["metadata"]["name"]}
     assert spec["checkpoint"] == {"claimName": "ckpt"}
+
+
+def test_files_that_are_no_text_travel_too_and_programs_stay_programs(project):
+    (project / "lib" / "weights.bin").write_bytes(b"\xff\xfe")
+    (project / "my tool.sh").write_text("#!/bin/sh\n")
+    (project / "my tool.sh").chmod(0o755)
+    code = read_code(project / "train.py", project)
+    assert code.files["lib/weights.bin"] == (b"\xff\xfe", False)
+    assert code.files["my tool.sh"] == (b"#!/bin/sh\n", True)
+
+
+def test_the_same_folder_gives_the_same_archive(project, tmp_path):
+    before = read_code(project / "train.py", project)
+    os.utime(project / "train.py", (0, 0))
+    after = read_code(project / "train.py", project)
+    assert (before.archive(), before.digest) == (after.archive(), after.digest)
+    (project / "train.py").chmod(0o755)
+    assert read_code(project / "train.py", project).digest != before.digest
+
+
+def test_two_jobs_with_the_same_code_share_its_config_map(project):
+    one, _ = OwnScript(project / "train.py", "i", name="a").documents(PRINTED_BYTES)
+    two, _ = OwnScript(project / "train.py", "i", name="b").documents(PRINTED_BYTES)
+    assert one == two
+
+
+def test_what_git_ignores_stays_out(project):
+    files = {
+        ".gitignore": "/data/\n*.log\n",
+        ".ddpjobignore": "notes.md\n!lib/keep.log\n",
+        "data/x.bin": "x",
+        "lib/data/y.py": "y",
+        "a.log": "x",
+        "lib/keep.log": "x",
+        "notes.md": "x",
+        "lib/.gitignore": "model.py\n",
+        "ddpjob-runs/train/job.yaml": "x",
+    }
+    for path, text in files.items():
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(text)
+    code = read_code(project / "train.py", project)
+    assert sorted(code.files) == ["lib/__init__.py", "lib/data/y.py", "lib/keep.log", "train.py"]
+
+
+@pytest.mark.parametrize("name", ["server.pem", "id_rsa", "Token.txt", "my-kubeconfig.yaml"])
+def test_a_file_that_looks_like_a_key_is_refused_unless_it_is_ignored(project, name):
+    (project / "lib" / name).write_text("x")
+    with pytest.raises(SpecError, match=r"looks like a key or a token.*as a Secret"):
+        read_code(project / "train.py", project)
+    (project / ".ddpjobignore").write_text(f"{name}\n")
+    assert f"lib/{name}" not in read_code(project / "train.py", project).files
+
+
+def test_a_note_warns_of_code_that_is_large(project, capsys):
+    (project / "noise").write_bytes(random.Random(1).randbytes(300_000))
+    OwnScript(project / "train.py", "i", project).documents(SUBMITTED_BYTES)
+    assert "bytes, which etcd keeps as long as the job" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -56,8 +125,7 @@ def test_a_script_may_be_a_link(project, folder):
     (project / "link.py").symlink_to(project / "train.py")
     own = OwnScript(project / "link.py", "i", project if folder else None)
     config_map, job = own.documents(PRINTED_BYTES)
-    script = job["spec"]["args"][0].removeprefix("/mnt/code/")
-    assert config_map["data"][script] == "import lib.model\n"
+    assert unpacked(config_map)[job["spec"]["args"][0]] == b"import lib.model\n"
 
 
 def test_other_code_is_another_config_map(project):
@@ -109,42 +177,31 @@ def test_a_file_that_is_no_script_of_python_is_refused(tmp_path, name, text, sen
 def test_a_script_of_python_may_have_any_name(tmp_path, name, first_line):
     (tmp_path / name).write_text(f"{first_line}\nprint(1)\n")
     _, job = OwnScript(tmp_path / name, "i").documents(PRINTED_BYTES)
-    assert job["spec"]["args"] == [f"/mnt/code/{name}"]
+    assert job["spec"]["args"] == [name]
 
 
 def test_a_shell_script_beside_the_script_travels_with_it(project):
     (project / "prepare.sh").write_text("#!/bin/sh\n")
     config_map, _ = OwnScript(project / "train.py", "i", folder=project).documents(PRINTED_BYTES)
-    assert "prepare.sh" in config_map["data"]
+    assert "prepare.sh" in unpacked(config_map)
 
 
 def test_more_code_than_a_config_map_takes_is_refused(project):
     (project / "train.py").write_text("x" * 300_000)
-    with pytest.raises(SpecError, match="300,000 bytes of code, and a ConfigMap takes 200,000"):
-        read_code(project / "train.py", None, PRINTED_BYTES)
+    with pytest.raises(SpecError, match="has 300,000 bytes of code, and the limit is 190,000"):
+        OwnScript(project / "train.py", "i").documents(PRINTED_BYTES)
 
 
-def test_a_file_that_is_no_text_is_refused(project):
-    (project / "lib" / "weights.bin").write_bytes(b"\xff\xfe")
-    with pytest.raises(SpecError, match=r"weights.bin: is no text"):
-        read_code(project / "train.py", project, PRINTED_BYTES)
-
-
-def test_a_file_whose_name_is_no_key_is_refused(project):
-    (project / "lib" / "my model.py").write_text("")
-    with pytest.raises(SpecError, match="rename it"):
-        read_code(project / "train.py", project, PRINTED_BYTES)
+def test_more_code_than_the_agent_unpacks_is_refused(project):
+    with (project / "data").open("wb") as file:
+        file.truncate(65 * 2**20)
+    with pytest.raises(SpecError, match=r"limit is 67,108,864; name data in .ddpjobignore"):
+        read_code(project / "train.py", project)
 
 
 def test_a_script_outside_of_its_folder_is_refused(project):
     with pytest.raises(SpecError, match="is not in the folder"):
-        read_code(project / "train.py", project / "lib", PRINTED_BYTES)
-
-
-def test_two_files_whose_keys_are_the_same_are_refused(project):
-    (project / "lib__model.py").write_text("")
-    with pytest.raises(SpecError, match="rename a file"):
-        OwnScript(project / "train.py", "i", project).documents(PRINTED_BYTES)
+        read_code(project / "train.py", project / "lib")
 
 
 def test_a_script_that_does_not_exist_is_refused(project):
@@ -152,17 +209,52 @@ def test_a_script_that_does_not_exist_is_refused(project):
         OwnScript(project / "nowhere.py", "i").documents(PRINTED_BYTES)
 
 
-def test_the_code_becomes_the_jobs_own():
-    job = {
-        "apiVersion": "ddpjob.dev/v1alpha1",
-        "kind": "DDPJob",
-        "metadata": {"name": "j", "namespace": "n", "uid": "u"},
+def a_body(kind, name, **fields):
+    metadata = {"name": name, "namespace": "n", "uid": f"uid-{name}", **fields.pop("metadata", {})}
+    version = "ddpjob.dev/v1alpha1" if kind == "DDPJob" else "v1"
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
+
+
+def test_the_code_becomes_its_jobs_own():
+    jobs = [a_body("DDPJob", name, spec={"code": {"configMap": "c"}}) for name in ("i", "j")]
+    other_job = a_body("DDPJob", "k", spec={})
+    sent = {"labels": {"ddpjob.dev/code": "sent"}}
+    bodies = [
+        a_body("ConfigMap", "c", metadata=sent),
+        a_body("ConfigMap", "d", metadata=sent),
+        a_body("ConfigMap", "c", metadata={**sent, "namespace": "other"}),
+        a_body("ConfigMap", "c", metadata={"namespace": "n2"}),
+        *jobs,
+        other_job,
+    ]
+    (patch,) = owned_code(bodies)
+    assert (patch["metadata"]["name"], patch["metadata"]["namespace"]) == ("c", "n")
+    owners = [owner["uid"] for owner in patch["metadata"]["ownerReferences"]]
+    assert owners == ["uid-i", "uid-j"]
+
+
+def test_code_that_a_user_has_made_is_not_owned():
+    job = a_body("DDPJob", "j", spec={"code": {"configMap": "c"}})
+    assert list(owned_code([a_body("ConfigMap", "c"), job])) == []
+
+
+def test_options_set_variables_and_resources(project):
+    container = Container(["A=b=c", "B="], ["TOKEN=hf", "KEY=aws:secret"], "4", "16Gi")
+    own = OwnScript(project / "train.py", "i", accelerator="gpu", gpus=2, container=container)
+    _, job = own.documents(PRINTED_BYTES)
+    assert job["spec"]["env"] == [
+        {"name": "A", "value": "b=c"},
+        {"name": "B", "value": ""},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "TOKEN"}}},
+        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "aws", "key": "secret"}}},
+    ]
+    assert job["spec"]["resources"] == {
+        "requests": {"cpu": "4", "memory": "16Gi"},
+        "limits": {"nvidia.com/gpu": "2", "memory": "16Gi"},
     }
-    code = {
-        "kind": "ConfigMap",
-        "metadata": {"name": "c", "namespace": "n", "labels": {"ddpjob.dev/code-of": "j"}},
-    }
-    other = {"kind": "ConfigMap", "metadata": {"name": "d", "namespace": "n"}}
-    patches = list(owned_code([code, other, job]))
-    assert [patch["metadata"]["name"] for patch in patches] == ["c"]
-    assert patches[0]["metadata"]["ownerReferences"][0]["uid"] == "u"
+
+
+def test_a_quantity_that_is_none_is_refused(project):
+    own = OwnScript(project / "train.py", "i", container=Container(memory="16GB"))
+    with pytest.raises(SpecError, match="memory: must be a quantity such as 500m or 2Gi"):
+        own.documents(PRINTED_BYTES)

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from builders import (
     NOW,
+    a_condition,
     a_job,
     a_node,
     a_pod,
@@ -80,12 +81,12 @@ def forced(plan):
 def test_a_node_that_is_lost_ends_the_attempt_after_30_seconds(nodes):
     job = watched(a_running_job(), *BOTH_RUN, nodes=nodes)
     waiting_plan = plan_for(job, *BOTH_RUN, nodes=nodes, now=at(29))
-    assert (waiting_plan.status.attempt, waiting_plan.wake_after) == (0, 1)
+    assert (waiting_plan.status.attempt.number, waiting_plan.wake_after) == (0, 1)
     plan = plan_for(job, *BOTH_RUN, nodes=nodes, now=at(30))
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
     assert budgets_used(plan) == (0, 1)
-    assert plan.status.last_failure["reason"] == "NodeUnreachable"
-    assert plan.status.last_failure["pod"] == "digits-0-1"
+    assert plan.status.last_failure.reason == "NodeUnreachable"
+    assert plan.status.last_failure.pod == "digits-0-1"
     # The peers of a node that is gone cannot write a checkpoint.
     assert [(delete.name, delete.grace) for delete in plan.delete] == [
         ("digits-0-0", BROKEN_GANG_GRACE),
@@ -117,7 +118,7 @@ def test_the_look_that_first_sees_an_unreachable_node_asks_to_be_woken():
 def test_a_node_that_comes_back_in_time_changes_nothing():
     job = watched(a_running_job(), *BOTH_RUN, nodes=UNREACHABLE)
     plan = plan_for(job, *BOTH_RUN, nodes=READY, now=at(60))
-    assert (plan.status.unreachable_nodes, plan.status.attempt) == ((), 0)
+    assert (plan.status.unreachable_nodes, plan.status.attempt.number) == ((), 0)
     assert (plan.delete, plan.wake_after) == ((), None)
 
 
@@ -125,7 +126,7 @@ def test_a_node_that_is_unreachable_again_has_its_whole_time_again():
     job = watched(a_running_job(), *BOTH_RUN, nodes=UNREACHABLE)
     job = watched(job, *BOTH_RUN, nodes=READY, since=at(20))
     job = watched(job, *BOTH_RUN, nodes=UNREACHABLE, since=at(40))
-    assert plan_for(job, *BOTH_RUN, nodes=UNREACHABLE, now=at(69)).status.attempt == 0
+    assert plan_for(job, *BOTH_RUN, nodes=UNREACHABLE, now=at(69)).status.attempt.number == 0
 
 
 def test_a_clock_that_was_set_back_delays_the_end_of_a_node_and_does_not_prevent_it():
@@ -137,7 +138,7 @@ def test_a_clock_that_was_set_back_delays_the_end_of_a_node_and_does_not_prevent
 
 def test_a_node_that_is_out_of_service_ends_the_attempt_at_once():
     plan = plan_for(a_running_job(), *BOTH_RUN, nodes=SERVICED)
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
     assert forced(plan) == ["digits-0-1"]
 
 
@@ -145,7 +146,7 @@ def test_a_node_that_is_out_of_service_ends_the_attempt_at_once():
 def test_a_node_whose_kubelet_reports_does_not_end_an_attempt(nodes):
     job = watched(a_running_job(), *BOTH_RUN, nodes=nodes)
     plan = plan_for(job, *BOTH_RUN, nodes=nodes, now=at(10**6))
-    assert (plan.status.attempt, plan.delete) == (0, ())
+    assert (plan.status.attempt.number, plan.delete) == (0, ())
 
 
 def test_the_next_attempt_begins_when_the_pods_of_a_dead_node_are_gone():
@@ -158,7 +159,7 @@ def test_a_pod_that_has_ended_is_not_lost_with_its_node():
     pods = a_pod(0, running()), a_pod(1, succeeded())
     job = watched(a_running_job(), *pods, nodes=UNREACHABLE)
     plan = plan_for(job, *pods, nodes=UNREACHABLE, now=at(60))
-    assert (plan.status.attempt, plan.status.unreachable_nodes) == (0, ())
+    assert (plan.status.attempt.number, plan.status.unreachable_nodes) == (0, ())
 
 
 def test_a_dead_node_does_not_end_an_attempt_before_it_ran_either():
@@ -167,7 +168,7 @@ def test_a_dead_node_does_not_end_an_attempt_before_it_ran_either():
     job = watched(job, *pods, nodes=UNREACHABLE)
     plan = plan_for(job, *pods, nodes=UNREACHABLE, now=at(30))
     # No budget is used before all nodes ran.
-    assert (plan.status.attempt, budgets_used(plan)) == (1, (0, 0))
+    assert (plan.status.attempt.number, budgets_used(plan)) == (1, (0, 0))
     assert forced(plan) == ["digits-0-1"]
 
 
@@ -175,8 +176,8 @@ def test_an_undecided_failure_is_blamed_on_the_unreachable_node():
     pods = a_pod(0, failed(follower_summary(0))), a_pod(1, running())
     job = watched(a_running_job(undecided_since=NOW), *pods, nodes=UNREACHABLE)
     plan = plan_for(job, *pods, nodes=UNREACHABLE, now=at(10))
-    assert plan.status.last_failure["reason"] == Reason.PEER_LOST
-    assert plan.status.last_failure["node"] == "node-1"
+    assert plan.status.last_failure.reason == Reason.PEER_LOST
+    assert plan.status.last_failure.node == "node-1"
     # The peer's node is not dead yet, so its pod is not forced yet.
     assert forced(plan) == []
 
@@ -225,7 +226,7 @@ def test_a_pod_of_an_earlier_job_that_ends_slowly_is_named_and_waited_for():
     plan = plan_beside_a_leftover(job, READY)
     assert (plan.new_pods, plan.delete, plan.wake_after) == ((), (), 75)
     assert plan.status.message.endswith("of an earlier job with this name to end")
-    assert plan.status.starting_since is None
+    assert plan.status.attempt.starting_since is None
     late = plan_beside_a_leftover(written(job, plan), READY, at(75))
     assert late.delete == ()
     assert "ask the administrator to check the kubelet there" in late.status.message
@@ -261,7 +262,7 @@ def test_the_taint_out_of_service_that_was_left_on_a_ready_node_forces_nothing()
     nodes = nodes_of(a_node("node-0"), a_node("node-1", "True", OUT_OF_SERVICE))
     pods = a_pod(0, running()), a_pod(1, running())
     plan = plan_for(a_running_job(), *pods, nodes=nodes)
-    assert (plan.status.attempt, plan.delete) == (0, ())
+    assert (plan.status.attempt.number, plan.delete) == (0, ())
 
 
 # A pod is stuck while it ends
@@ -319,7 +320,7 @@ def test_a_pod_whose_trainer_has_ended_but_whose_sidecar_runs_is_forced_too():
 
 
 def test_a_pod_of_a_finished_job_is_forced_off_a_dead_node():
-    status = a_status(conditions=({"type": "Complete", "status": "True"},), phase="Complete")
+    status = a_status(conditions=a_condition(Condition.COMPLETE), phase="Complete")
     pods = a_pod(0, succeeded()), a_pod(1, with_sidecar(succeeded()), deleted_at=NOW)
     job = watched(a_job(status=status), *pods, nodes=UNREACHABLE)
     plan = plan_for(job, *pods, nodes=UNREACHABLE, now=at(30))
@@ -346,7 +347,7 @@ def test_without_a_dead_node_time_a_running_gang_stays():
         a_running_job(), plan_for(a_running_job(), *BOTH_RUN, nodes=UNREACHABLE, policy=NEVER)
     )
     plan = plan_for(job, *BOTH_RUN, nodes=UNREACHABLE, policy=NEVER, now=at(10**5))
-    assert plan.status.attempt == 0
+    assert plan.status.attempt.number == 0
 
 
 def test_the_administrators_time_is_used():
@@ -354,7 +355,7 @@ def test_the_administrators_time_is_used():
     job = watched(a_running_job(), *BOTH_RUN, nodes=UNREACHABLE)
     early = plan_for(job, *BOTH_RUN, nodes=UNREACHABLE, policy=policy, now=at(299))
     late = plan_for(job, *BOTH_RUN, nodes=UNREACHABLE, policy=policy, now=at(300))
-    assert (early.status.attempt, late.status.attempt) == (0, 1)
+    assert (early.status.attempt.number, late.status.attempt.number) == (0, 1)
 
 
 # The control plane is cut off
@@ -364,7 +365,7 @@ def test_while_most_nodes_are_not_ready_nothing_is_forced_and_the_status_says_so
     nodes = cluster_with_unready(3, total=5)
     job = watched(a_running_job(), *BOTH_RUN, nodes=nodes)
     plan = plan_for(job, *BOTH_RUN, nodes=nodes, now=at(10**5))
-    assert (plan.status.attempt, plan.delete, plan.wake_after) == (0, (), 5)
+    assert (plan.status.attempt.number, plan.delete, plan.wake_after) == (0, (), 5)
     assert plan.status.message == (
         "attempt 0 runs on 2 nodes; pod digits-0-0 is on node-0; 3 of 5 Kubernetes nodes are not "
         "ready, so no pod is deleted by force"
@@ -385,14 +386,14 @@ def test_the_time_of_a_dead_node_begins_when_the_control_plane_is_back():
     job = watched(a_running_job(), *BOTH_RUN, nodes=cut_off)
     assert job.status.unreachable_nodes == ()
     job = watched(job, *BOTH_RUN, nodes=back, since=at(600))
-    assert plan_for(job, *BOTH_RUN, nodes=back, now=at(629)).status.attempt == 0
-    assert plan_for(job, *BOTH_RUN, nodes=back, now=at(630)).status.attempt == 1
+    assert plan_for(job, *BOTH_RUN, nodes=back, now=at(629)).status.attempt.number == 0
+    assert plan_for(job, *BOTH_RUN, nodes=back, now=at(630)).status.attempt.number == 1
 
 
 def test_half_of_the_nodes_are_not_most_of_them():
     half = cluster_with_unready(2, total=4)
     job = watched(a_running_job(), *BOTH_RUN, nodes=half)
-    assert plan_for(job, *BOTH_RUN, nodes=half, now=at(30)).status.attempt == 1
+    assert plan_for(job, *BOTH_RUN, nodes=half, now=at(30)).status.attempt.number == 1
 
 
 def test_a_human_who_marks_a_node_out_of_service_is_believed_even_then():
@@ -407,7 +408,7 @@ def test_a_human_who_marks_a_node_out_of_service_is_believed_even_then():
 def test_without_nodes_a_running_gang_is_never_forced():
     pods = a_pod(0, running()), a_pod(1, not_ready(running()))
     plan = plan_for(a_running_job(), *pods, nodes=None, now=at(10**6))
-    assert (plan.status.attempt, plan.delete) == (0, ())
+    assert (plan.status.attempt.number, plan.delete) == (0, ())
 
 
 def test_without_nodes_a_pod_that_looks_lost_is_forced_when_its_deletion_is_overdue():
@@ -441,8 +442,8 @@ def test_a_node_that_registers_anew_under_its_name_is_another_one():
     new = nodes_of(a_node("node-0"), a_node("node-1", "Unknown", uid="new"), a_node("node-2"))
     job = watched(a_running_job(), *BOTH_RUN, nodes=old)
     job = watched(job, *BOTH_RUN, nodes=new, since=at(29))
-    assert plan_for(job, *BOTH_RUN, nodes=new, now=at(58)).status.attempt == 0
-    assert plan_for(job, *BOTH_RUN, nodes=new, now=at(59)).status.attempt == 1
+    assert plan_for(job, *BOTH_RUN, nodes=new, now=at(58)).status.attempt.number == 0
+    assert plan_for(job, *BOTH_RUN, nodes=new, now=at(59)).status.attempt.number == 1
 
 
 def test_a_node_that_is_gone_does_not_get_its_time_again():
@@ -450,15 +451,18 @@ def test_a_node_that_is_gone_does_not_get_its_time_again():
     job = watched(a_running_job(), *BOTH_RUN, nodes=old)
     gone = nodes_of(a_node("node-0"), a_node("node-2"))
     job = watched(job, *BOTH_RUN, nodes=gone, since=at(20))
-    assert plan_for(job, *BOTH_RUN, nodes=gone, now=at(30)).status.attempt == 1
+    assert plan_for(job, *BOTH_RUN, nodes=gone, now=at(30)).status.attempt.number == 1
 
 
 def test_a_spot_notice_moves_the_gang_with_its_own_grace_period():
     nodes = nodes_of(a_node("node-0"), a_node("node-1", "True", SPOT_TAINT))
     plan = plan_for(a_running_job(), *BOTH_RUN, nodes=nodes, policy=SPOT)
-    assert (plan.status.attempt, restarts_by_budget(plan)) == (1, {"announcedDisruptions": 1})
-    assert plan.status.last_failure["reason"] == "NodeEnding"
-    assert SPOT_TAINT in plan.status.last_failure["message"]
+    assert (plan.status.attempt.number, restarts_by_budget(plan)) == (
+        1,
+        {"announced": 1},
+    )
+    assert plan.status.last_failure.reason == "NodeEnding"
+    assert SPOT_TAINT in plan.status.last_failure.message
     assert [delete.grace for delete in plan.delete] == [None, None]
 
 
@@ -466,24 +470,24 @@ def test_a_spot_notice_moves_the_gang_with_its_own_grace_period():
 def test_a_pod_that_tolerates_the_taint_stays(toleration):
     nodes = nodes_of(a_node("node-0"), a_node("node-1", "True", SPOT_TAINT))
     pods = [a_pod(index, running(), tolerations=[toleration]) for index in range(2)]
-    assert plan_for(a_running_job(), *pods, nodes=nodes, policy=SPOT).status.attempt == 0
+    assert plan_for(a_running_job(), *pods, nodes=nodes, policy=SPOT).status.attempt.number == 0
 
 
 def test_a_taint_that_the_administrator_has_not_listed_moves_nothing():
     nodes = nodes_of(a_node("node-0"), a_node("node-1", "True", SPOT_TAINT))
-    assert plan_for(a_running_job(), *BOTH_RUN, nodes=nodes).status.attempt == 0
+    assert plan_for(a_running_job(), *BOTH_RUN, nodes=nodes).status.attempt.number == 0
 
 
 def test_a_cordon_alone_moves_nothing():
     nodes = nodes_of(a_node("node-0"), a_node("node-1", "True", CORDON))
     plan = plan_for(a_running_job(), *BOTH_RUN, nodes=nodes, policy=SPOT, now=at(10**6))
-    assert (plan.status.phase, plan.status.attempt, plan.delete) == (Phase.RUNNING, 0, ())
+    assert (plan.status.phase, plan.status.attempt.number, plan.delete) == (Phase.RUNNING, 0, ())
 
 
 def test_a_spot_notice_does_not_end_a_node_that_succeeded():
     nodes = nodes_of(a_node("node-0"), a_node("node-1", "True", SPOT_TAINT))
     pods = a_pod(0, running()), a_pod(1, succeeded())
-    assert plan_for(a_running_job(), *pods, nodes=nodes, policy=SPOT).status.attempt == 0
+    assert plan_for(a_running_job(), *pods, nodes=nodes, policy=SPOT).status.attempt.number == 0
 
 
 # The volume of a dead node

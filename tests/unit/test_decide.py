@@ -37,7 +37,7 @@ from builders import (
     written,
 )
 
-from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.history import Backoff, LastFailure
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status, is_transition
@@ -83,7 +83,7 @@ def test_a_job_that_is_being_deleted_is_left_alone():
     plan = plan_for(a_running_job(deleting=True), *pods)
     assert nothing_changes(plan)
     assert plan.wake_after is None
-    assert plan.status.attempt == 0
+    assert plan.status.attempt.number == 0
 
 
 def test_a_job_that_is_being_deleted_is_left_alone_even_if_its_spec_is_invalid():
@@ -93,7 +93,7 @@ def test_a_job_that_is_being_deleted_is_left_alone_even_if_its_spec_is_invalid()
 def test_a_job_is_stale_if_there_is_a_pod_of_an_unknown_attempt():
     plan = plan_for(a_running_job(), a_pod(0, running(), attempt=1))
     assert nothing_changes(plan)
-    assert plan.status.attempt == 0
+    assert plan.status.attempt.number == 0
 
 
 def test_a_job_is_stale_if_it_has_pods_but_no_status():
@@ -111,7 +111,7 @@ def test_a_finished_job_does_not_change(kind):
 def test_a_finished_job_is_not_restarted_by_another_number_of_nodes(kind):
     plan = plan_for(a_finished_job(kind, nodes=5, generation=2))
     assert plan.new_pods == ()
-    assert plan.status.attempt == 0
+    assert plan.status.attempt.number == 0
 
 
 def test_running_pods_of_a_finished_job_are_deleted_and_ended_ones_are_kept():
@@ -168,7 +168,7 @@ def test_unknown_fields_of_a_job_at_rest_are_reported_once():
     pods = a_pod(0, running()), a_pod(1, running())
     plan = plan_for(job, *pods)
     assert plan.events == (UNKNOWN_FIELDS,)
-    assert (plan.new_pods, plan.delete, plan.status.attempt) == ((), (), 0)
+    assert (plan.new_pods, plan.delete, plan.status.attempt.number) == ((), (), 0)
     assert is_transition(job.status, plan.status)
     again = plan_for(written(job, plan), *pods)
     assert again.events == ()
@@ -229,21 +229,21 @@ def test_a_list_of_unknown_fields_that_is_too_long_for_an_event_is_cut():
 def test_a_new_job_creates_all_pods_of_attempt_0_at_once():
     plan = plan_for(a_job(nodes=3))
     assert plan.new_pods == (0, 1, 2)
-    assert plan.status.attempt == 0
-    assert plan.status.attempt_started is None
+    assert plan.status.attempt.number == 0
+    assert not plan.status.attempt.latched
     assert plan.status.phase == Phase.STARTING
     assert plan.status.message == "creating 3 pods of attempt 0"
 
 
 def test_the_status_of_a_new_job_has_what_was_resolved():
     status = plan_for(a_job(nodes=3, accelerator="trn1.32xlarge")).status
-    assert dict(status.resolved) == {
+    assert status.to_dict()["resolved"] == {
         "nprocPerNode": 32,
         "worldSize": 96,
         "accelerator": "trn1.32xlarge",
         "rendezvous": "n0000-a0.digits:29400",
     }
-    assert status.start_time == status.attempt_time == NOW
+    assert status.start_time == status.attempt.start == NOW
 
 
 # The latch
@@ -260,26 +260,26 @@ def test_a_pod_that_is_gone_before_the_latch_costs_no_budget():
 
 
 def test_an_attempt_is_latched_when_every_pod_was_seen():
-    assert plan_for(a_starting_job(), a_pod(0), a_pod(1)).status.attempt_started == 0
+    assert plan_for(a_starting_job(), a_pod(0), a_pod(1)).status.attempt.latched
 
 
 def test_an_attempt_is_not_latched_when_only_some_pods_were_seen():
-    assert plan_for(a_starting_job(), a_pod(0)).status.attempt_started is None
+    assert not plan_for(a_starting_job(), a_pod(0)).status.attempt.latched
 
 
 def test_an_attempt_is_latched_also_while_a_verdict_is_undecided():
     pods = a_pod(0, running()), a_pod(1, failed("", when=NOW))
     plan = plan_for(a_starting_job(), *pods, now=at(1))
-    assert plan.status.attempt == 0
-    assert plan.status.attempt_started == 0
+    assert plan.status.attempt.number == 0
+    assert plan.status.attempt.latched
 
 
 def test_after_the_latch_a_missing_pod_is_a_disruption_and_is_not_created_again():
     plan = plan_for(a_running_job(), a_pod(0, running()))
     assert plan.new_pods == ()
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
     assert budgets_used(plan) == (0, 1)
-    assert plan.status.last_failure["pod"] == "digits-0-1"
+    assert plan.status.last_failure.pod == "digits-0-1"
 
 
 def test_a_node_that_succeeded_does_not_need_its_pod_any_more():
@@ -288,7 +288,7 @@ def test_a_node_that_succeeded_does_not_need_its_pod_any_more():
     plan = plan_for(written(job, first), a_pod(0, running()))
     assert nothing_changes(plan)
     assert plan.confirm == ()
-    assert (plan.status.disruptions, plan.status.phase) == (0, Phase.RUNNING)
+    assert (plan.status.budget.disruptions, plan.status.phase) == (0, Phase.RUNNING)
     assert plan.status.to_dict()["nodesReady"] == "2/2"
     assert plan.status == first.status
 
@@ -337,7 +337,7 @@ def test_a_refusal_is_reported_and_retried_later(reason):
 
 def test_a_refusal_is_reported_on_a_new_job():
     plan = plan_for(a_job(), refusal=a_refusal(Reason.NAME_IN_USE))
-    assert (plan.status.attempt, plan.status.reason) == (0, Reason.NAME_IN_USE)
+    assert (plan.status.attempt.number, plan.status.reason) == (0, Reason.NAME_IN_USE)
     assert plan.new_pods == ()
 
 
@@ -368,7 +368,7 @@ def test_the_back_off_of_the_attempt_comes_before_a_refusal():
 
 @pytest.mark.parametrize(("counts_ended_pods", "deleted"), [(True, (0, 1, 2)), (False, (0,))])
 def test_ended_pods_are_deleted_only_if_the_quota_counts_them(counts_ended_pods, deleted):
-    status = a_status(attempt=3, latched=False, last_failure={"attempt": 1})
+    status = a_status(attempt=3, latched=False, last_failure=LastFailure(1))
     pods = [a_pod(0, failed(FAILURE), attempt=attempt) for attempt in range(3)]
     refusal = a_refusal(Reason.QUOTA, counts_ended_pods=counts_ended_pods)
     plan = plan_for(a_job(status=status), *pods, now=at(7), refusal=refusal)
@@ -390,7 +390,7 @@ def test_an_invalid_pod_fails_the_job_with_the_message_of_the_api_server():
     ("status", "pods"),
     [
         # Its pods ran before, and a node was drained.
-        (a_status(attempt=3, attempt_started=2, latched=False), ()),
+        (a_status(attempt=3, latched=False), ()),
         # Another pod of the attempt was accepted.
         (a_status(attempt=0, latched=False), (a_pod(0, running()),)),
     ],
@@ -410,7 +410,7 @@ def test_an_invalid_pod_of_a_job_that_had_pods_is_tried_again(status, pods):
 def test_a_missing_pod_is_confirmed_whatever_else_has_failed():
     # A pod whose labels were changed is not in the cache. Its trainer still runs.
     plan = plan_for(a_running_job(), a_pod(0, failed(FAILURE)))
-    assert (plan.status.attempt, plan.confirm) == (1, ("digits-0-1",))
+    assert (plan.status.attempt.number, plan.confirm) == (1, ("digits-0-1",))
     both = a_pod(0, failed(FAILURE)), a_pod(1, running())
     assert plan_for(a_running_job(), *both).confirm == ()
 
@@ -418,7 +418,7 @@ def test_a_missing_pod_is_confirmed_whatever_else_has_failed():
 def test_a_failed_attempt_comes_before_a_refusal():
     pod = a_pod(0, failed(FAILURE))
     plan = plan_for(a_starting_job(), pod, refusal=a_refusal(Reason.QUOTA))
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
 
 
 # All nodes succeeded
@@ -447,7 +447,7 @@ def test_a_sidecar_that_fails_does_not_fail_a_trainer_that_succeeded():
 def test_a_job_completes_if_all_pods_succeeded_before_they_were_seen_running():
     plan = plan_for(a_starting_job(), a_pod(0, succeeded()), a_pod(1, succeeded()))
     assert plan.status.has(Condition.COMPLETE)
-    assert plan.status.attempt_started == 0
+    assert plan.status.attempt.latched
 
 
 def test_a_trainer_succeeded_even_if_its_pod_is_being_deleted():
@@ -474,14 +474,14 @@ WAYS_TO_END = {
     "a pod was drained": (
         a_pod(1, failed(conditions=[disruption_target()])),
         "Disruption",
-        "announcedDisruptions",
+        "announced",
     ),
     "a pod was preempted": (
         a_pod(1, failed(FAILURE, conditions=[PREEMPTED])),
         "Disruption",
-        "announcedDisruptions",
+        "announced",
     ),
-    "a node shut down": (a_pod(1, shut_down()), "Disruption", "announcedDisruptions"),
+    "a node shut down": (a_pod(1, shut_down()), "Disruption", "announced"),
     "a kubelet rejected a pod": (a_pod(1, rejected_by_kubelet()), "Disruption", "disruptions"),
     "a node had no room for a pod": (
         a_pod(1, rejected_by_kubelet("OutOfcpu")),
@@ -494,16 +494,16 @@ WAYS_TO_END = {
 @pytest.mark.parametrize(("pod", "cause", "budget"), WAYS_TO_END.values(), ids=WAYS_TO_END)
 def test_an_attempt_ends_when(pod, cause, budget):
     plan = plan_for(a_running_job(), a_pod(0, failed(FOLLOWER)), pod)
-    assert plan.status.last_failure["cause"] == cause
-    assert plan.status.last_failure["pod"] == "digits-0-1"
+    assert plan.status.last_failure.cause == cause
+    assert plan.status.last_failure.pod == "digits-0-1"
     assert restarts_by_budget(plan) == {budget: 1}
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
 
 
 def test_an_undecided_verdict_waits_for_better_evidence():
     pods = a_pod(0, failed(FOLLOWER, when=at(0))), a_pod(1, running())
     plan = plan_for(a_running_job(undecided_since=at(3)), *pods, now=at(4))
-    assert plan.status.attempt == 0
+    assert plan.status.attempt.number == 0
     assert (plan.status.phase, plan.status.pods.failed) == (Phase.RUNNING, 1)
     assert plan.wake_after == 9
     assert plan.events == ()
@@ -512,7 +512,7 @@ def test_an_undecided_verdict_waits_for_better_evidence():
 def test_an_undecided_verdict_is_given_after_the_settle_time():
     pods = a_pod(0, failed(FOLLOWER)), a_pod(1, running())
     plan = plan_for(a_running_job(undecided_since=NOW), *pods, now=at(10))
-    assert (plan.status.attempt, plan.status.last_failure["reason"]) == (1, "PeerLost")
+    assert (plan.status.attempt.number, plan.status.last_failure.reason) == (1, "PeerLost")
     assert budgets_used(plan) == (0, 1)
 
 
@@ -520,9 +520,9 @@ def test_a_rendezvous_that_not_every_pod_reached_costs_no_budget():
     pods = a_pod(0, failed(torchrun_tail("rendezvous-timeout"))), a_pod(1, unschedulable())
     job = a_running_job(ran=False, undecided_since=at(3990))
     plan = plan_for(job, *pods, now=at(4000))
-    assert plan.status.last_failure["cause"] == "Rendezvous"
+    assert plan.status.last_failure.cause == "Rendezvous"
     assert plan.status.reason == Reason.RENDEZVOUS_TIMEOUT
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
     assert budgets_used(plan) == (0, 0)
 
 
@@ -530,8 +530,8 @@ def test_a_rendezvous_that_waited_for_a_pod_refused_by_quota_costs_no_budget():
     refusal = Refusal(Reason.QUOTA, "exceeded quota", at(4060))
     pod = a_pod(0, failed(torchrun_tail("rendezvous-timeout")))
     plan = plan_for(a_starting_job(), pod, now=at(4000), refusal=refusal)
-    assert plan.status.last_failure["cause"] == "Rendezvous"
-    assert plan.status.attempt == 1
+    assert plan.status.last_failure.cause == "Rendezvous"
+    assert plan.status.attempt.number == 1
     assert budgets_used(plan) == (0, 0)
 
 
@@ -544,7 +544,7 @@ def test_a_pod_that_ended_without_its_trainer_is_a_disruption():
 def test_the_exit_code_of_sigterm_waits_for_the_cause_of_the_deletion():
     interrupted = a_pod(1, ended(143, torchrun_summary(code=-15)))
     plan = plan_for(a_running_job(), a_pod(0, running()), interrupted, now=at(1))
-    assert plan.status.attempt == 0
+    assert plan.status.attempt.number == 0
 
 
 # Pods of older attempts
@@ -587,7 +587,7 @@ def test_ended_pods_of_the_previous_attempt_are_kept_for_their_logs_and_older_on
 
 
 def test_pods_of_the_last_failure_are_kept_even_if_the_job_was_resized_since():
-    last_failure = {"attempt": 0, "cause": "Failure", "pod": "digits-0-0"}
+    last_failure = LastFailure(0, "Failure", pod="digits-0-0")
     status = a_status(attempt=2, latched=False, ran=False, last_failure=last_failure)
     pods = a_pod(0, failed(FAILURE), attempt=0), a_pod(1, failed(), attempt=1)
     plan = plan_for(a_job(status=status), *pods)
@@ -611,7 +611,7 @@ EVERY_KIND_OF_PLAN = {
 def test_the_status_and_each_condition_have_the_observed_generation(job, pods):
     status = plan_for(job, *pods).status
     assert status.observed_generation == 5
-    assert all(entry["observedGeneration"] == 5 for entry in status.conditions)
+    assert all(condition.observed_generation == 5 for condition in status.conditions)
 
 
 @pytest.mark.parametrize(("job", "pods"), EVERY_KIND_OF_PLAN.values(), ids=EVERY_KIND_OF_PLAN)
@@ -641,19 +641,25 @@ def test_a_very_long_message_is_cut():
     "status",
     [
         {"attempt": 0},
-        {"attempt": 3, "attemptStarted": 7},
-        {"attemptStarted": 0},
-        {"attempt": 0, "nodes": {"desired": 0}},
-        {"attempt": 1, "conditions": [{"type": "Running"}]},
+        {"attempt": {"number": 0}},
+        {"attempt": {"number": 3}, "operator": {"attempt": {"births": [7, 7]}}},
+        {"operator": {"attempt": {"latched": True}}},
+        {"attempt": {"number": 0}, "nodes": {"desired": 0}},
+        {"attempt": {"number": 1}, "conditions": [{"type": "Running"}]},
         {
-            "attempt": 0,
+            "attempt": {"number": 0},
             "conditions": [{"type": "Running", "status": "False"}],
             "nodes": {"desired": 2},
         },
         {"backoff": {"count": "x", "until": "yesterday"}},
         {"conditions": 5, "nodes": [], "resolved": "x", "lastFailure": 1, "result": ["x"]},
-        {"attempt": 0, "nodes": {"desired": 2}, "succeededNodes": [0, "1", None, 7]},
-        {"ignoredFields": "x", "previousAttemptRan": "x"},
+        {
+            "attempt": {"number": 0},
+            "nodes": {"desired": 2},
+            "operator": {"attempt": {"succeededNodes": [0, "1", None, 7]}},
+        },
+        {"ignoredFields": "x", "operator": {"attempt": {"previousRan": "x"}}},
+        {"operator": "x"},
     ],
 )
 def test_no_status_makes_decide_raise(status):

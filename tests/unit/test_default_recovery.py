@@ -3,7 +3,7 @@
 import pytest
 from builders import a_spec
 
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "data"}}
 MOUNT = {"name": "v", "mountPath": "/data"}

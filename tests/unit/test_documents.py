@@ -32,6 +32,15 @@ def test_several_documents_and_lists_are_read():
         (JOB + "---\n{kind: X}", "document 2: apiVersion is required"),
         ("{apiVersion: v1}", "document 1: kind is required"),
         ("{apiVersion: v1, kind: List, items: [x]}", 'document 1: must be an object, got "x"'),
+        ("[" * 2000, "has too many lists or objects within each other"),
+        ("a: &a [*a]", "document 1: has a value that JSON does not have: Circular reference"),
+        ("a: !!set {b}", "document 1: has a value that JSON does not have: Object of type set"),
+        ("a: .nan", "document 1: has a value that JSON does not have: Out of range float"),
+        ('a: "\\ud800"', "document 1: has a value that JSON does not have: 'utf-8' codec"),
+        (
+            "{a: 1}\n---\n!!timestamp 2026-01-01: b",
+            "document 2: has a value that JSON does not have: keys must be str, int, float, bool",
+        ),
     ],
 )
 def test_what_is_no_manifest_is_refused(text, message):
@@ -43,6 +52,17 @@ def test_what_is_no_manifest_is_refused(text, message):
 def test_a_date_is_a_string_as_in_kubernetes():
     (document,) = read_documents("{apiVersion: v1, kind: X, day: 2026-13-45, at: 2026-01-01}")
     assert (document["day"], document["at"]) == ("2026-13-45", "2026-01-01")
+
+
+@pytest.mark.parametrize("text", ["1:30", "-1:30", "190:20:30.15", "01:30:00"])
+def test_a_time_of_day_is_a_string_as_in_kubernetes(text):
+    (document,) = read_documents(f"{{apiVersion: v1, kind: X, at: {text}}}")
+    assert document["at"] == text
+
+
+def test_numbers_are_read_as_in_kubernetes():
+    (document,) = read_documents("{apiVersion: v1, kind: X, a: 0x10, b: 010, c: 1_000, d: 2.5}")
+    assert [document[key] for key in "abcd"] == [16, 8, 1000, 2.5]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +106,7 @@ def test_a_field_is_set(setting, place, value):
         ("spec.args.5=x", "must be an index from 0 to 1"),
         ("spec.args.x=x", "must be an index from 0 to 1"),
         ("spec.nodes=[", "is not YAML"),
+        ("spec.args=!!set {a}", "spec.args: has a value that JSON does not have"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(setting, message):

@@ -14,6 +14,7 @@ from builders import (
     a_status,
     at,
     budgets_used,
+    changed,
     deleted_pods,
     plan_for,
     read_pods,
@@ -256,7 +257,7 @@ def test_a_gang_that_gave_way_waits_until_the_older_one_runs():
     older = a_job(name="older", status=a_status(ran=False, starting_since=NOW))
     older = replace(older, uid="uid-of-older", namespace=younger.namespace)
     assert older_gang(younger, None, older) == OlderGang("uid-of-older", "older")
-    runs = replace(older, status=replace(older.status, starting_since=None))
+    runs = replace(older, status=changed(older.status, starting_since=None))
     assert older_gang(younger, None, runs) is None
     assert older_gang(younger, None, None) is None
 
@@ -282,9 +283,9 @@ def test_on_a_full_cluster_the_younger_gang_gives_way_after_the_gang_timeout():
     assert (early.delete, early.wake_after) == ((), 1)
     plan = plan_for(a_half_gang(), *HALF, older_gang=OLDER, policy=POLICY, now=at(600))
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
-    assert (plan.status.attempt, budgets_used(plan)) == (1, (0, 0))
+    assert (plan.status.attempt.number, budgets_used(plan)) == (1, (0, 0))
     assert plan.status.reason == Reason.YIELDED
-    assert plan.status.yielding == Yielding(OLDER.uid, at(600) + YIELD_TIME)
+    assert plan.status.attempt.yielding == Yielding(OLDER.uid, at(600) + YIELD_TIME)
     assert plan.status.message == (
         "only 1 of 2 pods had room; all are deleted to make room for the older job older, which "
         "is incomplete too"
@@ -302,7 +303,7 @@ def test_under_a_quota_the_younger_gang_gives_way_after_20_seconds():
     moment = NOW + QUOTA_TIMEOUT
     plan = plan_for(job, a_pod(0), older_gang=OLDER, refusal=QUOTA, now=moment)
     assert deleted_pods(plan) == ["digits-0-0"]
-    assert plan.status.yielding
+    assert plan.status.attempt.yielding
 
 
 def test_pods_that_wait_under_a_quota_without_an_older_gang_stay():
@@ -322,7 +323,7 @@ def test_pods_that_wait_under_a_quota_without_an_older_gang_stay():
 )
 def test_a_gang_that_has_room_or_holds_none_does_not_give_way(pods):
     plan = plan_for(a_half_gang(), *pods, older_gang=OLDER, policy=POLICY, now=at(10**6))
-    assert (plan.delete, plan.status.attempt) == ((), 0)
+    assert (plan.delete, plan.status.attempt.number) == ((), 0)
 
 
 def test_a_gang_that_trains_does_not_give_way():
@@ -352,7 +353,7 @@ def test_a_gang_that_gave_way_creates_no_pods_and_says_why():
     assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.YIELDED)
     assert plan.status.message == (
         "waits until the older job older runs, which needs the same room; at most until "
-        f"{format_time(job.status.yielding.until)}"
+        f"{format_time(job.status.attempt.yielding.until)}"
     )
     again = plan_for(written(job, plan), older_gang=OLDER, now=at(15))
     assert again.status == plan.status
@@ -361,7 +362,7 @@ def test_a_gang_that_gave_way_creates_no_pods_and_says_why():
 def test_a_gang_that_gave_way_begins_when_the_older_one_runs():
     plan = plan_for(a_yielding_job(), older_gang=None, now=at(10))
     assert plan.new_pods == (0, 1)
-    assert plan.status.yielding is None
+    assert plan.status.attempt.yielding is None
 
 
 def test_a_gang_that_gave_way_tries_again_after_10_minutes():
@@ -373,14 +374,14 @@ def test_a_gang_that_gave_way_tries_again_after_10_minutes():
 def test_a_gang_that_gave_way_before_the_clock_was_set_back_waits_ten_minutes_from_then_on():
     job = a_yielding_job(until=86400)
     plan = plan_for(job, older_gang=OLDER, now=at(10))
-    assert (plan.new_pods, plan.status.yielding.until) == ((), at(10) + YIELD_TIME)
+    assert (plan.new_pods, plan.status.attempt.yielding.until) == ((), at(10) + YIELD_TIME)
     late = plan_for(written(job, plan), older_gang=OLDER, now=at(10) + YIELD_TIME)
     assert late.new_pods == (0, 1)
 
 
 def test_the_time_to_start_does_not_run_while_a_gang_gives_way():
     job = a_yielding_job(spec={"startupDeadlineSeconds": 5})
-    assert plan_for(job, older_gang=OLDER, now=at(300)).status.starting_since is None
+    assert plan_for(job, older_gang=OLDER, now=at(300)).status.attempt.starting_since is None
 
 
 def test_a_gang_that_gave_way_first_waits_for_its_own_pods_to_end():

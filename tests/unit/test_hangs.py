@@ -14,7 +14,8 @@ from builders import (
     written,
 )
 
-from ddpjob.core.api.names import ANNOTATION_ASSIGNMENT, Cause
+from ddpjob.core.api.conditions import find_condition
+from ddpjob.core.api.names import ANNOTATION_ASSIGNMENT, Cause, Condition
 from ddpjob.core.decide.stacks import Frame, find_culprit, read_stacks
 from ddpjob.core.observe.agent_state import AgentState
 
@@ -74,7 +75,7 @@ def test_while_one_pod_writes_the_gang_does_not_hang():
     # Only rank 0 writes, as in most scripts. The silence of the others has lasted for minutes.
     plan = a_suspected_gang(3.0, 400.0, 400.0)
     assert told(plan) == []
-    assert plan.status.attempt == 0
+    assert plan.status.attempt.number == 0
     # No event comes when it stops too.
     assert plan.wake_after <= 10
 
@@ -82,23 +83,23 @@ def test_while_one_pod_writes_the_gang_does_not_hang():
 def test_if_no_pod_has_written_all_write_their_stacks():
     plan = a_suspected_gang(61.0, 400.0, 61.0, ready=0)
     assert told(plan) == ["digits-0-0", "digits-0-1", "digits-0-2"]
-    assert (plan.status.attempt, plan.delete) == (0, ())
+    assert (plan.status.attempt.number, plan.delete) == (0, ())
 
 
 def test_a_gang_that_was_told_has_time_for_its_stacks():
     # The silence of one pod has lasted for minutes, while another one wrote.
     plan = a_suspected_gang(61.0, 400.0, 61.0, ready=0)
-    assert plan.status.silent_since == at(0)
+    assert plan.status.attempt.silent_since == at(0)
     pods = [an_agents_pod(index, starting(), annotations=TOLD) for index in range(3)]
     job = written(a_running_job(nodes=3, spec=BY_LOG, silent_since=at(-300)), plan)
     for seconds, attempt in ((30, 0), (120, 1)):
         later = plan_for(job, *pods, now=at(seconds))
-        assert later.status.attempt == attempt
+        assert later.status.attempt.number == attempt
 
 
 def test_a_pod_that_does_not_answer_is_not_excused_by_one_that_writes():
     plan = a_suspected_gang(3.0, None, 400.0)
-    assert plan.status.last_failure["reason"] == "Silent"
+    assert plan.status.last_failure.reason == "Silent"
 
 
 def test_a_pod_that_never_wrote_is_no_sign_of_life():
@@ -113,15 +114,15 @@ def test_a_pod_that_never_wrote_is_no_sign_of_life():
 def test_without_answers_a_silent_gang_is_judged_as_before():
     plan = a_suspected_gang(None, None, None)
     assert told(plan) == []
-    assert (plan.status.attempt, plan.status.last_failure["cause"]) == (1, "Hang")
-    assert plan.status.last_failure["reason"] == "Silent"
+    assert (plan.status.attempt.number, plan.status.last_failure.cause) == (1, "Hang")
+    assert plan.status.last_failure.reason == "Silent"
 
 
 def test_with_another_heartbeat_a_silent_gang_is_judged_as_before():
     pods = [an_agents_pod(0, running()), an_agents_pod(1, starting())]
     answers = {pod.uid: AgentState(0, heartbeat=1.0) for pod in read_pods(*pods)}
     job = a_running_job(spec={"hangTimeoutSeconds": 60}, silent_since=at(-300))
-    assert plan_for(job, *pods, answers=answers).status.last_failure["reason"] == "Silent"
+    assert plan_for(job, *pods, answers=answers).status.last_failure.reason == "Silent"
 
 
 def test_with_a_limit_for_the_first_heartbeat_only_any_heartbeat_is_a_sign_of_life():
@@ -143,19 +144,19 @@ def test_when_one_pod_hangs_the_others_write_their_stacks_first():
     pods = hung(0, WAITS), an_agents_pod(1, running()), an_agents_pod(2, running())
     plan = plan_for(a_running_job(nodes=3), *pods)
     assert told(plan) == ["digits-0-1", "digits-0-2"]
-    assert (plan.status.attempt, plan.delete) == (0, ())
+    assert (plan.status.attempt.number, plan.delete) == (0, ())
 
 
 def test_a_pod_is_told_once():
     pods = hung(0, WAITS), an_agents_pod(1, running(), annotations=TOLD)
     plan = plan_for(a_running_job(undecided_since=at(-5)), *pods)
-    assert (plan.assign, plan.status.attempt) == ((), 0)
+    assert (plan.assign, plan.status.attempt.number) == ((), 0)
 
 
 def test_a_pod_that_does_not_write_its_stacks_is_waited_for_ten_seconds():
     pods = hung(0, WAITS), an_agents_pod(1, running(), annotations=TOLD)
     status = plan_for(a_running_job(undecided_since=at(-10)), *pods).status
-    assert (status.attempt, status.last_failure["reason"]) == (1, "Hang")
+    assert (status.attempt.number, status.last_failure.reason) == (1, "Hang")
 
 
 def test_pods_that_cannot_write_their_stacks_are_not_waited_for():
@@ -163,14 +164,14 @@ def test_pods_that_cannot_write_their_stacks_are_not_waited_for():
     other = an_agents_pod(1, running())
     other["spec"]["volumes"] = []
     status = plan_for(a_running_job(), hung(0, WAITS), other).status
-    assert status.last_failure["reason"] == "Hang"
+    assert status.last_failure.reason == "Hang"
 
 
 def test_the_rank_that_stands_out_is_named_with_its_stack():
     pods = hung(0, WAITS), hung(1, COMPUTES), hung(2, WAITS)
     failure = plan_for(a_running_job(nodes=3), *pods).status.last_failure
-    assert (failure["cause"], failure["rank"], failure["pod"]) == (Cause.HANG, 1, "digits-0-1")
-    assert failure["message"] == (
+    assert (failure.cause, failure.rank, failure.pod) == (Cause.HANG, 1, "digits-0-1")
+    assert failure.message == (
         "pod digits-0-1 hangs: no heartbeat for 61 s; rank 1 stands out, in compute (train.py, "
         "line 7), while rank 0 and 1 more are in step (train.py, line 9); "
         'rank 1: File "/train.py", line 7 in compute'
@@ -182,14 +183,14 @@ def test_the_message_has_the_longest_time_without_a_heartbeat():
         0, "Hang", exception="no heartbeat for 2 s", lines=lines(1, COMPUTES)
     )
     pods = hung(0, WAITS), an_agents_pod(1, ended(1, told_to_end, when=at(-5))), hung(2, WAITS)
-    message = plan_for(a_running_job(nodes=3), *pods).status.last_failure["message"]
+    message = plan_for(a_running_job(nodes=3), *pods).status.last_failure.message
     assert message.startswith("pod digits-0-1 hangs: no heartbeat for 61 s; rank 1 stands out")
 
 
 def test_if_no_rank_stands_out_the_message_says_so():
     failure = plan_for(a_running_job(), hung(0, WAITS), hung(1, WAITS)).status.last_failure
-    assert "no heartbeat for 61 s; no rank stands out; rank 0: File" in failure["message"]
-    assert "rank" not in failure
+    assert "no heartbeat for 61 s; no rank stands out; rank 0: File" in failure.message
+    assert failure.rank is None
 
 
 # Which rank stands out
@@ -258,8 +259,8 @@ def checked(*ages, seconds=700, **fields):
 
 
 def hangs_detected(plan):
-    found = [c for c in plan.status.conditions if c["type"] == "HangsDetected"]
-    return (found[0]["status"], found[0]["reason"]) if found else None
+    found = find_condition(plan.status.conditions, Condition.HANGS_DETECTED)
+    return (found.status, found.reason) if found else None
 
 
 def test_after_the_time_of_the_limit_the_agents_are_asked_for_heartbeats():

@@ -28,6 +28,7 @@ from builders import (
 from ddpjob.core.api.history import (
     MAX_ATTEMPT_MESSAGE,
     MAX_NODES_LISTED,
+    EndedAttempt,
     FailedNode,
     count_failed_node,
     forget_old_failures,
@@ -45,7 +46,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 def test_a_failed_attempt_is_kept_with_its_cause_its_place_and_its_times():
     plan = plan_for(a_running_job(), *ONE_FAILED, now=at(9))
-    assert plan.status.attempts == (
+    assert plan.status.to_dict()["attempts"] == [
         {
             "attempt": 0,
             "cause": "Failure",
@@ -59,7 +60,7 @@ def test_a_failed_attempt_is_kept_with_its_cause_its_place_and_its_times():
             "runningTime": "2026-11-21T12:00:00Z",
             "end": "2026-11-21T12:00:09Z",
         },
-    )
+    ]
 
 
 WAYS_TO_END = {
@@ -86,31 +87,31 @@ WAYS_TO_END = {
 def test_each_way_to_end_has_a_cause_a_reason_a_message_and_an_end(cause):
     job, pods = WAYS_TO_END[cause]
     (entry,) = plan_for(job, *pods).status.attempts
-    assert (entry["attempt"], entry["cause"]) == (0, cause)
-    assert entry["reason"]
-    assert entry["message"]
-    assert entry["end"] == "2026-11-21T12:00:00Z"
+    assert (entry.attempt, entry.cause) == (0, cause)
+    assert entry.reason
+    assert entry.message
+    assert entry.end == NOW
 
 
 def test_the_newest_attempt_comes_first_and_ten_are_kept():
-    older = tuple({"attempt": attempt} for attempt in range(10, 0, -1))
+    older = tuple(EndedAttempt(attempt) for attempt in range(10, 0, -1))
     job = a_running_job(attempt=11, attempts=older)
     pods = [a_pod(index, running(), attempt=11) for index in range(1)]
-    attempts = [entry["attempt"] for entry in plan_for(job, *pods).status.attempts]
+    attempts = [entry.attempt for entry in plan_for(job, *pods).status.attempts]
     assert attempts == [11, 10, 9, 8, 7, 6, 5, 4, 3, 2]
 
 
 def test_the_message_of_an_attempt_is_short():
     error = torchrun_summary(1, error="ValueError: " + "x" * 400)
     plan = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, failed(error)))
-    assert len(plan.status.attempts[0]["message"]) == MAX_ATTEMPT_MESSAGE
-    assert len(plan.status.last_failure["message"]) > MAX_ATTEMPT_MESSAGE
+    assert len(plan.status.attempts[0].message) == MAX_ATTEMPT_MESSAGE
+    assert len(plan.status.last_failure.message) > MAX_ATTEMPT_MESSAGE
 
 
 def test_a_job_that_fails_keeps_its_last_attempt_too():
     job = a_running_job(failures=3)
     status = plan_for(job, *ONE_FAILED).status
-    assert [entry["attempt"] for entry in status.attempts] == [0]
+    assert [entry.attempt for entry in status.attempts] == [0]
 
 
 def test_an_attempt_is_not_in_the_history_while_it_runs():
@@ -121,8 +122,8 @@ def test_an_attempt_is_not_in_the_history_while_it_runs():
 def test_budgets_do_not_depend_on_the_history():
     job = a_running_job(failures=3, attempts=())
     assert plan_for(job, *ONE_FAILED).status.finished
-    job = a_running_job(attempts=tuple({"attempt": 0, "cause": "Failure"} for _ in range(10)))
-    assert plan_for(job, *ONE_FAILED).status.attempt == 1
+    job = a_running_job(attempts=tuple(EndedAttempt(0, "Failure") for _ in range(10)))
+    assert plan_for(job, *ONE_FAILED).status.attempt.number == 1
 
 
 # Kubernetes nodes on which attempts failed
@@ -178,7 +179,7 @@ def test_a_follower_says_nothing_about_its_node():
     ends = (failed(follower_summary(0)), failed(slow_rank_summary(1)))
     pods = [a_pod(index, end, nodeName="gpu-7") for index, end in enumerate(ends)]
     plan = plan_for(a_running_job(), *pods)
-    assert (plan.status.failures, plan.status.failed_nodes) == (1, ())
+    assert (plan.status.budget.failures, plan.status.failed_nodes) == (1, ())
 
 
 def test_a_pod_that_is_gone_has_no_node_to_avoid():
@@ -211,8 +212,8 @@ def test_the_nodes_are_kept_while_an_attempt_runs():
 
 
 def test_a_clock_that_was_set_back_forgets_nothing():
-    nodes = (FailedNode("gpu-7", 2, at(7200)),)
-    assert forget_old_failures(nodes, NOW) == nodes
+    job = a_running_job(failed_nodes=(FailedNode("gpu-7", 2, at(7200)),))
+    assert plan_for(job, a_pod(0, running())).status.failed_nodes == (FailedNode("gpu-7", 2, NOW),)
 
 
 def test_the_list_of_nodes_is_bounded():

@@ -1,5 +1,7 @@
 """Failures that another attempt would repeat: the same error, and attempts without progress."""
 
+from dataclasses import replace
+
 import pytest
 from builders import (
     NOW,
@@ -19,10 +21,9 @@ from builders import (
     written,
 )
 
-from ddpjob.core.api.history import MAX_ATTEMPT_MESSAGE, Retried
+from ddpjob.core.api.history import MAX_ATTEMPT_MESSAGE, EndedAttempt, Retried
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.script_errors import is_permanent
 
 NO_MODULE = "ModuleNotFoundError: No module named 'tqdm'"
@@ -39,20 +40,19 @@ def an_attempt(attempt=0, error=NO_MODULE, *, end=-40, cause="Failure", pod=None
     """Return the entry of an attempt that has ended `end` seconds after NOW."""
     pod = pod or f"digits-{attempt}-1"
     message = f"rank 1 in pod {pod} failed with exit code 1: {error}"[:MAX_ATTEMPT_MESSAGE]
-    entry = {"attempt": attempt, "cause": cause, "reason": "WorkerFailed", "message": message}
-    return {**entry, "pod": pod, "end": format_time(at(end)), **fields}
+    return EndedAttempt(attempt, cause, "WorkerFailed", message, pod=pod, end=at(end), **fields)
 
 
 def after(*attempts, **fields):
     """Return a job that runs after these attempts, the newest first."""
-    failures = sum(entry["cause"] in ("Failure", "Hang") for entry in attempts)
+    failures = sum(entry.cause in ("Failure", "Hang") for entry in attempts)
     fields = {"failures": failures, **fields}
     return a_running_job(attempt=len(attempts), attempts=attempts, **fields)
 
 
 def fails_with(job, error=NO_MODULE, *, rank=1, **report):
     """Return the status after one pod of the current attempt has failed with an exception."""
-    attempt = job.status.attempt
+    attempt = job.status.attempt.number
     end = failed(agent_report(attempt, rank=rank, exception=error, **report))
     pods = a_pod(0, running(), attempt=attempt), a_pod(1, end, attempt=attempt)
     return plan_for(job, *pods).status
@@ -66,7 +66,7 @@ def test_an_error_of_the_script_that_two_attempts_have_ended_by_ends_the_job():
         "'tqdm'; the same error ended attempt 0 and attempt 1 on new pods, so another attempt "
         f"would not help; correct the script or the image; {WHAT_TO_DO}"
     )
-    assert status.failures == 1
+    assert status.budget.failures == 1
 
 
 def test_a_job_begins_two_attempts_if_its_script_cannot_be_imported():
@@ -126,7 +126,7 @@ def test_only_errors_that_a_new_pod_cannot_heal_count(error, is_found):
 def test_an_error_of_the_operating_system_uses_the_budget():
     error = "PermissionError: [Errno 13] Permission denied: '/checkpoints/digits'"
     status = fails_with(after(an_attempt(error=error)), error)
-    assert (status.attempt, status.failures) == (2, 2)
+    assert (status.attempt.number, status.budget.failures) == (2, 2)
 
 
 LONG = "TypeError: " + "x" * 400
@@ -151,9 +151,9 @@ HISTORIES = {
     "a disruption between": ((an_attempt(1, cause="Disruption", end=-29), an_attempt()), {}, False),
     "a hang": ((an_attempt(cause="Hang"),), {}, False),
     "the same pod": ((an_attempt(pod="digits-1-1"),), {}, False),
-    "no pod": (({**an_attempt(), "pod": None},), {}, False),
-    "no end": (({**an_attempt(), "end": "x"},), {}, False),
-    "no message": (({**an_attempt(), "message": ""},), {}, False),
+    "no pod": ((replace(an_attempt(), pod=""),), {}, False),
+    "no end": ((replace(an_attempt(), end=None),), {}, False),
+    "no message": ((replace(an_attempt(), message=""),), {}, False),
     "before the job was taken up again": ((an_attempt(),), {"retried": Retried(1, 1)}, False),
     "one of two before the job was taken up again": (
         (an_attempt(1, end=-29), an_attempt()),
@@ -162,18 +162,18 @@ HISTORIES = {
     ),
     "the first one on another rank": (
         (
-            {
-                **an_attempt(),
-                "message": f"rank 70 in pod digits-0-1 failed with exit code 1: {NO_MODULE}",
-            },
+            replace(
+                an_attempt(),
+                message=f"rank 70 in pod digits-0-1 failed with exit code 1: {NO_MODULE}",
+            ),
         ),
         {},
         True,
     ),
-    "an attempt that made steps": ((an_attempt(firstStep=0, lastStep=9),), {}, False),
-    "an attempt that named one step": ((an_attempt(firstStep=9, lastStep=9),), {}, True),
+    "an attempt that made steps": ((an_attempt(first_step=0, last_step=9),), {}, False),
+    "an attempt that named one step": ((an_attempt(first_step=9, last_step=9),), {}, True),
     "steps long ago": (
-        (an_attempt(1), an_attempt(0, cause="Disruption", firstStep=0, lastStep=9)),
+        (an_attempt(1), an_attempt(0, cause="Disruption", first_step=0, last_step=9)),
         {},
         False,
     ),
@@ -181,12 +181,12 @@ HISTORIES = {
     "less than a minute of training": ((an_attempt(),), {"seconds": {"training": 59}}, True),
     "an attempt that trains for a minute": (
         (an_attempt(),),
-        {"activity": "training", "activity_since": at(-60)},
+        {"activity": "training", "since": at(-60)},
         False,
     ),
     "an attempt that trains for less than a minute": (
         (an_attempt(),),
-        {"activity": "training", "activity_since": at(-59)},
+        {"activity": "training", "since": at(-59)},
         True,
     ),
     "no attempt": ((), {}, False),
@@ -203,13 +203,13 @@ def test_the_same_error_ends_a_job_that_never_trained_after(history):
 
 def test_an_attempt_that_made_steps_itself_is_none_that_never_trained():
     status = fails_with(after(an_attempt()), steps={"1": [0, 9]})
-    assert status.attempt == 2
+    assert status.attempt.number == 2
 
 
 @pytest.mark.parametrize(("first", "ends"), [(-59, True), (-60, False)])
 def test_an_attempt_that_prepared_for_long_before_its_first_step_has_not_trained(first, ends):
     met = at(-600)
-    job = after(an_attempt(end=-700), running_time=met, activity="training", activity_since=met)
+    job = after(an_attempt(end=-700), running_time=met, activity="training", since=met)
     status = fails_with(job, trained={"1": at(first).timestamp()})
     assert (status.reason == Reason.SAME_ERROR) is ends
 
@@ -217,17 +217,17 @@ def test_an_attempt_that_prepared_for_long_before_its_first_step_has_not_trained
 def test_of_a_long_message_the_part_counts_that_the_history_keeps():
     assert fails_with(after(an_attempt(error=LONG)), LONG).reason == Reason.SAME_ERROR
     other = LONG.replace("x", "y")
-    assert fails_with(after(an_attempt(error=LONG)), other).attempt == 2
+    assert fails_with(after(an_attempt(error=LONG)), other).attempt.number == 2
 
 
 def test_an_error_in_a_pod_that_stayed_does_not_count():
     # It is the pod of attempt 0, in which rank 0 runs for the second time.
-    job = after(an_attempt(), pod_attempts=(0, 1))
+    job = after(an_attempt(), births=(0, 1))
     end = failed(agent_report(1, rank=0, exception=NO_MODULE))
     stayed = a_pod(0, end, attempt=1)
     stayed["metadata"] |= {"name": "digits-0-0"}
     plan = plan_for(job, stayed, a_pod(1, running(), attempt=1))
-    assert (plan.status.attempt, budgets_used(plan)) == (2, (2, 0))
+    assert (plan.status.attempt.number, budgets_used(plan)) == (2, (2, 0))
 
 
 def test_a_pod_without_an_agent_has_its_error_in_torchruns_summary():
@@ -238,7 +238,7 @@ def test_a_pod_without_an_agent_has_its_error_in_torchruns_summary():
 
 def test_a_launcher_that_cannot_be_imported_has_no_rank():
     message = "pod digits-0-1 failed with exit code 1: ModuleNotFoundError: No module named 'torch'"
-    job = after({**an_attempt(), "message": message}, undecided_since=at(-10))
+    job = after(replace(an_attempt(), message=message), undecided_since=at(-10))
     end = ended(1, "ModuleNotFoundError: No module named 'torch'")
     pods = a_pod(0, running(), attempt=1), a_pod(1, end, attempt=1)
     assert plan_for(job, *pods).status.reason == Reason.SAME_ERROR
@@ -254,16 +254,14 @@ def test_the_same_error_is_named_also_if_the_budget_is_used_up():
 def test_a_job_that_was_taken_up_again_has_two_attempts_again():
     attempts = fails_with(after(an_attempt())).attempts
     job = a_running_job(attempt=2, attempts=attempts, failures=1, retried=Retried(1, failures=1))
-    assert fails_with(job).attempt == 3
+    assert fails_with(job).attempt.number == 3
 
 
 # Attempts without progress
 
 
 def an_attempt_of(attempt, first, last, cause="Failure"):
-    entry = {"attempt": attempt, "cause": cause, "reason": "x", "message": "boom"}
-    steps = {} if first is None else {"firstStep": first, "lastStep": last}
-    return {**entry, **steps}
+    return EndedAttempt(attempt, cause, "x", "boom", first_step=first, last_step=last)
 
 
 def after_steps(*steps, limit=3, cause="Failure", **fields):
@@ -276,7 +274,7 @@ def after_steps(*steps, limit=3, cause="Failure", **fields):
 
 def fails_at(job, first, last, **report):
     """Return the status after an attempt that has ended at a step."""
-    steps = {} if first is None else {str(job.status.attempt): [first, last]}
+    steps = {} if first is None else {str(job.status.attempt.number): [first, last]}
     return fails_with(job, "ValueError: boom", rank=0, steps=steps, **report)
 
 
@@ -288,7 +286,7 @@ def test_attempts_that_end_at_the_step_at_which_they_began_end_the_job():
         "made no progress: each ended at or before the step at which it began (the last at step "
         f"100); failurePolicy.maxAttemptsWithoutProgress is 3; {WHAT_TO_DO}"
     )
-    assert status.failures == 2
+    assert status.budget.failures == 2
 
 
 STUCK = (100, 100)
@@ -331,13 +329,13 @@ def test_attempts_without_progress_are_counted_with(case):
 def test_by_default_the_fifth_attempt_without_progress_ends_the_job():
     policy = with_policy(maxRestarts=100)
     entries = [an_attempt_of(attempt, 7, 7) for attempt in range(3, -1, -1)]
-    assert fails_at(after(*entries[1:], spec=policy), 7, 7).attempt == 4
+    assert fails_at(after(*entries[1:], spec=policy), 7, 7).attempt.number == 4
     assert fails_at(after(*entries, spec=policy), 7, 7).reason == Reason.NO_PROGRESS
 
 
 def test_with_a_limit_of_1_the_first_attempt_without_progress_ends_the_job():
     assert fails_at(after_steps(limit=1), 7, 7).reason == Reason.NO_PROGRESS
-    assert fails_at(after_steps(limit=1), 7, 8).attempt == 1
+    assert fails_at(after_steps(limit=1), 7, 8).attempt.number == 1
 
 
 @pytest.mark.parametrize(("failures", "ends"), [(0, True), (1, False)])
@@ -350,7 +348,7 @@ def test_a_disruption_never_ends_a_job_for_lack_of_progress():
     job = after_steps(STUCK, STUCK, STUCK)
     drained = a_pod(1, {**running(), "conditions": [disruption_target()]}, attempt=3)
     plan = plan_for(job, a_pod(0, running(), attempt=3), drained)
-    assert plan.status.attempt == 4
+    assert plan.status.attempt.number == 4
 
 
 def test_the_steps_of_an_attempt_that_ran_out_of_memory_may_be_known_from_another_pod():

@@ -30,7 +30,7 @@ from builders import (
 
 from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.api import names
-from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.history import Backoff, LastFailure
 from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Host
@@ -62,7 +62,7 @@ def graces(plan):
 def a_job_in_place(*, attempt=1, nodes=3, births=(0, 1, 0), **fields):
     """Return a job in an attempt for which some pods have stayed, and which has not run yet."""
     fields = {"latched": False, "ran": False, "host": Host(0, "10.244.0.7"), **fields}
-    return a_running_job(attempt=attempt, nodes=nodes, pod_attempts=births, **fields)
+    return a_running_job(attempt=attempt, nodes=nodes, births=births, **fields)
 
 
 def pods_in_place(first, second, third, *, told=1):
@@ -85,8 +85,8 @@ HELD = {names.ANNOTATION_ASSIGNMENT: '{"start": false}'}
 
 def test_after_a_failure_the_other_pods_stay():
     plan = plan_for(a_running_job(nodes=3), *gang(running(), FAILED, running()))
-    assert plan.status.attempt == 1
-    assert plan.status.pod_attempts == (0, 1, 0)
+    assert plan.status.attempt.number == 1
+    assert plan.status.attempt.births == (0, 1, 0)
     assert deleted_pods(plan) == []
     assert assigned(plan) == ["digits-0-0", "digits-0-2"]
     assert plan.new_pods == ()
@@ -100,7 +100,7 @@ def test_the_restart_says_how_many_pods_it_keeps():
         "attempt 1 begins and keeps 2 pods: rank 1 in pod digits-0-1 failed with exit code 1: "
         "ValueError: boom"
     )
-    assert plan.status.last_failure["pod"] == "digits-0-1"
+    assert plan.status.last_failure.pod == "digits-0-1"
 
 
 def test_after_the_loss_of_a_pod_the_others_stay():
@@ -116,7 +116,7 @@ def test_a_pod_that_its_peers_have_lost_does_not_stay_although_it_runs():
     job = a_running_job(nodes=3, undecided_since=at(-10))
     plan = plan_for(job, *gang(first, running(), succeeded()))
     failure = plan.status.last_failure
-    assert (failure["reason"], failure["pod"]) == (Reason.PEER_LOST, "digits-0-1")
+    assert (failure.reason, failure.pod) == (Reason.PEER_LOST, "digits-0-1")
     assert "digits-0-1" in deleted_pods(plan)
     assert assigned(plan) == []
 
@@ -124,14 +124,14 @@ def test_a_pod_that_its_peers_have_lost_does_not_stay_although_it_runs():
 def test_after_the_loss_of_node_0_another_pod_hosts_the_rendezvous():
     _, second, third = gang(running(), running(), running())
     status = plan_for(a_running_job(nodes=3), second, third).status
-    assert status.host == Host(1, "10.244.0.7")
-    assert status.resolved["rendezvous"] == "10.244.0.7:29402"
+    assert status.attempt.host == Host(1, "10.244.0.7")
+    assert status.resolved.rendezvous == "10.244.0.7:29402"
 
 
 def test_a_gang_of_new_pods_meets_at_node_0():
     status = plan_for(a_running_job(), a_pod(0, running()), a_pod(1, FAILED)).status
-    assert status.host == Host()
-    assert status.pod_attempts == ()
+    assert status.attempt.host == Host()
+    assert status.attempt.births == ()
     assert "host" not in status.to_dict()
 
 
@@ -160,7 +160,7 @@ UNFIT = {
 def test_a_pod_that_cannot_take_part_does_not_stay(pod):
     plan = plan_for(a_running_job(nodes=3), pod, *gang(running(), FAILED, running())[1:])
     assert assigned(plan) == ["digits-0-2"]
-    assert plan.status.pod_attempts == (1, 1, 0)
+    assert plan.status.attempt.births == (1, 1, 0)
 
 
 @pytest.mark.parametrize("health", ["Unknown", "False"])
@@ -248,7 +248,7 @@ def test_a_larger_gang_keeps_all_its_pods():
     job = a_running_job(nodes=2, spec={"nodes": 3}, generation=2)
     plan = plan_for(job, *gang(running(), running()))
     assert assigned(plan) == ["digits-0-0", "digits-0-1"]
-    assert plan.status.pod_attempts == (0, 0, 1)
+    assert plan.status.attempt.births == (0, 0, 1)
 
 
 def test_no_pod_stays_in_a_job_that_is_suspended():
@@ -296,7 +296,7 @@ def test_an_operator_that_stopped_before_the_assignments_makes_them_up():
     plan = plan_for(job, *pods)
     again = plan_for(written(job, plan), *pods)
     assert again.assign == plan.assign
-    assert again.status.attempt == 1
+    assert again.status.attempt.number == 1
     assert budgets_used(again) == (1, 0)
 
 
@@ -346,8 +346,8 @@ def test_a_pod_that_stayed_and_is_lost_before_the_attempt_ran_costs_nothing_more
     """It was probably lost together with the one that was counted, as in a drain."""
     others = pods_in_place(None, waiting(), starting())[1:]
     plan = plan_for(a_job_in_place(), *first, *others)
-    assert (plan.status.attempt, plan.status.reason) == (2, Reason.NOT_RESUMED)
-    assert plan.status.pod_attempts == ()
+    assert (plan.status.attempt.number, plan.status.reason) == (2, Reason.NOT_RESUMED)
+    assert plan.status.attempt.births == ()
     assert plan.confirm == (() if first else ("digits-0-0",))
     assert budgets_used(plan) == (0, 0)
 
@@ -363,19 +363,19 @@ def test_a_new_pod_that_is_lost_before_the_attempt_ran_is_a_disruption():
     stayed, _, also_stayed = pods_in_place(running(), running(), running())
     plan = plan_for(a_job_in_place(latched=True), stayed, also_stayed)
     failure = plan.status.last_failure
-    assert (failure["cause"], failure["reason"]) == ("Disruption", "PodDeleted")
-    assert failure["pod"] == "digits-1-1"
+    assert (failure.cause, failure.reason) == ("Disruption", "PodDeleted")
+    assert failure.pod == "digits-1-1"
 
 
 def test_a_success_in_the_attempt_before_is_none_in_this_one():
     old = succeeded(agent_report(attempt=0, cause="Succeeded"))
     plan = plan_for(a_job_in_place(), *pods_in_place(old, running(), running()))
-    assert plan.status.succeeded_nodes == ()
+    assert plan.status.attempt.succeeded_nodes == ()
     assert plan.status.reason == Reason.NOT_RESUMED
 
 
 def test_pods_that_may_still_write_a_checkpoint_keep_their_time():
-    job = a_job_in_place(previous_attempt_ran=True, spec={"suspend": True})
+    job = a_job_in_place(previous_ran=True, spec={"suspend": True})
     plan = plan_for(job, *pods_in_place(starting(), starting(), starting()))
     assert {delete.grace for delete in plan.delete} == {None}
     assert plan.assign == ()
@@ -385,23 +385,23 @@ def test_a_sidecar_that_has_ended_does_not_make_its_trainer_unready():
     status = running()
     status["conditions"][0]["status"] = "False"
     plan = plan_for(a_running_job(), *gang(running(), status))
-    assert (plan.status.pods.ready, plan.status.silent_since) == (2, None)
+    assert (plan.status.pods.ready, plan.status.attempt.silent_since) == (2, None)
 
 
 def test_a_pod_that_stayed_and_fails_in_the_attempt_is_a_failure():
     ended = failed(agent_report(attempt=1))
     plan = plan_for(a_job_in_place(), *pods_in_place(ended, running(), running()))
-    assert plan.status.attempts[0]["cause"] == "Failure"
-    assert plan.status.pod_attempts == ()
+    assert plan.status.attempts[0].cause == "Failure"
+    assert plan.status.attempt.births == ()
     assert budgets_used(plan) == (1, 0)
 
 
 def test_a_pod_that_ended_before_it_took_part_costs_nothing_and_all_are_made_anew():
     ended = failed(agent_report(attempt=0, cause="Follower"))
-    job = a_job_in_place(last_failure={"attempt": 0, "cause": "Failure", "reason": "WorkerFailed"})
+    job = a_job_in_place(last_failure=LastFailure(0, "Failure", "WorkerFailed"))
     plan = plan_for(job, *pods_in_place(ended, running(), running()))
-    assert (plan.status.attempt, plan.status.reason) == (2, Reason.NOT_RESUMED)
-    assert plan.status.pod_attempts == ()
+    assert (plan.status.attempt.number, plan.status.reason) == (2, Reason.NOT_RESUMED)
+    assert plan.status.attempt.births == ()
     assert plan.assign == ()
     assert deleted_pods(plan) == ["digits-1-1", "digits-0-2"]
     assert budgets_used(plan) == (0, 0)
@@ -411,14 +411,14 @@ def test_a_pod_that_ended_before_it_took_part_costs_nothing_and_all_are_made_ane
 def test_a_second_failure_of_the_attempt_before_is_not_counted_again():
     ended = failed(agent_report(attempt=0, cause="Failure"))
     plan = plan_for(a_job_in_place(), *pods_in_place(ended, running(), running()))
-    assert plan.status.attempts[0]["cause"] == "NotResumed"
+    assert plan.status.attempts[0].cause == "NotResumed"
     assert budgets_used(plan) == (0, 0)
 
 
 def test_a_new_pod_that_fails_before_its_first_assignment_has_failed():
     ended = failed(agent_report(attempt=-1, exception="no assignment in /ddpjob/pod/assignment"))
     plan = plan_for(a_job_in_place(), *pods_in_place(starting(), ended, starting()))
-    assert plan.status.attempts[0]["cause"] == "Failure"
+    assert plan.status.attempts[0].cause == "Failure"
 
 
 # Pods that run and are not ready
@@ -428,10 +428,10 @@ def test_pods_that_stayed_and_do_not_become_ready_are_made_anew_without_a_cost()
     job = a_job_in_place(silent_since=NOW)
     pods = pods_in_place(starting(), running(), running())
     early = plan_for(job, *pods, now=at(119))
-    assert early.status.attempt == 1
+    assert early.status.attempt.number == 1
     plan = plan_for(job, *pods, now=NOW + SILENT_TIME)
-    assert plan.status.attempts[0]["cause"] == Cause.NOT_RESUMED
-    assert plan.status.pod_attempts == ()
+    assert plan.status.attempts[0].cause == Cause.NOT_RESUMED
+    assert plan.status.attempt.births == ()
     assert budgets_used(plan) == (0, 0)
 
 
@@ -439,9 +439,9 @@ def test_a_gang_that_ran_and_is_not_ready_for_too_long_hangs():
     job = a_running_job(nodes=3, silent_since=NOW)
     pods = gang(running(), starting(), running())
     plan = plan_for(job, *pods, now=NOW + SILENT_TIME)
-    assert plan.status.last_failure["cause"] == Cause.HANG
-    assert plan.status.last_failure["node"] == "node-1"
-    assert plan.status.last_failure["message"] == (
+    assert plan.status.last_failure.cause == Cause.HANG
+    assert plan.status.last_failure.node == "node-1"
+    assert plan.status.last_failure.message == (
         "pod digits-0-1 on node node-1 is not ready although it runs: its processes hang or cannot "
         "be reached"
     )
@@ -458,12 +458,12 @@ def test_the_time_of_a_silent_gang_runs_only_if_nothing_else_explains_it(other):
     job = a_running_job(silent_since=at(-5))
     last = starting() if other != running() else running()
     status = plan_for(job, *gang(other, last)).status
-    assert status.silent_since is None
+    assert status.attempt.silent_since is None
 
 
 def test_the_time_of_a_silent_gang_begins_when_it_is_seen():
     status = plan_for(a_running_job(), *gang(running(), starting())).status
-    assert status.silent_since == NOW
+    assert status.attempt.silent_since == NOW
     # The gang has met, and has not ended.
     assert (status.phase, status.message) == (
         Phase.RUNNING,
@@ -473,7 +473,7 @@ def test_the_time_of_a_silent_gang_begins_when_it_is_seen():
 
 def test_a_gang_that_has_never_run_has_its_own_time_to_start():
     status = plan_for(a_running_job(ran=False, latched=False), *gang(starting(), starting())).status
-    assert status.silent_since is None
+    assert status.attempt.silent_since is None
     assert status.message == (
         "0 of 2 nodes are ready; the workers of pod digits-0-0 on node node-0 and 1 more have not "
         "met the others yet"
@@ -486,10 +486,10 @@ def test_a_gang_that_has_never_run_has_its_own_time_to_start():
 def test_a_hang_is_a_cause_once_the_others_had_time_for_their_stacks_and_all_pods_are_made_anew():
     hang = failed(agent_report(cause="Hang", exception="no heartbeat for 60 s"))
     pods = gang(running(), hang, running())
-    assert plan_for(a_running_job(nodes=3), *pods).status.last_failure == {}
+    assert plan_for(a_running_job(nodes=3), *pods).status.last_failure == LastFailure()
     plan = plan_for(a_running_job(nodes=3, undecided_since=at(-10)), *pods)
-    assert plan.status.last_failure["cause"] == "Hang"
-    assert plan.status.last_failure["message"] == (
+    assert plan.status.last_failure.cause == "Hang"
+    assert plan.status.last_failure.message == (
         "pod digits-0-1 hangs: no heartbeat for 60 s; the last line"
     )
     assert (plan.status.reason, budgets_used(plan)) == (Reason.HANG, (1, 0))
@@ -504,7 +504,7 @@ def test_hangs_use_up_max_restarts():
 
 def test_a_pod_that_was_killed_has_no_report_and_is_judged_by_its_end():
     plan = plan_for(a_running_job(), *gang(running(), oom_killed()))
-    assert plan.status.last_failure["reason"] == "OOMKilled"
+    assert plan.status.last_failure.reason == "OOMKilled"
     assert assigned(plan) == ["digits-0-0"]
 
 
@@ -512,8 +512,8 @@ def test_a_pod_that_was_killed_has_no_report_and_is_judged_by_its_end():
 
 
 def test_a_status_keeps_the_attempts_of_its_pods():
-    status = a_status(attempt=4, nodes=3, pod_attempts=(4, 1))
-    assert [status.born(index) for index in range(3)] == [4, 1, 4]
+    status = a_status(attempt=4, nodes=3, births=(4, 1))
+    assert [status.attempt.born(index) for index in range(3)] == [4, 1, 4]
 
 
 def test_a_label_that_is_older_than_the_pod_makes_it_a_stray():
@@ -546,15 +546,15 @@ def test_a_whole_gang_has_the_grace_period_of_its_pods_to_end_in_place():
 def test_a_gang_that_may_write_for_long_is_silent_for_long():
     job = a_running_job(nodes=2, silent_since=NOW)
     pods = with_grace(600, running(), starting())
-    assert plan_for(job, *pods, now=at(674)).status.attempt == 0
-    assert plan_for(job, *pods, now=at(675)).status.attempt == 1
+    assert plan_for(job, *pods, now=at(674)).status.attempt.number == 0
+    assert plan_for(job, *pods, now=at(675)).status.attempt.number == 1
 
 
 @pytest.mark.parametrize("seconds", [10**15, -1])
 def test_no_grace_period_is_too_long_to_decide(seconds):
     job = a_running_job(nodes=2, silent_since=NOW)
     pods = with_grace(seconds, running(), starting())
-    assert plan_for(job, *pods, now=at(60)).status.attempt == 0
+    assert plan_for(job, *pods, now=at(60)).status.attempt.number == 0
 
 
 def test_a_pod_that_must_not_start_yet_waits_for_the_grace_period_of_the_others():

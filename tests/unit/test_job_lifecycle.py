@@ -16,6 +16,7 @@ from builders import (
     a_status,
     at,
     budgets_used,
+    changed,
     condition,
     deleted_pods,
     failed,
@@ -32,7 +33,7 @@ from builders import (
     written,
 )
 
-from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.history import Backoff, LastFailure
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.deletions import BROKEN_GANG_GRACE, NEVER_RAN_GRACE
@@ -107,7 +108,7 @@ def test_one_event_and_one_entry_of_the_history_report_a_suspension():
     assert reasons(plan) == ["Suspended"]
     again = plan_for(written(job, plan), *ENDING)
     assert again.events == ()
-    assert [entry["cause"] for entry in again.status.attempts] == ["Suspended"]
+    assert [entry.cause for entry in again.status.attempts] == ["Suspended"]
 
 
 @pytest.mark.parametrize(
@@ -122,14 +123,14 @@ def test_one_event_and_one_entry_of_the_history_report_a_suspension():
 def test_pods_that_fail_while_they_are_suspended_cost_nothing(pod):
     job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
     plan = plan_for(job, a_pod(0, running(), deleted_at=NOW), pod, now=at(60))
-    assert (plan.status.attempt, budgets_used(plan)) == (0, (0, 0))
+    assert (plan.status.attempt.number, budgets_used(plan)) == (0, (0, 0))
     assert plan.status.phase == Phase.SUSPENDED
 
 
 def test_a_pod_that_vanished_costs_nothing_while_a_job_is_suspended():
     job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
     plan = plan_for(job, a_pod(0, running(), deleted_at=NOW))
-    assert (plan.status.attempt, plan.confirm) == (0, ())
+    assert (plan.status.attempt.number, plan.confirm) == (0, ())
 
 
 def test_a_job_whose_nodes_all_succeed_while_it_is_suspended_is_complete():
@@ -137,13 +138,13 @@ def test_a_job_whose_nodes_all_succeed_while_it_is_suspended_is_complete():
     status = plan_for(job, *ALL_SUCCEEDED).status
     assert status.has(Condition.COMPLETE)
     assert not status.has(Condition.SUSPENDED)
-    assert [entry["attempt"] for entry in status.attempts] == [0]
+    assert [entry.attempt for entry in status.attempts] == [0]
 
 
 def test_a_job_that_is_created_suspended_has_no_attempt():
     job = a_job(suspend=True, nodes=3)
     plan = plan_for(job)
-    assert (plan.new_pods, plan.status.attempt) == ((), None)
+    assert (plan.new_pods, plan.status.attempt.number) == ((), None)
     assert plan.status.has(Condition.SUSPENDED)
     assert plan.status.to_dict()["nodesReady"] == "0/3"
     assert plan.status.attempts == ()
@@ -172,15 +173,15 @@ def test_a_failure_at_the_look_that_also_sees_the_suspension_is_counted():
     job = a_running_job(spec={"suspend": True}, backoff=Backoff(1))
     plan = plan_for(job, a_pod(0, running()), FAILED)
     status = plan.status
-    assert (status.phase, status.failures, status.attempt) == (Phase.SUSPENDED, 1, 0)
-    assert status.last_failure["pod"] == "digits-0-1"
-    assert [entry["cause"] for entry in status.attempts] == ["Failure"]
+    assert (status.phase, status.budget.failures, status.attempt.number) == (Phase.SUSPENDED, 1, 0)
+    assert status.last_failure.pod == "digits-0-1"
+    assert [entry.cause for entry in status.attempts] == ["Failure"]
     assert status.backoff == Backoff(2, at(10))
 
 
 def test_a_pod_that_is_gone_at_the_look_that_also_sees_the_suspension_is_confirmed():
     plan = plan_for(a_running_job(spec={"suspend": True}), a_pod(0, running()))
-    assert (plan.status.phase, plan.status.disruptions) == (Phase.SUSPENDED, 1)
+    assert (plan.status.phase, plan.status.budget.disruptions) == (Phase.SUSPENDED, 1)
     assert plan.confirm == ("digits-0-1",)
 
 
@@ -200,7 +201,7 @@ def test_what_ends_while_the_job_is_being_suspended_is_not_counted():
     for pods in [(a_pod(0, running()), FAILED), (a_pod(0, running()),), ()]:
         status = plan_for(job, *pods).status
         assert (status.phase, status.restarts) == (Phase.SUSPENDED, 0)
-        assert status.attempts[0]["cause"] == "Suspended"
+        assert status.attempts[0].cause == "Suspended"
 
 
 # Taken up again
@@ -220,10 +221,18 @@ def taken_up(job, retries=1):
 def test_a_failed_job_is_taken_up_again_when_its_retries_grow():
     plan = plan_for(taken_up(a_failed_job()), now=at(60))
     status = plan.status
-    assert (status.attempt, status.phase, status.reason) == (6, Phase.RESTARTING, Reason.RETRIED)
+    assert (status.attempt.number, status.phase, status.reason) == (
+        6,
+        Phase.RESTARTING,
+        Reason.RETRIED,
+    )
     assert not status.has(Condition.FAILED)
-    assert (status.failures, status.disruptions, status.completion_time) == (3, 2, None)
-    assert status.attempts[0]["cause"] == "Failure"
+    assert (status.budget.failures, status.budget.disruptions, status.completion_time) == (
+        3,
+        2,
+        None,
+    )
+    assert status.attempts[0].cause == "Failure"
     assert reasons(plan) == ["Retried"]
     assert plan_for(written(taken_up(a_failed_job()), plan), now=at(60)).new_pods == (0, 1)
 
@@ -231,13 +240,13 @@ def test_a_failed_job_is_taken_up_again_when_its_retries_grow():
 def test_a_job_that_is_taken_up_again_has_its_budgets_anew():
     job = written(taken_up(a_failed_job()), plan_for(taken_up(a_failed_job())))
     for restart in range(1, 5):
-        status = replace(job.status, running_time=NOW, attempt_started=job.status.attempt)
+        status = changed(job.status, running_time=NOW, latched=True)
         job = a_job(nodes=2, retries=1, status=status)
-        pods = [a_pod(0, running(), attempt=status.attempt)]
-        pods.append(a_pod(1, failed(torchrun_summary(1)), attempt=status.attempt))
+        pods = [a_pod(0, running(), attempt=status.attempt.number)]
+        pods.append(a_pod(1, failed(torchrun_summary(1)), attempt=status.attempt.number))
         job = written(job, plan_for(job, *pods))
         assert job.status.has(Condition.FAILED) == (restart == 4)
-    assert job.status.failures == 6
+    assert job.status.budget.failures == 6
 
 
 def test_a_failed_job_is_taken_up_once_for_each_larger_number():
@@ -245,8 +254,8 @@ def test_a_failed_job_is_taken_up_once_for_each_larger_number():
     job = written(taken_up(job), plan_for(taken_up(job)))
     assert plan_for(taken_up(job)).status.reason != Reason.RETRIED
     failed_again = replace(job.status, conditions=a_condition(Condition.FAILED))
-    assert plan_for(a_job(retries=1, status=failed_again)).status.attempt == 6
-    assert plan_for(a_job(retries=2, status=failed_again)).status.attempt == 7
+    assert plan_for(a_job(retries=1, status=failed_again)).status.attempt.number == 6
+    assert plan_for(a_job(retries=2, status=failed_again)).status.attempt.number == 7
 
 
 @pytest.mark.parametrize("retries", [0, 2])
@@ -258,12 +267,12 @@ def test_a_number_that_a_job_had_before_it_failed_does_not_take_it_up(retries):
 def test_an_invalid_pod_ends_a_job_that_is_taken_up_again_and_never_had_a_pod():
     refusal = Refusal(Reason.INVALID_POD, "must be less", at(0), final=True)
     job = a_job(retries=1, status=a_status(attempt=1, latched=False, ran=False))
-    job = replace(job, status=replace(job.status, attempt_started=None))
+    job = replace(job, status=changed(job.status, had_pods=False))
     assert plan_for(job, refusal=refusal).status.has(Condition.FAILED)
 
 
 def test_pods_that_trained_after_the_end_may_write_a_checkpoint_before_a_retry():
-    status = replace(a_failed_job().status, running_time=None, last_failure={})
+    status = changed(a_failed_job().status, running_time=None, last_failure=LastFailure())
     pods = [a_pod(index, running(), attempt=5) for index in range(2)]
     plan = plan_for(taken_up(a_job(status=status)), *pods)
     assert [delete.grace for delete in plan.delete] == [None, None]
@@ -271,7 +280,7 @@ def test_pods_that_trained_after_the_end_may_write_a_checkpoint_before_a_retry()
 
 def test_a_retry_of_a_status_that_was_restored_begins_after_the_newest_pods():
     pods = [a_pod(index, running(), attempt=6) for index in range(2)]
-    assert plan_for(taken_up(a_failed_job()), *pods, is_current=True).status.attempt == 7
+    assert plan_for(taken_up(a_failed_job()), *pods, is_current=True).status.attempt.number == 7
 
 
 def test_a_larger_budget_does_not_take_a_failed_job_up():
@@ -295,16 +304,14 @@ def test_a_job_that_was_too_long_active_has_its_time_anew():
 
 def test_pods_that_trained_may_write_a_checkpoint_also_if_their_successor_is_suspended():
     # The operator stopped between the restart and the deletions, and the user suspended the job.
-    status = a_status(attempt=1, latched=False, ran=False, previous_attempt_ran=True)
+    status = a_status(attempt=1, latched=False, ran=False, previous_ran=True)
     plan = plan_for(a_job(status=status, suspend=True), *ALL_RUNNING)
     assert [delete.grace for delete in plan.delete] == [None, None]
 
 
 def test_pods_that_trained_may_write_a_checkpoint_also_if_a_deadline_ends_their_successor():
     # The operator stopped between the restart and the deletions, and the deadline came.
-    status = a_status(
-        attempt=1, latched=False, ran=False, previous_attempt_ran=True, active_since=at(-60)
-    )
+    status = a_status(attempt=1, latched=False, ran=False, previous_ran=True, active_since=at(-60))
     plan = plan_for(a_job(status=status, activeDeadlineSeconds=60), *ALL_RUNNING)
     assert plan.status.reason == Reason.DEADLINE
     assert [delete.grace for delete in plan.delete] == [None, None]
@@ -326,7 +333,7 @@ def test_the_active_time_of_a_resumed_job_starts_with_its_first_new_pod():
 def test_a_resumed_job_begins_a_new_attempt_that_costs_nothing():
     job = resumed(suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING))
     plan = plan_for(job)
-    assert (plan.status.attempt, budgets_used(plan)) == (1, (0, 0))
+    assert (plan.status.attempt.number, budgets_used(plan)) == (1, (0, 0))
     assert plan.status.backoff == Backoff()
     assert condition(plan.status, Condition.SUSPENDED)["status"] == "False"
     assert reasons(plan) == ["Resumed"]
@@ -345,21 +352,21 @@ def test_a_resumed_job_has_the_number_of_nodes_that_its_spec_has_then():
     job = suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING)
     job = a_job(nodes=4, status=job.status)
     plan = plan_for(job)
-    assert (plan.status.attempt, plan.status.pods.desired) == (1, 4)
+    assert (plan.status.attempt.number, plan.status.pods.desired) == (1, 4)
     assert reasons(plan) == ["Resumed"]
 
 
 def test_a_job_that_was_created_suspended_begins_with_attempt_0():
     job = resumed(suspended(a_job(suspend=True)))
     plan = plan_for(job)
-    assert (plan.status.attempt, plan.new_pods) == (0, (0, 1))
+    assert (plan.status.attempt.number, plan.new_pods) == (0, (0, 1))
     assert not plan.status.has(Condition.SUSPENDED)
 
 
 def test_a_job_can_be_resumed_before_the_operator_saw_its_pods_end():
     job = resumed(suspended(a_running_job(spec={"suspend": True}), *ALL_RUNNING))
     plan = plan_for(job, *ALL_RUNNING)
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
 
 
@@ -415,7 +422,7 @@ def test_a_job_that_was_active_for_too_long_fails():
         f"the job was active for {limit}, in all its attempts; {WHAT_TO_DO}"
     )
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
-    assert plan.status.attempts[0]["cause"] == "Stopped"
+    assert plan.status.attempts[0].cause == "Stopped"
 
 
 def test_pods_that_trained_get_their_own_grace_period_at_the_deadline():
@@ -523,8 +530,8 @@ def test_a_rendezvous_that_times_out_does_not_give_the_time_to_start_again():
     first = a_pod(0, failed(torchrun_tail("rendezvous-timeout")))
     job = a_late_job(undecided_since=at(50))
     plan = plan_for(job, first, late, now=at(60))
-    assert (plan.status.attempt, plan.status.reason) == (1, Reason.RENDEZVOUS_TIMEOUT)
-    assert plan.status.starting_seconds == 60
+    assert (plan.status.attempt.number, plan.status.reason) == (1, Reason.RENDEZVOUS_TIMEOUT)
+    assert plan.status.attempt.starting_seconds == 60
     job = written(job, plan_for(written(job, plan), now=at(60)))
     pods = (
         a_pod(0, running(), attempt=1),
@@ -537,9 +544,9 @@ def test_a_rendezvous_that_times_out_does_not_give_the_time_to_start_again():
 
 def test_the_time_to_start_begins_anew_after_a_run_and_after_a_failure():
     failure = a_pod(0, failed(torchrun_summary(0))), a_pod(1, waiting())
-    assert plan_for(a_late_job(starting_seconds=50), *failure).status.starting_seconds == 0
+    assert plan_for(a_late_job(starting_seconds=50), *failure).status.attempt.starting_seconds == 0
     run = plan_for(a_late_job(starting_seconds=50), *ALL_RUNNING)
-    assert (run.status.phase, run.status.starting_seconds) == (Phase.RUNNING, 0)
+    assert (run.status.phase, run.status.attempt.starting_seconds) == (Phase.RUNNING, 0)
 
 
 def test_a_gang_wakes_up_at_its_startup_deadline():
@@ -554,25 +561,25 @@ def test_a_gang_that_runs_at_last_is_not_late():
 def test_a_gang_that_ran_has_no_startup_deadline():
     job = a_running_job(spec=STARTUP)
     plan = plan_for(job, *ALL_RUNNING, now=at(5000))
-    assert (plan.status.starting_since, plan.wake_after) == (None, None)
+    assert (plan.status.attempt.starting_since, plan.wake_after) == (None, None)
 
 
 def test_each_attempt_has_the_whole_startup_time():
     job = a_late_job()
     job = written(job, plan_for(job, a_pod(0, running()), now=at(90)))
-    assert job.status.attempt == 1
+    assert job.status.attempt.number == 1
     job = written(job, plan_for(job, now=at(91)))
-    assert job.status.starting_since == at(91)
+    assert job.status.attempt.starting_since == at(91)
 
 
 def test_time_under_a_scheduling_gate_does_not_count():
     job = a_late_job()
     gated = a_pod(0, scheduling_gated()), a_pod(1, scheduling_gated())
     plan = plan_for(job, *gated, now=at(50))
-    assert (plan.status.starting_since, plan.wake_after) == (None, None)
+    assert (plan.status.attempt.starting_since, plan.wake_after) == (None, None)
     assert plan.status.reason == Reason.GATED
     opened = plan_for(written(job, plan), a_pod(0), a_pod(1), now=at(5000))
-    assert opened.status.starting_since == at(5000)
+    assert opened.status.attempt.starting_since == at(5000)
 
 
 def test_a_gang_that_was_gated_while_no_operator_ran_is_not_late():
@@ -598,7 +605,7 @@ def test_a_gang_that_was_gated_while_no_operator_ran_is_not_late():
     ids=["older pods", "back-off"],
 )
 def test_time_before_the_pods_may_be_created_does_not_count(job, pods):
-    assert plan_for(job, *pods, now=at(50)).status.starting_since is None
+    assert plan_for(job, *pods, now=at(50)).status.attempt.starting_since is None
 
 
 # The time to live

@@ -1,14 +1,13 @@
 """How `spec.args` begins: with a script, or with -m and a module."""
 
-import re
 from pathlib import Path
 
 import pytest
 from builders import a_spec
 
-from ddpjob.core.api.launcher import LAUNCHER_MODULES, LAUNCHERS, STARTERS
+from ddpjob.core.api.launcher import LAUNCHER_MODULES
 from ddpjob.core.api.readers import SpecError
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 
 CRD = Path(__file__).parents[2] / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
 
@@ -224,15 +223,3 @@ def test_no_launcher_may_get_what_the_operator_sets(flag):
 def test_no_launcher_may_get_python_as_the_script():
     expected = f'{STARTER} "python"; {NO_PYTHON}'
     assert refusal_of(["python", "x.py"], command=["my-launcher"]) == expected
-
-
-# The CRD
-
-
-def test_the_rules_of_the_crd_have_the_same_programs():
-    text = re.sub(r"' \+\s+'", "", " ".join(CRD.read_text().split()))
-    programs = f"({LAUNCHERS}|{STARTERS})"
-    assert f"'^(.*/)?{programs}$'" in text
-    assert f"'^([^ ]*/)?{programs} |[.]py '" in text
-    modules = ", ".join(f"'{module}'" for module in LAUNCHER_MODULES)
-    assert f"self.args[1] in [{modules}]" in text

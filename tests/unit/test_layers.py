@@ -53,17 +53,15 @@ EXTRA_PACKAGES = (
     "psutil",
     "matplotlib",
     "plotext",
-    "celpy",
     "starlette",
     "uvicorn",
-    "jsonschema",
 )
 
 # Packages without input, output and clocks.
 PURE = ("core", "jobs")
 
-# Modules without input, output and clocks (`datetime` is checked by the calls), and the two
-# packages that rendering needs.
+# Modules without input, output and clocks (`datetime` is checked by the calls), and the
+# packages that declarations and rendering need.
 CORE_MODULES = {
     "abc",
     "collections",
@@ -80,9 +78,11 @@ CORE_MODULES = {
     "itertools",
     "json",
     "math",
+    "operator",
     "re",
     "typing",
     "jinja2",
+    "pydantic",
     "yaml",
 }
 
@@ -378,9 +378,10 @@ def test_commands_for_a_cluster_need_no_extra():
     assert done.returncode == 2
 
 
-def test_submit_and_render_need_no_extra():
+def test_submit_validate_and_render_need_no_extra():
     done = run_bare("submit", "-", stdin=MANIFEST)
     assert "no cluster is configured" in done.stderr
+    assert "ok, recovery" in run_bare("validate", "-", stdin=MANIFEST).stdout
     assert "kind: Pod" in run_bare("render", "-", stdin=MANIFEST).stdout
 
 
@@ -388,7 +389,6 @@ def test_submit_and_render_need_no_extra():
     ("words", "extra"),
     [
         ("operator", "controller"),
-        ("validate -", "validate"),
         ("run --local job.yaml", "local"),
         ("plot -", "local"),
         ("ui", "ui"),
@@ -396,7 +396,7 @@ def test_submit_and_render_need_no_extra():
 )
 def test_a_command_whose_extra_is_missing_names_it(words, extra):
     line = '{"event": "train", "step": 1, "loss": 1.0}\n'
-    done = run_bare(*words.split(), stdin=MANIFEST if "validate" in words else line * 2)
+    done = run_bare(*words.split(), stdin=line * 2)
     assert done.returncode == 2
     assert f"pip install 'ddpjob[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr

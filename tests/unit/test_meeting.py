@@ -31,7 +31,7 @@ WITHOUT_TIME = {"phase": "Running", **trainer_status({"running": {}})}
 
 def a_gang_in_place(grace=45, **fields):
     """Return a job whose pod 0 stayed for attempt 1, and the pods of that attempt."""
-    fields = {"ran": False, "pod_attempts": (0, 1), "silent_since": NOW, **fields}
+    fields = {"ran": False, "births": (0, 1), "silent_since": NOW, **fields}
     spec = {"terminationGracePeriodSeconds": grace}
     stayed = an_agents_pod(0, EARLY, attempt=1, born=0, **spec)
     return a_running_job(attempt=1, **fields), stayed, a_pod(1, starting(), attempt=1, **spec)

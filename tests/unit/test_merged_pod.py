@@ -13,7 +13,7 @@ from rendered import (
 )
 
 from ddpjob.core.api import names
-from ddpjob.core.api.pod_fields import POD_FIELDS
+from ddpjob.core.api.pod_fields import pod_field_names
 from ddpjob.core.api.readers import SpecError, normal_path
 from ddpjob.core.render.job_defaults import read_job_defaults
 from ddpjob.core.render.merged_pod import shutdown_seconds
@@ -36,7 +36,9 @@ VALUES = {
     "nodeSelector": {"a": "b"},
     "tolerations": [{"key": "mine", "operator": "Exists"}],
     "affinity": ZONE_AFFINITY,
-    "topologySpreadConstraints": [{"topologyKey": "k"}],
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "k", "whenUnsatisfiable": "DoNotSchedule"}
+    ],
     "serviceAccountName": "me",
     "priorityClassName": "high",
 }
@@ -67,7 +69,7 @@ def without_order(value):
 
 
 def test_every_field_has_a_value_here():
-    assert set(VALUES) == set(POD_FIELDS) - {"resources"}
+    assert set(VALUES) == set(pod_field_names()) - {"resources"}
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", "trn1.32xlarge"])
@@ -194,11 +196,10 @@ def test_empty_lists_of_other_containers_are_no_error():
 
 
 def test_the_options_of_a_mount_may_change():
-    trainer = {"name": "trainer", "volumeMounts": [{"mountPath": "/checkpoints", "readOnly": True}]}
+    mount = {"name": "ddpjob-checkpoint", "mountPath": "/checkpoints", "readOnly": True}
+    trainer = {"name": "trainer", "volumeMounts": [mount]}
     pod = render(checkpoint={"claimName": "c"}, podTemplate={"spec": {"containers": [trainer]}})
-    assert {"mountPath": "/checkpoints", "readOnly": True, "name": "ddpjob-checkpoint"} in (
-        trainer_of(pod)["volumeMounts"]
-    )
+    assert mount in trainer_of(pod)["volumeMounts"]
 
 
 # Other consequences

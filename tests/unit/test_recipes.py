@@ -27,6 +27,7 @@ COPIED = (
     "operator/ddpjob",
     "pyproject.toml",
     "release",
+    "tests/local",
     "tests/unit",
     "trainer/ddp_trainer",
 )
@@ -205,3 +206,40 @@ def test_the_recipe_for_an_owned_object_is_complete(tmp_path):
     kinds = [document["kind"] for document in yaml.safe_load_all(job)]
     assert kinds == ["Service", "PodDisruptionBudget", "Pod", "Pod"]
     assert "poddisruptionbudgets" in recipe.text("tests/unit/golden/chart-default.yaml")
+
+
+FIELD = """
+    thaw_time: Seconds | None = seconds(
+        "The job waits so long for the snow to melt.", name="thawSeconds", change=Change.ALWAYS
+    )
+"""
+
+DECISION = '''
+
+def waits_for_thaw(spec: Spec) -> bool:
+    """Return True if a job waits for the snow to melt."""
+    return spec.lifecycle.thaw_time is not None
+'''
+
+FIELD_TEST = """
+
+def test_a_job_waits_for_the_snow_to_melt(tmp_path):
+    lifecycle = read_spec(tmp_path, "thawSeconds: 90").job.spec.lifecycle
+    assert lifecycle.thaw_time == timedelta(seconds=90)
+"""
+
+
+def test_the_recipe_for_a_field_is_complete(tmp_path):
+    recipe = Recipe("Add a field to the spec", "thawSeconds", tmp_path)
+    path = "operator/ddpjob/core/api/policy.py"
+    recipe.insert(path, FIELD.lstrip("\n"), before="    time_to_live: Seconds")
+    recipe.insert("operator/ddpjob/core/decide/rules.py", DECISION)
+    path = "tests/local/test_manifest.py"
+    recipe.insert(path, '    "thawSeconds",\n', before='    "nodes",\n    "nprocPerNode"')
+    recipe.insert(path, FIELD_TEST)
+    recipe.finish()
+    assert "thawSeconds: int" in recipe.text("operator/ddpjob/jobs/spec_fields.py")
+    assert "| `thawSeconds` | integer |" in recipe.text("docs/users/reference.md")
+    field = yaml.safe_load(recipe.text(CRD))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    field = field["properties"]["spec"]["properties"]["thawSeconds"]
+    assert (field["type"], field["minimum"]) == ("integer", 1)

@@ -24,6 +24,7 @@ from builders import (
     written,
 )
 
+from ddpjob.core.api.history import EndedAttempt
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
 
@@ -55,7 +56,7 @@ def test_a_stray_pod_is_none_of_the_gang(stray):
 def test_a_stray_pod_decides_nothing(stray, end):
     stray = {**stray, "status": end or stray["status"]}
     plan = plan_for(a_running_job(), *BOTH_RUN, stray)
-    assert (plan.status.phase, plan.status.attempt) == (Phase.RUNNING, 0)
+    assert (plan.status.phase, plan.status.attempt.number) == (Phase.RUNNING, 0)
     assert (plan.new_pods, plan.delete) == ((), ())
     assert plan.status.to_dict()["nodesReady"] == "2/2"
 
@@ -67,7 +68,7 @@ def test_a_stray_pod_that_succeeded_does_not_complete_a_job():
 
 def test_a_stray_pod_does_not_replace_a_lost_one():
     plan = plan_for(a_running_job(), a_pod(0, running()), a_stray(1, running()))
-    assert (plan.status.attempt, budgets_used(plan)) == (1, (0, 1))
+    assert (plan.status.attempt.number, budgets_used(plan)) == (1, (0, 1))
 
 
 def test_a_stray_pod_does_not_hold_up_a_new_attempt():
@@ -140,11 +141,11 @@ def recovered(job, *pods):
 
 def test_a_job_whose_status_was_wiped_goes_on_with_its_newest_attempt():
     plan = recovered(a_job(), *ATTEMPT_3)
-    assert (plan.status.attempt, plan.status.attempt_started) == (3, 3)
+    assert (plan.status.attempt.number, plan.status.attempt.latched) == (3, True)
     assert (plan.new_pods, plan.delete, plan.wake_after) == ((), (), 0)
     assert plan.status.reason == Reason.STATUS_RECOVERED
     assert plan.status.start_time == NOW
-    assert plan.status.resolved["rendezvous"] == "n0000-a3.digits:29406"
+    assert plan.status.resolved.rendezvous == "n0000-a3.digits:29406"
 
 
 def test_a_recovery_is_reported_by_one_event_and_happens_once():
@@ -156,22 +157,22 @@ def test_a_recovery_is_reported_by_one_event_and_happens_once():
         "newest that has pods"
     )
     again = recovered(written(a_job(), plan), *ATTEMPT_3)
-    assert (again.status.phase, again.status.attempt) == (Phase.RUNNING, 3)
+    assert (again.status.phase, again.status.attempt.number) == (Phase.RUNNING, 3)
     assert [event.reason for event in again.events] == ["Running"]
 
 
 def test_a_recovery_costs_no_budget_and_keeps_what_an_old_status_has():
-    job = a_running_job(attempt=1, failures=2, disruptions=1, attempts=({"attempt": 0},))
+    job = a_running_job(attempt=1, failures=2, disruptions=1, attempts=(EndedAttempt(0),))
     plan = recovered(job, *ATTEMPT_3)
-    assert plan.status.attempt == 3
+    assert plan.status.attempt.number == 3
     assert budgets_used(plan) == (2, 1)
-    assert plan.status.attempts == ({"attempt": 0},)
+    assert plan.status.attempts == (EndedAttempt(0),)
 
 
 def test_a_pod_that_is_missing_after_a_recovery_was_lost():
     job = written(a_job(), recovered(a_job(), ATTEMPT_3[0]))
     plan = plan_for(job, ATTEMPT_3[0])
-    assert (plan.status.attempt, budgets_used(plan)) == (4, (0, 1))
+    assert (plan.status.attempt.number, budgets_used(plan)) == (4, (0, 1))
     assert plan.confirm == ("digits-3-1",)
 
 
@@ -211,7 +212,7 @@ def test_a_job_that_is_suspended_when_its_status_is_wiped_is_suspended_again():
 def test_the_startup_and_the_active_time_begin_anew_after_a_wipe():
     pods = a_pod(0, running(), attempt=3), a_pod(1, waiting(), attempt=3)
     plan = plan_for(a_job(), *pods, is_current=True, now=at(50))
-    assert plan.status.active_since == plan.status.starting_since == at(50)
+    assert plan.status.active_since == plan.status.attempt.starting_since == at(50)
 
 
 def test_pods_that_survive_a_wipe_get_time_for_a_checkpoint():
@@ -228,14 +229,14 @@ def test_a_status_from_a_suspension_does_not_end_the_attempt_that_runs():
     suspended = a_job(status=a_status(attempt=1, conditions=a_condition(Condition.SUSPENDED)))
     job = written(suspended, plan_for(suspended, *ATTEMPT_3, is_current=True))
     plan = plan_for(job, *ATTEMPT_3)
-    assert (plan.status.attempt, plan.status.phase, plan.delete) == (3, Phase.RUNNING, ())
+    assert (plan.status.attempt.number, plan.status.phase, plan.delete) == (3, Phase.RUNNING, ())
 
 
 @pytest.mark.parametrize("kind", [Condition.COMPLETE, Condition.FAILED])
 def test_a_finished_job_stays_finished_whatever_pods_it_has(kind):
     plan = plan_for(a_finished_job(kind), *ATTEMPT_3, is_current=True)
     assert plan.status.has(kind)
-    assert (plan.new_pods, plan.events, plan.status.attempt) == ((), (), 0)
+    assert (plan.new_pods, plan.events, plan.status.attempt.number) == ((), (), 0)
     assert deleted_pods(plan) == ["digits-3-0", "digits-3-1"]
 
 
@@ -243,7 +244,7 @@ def test_an_ended_pod_of_a_wiped_attempt_is_judged():
     pods = a_pod(0, running(), attempt=3), a_pod(1, failed(torchrun_summary(1)), attempt=3)
     job = written(a_job(), recovered(a_job(), *pods))
     plan = plan_for(job, *pods)
-    assert (plan.status.attempt, budgets_used(plan)) == (4, (1, 0))
+    assert (plan.status.attempt.number, budgets_used(plan)) == (4, (1, 0))
 
 
 def test_the_running_condition_is_right_again_after_a_recovery():
@@ -258,4 +259,4 @@ def test_the_running_condition_is_right_again_after_a_recovery():
 
 def test_an_undecided_failure_whose_pod_is_gone_is_forgotten():
     job = a_running_job(latched=False, undecided_since=NOW)
-    assert plan_for(job, a_pod(0, running()), now=at(20)).status.undecided_since is None
+    assert plan_for(job, a_pod(0, running()), now=at(20)).status.attempt.undecided_since is None

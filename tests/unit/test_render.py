@@ -234,7 +234,7 @@ def test_the_files_of_the_agent_fit_into_a_config_map_that_the_lease_of_the_name
 
 
 def test_pods_that_stay_are_told_where_the_rendezvous_is():
-    status = a_status(attempt=4, nodes=3, pod_attempts=(4, 1, 2), host=Host(1, "10.0.0.7"))
+    status = a_status(attempt=4, nodes=3, births=(4, 1, 2), host=Host(1, "10.0.0.7"))
     job = a_job(status=status, nodes=3)
     assign = Assign("digits-1-1", "uid", 1, 45, True, "")
     told = [json.loads(assignment(job, index, DEFAULTS.addresses, assign)) for index in range(3)]
@@ -287,9 +287,7 @@ def test_without_a_claim_there_is_no_checkpoint_folder():
         ({"requests": {"cpu": "2500m"}}, 1, "2"),
         ({"limits": {"cpu": "8"}}, 4, "2"),
         ({"requests": {"cpu": "100m"}}, 1, "1"),
-        ({"requests": {"cpu": "a lot"}}, 1, "1"),
-        ({"requests": {"cpu": "nan"}}, 1, "1"),
-        ({"requests": {"cpu": "inf"}}, 1, "1"),
+        ({"requests": {"cpu": "1e999"}}, 1, "1"),
     ],
 )
 def test_the_processes_share_the_cores_evenly(resources, processes, threads):
@@ -343,12 +341,15 @@ def test_the_users_resources_replace_those_of_the_profile():
     assert trainer_of(pod)["resources"]["limits"] == limits
 
 
+SPREAD = {"maxSkew": 1, "topologyKey": "k", "whenUnsatisfiable": "DoNotSchedule"}
+
+
 def test_pod_fields_are_set_in_the_pod_or_in_its_trainer():
     pod_level = {
         "imagePullSecrets": [{"name": "s"}],
         "nodeSelector": {"a": "b"},
         "priorityClassName": "high",
-        "topologySpreadConstraints": [{"topologyKey": "k"}],
+        "topologySpreadConstraints": [SPREAD],
     }
     container_level = {
         "imagePullPolicy": "Never",
@@ -377,19 +378,14 @@ def test_system_v_ipc_of_the_node_is_not_touched():
     assert not options_of(render(podTemplate={"spec": {"hostIPC": True}}))["own_ipc"]
 
 
-CODE = {
-    "volumes": [{"name": "code", "configMap": {"name": "train-1"}}],
-    "volumeMounts": [{"name": "code", "mountPath": "/mnt/code", "readOnly": True}],
-}
-
-
-def test_sent_code_is_the_working_directory_unless_the_user_has_set_another():
-    own = {"spec": {"containers": [{"name": "trainer", "workingDir": "/app"}]}}
-    claim = {"volumes": [{"name": "code", "persistentVolumeClaim": {"claimName": "c"}}]}
-    assert options_of(render(**CODE))["code"] == "/mnt/code"
-    assert options_of(render(**CODE, podTemplate=own))["code"] is None
-    assert options_of(render(**{**CODE, **claim}))["code"] is None
+def test_code_is_mounted_for_the_agent_which_unpacks_it_into_the_working_directory():
+    pod = render(code={"configMap": "train-1"})
+    assert volumes_of(pod)["ddpjob-code"]["configMap"] == {"name": "train-1"}
+    assert mounts_of(pod)["/ddpjob/code"] == "ddpjob-code"
+    options = options_of(pod)
+    assert (options["code"], options["place"]) == ("/ddpjob/code", "/ddpjob/work")
     assert options_of(render())["code"] is None
+    assert "ddpjob-code" not in volumes_of(render())
 
 
 def test_the_users_volumes_are_added_to_those_of_the_operator():

@@ -56,7 +56,7 @@ def test_days_have_hours_for_a_week():
 
 
 def test_the_time_has_what_goes_on():
-    job = a_job(seconds={"starting": 10}, activity="training", activitySince=at(-30))
+    job = a_job(account={"seconds": {"starting": 10}, "activity": "training", "since": at(-30)})
     lines = texts(job_lines(job, Progress(), [], NOW))
     assert "Time        starting 10 s, training 30 s (goodput 75%)" in lines
 
@@ -65,8 +65,8 @@ def test_training_without_a_known_first_step_is_named_so():
     ran = {"attempt": 0, "runningTime": "2026-11-21T12:00:00Z"}
     times = {"trainingTime": "2026-11-21T12:00:09Z", "untrainedSeconds": 9}
     seconds = {"starting": 10, "training": 30}
-    unknown = a_job(seconds=seconds, attempts=[ran])
-    known = a_job(seconds=seconds, attempts=[{**ran, **times}])
+    unknown = a_job(account={"seconds": seconds}, attempts=[ran])
+    known = a_job(account={"seconds": seconds}, attempts=[{**ran, **times}])
     text = "Time        starting 10 s, training 30 s since the workers met (goodput 75%)"
     assert text in texts(job_lines(unknown, Progress(), [], NOW))
     plain = "Time        starting 10 s, training 30 s (goodput 75%)"
@@ -139,7 +139,7 @@ def test_a_finished_job_has_the_last_step_of_its_last_attempt():
 
 
 def test_a_wide_table_of_all_namespaces_has_more_columns():
-    job = a_job(seconds={"starting": 10, "training": 90})
+    job = a_job(account={"seconds": {"starting": 10, "training": 90}})
     lines = texts(job_table([job], {}, NOW, wide=True, namespaces=True))
     assert lines[1].split() == ["team", "digits", "Pending", "0/2", "0", "90s", "cpu", "90%", "i:1"]
 
@@ -150,12 +150,12 @@ def test_all_that_concerns_a_job_is_shown():
         phase="Running",
         reason="NodesRunning",
         message="attempt 1 runs on 2 nodes",
-        attempt=1,
+        attempt={"number": 1},
         nodes={"desired": 2, "ready": 2},
         resolved={"nprocPerNode": 1, "accelerator": "cpu"},
-        failures=1,
-        activeSince=at(-60),
-        seconds={"starting": 10, "training": 90},
+        budget={"failures": 1},
+        account={"seconds": {"starting": 10, "training": 90}},
+        operator={"activeSince": at(-60)},
         attempts=[
             {
                 "attempt": 0,
@@ -205,7 +205,10 @@ def test_a_job_that_no_operator_has_seen_says_what_to_do():
 def test_a_status_of_any_shape_is_shown():
     attempts = [{}, {"attempt": "x", "start": 5, "stepsLost": None}]
     job = a_job(
-        phase=5, attempts=attempts, seconds={"training": "x"}, resolved={"nprocPerNode": "a"}
+        phase=5,
+        attempts=attempts,
+        account={"seconds": {"training": "x"}},
+        resolved={"nprocPerNode": "a"},
     )
     assert texts(job_lines(job, Progress(), [], NOW))
 

@@ -1,6 +1,6 @@
 """The status of a job: its form in the manifest, its conditions, and its transitions."""
 
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass
 
 import pytest
 from builders import (
@@ -21,10 +21,9 @@ from builders import (
 )
 
 from ddpjob.core.api import names
-from ddpjob.core.api.conditions import set_condition, stamp_conditions
+from ddpjob.core.api.conditions import ConditionStatus, set_condition, stamp_conditions
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.status import Status, is_transition
-from ddpjob.core.api.times import format_time
 from ddpjob.core.observe.termination import read_result
 
 # The form in the manifest
@@ -37,31 +36,40 @@ def test_a_full_status_is_the_same_after_it_was_written_and_read():
 
 def test_every_field_of_the_full_status_is_set():
     # Otherwise the test above could miss a field.
-    empty = Status()
-    assert [name for name in vars(empty) if vars(empty)[name] == vars(FULL_STATUS)[name]] == []
+    for part in (FULL_STATUS, *parts_of(FULL_STATUS)):
+        for field in fields(part):
+            default = field.default
+            if field.default_factory is not MISSING:
+                default = field.default_factory()
+            assert getattr(part, field.name) != default, field.name
+
+
+def parts_of(part):
+    """Yield the parts of a part, and theirs."""
+    for field in fields(part):
+        value = getattr(part, field.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(one):
+                yield one
+                yield from parts_of(one)
 
 
 def test_empty_fields_are_absent():
-    assert set(Status().to_dict()) == {
-        "observedGeneration",
-        "restarts",
-        "failures",
-        "disruptions",
-        "nodes",
-        "nodesReady",
-    }
-
-
-@pytest.mark.parametrize("ran", [True, False, None])
-def test_previous_attempt_ran_is_the_same_after_it_was_written_and_read(ran):
-    status = replace(Status(), previous_attempt_ran=ran)
-    assert status.to_dict().get("previousAttemptRan") is ran
-    assert Status.from_dict(status.to_dict()).previous_attempt_ran is ran
+    expected = {"observedGeneration", "restarts", "budget", "nodes", "nodesReady"}
+    assert set(Status().to_dict()) == expected
 
 
 def test_attempt_0_differs_from_no_attempt():
-    assert Status.from_dict({"attempt": 0, "attemptStarted": 0}).to_dict()["attemptStarted"] == 0
-    assert Status.from_dict({}).attempt is None
+    assert Status.from_dict({"attempt": {"number": 0}}).to_dict()["attempt"] == {"number": 0}
+    assert Status.from_dict({}).attempt.number is None
+
+
+def test_what_only_the_operator_needs_is_written_apart():
+    status = FULL_STATUS.to_dict()
+    assert set(status["attempt"]) == {"number", "start", "runningTime"}
+    assert set(status["budget"]) == {"failures", "disruptions", "announced"}
+    assert status["operator"]["attempt"]["host"] == {"index": 1, "address": "10.0.0.7"}
+    assert status["operator"]["budget"]["retried"]["announced"] == 2
 
 
 @pytest.mark.parametrize(
@@ -73,7 +81,11 @@ def test_attempt_0_differs_from_no_attempt():
         {"conditions": None},
         {"nodes": 7},
         {"backoff": {"until": 3}},
-        {"previousAttemptRan": "yes"},
+        {"attempt": {"number": True}},
+        {"account": {"seconds": {"training": "x"}}},
+        {"failedNodes": [{"name": "node-1"}, 7]},
+        {"operator": []},
+        {"operator": {"attempt": {"previousRan": "yes", "yielding": {"to": "x"}}}},
         {"ignoredFields": "spec.x"},
     ],
 )
@@ -84,13 +96,6 @@ def test_a_status_that_cannot_be_read_counts_as_absent(data):
 def test_the_scale_subresource_finds_the_pods_of_the_job():
     status = plan_for(a_job()).status
     assert status.to_dict()["selector"] == f"{names.LABEL_JOB_UID}={JOB_UID}"
-
-
-def test_failures_of_a_status_from_an_earlier_version_are_read():
-    # It had no field for their sum, and `restarts` were the failures.
-    status = Status.from_dict({"restarts": 2, "disruptions": 3})
-    assert (status.failures, status.disruptions, status.restarts) == (2, 3, 5)
-    assert Status.from_dict(status.to_dict()).failures == 2
 
 
 # Conditions
@@ -110,20 +115,20 @@ def test_the_transition_time_of_a_condition_moves_only_with_its_status():
     same = stamp_conditions(same, 1, at(5))
     other = set_condition(same, Condition.RUNNING, True, "C", "c")
     other = stamp_conditions(other, 1, at(9))
-    assert (same[0]["lastTransitionTime"], same[0]["reason"]) == (format_time(at(0)), "B")
-    assert other[0]["lastTransitionTime"] == format_time(at(9))
+    assert (same[0].last_transition_time, same[0].reason) == (at(0), "B")
+    assert other[0].last_transition_time == at(9)
 
 
 def test_stamped_conditions_have_the_generation():
     (stamped,) = stamp_conditions(a_condition(Condition.RUNNING), 7, NOW)
-    assert stamped["observedGeneration"] == 7
+    assert stamped.observed_generation == 7
 
 
 def test_conditions_keep_their_order_and_those_of_others_are_kept():
-    foreign = {"type": "Foreign", "status": "True"}
+    foreign = ConditionStatus("Foreign", "True", "r", "m")
     conditions = set_condition((foreign,), Condition.FAILED, True, "r", "m")
     conditions = set_condition(conditions, Condition.FAILED, True, "again", "m")
-    assert [entry["type"] for entry in conditions] == ["Foreign", "Failed"]
+    assert [condition.type for condition in conditions] == ["Foreign", "Failed"]
     assert conditions[0] == foreign
 
 
@@ -151,7 +156,7 @@ def test_a_succeeded_node_and_its_result_are_progress():
     job = a_running_job()
     old = plan_for(job, a_pod(0, running()), a_pod(1, running())).status
     new = plan_for(job, a_pod(0, succeeded('{"a": 1}')), a_pod(1, running())).status
-    assert (new.succeeded_nodes, dict(new.result)) == ((0,), {"a": "1"})
+    assert (new.attempt.succeeded_nodes, dict(new.result)) == ((0,), {"a": "1"})
     assert not is_transition(old, new)
 
 

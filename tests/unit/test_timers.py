@@ -1,5 +1,6 @@
 """When the operator looks at a job again although nothing has changed."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -30,9 +31,9 @@ from builders import (
     written,
 )
 
-from ddpjob.core.api.history import Backoff, UnreachableNode
+from ddpjob.core.api.history import LONGEST_DELAY, Backoff, UnreachableNode
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.decide.timers import QUOTA_TIMEOUT, TIMERS, run_clocks, seconds_until_next
+from ddpjob.core.decide.timers import QUOTA_TIMEOUT, TIMERS, seconds_until_next
 from ddpjob.core.observe.nodes import read_node
 from ddpjob.core.observe.observation import ClusterPolicy, Refusal
 
@@ -70,7 +71,7 @@ A_MOMENT = {
     "a pod that stayed is not ready": (
         "silence_ends",
         observation(
-            a_running_job(attempt=1, ran=False, silent_since=at(-70), pod_attempts=(0, 1)),
+            a_running_job(attempt=1, ran=False, silent_since=at(-70), births=(0, 1)),
             an_agents_pod(0, running(), attempt=1, born=0),
             a_pod(1, starting(), attempt=1),
         ),
@@ -261,8 +262,7 @@ def test_of_several_moments_the_earliest_wakes_the_operator():
     ids=["back-off", "older pods", "running", "undecided"],
 )
 def test_a_deadline_wakes_the_operator_whatever_rule_applies_now(job, pods, reason):
-    fields = {**job.status.to_dict(), "activeSince": "2026-11-21T12:00:00Z"}
-    job = a_job(status=type(job.status).from_dict(fields), activeDeadlineSeconds=5)
+    job = a_job(status=replace(job.status, active_since=NOW), activeDeadlineSeconds=5)
     plan = plan_for(job, *pods)
     assert (plan.status.reason, plan.wake_after) == (reason, 5)
 
@@ -277,11 +277,13 @@ def test_a_refusal_is_tried_again():
     assert seconds_until("refusal_is_retried", observation(a_starting_job(), refusal=refusal)) == 7
 
 
-def test_the_end_of_a_back_off_that_is_too_far_away_is_ignored():
+def test_the_end_of_a_back_off_is_never_further_away_than_the_longest_one():
     # The clock was set back after it was written.
-    job = a_running_job(backoff=Backoff(2, at(301)), latched=False, ran=False)
+    job = a_running_job(backoff=Backoff(2, at(86400)), latched=False, ran=False)
     plan = plan_for(job)
-    assert (plan.new_pods, plan.wake_after) == ((0, 1), None)
+    assert (plan.status.backoff.until, plan.wake_after) == (at(LONGEST_DELAY), LONGEST_DELAY)
+    assert plan_for(job, now=at(1)).status.backoff.until == at(LONGEST_DELAY + 1)
+    assert plan_for(written(job, plan), now=at(LONGEST_DELAY)).new_pods == (0, 1)
 
 
 def test_a_pod_that_does_not_end_in_time_wakes_the_operator_to_say_so():
@@ -320,9 +322,9 @@ def test_a_failure_that_is_not_certain_starts_the_clock_once():
     pods = a_pod(0, failed(follower_summary(0))), a_pod(1, running())
     job = a_running_job()
     first = plan_for(job, *pods, now=at(2))
-    assert (first.status.undecided_since, first.wake_after) == (at(2), 10)
+    assert (first.status.attempt.undecided_since, first.wake_after) == (at(2), 10)
     again = plan_for(written(job, first), *pods, now=at(5))
-    assert (again.status.undecided_since, again.wake_after) == (at(2), 7)
+    assert (again.status.attempt.undecided_since, again.wake_after) == (at(2), 7)
 
 
 @pytest.mark.parametrize("kubelet", [-7200, 7200])
@@ -330,20 +332,22 @@ def test_the_clock_of_a_kubelet_does_not_change_when_a_failure_is_judged(kubelet
     pods = a_pod(0, failed("no summary", when=at(kubelet))), a_pod(1, running())
     job = a_running_job()
     job = written(job, plan_for(job, *pods))
-    assert plan_for(job, *pods, now=at(9)).status.attempt == 0
-    assert plan_for(job, *pods, now=at(10)).status.attempt == 1
+    assert plan_for(job, *pods, now=at(9)).status.attempt.number == 0
+    assert plan_for(job, *pods, now=at(10)).status.attempt.number == 1
 
 
 def test_a_clock_that_was_set_back_starts_the_settle_time_again():
     pods = a_pod(0, failed(follower_summary(0))), a_pod(1, running())
     job = a_running_job(undecided_since=at(3600))
     plan = plan_for(job, *pods)
-    assert (plan.status.undecided_since, plan.wake_after) == (NOW, 10)
+    assert (plan.status.attempt.undecided_since, plan.wake_after) == (NOW, 10)
 
 
 def test_a_new_attempt_begins_without_an_undecided_failure():
     pods = a_pod(0, failed(follower_summary(0))), a_pod(1, failed(torchrun_summary(1)))
-    assert plan_for(a_running_job(undecided_since=NOW), *pods).status.undecided_since is None
+    assert (
+        plan_for(a_running_job(undecided_since=NOW), *pods).status.attempt.undecided_since is None
+    )
 
 
 # The clock of the start
@@ -352,22 +356,22 @@ def test_a_new_attempt_begins_without_an_undecided_failure():
 def test_the_start_begins_with_the_attempt_and_ends_when_all_nodes_run():
     job = a_job()
     job = written(job, plan_for(job, now=at(1)))
-    assert job.status.starting_since == at(1)
+    assert job.status.attempt.starting_since == at(1)
     job = written(job, plan_for(job, a_pod(0, running()), a_pod(1), now=at(50)))
-    assert job.status.starting_since == at(1)
-    assert plan_for(job, *BOTH_RUN, now=at(60)).status.starting_since is None
+    assert job.status.attempt.starting_since == at(1)
+    assert plan_for(job, *BOTH_RUN, now=at(60)).status.attempt.starting_since is None
 
 
 @pytest.mark.parametrize("gated", [(0,), (1,), (0, 1)])
 def test_the_start_does_not_begin_while_a_gate_holds_a_pod(gated):
     pods = [a_pod(index, scheduling_gated() if index in gated else waiting()) for index in range(2)]
     job = a_running_job(ran=False, starting_since=at(-50))
-    assert plan_for(job, *pods).status.starting_since is None
+    assert plan_for(job, *pods).status.attempt.starting_since is None
 
 
 def test_a_clock_that_was_set_back_starts_the_start_again():
-    obs = observation(a_running_job(ran=False, starting_since=at(3600)), a_pod(0), a_pod(1))
-    assert run_clocks(obs, NOW).starting_since == NOW
+    plan = plan_for(a_running_job(ran=False, starting_since=at(3600)), a_pod(0), a_pod(1))
+    assert plan.status.attempt.starting_since == NOW
 
 
 # The administrator's time for gangs

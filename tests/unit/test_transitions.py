@@ -27,7 +27,7 @@ from builders import (
     written,
 )
 
-from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.history import Backoff, LastFailure
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import format_time
@@ -59,7 +59,7 @@ def test_an_image_that_cannot_be_pulled_is_reported_and_costs_no_budget():
     plan = plan_for(a_starting_job(), *pods)
     assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.IMAGE_PULL)
     assert "Back-off pulling x" in plan.status.message
-    assert plan.status.attempt == 0
+    assert plan.status.attempt.number == 0
 
 
 def test_any_other_reason_of_a_waiting_container_is_reported_unchanged():
@@ -147,7 +147,7 @@ def test_the_result_and_the_success_of_a_node_are_kept_when_its_pod_is_gone():
     status = plan_for(written(job, plan), a_pod(1, succeeded())).status
     assert status.has(Condition.COMPLETE)
     assert dict(status.result) == {"accuracy": "0.91"}
-    assert (status.pods.succeeded, status.succeeded_nodes) == (2, ())
+    assert (status.pods.succeeded, status.attempt.succeeded_nodes) == (2, ())
 
 
 @pytest.mark.parametrize("message", ["", "the tail of a log", "[1, 2]", "{broken", "[" * 4000])
@@ -166,7 +166,7 @@ def test_a_restart_replaces_the_whole_gang():
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-2"]
     assert plan.new_pods == ()
     assert (plan.status.phase, plan.status.reason) == (Phase.RESTARTING, Reason.FAILURE)
-    assert plan.status.resolved["rendezvous"] == "n0000-a1.digits:29402"
+    assert plan.status.resolved.rendezvous == "n0000-a1.digits:29402"
 
 
 def test_a_restart_is_reported_by_one_event_and_by_last_failure():
@@ -176,7 +176,7 @@ def test_a_restart_is_reported_by_one_event_and_by_last_failure():
     assert event.message == (
         "attempt 1 begins: rank 1 in pod digits-0-1 failed with exit code 1: ValueError: boom"
     )
-    assert plan.status.last_failure == {
+    assert plan.status.to_dict()["lastFailure"] == {
         "attempt": 0,
         "cause": "Failure",
         "node": "node-1",
@@ -202,8 +202,8 @@ def test_after_a_restart_the_operator_decides_again_at_once():
 def test_a_new_attempt_needs_every_node_again():
     job = a_running_job(succeeded_nodes=(1,), result={"accuracy": "0.9"})
     plan = plan_for(job, a_pod(0, failed(FAILURE)))
-    assert (plan.status.attempt, plan.status.restarts) == (1, 1)
-    assert (plan.status.succeeded_nodes, plan.status.result) == ((), {})
+    assert (plan.status.attempt.number, plan.status.restarts) == (1, 1)
+    assert (plan.status.attempt.succeeded_nodes, plan.status.result) == ((), {})
     assert plan_for(written(job, plan)).new_pods == (0, 1)
 
 
@@ -218,7 +218,7 @@ def test_a_job_fails_when_its_restarts_are_used_up():
         "rank 1 in pod digits-0-1 failed with exit code 1: ValueError: boom; "
         f"maxRestarts=3 is used up; {WHAT_TO_DO}"
     )
-    assert (plan.status.attempt, plan.status.restarts) == (0, 3)
+    assert (plan.status.attempt.number, plan.status.restarts) == (0, 3)
     assert [(event.kind, event.reason) for event in plan.events] == [("Warning", "Failed")]
     assert deleted_pods(plan) == ["digits-0-0"]
 
@@ -258,9 +258,9 @@ def test_a_job_fails_when_its_disruptions_are_used_up():
 
 def test_a_used_up_budget_does_not_limit_the_other_one():
     plan = plan_for(a_running_job(failures=3), a_pod(0, running()))
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
     plan = plan_for(a_running_job(disruptions=20), *ONE_FAILED)
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
 
 
 def test_with_max_restarts_0_the_first_failure_fails_the_job():
@@ -278,7 +278,7 @@ def test_a_failed_job_has_the_reason_in_its_status_and_its_condition():
     assert condition(status, Condition.FAILED)["reason"] == "MaxRestartsExceeded"
     assert condition(status, Condition.RUNNING)["status"] == "False"
     assert status.completion_time == at(5)
-    assert status.last_failure["rank"] == 1
+    assert status.last_failure.rank == 1
 
 
 def test_a_failed_job_has_neither_a_result_nor_succeeded_nodes():
@@ -290,7 +290,7 @@ def test_a_failed_job_has_neither_a_result_nor_succeeded_nodes():
     pods = a_pod(0, succeeded('{"accuracy": 0.9}')), a_pod(1, failed(FAILURE))
     status = plan_for(job, *pods).status
     assert status.has(Condition.FAILED)
-    assert (status.succeeded_nodes, status.result, status.pods.succeeded) == ((), {}, 1)
+    assert (status.attempt.succeeded_nodes, status.result, status.pods.succeeded) == ((), {}, 1)
 
 
 # Back-off
@@ -348,10 +348,10 @@ def test_the_first_early_failure_costs_no_wait():
 
 def test_another_number_of_nodes_begins_an_attempt_that_costs_no_budget():
     plan = plan_for(a_running_job(spec={"nodes": 4}, generation=2), *ALL_RUNNING)
-    assert plan.status.attempt == 1
+    assert plan.status.attempt.number == 1
     assert budgets_used(plan) == (0, 0)
     assert plan.status.pods.desired == 4
-    assert plan.status.resolved["worldSize"] == 4
+    assert plan.status.resolved.world_size == 4
     assert deleted_pods(plan) == ["digits-0-0", "digits-0-1"]
     (event,) = plan.events
     assert (event.kind, event.reason) == ("Normal", "Resized")
@@ -362,7 +362,7 @@ def test_another_number_of_nodes_begins_an_attempt_that_costs_no_budget():
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_more_and_fewer_nodes_begin_an_attempt_of_that_size(nodes):
     plan = plan_for(a_running_job(spec={"nodes": nodes}), *ALL_RUNNING)
-    assert (plan.status.attempt, plan.status.pods.desired) == (1, nodes)
+    assert (plan.status.attempt.number, plan.status.pods.desired) == (1, nodes)
 
 
 def test_the_back_off_goes_on_with_another_number_of_nodes():
@@ -375,14 +375,14 @@ def test_the_back_off_goes_on_with_another_number_of_nodes():
 def test_a_failure_at_the_look_that_also_sees_another_number_of_nodes_is_counted():
     job = a_running_job(spec={"nodes": 4})
     status = plan_for(job, *ONE_FAILED).status
-    assert (status.failures, status.pods.desired) == (1, 4)
-    assert (status.reason, status.last_failure["pod"]) == (Reason.FAILURE, "digits-0-1")
+    assert (status.budget.failures, status.pods.desired) == (1, 4)
+    assert (status.reason, status.last_failure.pod) == (Reason.FAILURE, "digits-0-1")
 
 
 def test_a_failure_that_is_not_certain_yet_does_not_delay_another_number_of_nodes():
     job = a_running_job(spec={"nodes": 4})
     status = plan_for(job, a_pod(0, failed(FOLLOWER)), a_pod(1, running())).status
-    assert (status.reason, status.failures, status.pods.desired) == (Reason.RESIZED, 0, 4)
+    assert (status.reason, status.budget.failures, status.pods.desired) == (Reason.RESIZED, 0, 4)
 
 
 def test_the_number_of_nodes_can_change_before_any_pod_was_created():
@@ -421,12 +421,12 @@ def test_a_gang_that_never_ran_gets_the_shortest_grace_period_also_in_the_next_p
     job = a_job(nodes=3, status=status)
     pod = a_pod(0, waiting("ContainerCreating"))
     job = written(job, plan_for(job, pod))
-    assert job.status.attempt == 1
+    assert job.status.attempt.number == 1
     assert [delete.grace for delete in plan_for(job, pod).delete] == [NEVER_RAN_GRACE]
 
 
 def test_a_failure_of_an_older_attempt_does_not_shorten_the_grace_period_of_a_resized_gang():
-    last_failure = {"attempt": 0, "cause": "Failure"}
+    last_failure = LastFailure(0, "Failure")
     job = a_running_job(attempt=1, spec={"nodes": 4}, last_failure=last_failure)
     plan = plan_for(job, *(a_pod(index, running(), attempt=1) for index in range(2)))
     assert [delete.grace for delete in plan.delete] == [None, None]
@@ -455,20 +455,20 @@ def test_an_operator_that_stopped_before_the_deletions_deletes_with_the_same_gra
     assert again.delete == first.delete
 
 
-@pytest.mark.parametrize(("ran", "grace"), [(True, None), (False, NEVER_RAN_GRACE), (None, None)])
+@pytest.mark.parametrize(("ran", "grace"), [(True, None), (False, NEVER_RAN_GRACE)])
 def test_the_grace_period_of_older_pods_depends_on_whether_their_attempt_ran(ran, grace):
-    status = a_status(attempt=1, latched=False, ran=False, previous_attempt_ran=ran)
+    status = a_status(attempt=1, latched=False, ran=False, previous_ran=ran)
     plan = plan_for(a_job(status=status), a_pod(0, running()))
     assert [delete.grace for delete in plan.delete] == [grace]
 
 
 def test_older_pods_of_a_failed_attempt_get_a_short_grace_period_though_it_ran():
-    last_failure = {"attempt": 0, "cause": "Failure"}
+    last_failure = LastFailure(0, "Failure")
     status = a_status(
         attempt=1,
         latched=False,
         ran=False,
-        previous_attempt_ran=True,
+        previous_ran=True,
         last_failure=last_failure,
     )
     plan = plan_for(a_job(status=status), a_pod(0, running()))
@@ -479,7 +479,7 @@ def test_older_pods_of_a_failed_attempt_get_a_short_grace_period_though_it_ran()
 def test_a_new_attempt_records_whether_the_previous_one_ran(ran):
     job = a_running_job(spec={"nodes": 4}, ran=ran)
     pods = a_pod(0, running()), a_pod(1, waiting("ContainerCreating"))
-    assert plan_for(job, *pods).status.previous_attempt_ran is ran
+    assert plan_for(job, *pods).status.attempt.previous_ran is ran
 
 
 @pytest.mark.parametrize("change", [{"nodes": 4}, {"suspend": True}, {}])
@@ -492,18 +492,18 @@ def test_a_gang_that_began_to_run_while_no_operator_was_there_may_write_a_checkp
 def test_pods_that_still_train_keep_their_grace_period_over_a_suspension():
     # Deletions are refused: attempt 0 trains on while attempt 1 never began.
     old = a_pod(0, running())
-    status = a_status(attempt=1, latched=False, ran=False, previous_attempt_ran=True)
+    status = a_status(attempt=1, latched=False, ran=False, previous_ran=True)
     suspended = a_job(status=status, suspend=True)
     suspended = written(suspended, plan_for(suspended, old))
     resumed = a_job(status=suspended.status)
     resumed = written(resumed, plan_for(resumed, old))
     plan = plan_for(resumed, old)
-    assert (plan.status.attempt, [delete.grace for delete in plan.delete]) == (2, [None])
+    assert (plan.status.attempt.number, [delete.grace for delete in plan.delete]) == (2, [None])
 
 
 def test_the_record_of_the_previous_attempt_lasts_for_one_attempt():
     # Attempt 0 ran, attempt 1 did not.
-    job = a_running_job(attempt=1, ran=False, previous_attempt_ran=True, spec={"nodes": 4})
+    job = a_running_job(attempt=1, ran=False, previous_ran=True, spec={"nodes": 4})
     plan = plan_for(job, *(a_pod(index, waiting(), attempt=1) for index in range(2)))
-    assert plan.status.attempt == 2
-    assert plan.status.previous_attempt_ran is False
+    assert plan.status.attempt.number == 2
+    assert plan.status.attempt.previous_ran is False

@@ -84,6 +84,28 @@ def test_another_kind_is_refused():
         DDPJob.from_manifest({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"})
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"metadata": {"name": None}}, "metadata.name: is required"),
+        ({"metadata": {"name": 5}}, 'metadata.name: must be at most 52 .*, got "5"'),
+        ({"metadata": {"name": 10**5000}}, "metadata.name: must be at most 52"),
+        ({"kind": 10**5000}, "expected a ddpjob.dev/v1alpha1 DDPJob, got"),
+        ({1: 2}, "1: unknown field"),
+    ],
+)
+def test_a_manifest_with_values_of_other_types_is_refused(fields, message):
+    manifest = DDPJob.create("j", image="i", args=["a"]).manifest()
+    with pytest.raises(SpecError, match=f"^{message}"):
+        DDPJob.from_manifest({**manifest, **fields}).check()
+
+
+def test_a_namespace_that_is_null_is_chosen_by_the_client():
+    manifest = DDPJob.create("j", image="i", args=["a"]).manifest()
+    manifest["metadata"]["namespace"] = None
+    assert DDPJob.from_manifest(manifest).namespace == ""
+
+
 def test_the_place_of_checkpoints_is_the_claim_and_the_folder_of_the_job():
     job = DDPJob.create("j", image="i", args=["a"], checkpoint={"claimName": "ckpt"})
     assert job.checkpoint == "claim ckpt, folder j/"

@@ -97,7 +97,7 @@ class Turn:
         deleted = [f"{delete.name}/{delete.grace}" for delete in plan.delete]
         assigned = [assign.name for assign in plan.assign]
         return (
-            f"{self.time:%H:%M:%S} {' '.join(pods)} -> attempt {plan.status.attempt} "
+            f"{self.time:%H:%M:%S} {' '.join(pods)} -> attempt {plan.status.attempt.number} "
             f"{plan.status.phase}/{plan.status.reason} create={plan.new_pods} "
             f"assign={assigned} delete={deleted} "
             f"wake={plan.wake_after}"
@@ -125,12 +125,13 @@ class World:
         self.meetings = 0
         self.turns: list[Turn] = []
         self.violations: list[str] = []
-        self.story: list[str] = []
+        self.story: list[str | Turn] = []
         self.operator = Operator(self)
         self.other = Operator(self)
 
     def __repr__(self) -> str:
-        lines = [f"{self.manifest['spec']}, reads_nodes={self.reads_nodes}", *self.story]
+        lines = [f"{self.manifest['spec']}, reads_nodes={self.reads_nodes}"]
+        lines += [f"    {entry}" if isinstance(entry, Turn) else entry for entry in self.story]
         return "\n".join(lines)
 
     # The job
@@ -223,7 +224,7 @@ class World:
         not run any more.
         """
         gang = self.gang()
-        present = {pod.index for pod in gang} | set(self.status.succeeded_nodes)
+        present = {pod.index for pod in gang} | set(self.status.attempt.succeeded_nodes)
         if len(present) < self.status.pods.desired:
             return
         members = [pod for pod in gang if pod.state is not TrainerState.SUCCEEDED]
@@ -239,7 +240,9 @@ class World:
             self.put_pod({**self.body(pod.name), "status": status})
 
     def _takes_part(self, pod: Pod) -> bool:
-        is_assigned = pod.attempt == self.status.attempt and not pod.held and not pod.deleting
+        is_assigned = (
+            pod.attempt == self.status.attempt.number and not pod.held and not pod.deleting
+        )
         is_assigned = is_assigned and not pod.dumps
         return pod.state is TrainerState.RUNNING and is_assigned and self.answers(pod)
 
@@ -286,7 +289,7 @@ class World:
     def gang(self) -> list[Pod]:
         """Return the pods of the current attempt."""
         status = self.status
-        names = [pod_name("digits", status.born(i), i) for i in range(status.pods.desired)]
+        names = [pod_name("digits", status.attempt.born(i), i) for i in range(status.pods.desired)]
         existing = self.existing()
         return [existing[name] for name in names if name in existing]
 
@@ -408,7 +411,7 @@ class Operator:
             observed = replace(observed, is_current=True)
         turn = Turn(observed, decide(observed, self.world.now), self.world.now)
         self.world.turns.append(turn)
-        self.world.story.append(f"    {turn}")
+        self.world.story.append(turn)
         if self._finds(turn.plan.confirm) or not self._write(turn):
             return None
         if stop_after == "status":
@@ -446,7 +449,8 @@ class Operator:
         """
         plan = turn.plan
         old = turn.observed.status
-        if plan.status.to_dict() == old.to_dict():
+        # Equal statuses need not be converted, which takes longer.
+        if plan.status == old or plan.status.to_dict() == old.to_dict():
             return self._read_job() if plan.new_pods or plan.assign or plan.delete_job else True
         acts = plan.new_pods or plan.assign or plan.delete or plan.delete_job
         if self.throttled and not acts and not is_transition(old, plan.status):
@@ -460,7 +464,7 @@ class Operator:
 
     def _assign(self, plan: Plan) -> None:
         for assign in plan.assign:
-            self.world.assign_pod(assign, plan.status.attempt or 0)
+            self.world.assign_pod(assign, plan.status.attempt.number or 0)
             self.receive_answer(assign.name)
 
     def _delete(self, plan: Plan) -> None:
@@ -480,10 +484,10 @@ class Operator:
             self.refusal = Refusal(world.refuse_pods, "refused", retry_at, final)
             return
         self.refusal = None
-        assert plan.status.attempt is not None
+        assert plan.status.attempt.number is not None
         for index in plan.new_pods:
-            world.create_pod(plan.status.attempt, index)
-            self.receive_answer(pod_name("digits", plan.status.attempt, index))
+            world.create_pod(plan.status.attempt.number, index)
+            self.receive_answer(pod_name("digits", plan.status.attempt.number, index))
 
 
 def a_world(spec: dict[str, Any] | None = None, reads_nodes: bool = True) -> World:

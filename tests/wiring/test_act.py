@@ -14,6 +14,7 @@ from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
+from ddpjob.core.api.status import Attempt
 from ddpjob.core.plan import Assign, Delete, Event, Owned, Plan, create_gang
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError
@@ -69,7 +70,7 @@ def carry_out(writer):
         metrics=Metrics(cache, ()),
         now=wall_time,
     )
-    status = replace(seen.value.unpack().status, attempt=0, phase="Starting")
+    status = replace(seen.value.unpack().status, attempt=Attempt(0), phase="Starting")
     return lambda **fields: actor.apply(seen, Plan(status, events=(STARTING,), **fields))
 
 

@@ -49,7 +49,7 @@ async def test_the_attempt_runs_once_every_pod_was_ready_again(fake, operator):
     assert status(fake)["phase"] == "Starting"
     runs(fake, "digits-0-0")
     await until(lambda: status(fake)["phase"] == "Running")
-    assert (status(fake)["attempt"], status(fake)["restarts"]) == (1, 1)
+    assert (status(fake)["attempt"]["number"], status(fake)["restarts"]) == (1, 1)
 
 
 async def test_after_the_loss_of_node_0_a_pod_that_stays_hosts_the_rendezvous(fake, operator):
@@ -61,7 +61,7 @@ async def test_after_the_loss_of_node_0_a_pod_that_stays_hosts_the_rendezvous(fa
         name: "is_host=true" in " ".join(assignment(fake, name)["flags"]) for name in pods(fake)
     }
     assert hosts == {"digits-0-1": True, "digits-0-2": False, "digits-1-0": False}
-    assert status(fake)["disruptions"] == 1
+    assert status(fake)["budget"]["disruptions"] == 1
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ async def test_a_pod_that_vanishes_before_its_assignment_costs_nothing_more(fake
     fake.remove("pods", "digits-0-2")
     await until(lambda: {"digits-2-0", "digits-2-1", "digits-2-2"} <= set(pods(fake)))
     # It is replaced with its gang, and not counted: it was probably lost with the other one.
-    assert (status(fake)["failures"], status(fake)["disruptions"]) == (1, 0)
+    assert (status(fake)["budget"]["failures"], status(fake)["budget"]["disruptions"]) == (1, 0)
 
 
 # The ConfigMap with the agent

@@ -89,7 +89,7 @@ async def test_no_attempt_begins_while_pods_cannot_be_read(fake, options, monkey
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     resize(fake, 3)
-    await until(lambda: status(fake).get("attempt") == 1)
+    await until(lambda: status(fake).get("attempt", {}).get("number") == 1)
     first.cancel()
     await asyncio.wait([first])
 

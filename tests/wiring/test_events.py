@@ -22,6 +22,11 @@ from ddpjob.controller.reconcile import Reconciler
 POD_PATH = "/api/v1/namespaces/ml/pods/digits-0-1"
 
 
+def is_latched(status):
+    """Return True if every pod of the attempt was seen."""
+    return status.get("operator", {}).get("attempt", {}).get("latched", False)
+
+
 @pytest.fixture
 def quick_resync(monkeypatch):
     monkeypatch.setattr(lister, "INTERVAL", 0.2)
@@ -130,7 +135,7 @@ async def test_a_failure_restarts_the_gang_once_its_last_pod_has_ended(fake, ope
     assert "digits-1-0" not in pods(fake)
     fake.remove("pods", "digits-0-0")
     await is_running(fake, attempt=1)
-    assert (status(fake)["restarts"], status(fake)["disruptions"]) == (1, 0)
+    assert (status(fake)["restarts"], status(fake)["budget"]["disruptions"]) == (1, 0)
 
 
 async def test_progress_is_written_at_intervals_and_always_at_the_end(fake, operator, monkeypatch):
@@ -203,7 +208,7 @@ async def test_a_pod_deleted_without_a_watch_is_confirmed_by_one_get(fake, quick
     before = len(fake.log)
     fake.cut_watches()
     fake.flow()
-    await until(lambda: status(fake)["attempt"] == 1)
+    await until(lambda: status(fake)["attempt"]["number"] == 1)
     await until(
         lambda: (
             "digits-0-0"
@@ -215,17 +220,17 @@ async def test_a_pod_deleted_without_a_watch_is_confirmed_by_one_get(fake, quick
         )
     )
     assert len([a for a in fake.log[before:] if a.method == "GET" and a.path == POD_PATH]) == 1
-    assert (status(fake)["failures"], status(fake)["disruptions"]) == (0, 1)
+    assert (status(fake)["budget"]["failures"], status(fake)["budget"]["disruptions"]) == (0, 1)
 
 
 async def test_a_pod_deleted_between_the_first_list_and_the_first_watch_is_noticed_soon(
     fake, discovery_held, operator
 ):
     fake.create("ddpjobs", a_job())
-    await until(lambda: status(fake).get("attemptStarted") == 0)
+    await until(lambda: is_latched(status(fake)))
     fake.remove("pods", "digits-0-1")
     discovery_held.set()
-    await until(lambda: status(fake)["attempt"] == 1, seconds=15)
+    await until(lambda: status(fake)["attempt"]["number"] == 1, seconds=15)
 
 
 async def test_a_job_deleted_without_a_watch_is_forgotten(fake, quick_resync, operator, options):
@@ -270,7 +275,7 @@ async def test_an_old_event_of_a_job_neither_creates_nor_restarts_anything_again
     await is_running(fake, attempt=1)
     fake.emit("ddpjobs", "MODIFIED", running)
     await settled(fake)
-    assert (status(fake)["attempt"], status(fake)["restarts"]) == (1, 1)
+    assert (status(fake)["attempt"]["number"], status(fake)["restarts"]) == (1, 1)
     assert pods(fake) == ["digits-0-1", "digits-1-0", "digits-1-1"]
 
 
@@ -280,7 +285,8 @@ async def test_a_pod_of_an_unknown_attempt_makes_the_operator_read_the_job_again
     fake.fault("WATCH", ".*/ddpjobs", refusal(500), times=float("inf"))
     fake.cut_watches()
     pod = copy.deepcopy(fake.get("pods", "digits-0-1"))
-    fake.change("ddpjobs", "digits", status={**status(fake), "attempt": 1, "nodes": {"desired": 2}})
+    newer = {"attempt": {"number": 1}, "nodes": {"desired": 2}, "operator": {}}
+    fake.change("ddpjobs", "digits", status={**status(fake), **newer})
     for name in ("digits-0-0", "digits-0-1"):
         fake.remove("pods", name)
     labels = {**pod["metadata"]["labels"], "ddpjob.dev/attempt": "1"}
@@ -291,7 +297,7 @@ async def test_a_pod_of_an_unknown_attempt_makes_the_operator_read_the_job_again
     }
     fake.create("pods", {**pod, "metadata": meta, "status": {"phase": "Pending"}})
     await until(lambda: "digits-1-0" in pods(fake))
-    assert status(fake)["attempt"] == 1
+    assert status(fake)["attempt"]["number"] == 1
 
 
 async def test_a_pod_missing_from_a_watch_but_found_by_get_costs_nothing(fake, operator):
@@ -302,15 +308,15 @@ async def test_a_pod_missing_from_a_watch_but_found_by_get_costs_nothing(fake, o
     fake.change("pods", "digits-0-1", metadata={"labels": labels})
     await until(lambda: fake.reads(POD_PATH))
     await settled(fake)
-    assert (status(fake)["attempt"], status(fake).get("disruptions", 0)) == (0, 0)
+    assert (status(fake)["attempt"]["number"], status(fake)["budget"]["disruptions"]) == (0, 0)
 
 
 async def test_a_pod_that_lost_its_labels_counts_as_lost_once(fake, quick_resync, operator):
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.change("pods", "digits-0-1", metadata={"labels": {}})
-    await until(lambda: status(fake)["attempt"] == 1)
-    assert status(fake)["disruptions"] == 1
+    await until(lambda: status(fake)["attempt"]["number"] == 1)
+    assert status(fake)["budget"]["disruptions"] == 1
     assert len(fake.reads(POD_PATH)) == 1
 
 
@@ -326,7 +332,7 @@ async def test_a_pod_with_other_labels_is_reported_once_and_not_replaced(fake, o
     await until(reports)
     await settled(fake)
     assert len(reports()) == 1
-    assert status(fake)["attempt"] == 0
+    assert status(fake)["attempt"]["number"] == 0
     assert len(fake.reads(POD_PATH)) < 5
 
 
@@ -414,7 +420,7 @@ async def test_an_attempt_that_costs_no_budget_is_counted_too(fake, operator, op
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fake.change("ddpjobs", "digits", spec=a_job(nodes=3)["spec"])
-    await until(lambda: status(fake)["attempt"] == 1)
+    await until(lambda: status(fake)["attempt"]["number"] == 1)
     await settled(fake)
     said = await metrics(options)
     assert 'ddpjob_restarts_total{cause="Resized"} 1.0' in said
@@ -426,7 +432,7 @@ async def test_a_restart_whose_answer_was_lost_is_counted_and_reported(fake, ope
     await is_running(fake)
     fake.fault("PUT", ".*/status", unanswered)
     fails(fake, "digits-0-1")
-    await until(lambda: status(fake)["attempt"] == 1)
+    await until(lambda: status(fake)["attempt"]["number"] == 1)
     await settled(fake)
     assert 'ddpjob_restarts_total{cause="Failure"} 1.0' in await metrics(options)
     assert [event["reason"] for event in fake.all("events")].count("Restarting") == 1
@@ -437,7 +443,7 @@ async def test_an_attempt_that_was_found_again_is_not_counted(fake, operator, op
     await is_running(fake)
     before = status(fake)
     fails(fake, "digits-0-1")
-    await until(lambda: status(fake)["attempt"] == 1)
+    await until(lambda: status(fake)["attempt"]["number"] == 1)
     fake.remove("pods", "digits-0-0")
     await is_running(fake, attempt=1)
     fake.change("ddpjobs", "digits", status=before)
@@ -531,7 +537,7 @@ async def test_pods_of_any_attempt_of_an_earlier_job_are_waited_for(fake, operat
     fake.create("ddpjobs", a_job())
     await is_running(fake)
     fails(fake, "digits-0-1")
-    await until(lambda: status(fake)["attempt"] == 1)
+    await until(lambda: status(fake)["attempt"]["number"] == 1)
     fake.remove("pods", "digits-0-0")
     await is_running(fake, attempt=1)
     fake.remove("ddpjobs", "digits")
@@ -567,7 +573,7 @@ async def test_ended_pods_that_cannot_be_deleted_do_not_block_an_attempt(fake, o
     for attempt in range(3):
         await is_running(fake, attempt)
         fails(fake, f"digits-{attempt}-0", f"digits-{attempt}-1")
-    await until(lambda: status(fake)["attempt"] == 3)
+    await until(lambda: status(fake)["attempt"]["number"] == 3)
     assert "digits-0-1" in pods(fake)
 
 

@@ -13,7 +13,7 @@ from ddpjob.controller.cache import Cache
 from ddpjob.controller.job_metrics import PART
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.workqueue import WorkQueue
-from ddpjob.core.api.status import Status
+from ddpjob.core.api.status import Account, Status
 from ddpjob.kube.kinds import JOBS, PODS
 from ddpjob.kube.request import ReadDocument, Request, Verb
 
@@ -32,11 +32,10 @@ def lines(cache: Cache, **options: Any) -> list[str]:
 
 RUNNING = {
     "phase": "Running",
-    "attempt": 3,
-    "failures": 1,
-    "disruptions": 2,
+    "attempt": {"number": 3},
+    "budget": {"failures": 1, "disruptions": 2},
     "nodes": {"desired": 2, "ready": 1},
-    "seconds": {"starting": 25, "training": 75},
+    "account": {"seconds": {"starting": 25, "training": 75}},
     # The newest attempt comes first.
     "attempts": [
         {"attempt": 2, "cause": "Hang", "end": "1970-01-01T00:05:00Z"},
@@ -81,7 +80,8 @@ def test_the_training_that_goes_on_counts() -> None:
     since = (datetime.now(UTC) - timedelta(hours=2)).strftime("%Y-%m-%dT%H:%M:%SZ")
     cache = Cache()
     seconds = {"queued": 3600, "training": 60}
-    cache.jobs.see(a_job(seconds=seconds, activity="training", activitySince=since))
+    account = {"seconds": seconds, "activity": "training", "since": since}
+    cache.jobs.see(a_job(account=account))
     (line,) = [one for one in lines(cache) if one.startswith("ddpjob_job_goodput_ratio{")]
     assert float(line.split()[-1]) == pytest.approx(7260 / 10860, abs=0.01)
 
@@ -89,10 +89,10 @@ def test_the_training_that_goes_on_counts() -> None:
 @pytest.mark.parametrize(
     "status",
     [
-        {"phase": "Pending", "seconds": {"queued": 7200, "starting": 5}},
+        {"phase": "Pending", "account": {"seconds": {"queued": 7200, "starting": 5}}},
         {
             "phase": "Failed",
-            "seconds": {"starting": 90, "training": 10},
+            "account": {"seconds": {"starting": 90, "training": 10}},
             "conditions": [{"type": "Failed", "status": "True"}],
         },
     ],
@@ -106,9 +106,9 @@ def test_a_job_has_no_goodput_while(status: dict[str, Any]) -> None:
 
 def test_time_that_was_counted_as_training_is_not_counted_again_as_starting() -> None:
     metrics = Metrics(Cache(), ())
-    status = Status(seconds={"starting": 5, "training": 40})
+    status = Status(account=Account(seconds={"starting": 5, "training": 40}))
     metrics.count_seconds(Status(), status)
-    later = replace(status, seconds={"starting": 35, "training": 10})
+    later = replace(status, account=Account(seconds={"starting": 35, "training": 10}))
     metrics.count_seconds(status, later)
     text = asyncio.run(metrics.text()).decode()
     assert 'ddpjob_activity_seconds_total{activity="training"} 40.0' in text
@@ -177,11 +177,11 @@ async def test_the_time_that_a_job_waits_in_the_queue_is_measured() -> None:
 
 def test_metrics_can_be_read_whatever_a_status_has_in_it() -> None:
     cache = Cache()
-    cache.jobs.see(a_job(phase='a "phase"\\ of\n two lines', attempt=10**15))
+    cache.jobs.see(a_job(phase='a "phase"\\ of\n two lines', attempt={"number": 10**15}))
     families = list(text_string_to_metric_families("\n".join(lines(cache)) + "\n"))
     samples = {sample.name: sample for family in families for sample in family.samples}
     assert samples["ddpjob_job_phase"].labels["phase"] == 'a "phase"\\ of\n two lines'
-    assert samples["ddpjob_job_attempt"].value == 10**15
+    assert samples["ddpjob_job_attempt"].value == 2**31 - 1
     names = [family.name for family in families]
     assert len(names) == len(set(names))
 

@@ -17,10 +17,11 @@ class Options(NamedTuple):
     folder: str
 
     # A folder that is emptied between two attempts; one with `work`, `work.last` and `cache`; and
-    # one with sent code, of which each attempt gets a copy as its working directory.
+    # one with the job's code, which each attempt gets in its working directory `place`.
     clear: str | None
     work: str | None
     code: str | None
+    place: str
 
     # No other pod uses the files outside of these folders, nor System V IPC.
     own_files: bool

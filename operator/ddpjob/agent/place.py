@@ -7,11 +7,11 @@ in the pod that stays.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from .code import unpack
 from .files import empty_folder, read_file
 from .options import Options
 
@@ -47,10 +47,14 @@ def prepare(options: Options, environment: Mapping[str, str], *, is_first: bool)
             Path(options.work, WORK).mkdir(exist_ok=True)
     if not is_first:
         clean(options, environment)
-    if options.work and options.code:
-        copy_code(Path(options.code), Path(options.work, WORK))
+    if options.code:
+        place = Path(options.place)
+        place.mkdir(parents=True, exist_ok=True)
+        if not options.work:
+            empty_folder(place)
+        unpack(Path(options.code), place)
         # torchrun and the zygote start there.
-        os.chdir(f"{options.work}/{WORK}")
+        os.chdir(place)
 
 
 def clean(options: Options, environment: Mapping[str, str]) -> None:
@@ -81,13 +85,6 @@ def keep_last(folder: Path) -> None:
                 path.rename(last / path.name)
     # What could not be moved, such as a folder that its owner may not change.
     empty_folder(folder / WORK)
-
-
-def copy_code(code: Path, work: Path) -> None:
-    """Copy sent code, so that a script can open its files by relative paths, and change them."""
-    # A kubelet keeps the files of a volume in a folder `..data`, to which the others are links.
-    hidden = shutil.ignore_patterns("..*")
-    shutil.copytree(code, work, ignore=hidden, copy_function=shutil.copyfile, dirs_exist_ok=True)
 
 
 def remove_locks(environment: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -29,9 +30,14 @@ def run(arguments: list[str]) -> int:
     sys.argv = ["torchrun", *arguments]
     # Its files are not among those of the script. The agent removes them between two attempts.
     tempfile.tempdir = os.environ[FOLDER]
+    # Searches for garbage would take a third of the time of the import. Later ones leave out what
+    # is frozen.
+    gc.disable()
     from torch.distributed import run as torchrun
     from torch.distributed.launcher import api
 
+    gc.freeze()
+    gc.enable()
     launcher: Any = api
     launcher.LocalElasticAgent = with_time_limits(launcher.LocalElasticAgent)
     try:

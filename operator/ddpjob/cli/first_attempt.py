@@ -19,8 +19,8 @@ from ddpjob.jobs.user_job import DDPJob
 UID = "00000000-0000-0000-0000-000000000000"
 
 
-def problem_of_pods(document: Document) -> str:
-    """Return why the operator could create no pod of a job that the API server accepts, or ""."""
+def problem_of(document: Document) -> str:
+    """Return why a job cannot be created, or why the operator could create no pod of it, or ""."""
     try:
         for _ in objects_of(document, 0, Settings()):
             pass

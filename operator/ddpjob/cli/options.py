@@ -96,3 +96,14 @@ def read_duration(text: str | None, option: str) -> int | None:
         raise typer.BadParameter(message, param_hint=option)
     hours, minutes, seconds = (int(part or 0) for part in parts.groups())
     return 3600 * hours + 60 * minutes + seconds
+
+
+def read_pairs(options: Iterable[str], hint: str, form: str) -> list[tuple[str, str]]:
+    """Return the names and values of options such as --env NAME=VALUE. Raises BadParameter."""
+    pairs = []
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"must be {form}, got {quoted(option)}", param_hint=hint)
+        pairs.append((name, value))
+    return pairs

@@ -10,12 +10,13 @@ from typing import Any, Self
 import typer
 import yaml
 
-from ddpjob.cli.options import require_choice
+from ddpjob.cli.options import read_pairs, require_choice
+from ddpjob.cli.session import note
 from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.client.code import PRINTED_BYTES, read_code, with_code
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.job import require_job_name
-from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.readers import Dict, SpecError
 from ddpjob.jobs.user_job import DDPJob
 
 HEADER = """\
@@ -37,6 +38,42 @@ SHELL = re.compile(r"\b(ba|da|k|z)?sh\b")
 
 
 @dataclass(frozen=True)
+class Container:
+    """Variables and resources of the pods of a script, as the options of a command.
+
+    `env` has items such as NAME=VALUE, `secret_env` such as NAME=SECRET:KEY.
+    """
+
+    env: Sequence[str] = ()
+    secret_env: Sequence[str] = ()
+    cpu: str | None = None
+    memory: str | None = None
+
+    def variables(self) -> list[dict[str, Any]]:
+        """Return the variables as fields of a container. Raises BadParameter."""
+        found: list[dict[str, Any]] = []
+        for name, value in read_pairs(self.env, "--env", "NAME=VALUE"):
+            found.append({"name": name, "value": value})
+        for name, place in read_pairs(self.secret_env, "--secret-env", "NAME=SECRET[:KEY]"):
+            secret, _, key = place.partition(":")
+            reference = {"name": secret, "key": key or name}
+            found.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
+        return found
+
+    def resources(self, devices: Dict) -> dict[str, Any]:
+        """Return requests and limits, with the limits of devices."""
+        requests = {"cpu": self.cpu, "memory": self.memory}
+        # A limit of the CPU would slow a training down that could use a core of its node.
+        limits = {**devices, "memory": self.memory}
+        both = {"requests": _given(requests), "limits": _given(limits)}
+        return {kind: quantities for kind, quantities in both.items() if quantities}
+
+
+def _given(quantities: Dict) -> dict[str, Any]:
+    return {name: quantity for name, quantity in quantities.items() if quantity is not None}
+
+
+@dataclass(frozen=True)
 class OwnScript:
     """A script, the folder that travels with it, its arguments, and the job that runs it.
 
@@ -53,6 +90,7 @@ class OwnScript:
     accelerator: str = profiles.DEFAULT
     gpus: int | None = None
     claim: str | None = None
+    container: Container = Container()
 
     def resolved(self) -> Self:
         """Return the script with its number of nodes and GPUs. Raises BadParameter."""
@@ -61,16 +99,41 @@ class OwnScript:
         return replace(self, nodes=nodes, gpus=resolve_gpus(self.accelerator, self.gpus, 1))
 
     def documents(self, limit: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the ConfigMap and the DDPJob. Raises SpecError, also for more bytes of code."""
-        if not self.script.is_file():
-            raise SpecError(f"{self.script}: the file does not exist")
-        _require_python(self.script)
-        code = read_code(self.script, self.folder, limit)
-        path = self.script.name if self.folder is None else self._path_in(self.folder, code)
-        job = DDPJob(require_job_name(self.name or job_name(self.script)), self._spec())
-        config_map, job = with_code(job, code, path, self.args)
+        """Return the ConfigMap and the DDPJob. Raises SpecError, also for more bytes of code.
+
+        Print a note about code that is large.
+        """
+        self._check_script()
+        code = read_code(self.script, self.folder)
+        path = self.script.name if self.folder is None else self._path_in(self.folder, code.files)
+        place = self.folder or self.script
+        job = self._job({"args": [path, *self.args]})
+        config_map, job, advice = with_code(job, code, place, limit)
+        if advice:
+            note(advice)
         job.check()
         return config_map, job.manifest()
+
+    def local_document(self) -> dict[str, Any]:
+        """Return the DDPJob for a run on this machine, in which the script runs where it is.
+
+        Raises SpecError.
+        """
+        self._check_script()
+        path = str(self.script)
+        if self.folder is not None:
+            path = self._path_in(self.folder, read_code(self.script, self.folder).files)
+        return self._job({"args": [path, *self.args]}).manifest()
+
+    def _check_script(self) -> None:
+        if not self.script.is_file():
+            what = "is a folder" if self.script.is_dir() else "does not exist"
+            raise SpecError(f"{self.script}: the file {what}; give the script that torchrun starts")
+        _require_python(self.script)
+
+    def _job(self, fields: Dict) -> DDPJob:
+        name = require_job_name(self.name or job_name(self.script))
+        return DDPJob(name, {**self._spec(), **fields})
 
     def _path_in(self, folder: Path, code: Iterable[str]) -> str:
         """Return the path of the script among the files of a folder. It may be a link."""
@@ -85,8 +148,12 @@ class OwnScript:
             spec["nprocPerNode"] = self.nproc
         if self.accelerator != profiles.DEFAULT:
             spec["accelerator"] = self.accelerator
-        if profile.process_per:
-            spec["resources"] = {"limits": {profile.process_per: str(self.gpus or 1)}}
+        devices = {profile.process_per: str(self.gpus or 1)} if profile.process_per else {}
+        fields = {
+            "resources": self.container.resources(devices),
+            "env": self.container.variables(),
+        }
+        spec |= {name: field for name, field in fields.items() if field}
         if self.claim:
             spec["checkpoint"] = {"claimName": self.claim}
         return spec

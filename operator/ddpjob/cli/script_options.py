@@ -58,6 +58,31 @@ Checkpoints = Annotated[
         rich_help_panel=OWN,
     ),
 ]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Variable of the processes. May be repeated.",
+        rich_help_panel=OWN,
+    ),
+]
+SecretEnv = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=SECRET[:KEY]",
+        help="Variable with the value of a key of a Secret that exists. Without KEY, the key has "
+        "the name of the variable. May be repeated.",
+        rich_help_panel=OWN,
+    ),
+]
+Cpu = Annotated[
+    str | None,
+    typer.Option(help="CPU request of each pod, such as 4 or 500m.", rich_help_panel=OWN),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(help="Memory request and limit of each pod, such as 16Gi.", rich_help_panel=OWN),
+]
 Nodes = Annotated[
     int | None,
     typer.Option(
@@ -87,4 +112,4 @@ def refuse_without_script(**options: object) -> None:
             message = (
                 "requires --script; to change a manifest use --set, such as --set spec.nodes=4"
             )
-            raise typer.BadParameter(message, param_hint=f"--{option}")
+            raise typer.BadParameter(message, param_hint=f"--{option.replace('_', '-')}")

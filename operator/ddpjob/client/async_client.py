@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from ddpjob.client.apply import CREATE, FIELD_MANAGER, Applied, Applier
-from ddpjob.client.code import mounts_code, owned_code
+from ddpjob.client.code import code_of, owned_code, released_code
 from ddpjob.client.errors import NotConnected, Rejected, WaitTimeout, client_errors
 from ddpjob.client.reader import JobReader, Jobs
 from ddpjob.core.api import names
 from ddpjob.core.api.names import Phase
-from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.readers import Dict, child
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import NotConfigured
 from ddpjob.kube.kinds import CONFIG_MAPS, JOBS, Kind
 from ddpjob.kube.kubeconfig import user_configuration
 from ddpjob.kube.request import Request, Verb
-from ddpjob.kube.watch import list_objects
 
 # Seconds for a deleted job to be gone, or for a suspended one to have no pods.
 CHANGE_SECONDS = 600.0
@@ -190,17 +189,16 @@ class AsyncClient(JobReader):
             return await self.api.call(Request(verb, kind, *place, body=body, query=query))
 
     async def _release_code(self, job: DDPJob) -> Sequence[Dict]:
-        """Take the ConfigMaps of a job's code away from it, so that they outlive it."""
-        if not mounts_code(job):
+        """Take the ConfigMap of a job's sent code away from it, so that it outlives the job."""
+        name = code_of(job)
+        if not name:
             return ()
-        query = {"labelSelector": f"{names.LABEL_CODE}={job.name}"}
         with client_errors():
-            found, _ = await list_objects(self.api, CONFIG_MAPS, job.namespace, query)
-        for one in found:
-            metadata = {key: one["metadata"][key] for key in ("name", "namespace")}
-            body = {"metadata": {**metadata, "ownerReferences": None}}
-            await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, body)
-        return found
+            found = await self.api.read(Request(Verb.GET, CONFIG_MAPS, job.namespace, name))
+        if found is None or names.LABEL_CODE not in child(found["metadata"], "labels"):
+            return ()
+        await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, released_code(found, job))
+        return (found,)
 
     async def _delete(self, job: DDPJob) -> None:
         body = {"propagationPolicy": "Background", "preconditions": {"uid": job.uid}}

@@ -1,95 +1,186 @@
-"""A user's script or folder as a ConfigMap that a job mounts, so that no image has to be built."""
+"""A user's script or folder as a ConfigMap of a job's code, so that no image has to be built."""
 
+import base64
+import fnmatch
 import hashlib
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import io
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pathspec import GitIgnoreSpec
+
 from ddpjob.core.api import names
-from ddpjob.core.api.readers import Dict, SpecError, child, children
+from ddpjob.core.api.readers import Dict, SpecError, child
 from ddpjob.jobs.documents import is_job
 from ddpjob.jobs.user_job import DDPJob
 
 # Bytes of code in a manifest. A client-side `kubectl apply` keeps a copy of it in an annotation,
-# which has at most 256 KiB. Otherwise a ConfigMap has at most 1 MiB.
-PRINTED_BYTES = 200_000
+# which has at most 256 KiB; an archive is a third larger there. Otherwise a ConfigMap has at most
+# 1 MiB.
+PRINTED_BYTES = 190_000
 SUBMITTED_BYTES = 2**20 - 2**14
 
-# Folders that are no code, and a file that makes a folder a virtual environment.
-LEFT_OUT = ("__pycache__", "node_modules")
+# What the agent unpacks at most.
+UNPACKED_BYTES = 64 * 2**20
+
+# From this many bytes on, code is probably not all that is sent.
+LARGE_BYTES = 2**18
+
+# The key of an archive, as the agent expects it.
+ARCHIVE = "code.zip"
+
+# What is never code: folders, byte code, and a file that makes a folder a virtual environment.
+LEFT_OUT = ("__pycache__", "node_modules", "*.pyc", "ddpjob-runs")
 ENVIRONMENT = "pyvenv.cfg"
 
-# The characters of a key of a ConfigMap, and the slash.
-KEY = re.compile(r"[-._a-zA-Z0-9/]+")
+# Files whose patterns name what stays out.
+IGNORE_FILES = (".gitignore", ".ddpjobignore")
 
-# A key of a ConfigMap has no `/`, so it is replaced in the paths of a folder.
-SLASH = "__"
+# Names of files with keys and tokens. Users with the role `view` may read a ConfigMap.
+SECRETS = (
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "id_rsa*", "id_ed25519*", "id_ecdsa*"),
+    *("*.token", "token", "token.txt", "*kubeconfig*", "credentials", "credentials.*", "secrets.*"),
+)
 
 
-def read_code(script: Path, folder: Path | None, limit: int) -> dict[str, str]:
-    """Return the text of a script, or of all files of the folder that it is in, by their paths.
+@dataclass(frozen=True)
+class Code:
+    """The files of a user's code: their bytes and whether they can be run, by path."""
 
-    Hidden files and byte code are left out. Raises SpecError, also if there are more than `limit`
-    bytes.
+    files: Mapping[str, tuple[bytes, bool]]
+
+    @property
+    def digest(self) -> str:
+        """Return a hash of the content, which does not depend on how it is compressed."""
+        found = hashlib.sha256()
+        for path, (content, runs) in sorted(self.files.items()):
+            found.update(f"{path}\0{len(content)}\0{runs:d}\0".encode() + content)
+        return found.hexdigest()[:16]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Return the content of a ConfigMap: the text of a script, or an archive."""
+        if len(self.files) == 1:
+            ((path, (content, _)),) = self.files.items()
+            try:
+                return {"data": {path: content.decode()}}
+            except UnicodeDecodeError:
+                pass
+        return {"binaryData": {ARCHIVE: base64.b64encode(self.archive()).decode()}}
+
+    def archive(self) -> bytes:
+        """Return the files as an archive: sorted, and with fixed times."""
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for path, (content, runs) in sorted(self.files.items()):
+                entry = zipfile.ZipInfo(path)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.external_attr = (0o100755 if runs else 0o100644) << 16
+                archive.writestr(entry, content)
+        return packed.getvalue()
+
+
+def read_code(script: Path, folder: Path | None) -> Code:
+    """Return a script, or all files of the folder that it is in.
+
+    Hidden files, byte code, virtual environments and what .gitignore and .ddpjobignore name are
+    left out. Raises SpecError, also for a file that looks like a key or a token.
     """
     if folder is None:
-        paths, root = [script], script.parent
-    else:
-        paths, root = sorted(_files(folder)), folder
-        if script.resolve() not in [path.resolve() for path in paths]:
-            raise SpecError(f"{script}: is not in the folder {folder}")
-    # A folder may have data by mistake, so the sizes come before the texts.
+        return Code({script.name: _read(script)})
+    paths = sorted(_files(folder, []))
+    if script.resolve() not in [path.resolve() for path in paths]:
+        raise SpecError(f"{script}: is not in the folder {folder}, or is left out as ignored")
+    _refuse_secrets(paths)
+    # A folder may have data by mistake, so the sizes come before the content.
     size = sum(path.stat().st_size for path in paths)
-    if size > limit:
-        raise SpecError(
-            f"{folder or script}: has {size:,} bytes of code, and a ConfigMap takes {limit:,}; put "
-            "data into a volume, or build an image"
-        )
-    for path in paths:
-        if not KEY.fullmatch(path.relative_to(root).as_posix()):
-            message = "rename it: a path of code has letters, digits, '-', '_', '.' and '/' only"
-            raise SpecError(f"{path}: {message}")
-    return {path.relative_to(root).as_posix(): _read_text(path) for path in paths}
+    if size > UNPACKED_BYTES:
+        raise _too_large(folder, size, UNPACKED_BYTES)
+    return Code({path.relative_to(folder).as_posix(): _read(path) for path in paths})
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    environments = {path.parent for path in folder.rglob(ENVIRONMENT)}
-    for path in folder.rglob("*"):
-        if environments.intersection(path.parents):
+# The patterns of folders, the outermost first.
+Ignored = Sequence[tuple[Path, GitIgnoreSpec]]
+
+
+def _files(folder: Path, above: Ignored) -> Iterator[Path]:
+    """Yield the files of a folder that are code. `above` are the patterns of the folders above."""
+    if (folder / ENVIRONMENT).exists():
+        return
+    ignored = [*above, *_patterns(folder)]
+    for entry in os.scandir(folder):
+        path = folder / entry.name
+        is_hidden = entry.name.startswith(".")
+        left_out = any(fnmatch.fnmatch(entry.name, pattern) for pattern in LEFT_OUT)
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if is_hidden or left_out or _is_ignored(path, is_folder, ignored):
             continue
-        parts = path.relative_to(folder).parts
-        is_hidden = any(part.startswith(".") or part in LEFT_OUT for part in parts)
-        if path.is_file() and not is_hidden and path.suffix != ".pyc":
+        if is_folder:
+            yield from _files(path, ignored)
+        elif path.is_file():
             yield path
 
 
-def _read_text(path: Path) -> str:
+def _patterns(folder: Path) -> Iterator[tuple[Path, GitIgnoreSpec]]:
+    for name in IGNORE_FILES:
+        if (folder / name).is_file():
+            content, _ = _read(folder / name)
+            yield folder, GitIgnoreSpec.from_lines(content.decode(errors="replace").splitlines())
+
+
+def _is_ignored(path: Path, is_folder: bool, ignored: Ignored) -> bool:
+    """Return what the last pattern that matches says; that of a folder below comes later."""
+    for folder, patterns in reversed(ignored):
+        relative = path.relative_to(folder).as_posix() + ("/" if is_folder else "")
+        found = patterns.check_file(relative).include
+        if found is not None:
+            return found
+    return False
+
+
+def _refuse_secrets(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if any(fnmatch.fnmatch(path.name.lower(), pattern) for pattern in SECRETS):
+            raise SpecError(
+                f"{path}: looks like a key or a token, and users with the role view may read a "
+                "ConfigMap; name it in .ddpjobignore, and give it to the job as a Secret"
+            )
+
+
+def _read(path: Path) -> tuple[bytes, bool]:
     try:
-        return path.read_text()
+        return path.read_bytes(), os.access(path, os.X_OK)
     except OSError as error:
         raise SpecError(f"{path}: cannot read the file: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        message = f"{path}: is no text; leave it out of the folder, and put data into a volume"
-        raise SpecError(message) from error
+
+
+def _too_large(place: Path, size: int, limit: int) -> SpecError:
+    return SpecError(
+        f"{place}: has {size:,} bytes of code, and the limit is {limit:,}; name data in "
+        ".ddpjobignore and put it into a claim, or build an image"
+    )
 
 
 def with_code(
-    job: DDPJob, code: Mapping[str, str], script: str, args: Sequence[str]
-) -> tuple[dict[str, Any], DDPJob]:
-    """Return the ConfigMap of the code, and the job that runs a script of it.
+    job: DDPJob, code: Code, place: Path, limit: int
+) -> tuple[dict[str, Any], DDPJob, str]:
+    """Return the ConfigMap of the code, the job with it, and a note about its size, or "".
 
-    `script` is the path of one of the files. The name of the ConfigMap has the hash of its content,
-    and the ConfigMap is immutable: all attempts of a job run the same code. Raises SpecError.
+    The name of the ConfigMap has the hash of its content, and the ConfigMap is immutable: all
+    attempts of a job run the same code, and jobs with the same code share it. Raises SpecError for
+    more than `limit` bytes.
     """
-    keys = {path: path.replace("/", SLASH) for path in code}
-    if len(set(keys.values())) < len(keys):
-        raise SpecError(f"rename a file of the code: '/' and '{SLASH}' in its path look the same")
-    data = {keys[path]: text for path, text in code.items()}
-    digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:10]
-    metadata = {"name": f"{job.name}-{digest}", "labels": {names.LABEL_CODE: job.name}}
+    data = code.data
+    # As an API server counts them.
+    (content,) = (value for values in data.values() for value in values.values())
+    size = len(content) * 3 // 4 if "binaryData" in data else len(content.encode())
+    if size > limit:
+        raise _too_large(place, size, limit)
+    metadata = {"name": f"code-{code.digest}", "labels": {names.LABEL_CODE: "sent"}}
     if job.namespace:
         metadata["namespace"] = job.namespace
     config_map = {
@@ -97,45 +188,56 @@ def with_code(
         "kind": "ConfigMap",
         "metadata": metadata,
         "immutable": True,
-        "data": data,
+        **data,
     }
-    # Without items, each key is a file of the volume.
-    source: dict[str, Any] = {"name": metadata["name"]}
-    if any("/" in path for path in code):
-        source["items"] = [{"key": key, "path": path} for path, key in keys.items()]
-    volume = {"name": names.CODE_VOLUME, "configMap": source}
-    mount = {"name": names.CODE_VOLUME, "mountPath": names.CODE_FOLDER, "readOnly": True}
-    spec = {
-        **job.spec,
-        "args": [f"{names.CODE_FOLDER}/{script}", *args],
-        "volumes": [*job.spec.get("volumes", []), volume],
-        "volumeMounts": [*job.spec.get("volumeMounts", []), mount],
-    }
-    return config_map, replace(job, spec=spec)
+    spec = {**job.spec, "code": {"configMap": metadata["name"]}}
+    return config_map, replace(job, spec=spec), _note(place, size)
 
 
-def mounts_code(job: DDPJob) -> bool:
-    """Return True if a job has the volume of its own code."""
-    volumes = children(job.spec, "volumes")
-    return any(one.get("name") == names.CODE_VOLUME and one.get("configMap") for one in volumes)
+def _note(place: Path, size: int) -> str:
+    if size <= LARGE_BYTES:
+        return ""
+    return (
+        f"{place}: the code has {size:,} bytes, which etcd keeps as long as the job; name what the "
+        "job does not need in .ddpjobignore"
+    )
+
+
+def code_of(job: DDPJob) -> str:
+    """Return the name of the ConfigMap with a job's code, or an empty string."""
+    return str(child(job.spec, "code").get("configMap", ""))
 
 
 def owned_code(bodies: Sequence[Dict]) -> Iterator[dict[str, Any]]:
-    """Yield the patch of each ConfigMap of code that makes its job in `bodies` its owner."""
-    jobs = {_key(body, body["metadata"]["name"]): body for body in bodies if is_job(body)}
+    """Yield the patch of each ConfigMap of sent code that makes its jobs in `bodies` its owners."""
     for body in bodies:
-        label = child(body["metadata"], "labels").get(names.LABEL_CODE)
-        owner = jobs.get(_key(body, label))
-        if body["kind"] == "ConfigMap" and owner:
-            reference = {
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
-                "name": owner["metadata"]["name"],
-                "uid": owner["metadata"]["uid"],
-            }
-            metadata = {key: body["metadata"][key] for key in ("name", "namespace")}
-            yield {"metadata": {**metadata, "ownerReferences": [reference]}}
+        if body["kind"] != "ConfigMap" or names.LABEL_CODE not in child(body["metadata"], "labels"):
+            continue
+        place = (body["metadata"].get("namespace"), body["metadata"]["name"])
+        owners = [
+            _reference(job)
+            for job in filter(is_job, bodies)
+            if (job["metadata"].get("namespace"), child(job["spec"], "code").get("configMap"))
+            == place
+        ]
+        if owners:
+            yield _with_owners(body, owners)
 
 
-def _key(body: Dict, name: Any) -> tuple[Any, Any]:
-    return body["metadata"].get("namespace"), name
+def released_code(body: Dict, job: DDPJob) -> dict[str, Any]:
+    """Return the patch of a ConfigMap of code that takes one of its owners away."""
+    return _with_owners(body, [{"$patch": "delete", "uid": job.uid}])
+
+
+def _with_owners(body: Dict, owners: Sequence[Dict]) -> dict[str, Any]:
+    metadata = {key: body["metadata"][key] for key in ("name", "namespace")}
+    return {"metadata": {**metadata, "ownerReferences": list(owners)}}
+
+
+def _reference(job: Dict) -> dict[str, Any]:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+    }

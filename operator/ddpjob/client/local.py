@@ -19,7 +19,7 @@ from ddpjob.client.errors import NotFound, Rejected, WaitTimeout
 from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, PodLog
 from ddpjob.client.reader import Jobs
 from ddpjob.core.api.readers import Dict, SpecError, did_you_mean, quoted, require_object
-from ddpjob.core.api.status import Status
+from ddpjob.core.api.status import Account, Status
 from ddpjob.core.decide.accounting import seconds_until
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
@@ -223,15 +223,14 @@ def _stopped(status: Status, files: RunFiles) -> Status:
         with suppress(OSError):
             times.append(path.stat().st_mtime)
     ended = datetime.fromtimestamp(max(times), UTC) if times else None
-    spent = seconds_until(status, ended) if ended else status.seconds
+    spent = seconds_until(status, ended) if ended else status.account.seconds
     return replace(
         status,
         phase="Stopped",
         reason="Stopped",
         message="the process of the run has ended before the job",
         completion_time=ended,
-        activity="",
-        seconds={activity: round(seconds) for activity, seconds in spent.items()},
+        account=Account(seconds={activity: round(seconds) for activity, seconds in spent.items()}),
         pods=replace(status.pods, active=0, ready=0),
     )
 

@@ -19,7 +19,7 @@ from ddpjob.core.api.backoff import exponential_delay
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.readers import Dict, SpecError
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.observation import LONGEST_RETRY, Node, Refusal
 from ddpjob.core.observe.pods import owner_of
@@ -142,7 +142,9 @@ class Actor:
             await self._check_agent(job, memory)
         body: Dict | None = None
         self.with_progress.discard(job.uid)
-        if plan.status.to_dict() != job.status.to_dict():
+        # Most looks change nothing. Times that differ by less than a second are the same.
+        is_same = plan.status == job.status or plan.status.to_dict() == job.status.to_dict()
+        if not is_same:
             wait = self._wait_with_progress(job, plan, memory)
             if wait is not None:
                 return wait

@@ -221,7 +221,7 @@ class Cache:
         """Return the older job that `job` should give way to, and remember what `job` lacks."""
         gang = read_gang(job, self.pods_of(job.identity), refusal)
         self.jobs.contests.see(gang)
-        yielding = job.status.yielding
+        yielding = job.status.attempt.yielding
         older = self.jobs.objects.get(yielding.to) if yielding else None
         yielded_to = older.value.unpack() if older else None
         return older_gang(job, self.jobs.contests.in_the_way_of(gang), yielded_to)

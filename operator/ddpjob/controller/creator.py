@@ -130,7 +130,7 @@ class Creator:
         body = {
             "metadata": {
                 "uid": assign.uid,
-                "labels": {names.LABEL_ATTEMPT: str(job.status.attempt)},
+                "labels": {names.LABEL_ATTEMPT: str(job.status.attempt.number)},
                 "annotations": {
                     names.ANNOTATION_ASSIGNMENT: assignment(job, assign.index, addresses, assign),
                     names.ANNOTATION_READY_BEFORE: assign.ready_since,

@@ -12,7 +12,6 @@ from ddpjob.controller.cache import KeptJob
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.names import Activity, Cause, Phase
 from ddpjob.core.api.status import Status
-from ddpjob.core.api.times import parse_time
 from ddpjob.core.decide.accounting import seconds_until
 
 # What is known of each job, and the labels beside `namespace` and `ddpjob`, its name. Prometheus
@@ -43,11 +42,11 @@ def _samples(job: Job) -> Iterator[Sample]:
     status = job.status
     yield "info", (job.spec.accelerator if job.spec else "",), 1
     yield "phase", (status.phase or str(Phase.PENDING),), 1
-    yield "restarts", ("failures",), status.failures
-    yield "restarts", ("disruptions",), status.disruptions
-    yield "restarts", ("announced",), status.announced_disruptions
-    if status.attempt is not None:
-        yield "attempt", (), status.attempt
+    yield "restarts", ("failures",), status.budget.failures
+    yield "restarts", ("disruptions",), status.budget.disruptions
+    yield "restarts", ("announced",), status.budget.announced
+    if status.attempt.number is not None:
+        yield "attempt", (), status.attempt.number
         yield "nodes", ("desired",), status.pods.desired
         yield "nodes", ("ready",), status.pods.ready
     seconds = seconds_until(status, datetime.now(UTC))
@@ -67,7 +66,7 @@ def _last_ends(status: Status) -> Iterator[tuple[Cause, datetime]]:
     ends: dict[str, datetime | None] = {}
     # The newest attempt comes first.
     for attempt in status.attempts:
-        ends.setdefault(str(attempt.get("cause")), parse_time(attempt.get("end")))
+        ends.setdefault(attempt.cause, attempt.end)
     for cause in Cause:
         ended = ends.get(cause)
         if ended:

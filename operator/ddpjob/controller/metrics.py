@@ -110,18 +110,18 @@ class Metrics:
 
         An attempt that was found again is not new.
         """
-        if old.attempt is None or new.attempt == old.attempt:
+        if old.attempt.number is None or new.attempt.number == old.attempt.number:
             return
         # A person has taken the job up again.
         if new.reason in (Reason.STATUS_RECOVERED, Reason.RETRIED):
             return
-        cause = new.attempts[0].get("cause") if new.attempts else Cause.RESIZED
+        cause = new.attempts[0].cause if new.attempts else Cause.RESIZED
         self.restarts.labels(str(cause)).inc()
 
     def count_seconds(self, old: Status, new: Status) -> None:
         """Count the time of the activities that ended with a status."""
         passed = {
-            activity: new.seconds.get(activity, 0) - old.seconds.get(activity, 0)
+            activity: new.account.seconds.get(activity, 0) - old.account.seconds.get(activity, 0)
             for activity in Activity
         }
         # What turned out later to be no training has been counted already.

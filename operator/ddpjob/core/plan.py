@@ -112,7 +112,7 @@ class Plan:
     - `status`: the status to write before any other object.
     - `delete_job`: delete the job itself, with everything that it owns. Nothing else is done then.
     - `assign`: the pods that stay and get the assignment of the attempt.
-    - `create`: the objects to create, of the attempt `status.attempt`. Those of one kind are
+    - `create`: the objects to create, of the attempt `status.attempt.number`. Those of one kind are
       created side by side, once those before them exist.
     - `delete`: the pods to delete.
     - `events`: the events to post.

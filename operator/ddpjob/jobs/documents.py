@@ -1,6 +1,8 @@
 """The documents of manifests: their text, and changes of single fields."""
 
 import copy
+import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,9 +16,18 @@ Document = dict[str, Any]
 # How a text in UTF-16 begins, with either order of bytes.
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
+# A number to the base 60, in YAML 1.1 only.
+SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+
 
 class Loader(yaml.SafeLoader):
-    """Reads YAML as Kubernetes does: 2026-01-01 is a string, since JSON has no dates."""
+    """Reads YAML as Kubernetes does: 2026-01-01 and 1:30 are strings, not a date and 90."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        is_scalar = kind is yaml.ScalarNode and implicit[0]
+        if is_scalar and SEXAGESIMAL.fullmatch(value):
+            return self.DEFAULT_SCALAR_TAG
+        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
 
 Loader.yaml_implicit_resolvers = {
@@ -40,12 +51,25 @@ def decode(data: bytes) -> str:
 def read_yaml(text: str) -> list[Any]:
     """Return the documents of a text that are not empty. Raises SpecError."""
     try:
-        return [found for found in yaml.load_all(text, Loader) if found is not None]
+        documents = [found for found in yaml.load_all(text, Loader) if found is not None]
     except yaml.MarkedYAMLError as error:
         raise SpecError(f"is not YAML{_position(error)}: {error.problem}") from error
+    except RecursionError as error:
+        raise SpecError("has too many lists or objects within each other") from error
     # Other values that YAML cannot hold are plain ValueErrors.
     except (yaml.YAMLError, ValueError) as error:
         raise SpecError(f"is not YAML: {error}") from error
+    for number, document in enumerate(documents, 1):
+        _require_json(document, f"document {number}")
+    return documents
+
+
+def _require_json(value: Any, where: str) -> None:
+    """Refuse what YAML has and JSON has not, such as sets and lists that contain themselves."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"{where}: has a value that JSON does not have: {error}") from error
 
 
 def _position(error: yaml.MarkedYAMLError) -> str:
@@ -110,6 +134,7 @@ def set_fields(document: Dict, settings: Iterable[str]) -> Document:
             value = yaml.load(text, Loader)
         except (yaml.YAMLError, ValueError) as error:
             raise SpecError(f"{path}: {quoted(text)} is not YAML") from error
+        _require_json(value, path)
         _set(changed, path, value)
     return changed
 

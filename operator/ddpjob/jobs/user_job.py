@@ -5,104 +5,33 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from html import escape
 from secrets import token_hex
-from typing import Any, Literal, NotRequired, Required, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from ddpjob.core.api import names
 from ddpjob.core.api.job import require_job_name
 from ddpjob.core.api.names import Condition, Phase
-from ddpjob.core.api.readers import Dict, SpecError, child, integer_or_zero, quoted, require_object
-from ddpjob.core.api.spec import Spec, find_unknown_fields, refuse_unknown_fields
+from ddpjob.core.api.readers import (
+    Dict,
+    SpecError,
+    child,
+    did_you_mean,
+    integer_or_zero,
+    quoted,
+    require_object,
+)
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import parse_time
+from ddpjob.jobs.spec_fields import SpecFields
+
+# Characters such as those with which the API server completes `generateName`.
+GENERATED = "x7k2p"
+
+# The fields of the object.
+FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 
 # What a user writes into the metadata, beside the name and the namespace.
 USERS_METADATA = ("labels", "annotations")
-
-# make generate: names of the accelerators
-Accelerator = Literal[
-    "cpu",
-    "gpu",
-    "trn1.32xlarge",
-    "trn1.2xlarge",
-]
-# end of make generate
-
-# Objects in Kubernetes' own shapes.
-KubernetesObject = Mapping[str, Any]
-
-
-class Torchrun(TypedDict, total=False):
-    """How torchrun is started."""
-
-    command: list[str]
-    args: list[str]
-    python: str
-    rdzvConf: Mapping[str, str | int]
-
-
-class Checkpoint(TypedDict):
-    """Claim for checkpoints, which every attempt of the job mounts."""
-
-    claimName: str
-    mountPath: NotRequired[str]
-
-
-class FailurePolicy(TypedDict, total=False):
-    """Budgets of restarts, and what ends a job."""
-
-    maxRestarts: int
-    maxDisruptions: int
-    maxAnnouncedDisruptions: int
-    maxAttemptsWithoutProgress: int
-    windowSeconds: int
-    nonRetryableExitCodes: list[int]
-
-
-class PodTemplate(TypedDict, total=False):
-    """Overlay for other fields of the pods."""
-
-    metadata: KubernetesObject
-    spec: KubernetesObject
-
-
-class SpecFields(TypedDict, total=False):
-    """The fields of `spec`, with the names of the CRD. docs/users/reference.md describes them."""
-
-    image: Required[str]
-    args: Required[list[str]]
-    nodes: int
-    nprocPerNode: int | Literal["auto"]
-    accelerator: Accelerator
-    torchrun: Torchrun
-    checkpoint: Checkpoint
-    failurePolicy: FailurePolicy
-    recovery: Literal["InPlace", "Recreate"]
-    hangTimeoutSeconds: int
-    firstHeartbeatSeconds: int
-    heartbeat: Literal["File", "Log"]
-    fastStart: bool
-    podSecurity: Literal["None", "Restricted"]
-    suspend: bool
-    retries: int
-    activeDeadlineSeconds: int
-    startupDeadlineSeconds: int
-    ttlSecondsAfterFinished: int
-    cleanPodPolicy: Literal["None", "Running", "All"]
-    managedBy: str
-    imagePullPolicy: Literal["Always", "IfNotPresent", "Never"]
-    imagePullSecrets: list[KubernetesObject]
-    env: list[KubernetesObject]
-    envFrom: list[KubernetesObject]
-    resources: KubernetesObject
-    volumes: list[KubernetesObject]
-    volumeMounts: list[KubernetesObject]
-    nodeSelector: Mapping[str, str]
-    tolerations: list[KubernetesObject]
-    affinity: KubernetesObject
-    topologySpreadConstraints: list[KubernetesObject]
-    serviceAccountName: str
-    priorityClassName: str
-    podTemplate: PodTemplate
 
 
 @dataclass(frozen=True)
@@ -130,14 +59,17 @@ class DDPJob:
     @classmethod
     def from_manifest(cls, manifest: Dict) -> Self:
         """Return the job in a manifest, or in an answer of the API server. Raises SpecError."""
-        kind = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
+        kind = f"{_text(manifest.get('apiVersion'))} {_text(manifest.get('kind'))}"
         if kind != f"{names.API_VERSION} {names.KIND}":
             raise SpecError(f"expected a {names.API_VERSION} {names.KIND}, got {quoted(kind)}")
+        for key in manifest:
+            if key not in FIELDS:
+                raise SpecError(f"{key}: unknown field{did_you_mean(str(key), FIELDS)}")
         metadata = require_object(manifest.get("metadata"), "metadata")
         return cls(
-            name=str(metadata.get("name", "")),
+            name=_text(metadata.get("name")),
             spec=require_object(manifest.get("spec"), "spec"),
-            namespace=str(metadata.get("namespace", "")),
+            namespace=_text(metadata.get("namespace")),
             metadata=metadata,
             status=Status.from_dict(manifest.get("status")),
         )
@@ -163,9 +95,11 @@ class DDPJob:
         return {**manifest, "status": self.status.to_dict()}
 
     def check(self) -> None:
-        """Raise SpecError for a field of the spec that is wrong or not known."""
-        refuse_unknown_fields(find_unknown_fields(self.spec))
-        Spec.from_dict(self.spec)
+        """Raise SpecError for a name that is wrong, or a field that is wrong or not known."""
+        generated = self.metadata.get("generateName")
+        # The API server completes the name before it looks at it.
+        require_job_name(self.name or (f"{generated}{GENERATED}" if generated else None))
+        Spec.from_user(self.spec)
 
     def renamed_for_trial(self) -> Self:
         """Return the job under a name that no other job has, for a dry run."""
@@ -212,7 +146,7 @@ class DDPJob:
             return Spec.from_dict(self.spec).nproc_per_node
         except SpecError:
             # The cluster has a newer version of the CRD.
-            return integer_or_zero(self.status.resolved.get("nprocPerNode")) or 1
+            return self.status.resolved.nproc_per_node or 1
 
     @property
     def result(self) -> Mapping[str, str]:
@@ -236,16 +170,23 @@ class DDPJob:
         return f"{recovery} ({reason})"
 
     @property
-    def device_advice(self) -> str:
-        """Return what to change if the pods request devices that the job does not use."""
+    def advice(self) -> tuple[str, ...]:
+        """Return what to change although it is allowed: unused devices, shell variables."""
         try:
-            return Spec.from_dict(self.spec).device_advice
+            return Spec.from_dict(self.spec).advice
         except SpecError:
             # The cluster has a newer version of the CRD.
-            return ""
+            return ()
 
     def _repr_html_(self) -> str:
         """Return the job as a notebook shows it."""
         ready = self.status.pods.ready + self.status.pods.succeeded
         cells = (self.name, self.phase, f"{ready}/{self.spec.get('nodes', 1)} nodes", self.message)
         return "<b>{}</b> · {} · {}<br>{}".format(*map(escape, cells))
+
+
+def _text(value: Any) -> str:
+    """Return a string as it is, nothing for a null, and another value as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else quoted(value)

@@ -25,7 +25,7 @@ class LocalAddresses:
         self._agent_ports: dict[tuple[int, int], int] = {}
 
     def endpoint(self, job: Job) -> str:
-        attempt = job.status.attempt or 0
+        attempt = job.status.attempt.number or 0
         if attempt not in self._ports:
             self._ports[attempt] = self._free_port()
         return f"127.0.0.1:{self._ports[attempt]}"
@@ -36,7 +36,7 @@ class LocalAddresses:
         return f"127.0.{zeros}.1"
 
     def port(self, job: Job, index: int) -> int:
-        pod = (job.status.born(index), index)
+        pod = (job.status.attempt.born(index), index)
         if pod not in self._agent_ports:
             self._agent_ports[pod] = self._free_port()
         return self._agent_ports[pod]

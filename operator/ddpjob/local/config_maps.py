@@ -1,5 +1,6 @@
 """The ConfigMaps of a local run: those in the same file as the job, and files of this machine."""
 
+import base64
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from ddpjob.core.api.readers import (
     require_string,
 )
 
-# The data of ConfigMaps, by the ConfigMap's name.
-ConfigMaps = Mapping[str, Mapping[str, str]]
+# The files of ConfigMaps, by the ConfigMap's name. Those of binaryData are bytes.
+Files = Mapping[str, str | bytes]
+ConfigMaps = Mapping[str, Files]
 
 
 def read_config_maps(documents: Iterable[Dict]) -> ConfigMaps:
@@ -28,12 +30,31 @@ def read_config_maps(documents: Iterable[Dict]) -> ConfigMaps:
             name = require_string(
                 child(document, "metadata").get("name"), "ConfigMap metadata.name"
             )
-            found[name] = _read_data(document.get("data"), f"ConfigMap {name} data")
+            found[name] = _read_files(name, document)
     return found
 
 
-def read_files(place: Path) -> dict[str, str]:
-    """Return the text of a file, or of each file in a folder, by its name. Raises SpecError.
+def _read_files(name: str, config_map: Dict) -> Files:
+    files: dict[str, str | bytes] = {}
+    files |= _read_data(config_map.get("data"), f"ConfigMap {name} data")
+    packed = _read_data(config_map.get("binaryData"), f"ConfigMap {name} binaryData")
+    return files | {key: _decode(name, key, text) for key, text in packed.items()}
+
+
+def texts_of(files: Files) -> dict[str, str]:
+    """Return the files that can be the values of variables."""
+    return {key: content for key, content in files.items() if isinstance(content, str)}
+
+
+def _decode(name: str, key: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise SpecError(f"ConfigMap {name} binaryData.{key}: is not base64: {error}") from error
+
+
+def read_files(place: Path) -> Files:
+    """Return the content of a file, or of each file in a folder, by its name. Raises SpecError.
 
     As with kubectl, folders in the folder are left out, and so are files whose names start with a
     dot.
@@ -43,11 +64,16 @@ def read_files(place: Path) -> dict[str, str]:
         files = (path for path in place.iterdir() if path.is_file())
         paths = sorted(path for path in files if not path.name.startswith("."))
     try:
-        return {path.name: path.read_text() for path in paths}
+        return {path.name: _text_or_bytes(path.read_bytes()) for path in paths}
     except OSError as error:
         raise SpecError(f"cannot read {error.filename}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SpecError("must have text files only") from error
+
+
+def _text_or_bytes(content: bytes) -> str | bytes:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content
 
 
 def _read_data(value: Any, where: str) -> Mapping[str, str]:
@@ -58,7 +84,7 @@ def _read_data(value: Any, where: str) -> Mapping[str, str]:
     return {str(key): text for key, text in data.items()}
 
 
-def find_config_map(reference: Dict, config_maps: ConfigMaps, where: str) -> Mapping[str, str]:
+def find_config_map(reference: Dict, config_maps: ConfigMaps, where: str) -> Files:
     """Return the data of the ConfigMap that `reference` names.
 
     An optional ConfigMap that does not exist is empty. Raises SpecError for any other.
@@ -72,13 +98,13 @@ def find_config_map(reference: Dict, config_maps: ConfigMaps, where: str) -> Map
     return config_maps.get(name, {})
 
 
-def volume_files(volume: Dict, config_maps: ConfigMaps) -> dict[str, str]:
+def volume_files(volume: Dict, config_maps: ConfigMaps) -> dict[str, str | bytes]:
     """Return the content of a volume's files by their path in the volume.
 
     The volume is one ConfigMap, or several of them are projected into it.
     """
     sources = [volume, *children(child(volume, "projected"), "sources")]
-    files: dict[str, str] = {}
+    files: dict[str, str | bytes] = {}
     for source in sources:
         # A projected volume may also have sources of other kinds. notes.py reports those.
         if source.get("configMap"):
@@ -88,13 +114,13 @@ def volume_files(volume: Dict, config_maps: ConfigMaps) -> dict[str, str]:
     return files
 
 
-def _projected_files(reference: Dict, config_maps: ConfigMaps, where: str) -> dict[str, str]:
+def _projected_files(reference: Dict, config_maps: ConfigMaps, where: str) -> Files:
     data = find_config_map(reference, config_maps, where)
     items = require_objects(reference.get("items"), f"{where}.items")
     # Without items, each key is a file.
     if not items:
         return dict(data)
-    files = {}
+    files: dict[str, str | bytes] = {}
     for item in items:
         key = require_string(item.get("key"), f"{where}.items[].key")
         path = require_string(item.get("path"), f"{where}.items[].path")

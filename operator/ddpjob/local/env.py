@@ -8,13 +8,11 @@ from ddpjob.core.api.readers import (
     Dict,
     SpecError,
     child,
+    children,
     quoted,
-    refuse,
     require_object,
-    require_objects,
-    require_string,
 )
-from ddpjob.local.config_maps import find_config_map
+from ddpjob.local.config_maps import find_config_map, texts_of
 from ddpjob.local.downward import pod_fields
 from ddpjob.local.mounts import Mounts
 from ddpjob.local.run_files import RunFiles
@@ -33,18 +31,15 @@ def read_env(pod: Dict, container: Dict, mounts: Mounts, files: RunFiles) -> dic
     """
     # gloo and NCCL would choose an interface by the host name, which may not resolve.
     env = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
-    for source in require_objects(container.get("envFrom"), "envFrom"):
+    for source in children(container, "envFrom"):
         env |= _read_source(source, mounts, files)
-    for item in require_objects(container.get("env"), "env"):
-        name = require_string(item.get("name"), "env[].name")
-        value = item.get("value")
-        if not isinstance(value, str | None):
-            raise refuse(f"env {name}", "a string (put numbers in quotes)", value)
+    for item in children(container, "env"):
+        name = item["name"]
         if item.get("valueFrom"):
             # A value from elsewhere may hold `$(…)`, which Kubernetes does not expand.
             env[name] = mounts.place(_read_value_from(item, pod, files))
         else:
-            env[name] = expand(mounts.place(value or ""), env)
+            env[name] = expand(mounts.place(item.get("value") or ""), env)
     # The profile gpu excludes the loopback interface, the only one that the processes share.
     if env["NCCL_SOCKET_IFNAME"].startswith("^"):
         env["NCCL_SOCKET_IFNAME"] = LOOPBACK
@@ -63,18 +58,19 @@ def expand(text: str, env: Mapping[str, str]) -> str:
 
 
 def _read_source(source: Dict, mounts: Mounts, files: RunFiles) -> dict[str, str]:
-    reference = require_object(source.get("configMapRef"), "envFrom[].configMapRef")
-    data = find_config_map(reference, files.config_maps, "envFrom[].configMapRef")
+    reference = child(source, "configMapRef")
+    where = "envFrom[].configMapRef"
+    data = texts_of(find_config_map(reference, files.config_maps, where))
     prefix = str(source.get("prefix") or "")
     return {prefix + key: mounts.place(value) for key, value in data.items()}
 
 
 def _read_value_from(item: Dict, pod: Dict, files: RunFiles) -> str:
     where = f"env {item['name']}"
-    source = require_object(item["valueFrom"], f"{where}: valueFrom")
+    source = item["valueFrom"]
     if "configMapKeyRef" in source:
         reference = require_object(source["configMapKeyRef"], f"{where}: configMapKeyRef")
-        data = find_config_map(reference, files.config_maps, where)
+        data = texts_of(find_config_map(reference, files.config_maps, where))
         return data.get(str(reference.get("key")), "")
     path = str(child(source, "fieldRef").get("fieldPath", ""))
     fields = pod_fields(pod)

@@ -286,9 +286,9 @@ def _prepare_files(command: Command) -> None:
         # A subPath of a claim may be a file that exists.
         if not folder.exists():
             folder.mkdir(parents=True, exist_ok=True)
-    for file, text in command.files.items():
+    for file, content in command.files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
     command.message.unlink(missing_ok=True)
 
 

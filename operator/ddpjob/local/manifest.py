@@ -1,7 +1,7 @@
 """A manifest file as a job to run on this machine. What cannot run here is refused."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from ddpjob.core.api.readers import (
     refuse,
     require_object,
 )
-from ddpjob.core.api.spec import Spec, refuse_unknown_fields
+from ddpjob.core.api.resolved import Spec
 from ddpjob.jobs.documents import decode, read_yaml, without_lists
 from ddpjob.local.config_maps import ConfigMaps, read_config_maps
 from ddpjob.local.notes import find_notes
@@ -50,7 +50,13 @@ def read(path: Path, wanted: Overrides = AS_WRITTEN, cores: int | None = None) -
     `wanted` are values that take the place of those in the file. With `cores`, a job that is too
     large for so many of them is made smaller. Raises SpecError for what cannot run on this machine.
     """
-    documents = _read_documents(path)
+    return from_documents(_read_documents(path), wanted, cores)
+
+
+def from_documents(
+    documents: Sequence[Dict], wanted: Overrides = AS_WRITTEN, cores: int | None = None
+) -> Manifest:
+    """Return the manifest in the documents of a file, as `read` does."""
     # Other kinds, such as the claims that a cluster needs, may be in the same file.
     jobs = [document for document in documents if document.get("kind") == names.KIND]
     if len(jobs) != 1:
@@ -81,10 +87,7 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
         raise refuse("apiVersion", names.API_VERSION, version)
     metadata = require_object(document.get("metadata"), "metadata")
     name = require_job_name(metadata.get("name"))
-    spec = _with_own_restarts(Spec.from_dict(document.get("spec")), document)
-    # kubectl and the API server refuse unknown fields. Here only this check does.
-    refuse_unknown_fields(spec.unknown_fields)
-    # The API server checks the shapes of pod fields. Here UserPod does.
+    spec = _with_own_restarts(Spec.from_user(document.get("spec")), document)
     pod = UserPod.from_spec(spec)
     _refuse_secrets(pod)
     return Manifest(
@@ -93,7 +96,7 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
         document=document,
         config_maps=config_maps,
         claims=pod.claims,
-        notes=(*filter(None, [spec.device_advice]), *find_notes(document["spec"], spec, pod)),
+        notes=(*spec.advice, *find_notes(document["spec"], spec, pod)),
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from ddpjob.core.agent_files import agent_files, config_map_name
 from ddpjob.core.api import names
@@ -17,8 +16,6 @@ from ddpjob.core.api.readers import (
     normal_path,
     quoted,
     refuse,
-    require_object,
-    require_objects,
     require_string,
 )
 from ddpjob.local.config_maps import volume_files
@@ -39,7 +36,7 @@ class Mounts:
     """
 
     paths: Mapping[str, Path]
-    files: Mapping[Path, str]
+    files: Mapping[Path, str | bytes]
 
     def place(self, text: str) -> str:
         """Return a text in which every path below a mount has become a path of this machine."""
@@ -56,42 +53,36 @@ class Mounts:
 def read_mounts(pod: Dict, container: Dict, files: RunFiles) -> Mounts:
     """Return the mounts of a rendered pod. Raises SpecError for one that cannot work here."""
     pod_folder = files.pod(pod["metadata"]["name"])
-    volumes = _read_volumes(pod)
+    volumes = {volume["name"]: volume for volume in children(child(pod, "spec"), "volumes")}
     # A kubelet provides this file.
     paths = {names.MESSAGE_FILE: pod_folder / "report.json"}
-    contents: dict[Path, str] = {}
+    contents: dict[Path, str | bytes] = {}
     config_maps = {**files.config_maps, config_map_name(): agent_files()}
-    for mount in require_objects(container.get("volumeMounts"), "volumeMounts"):
+    for mount in children(container, "volumeMounts"):
         path = _read_mount_path(mount)
-        volume = volumes.get(str(mount.get("name")))
+        name = mount["name"]
+        volume = volumes.get(name)
         if volume is None:
-            name = quoted(mount.get("name"))
-            raise SpecError(f"volumeMounts: volume {name} not found in volumes; add it there")
+            raise SpecError(
+                f"volumeMounts: volume {quoted(name)} not found in volumes; add it there"
+            )
         if path == names.SHARED_MEMORY:
             # Processes of this machine use its own shared memory.
             continue
         # Fill the volume, then mount it or a path below it.
         folder = _volume_folder(volume, pod_folder, files)
         texts = {**volume_files(volume, config_maps), **downward_files(volume, pod)}
-        for name, content in texts.items():
-            contents[_below(folder, name, "items[].path")] = content
+        for path_below, content in texts.items():
+            contents[_below(folder, path_below, "items[].path")] = content
         paths[path] = _below(folder, mount.get("subPath") or "", "volumeMounts[].subPath")
         if "hostPath" in volume:
             _require_host_path(paths[path], volume)
     return Mounts(paths, contents)
 
 
-def _read_volumes(pod: Dict) -> dict[str, Dict]:
-    volumes = {}
-    for volume in children(child(pod, "spec"), "volumes"):
-        name = require_string(volume.get("name"), "volumes[].name")
-        volumes[name] = volume
-    return volumes
-
-
 def _read_mount_path(mount: Dict) -> str:
     where = "volumeMounts[].mountPath"
-    given = require_string(mount.get("mountPath"), where)
+    given = mount["mountPath"]
     path = normal_path(given)
     # A mount at / would rewrite every path.
     if not given.startswith("/") or path == "/":
@@ -106,18 +97,16 @@ def _read_mount_path(mount: Dict) -> str:
 def _volume_folder(volume: Dict, pod_folder: Path, files: RunFiles) -> Path:
     where = f"volume {volume['name']}"
     if "persistentVolumeClaim" in volume:
-        claim = require_object(volume["persistentVolumeClaim"], where)
+        claim = volume["persistentVolumeClaim"]
         return files.claim(require_string(claim.get("claimName"), f"{where}: claimName"))
     if "hostPath" in volume:
-        host_path = require_object(volume["hostPath"], where)
+        host_path = volume["hostPath"]
         return Path(require_string(host_path.get("path"), f"{where}: hostPath.path"))
     # An emptyDir, a volume of ConfigMaps, or a kind that only a cluster has (notes.py reports it).
     return pod_folder / "volumes" / str(volume["name"])
 
 
-def _below(folder: Path, relative: Any, where: str) -> Path:
-    if not isinstance(relative, str):
-        raise refuse(where, "a string", relative)
+def _below(folder: Path, relative: str, where: str) -> Path:
     parts = Path(relative)
     if parts.is_absolute() or ".." in parts.parts:
         raise refuse(where, "a relative path without '..'", relative)

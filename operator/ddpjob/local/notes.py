@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from ddpjob.core.api.readers import Dict, quoted
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.local.user_pod import TEMPLATE, TRAINER, UserPod, projected_sources
 
 NO_IMAGE = "{value} is not used, the job runs in this Python environment"
@@ -70,7 +70,7 @@ def find_notes(fields: Dict, spec: Spec, pod: UserPod) -> tuple[str, ...]:
     if pod.other_containers:
         containers = ", ".join(pod.other_containers)
         notes.append(f"{TEMPLATE}: containers that are not run on this machine: {containers}")
-    ignored = sorted(set(map(str, pod.template)) - set(LOCAL_TEMPLATE_FIELDS))
+    ignored = sorted(set(pod.template) - set(LOCAL_TEMPLATE_FIELDS))
     if ignored:
         notes.append(f"{TEMPLATE}: fields that are ignored on this machine: {', '.join(ignored)}")
     return (*notes, *_trainer_notes(pod.trainer), *_volume_notes(pod.volumes))
@@ -83,7 +83,7 @@ def _spec_notes(fields: Dict) -> Iterator[str]:
 
 
 def _trainer_notes(trainer: Dict) -> Iterator[str]:
-    for key in sorted(trainer, key=str):
+    for key in sorted(trainer):
         if key not in LOCAL_TRAINER_FIELDS:
             effect = CLUSTER_TRAINER_FIELDS.get(key, "ignored on this machine")
             yield f"{TRAINER}.{key}: {effect.format(value=quoted(trainer[key]))}"

@@ -158,7 +158,7 @@ class LocalRun:
         if pod and pod.uid == assign.uid:
             addresses = self._settings.addresses
             text = assignment(self._job, assign.index, addresses, assign)
-            pod.assign(self._job.status.attempt or 0, text, assign.ready_since)
+            pod.assign(self._job.status.attempt.number or 0, text, assign.ready_since)
 
     def _delete(self, delete: Delete) -> None:
         pod = self._pods.get(delete.name)

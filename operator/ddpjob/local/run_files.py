@@ -32,12 +32,14 @@ class RunFiles:
     """The paths of the files of a run, and the sources of its volumes.
 
     `folder` is the run's own. `claims` are folders that the user chose for claims, by claim name.
-    `config_maps` are the ConfigMaps of the manifest.
+    `config_maps` are the ConfigMaps of the manifest. `cwd` is the working directory of processes
+    for which the job has none; None is that of this program.
     """
 
     folder: Path
     claims: Mapping[str, Path] = field(default_factory=dict)
     config_maps: ConfigMaps = field(default_factory=dict)
+    cwd: Path | None = None
 
     @property
     def logs(self) -> Path:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpjob.core.api.readers import Dict, child, children
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.plan import counted
 
 # Processes that any machine runs, so that small jobs of several nodes are not made smaller.

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ddpjob.core.api import names
-from ddpjob.core.api.readers import Dict, children, require_string
+from ddpjob.core.api.readers import Dict, children
 from ddpjob.local.env import expand, read_env
 from ddpjob.local.mounts import Mounts, read_mounts
 from ddpjob.local.run_files import RunFiles
@@ -28,7 +27,7 @@ class Command:
     message: Path
     assignment: Path
     folders: tuple[Path, ...] = ()
-    files: Mapping[Path, str] = field(default_factory=dict)
+    files: Mapping[Path, str | bytes] = field(default_factory=dict)
     cwd: Path | None = None
 
 
@@ -43,7 +42,7 @@ def translate(pod: Dict, files: RunFiles) -> Command:
     env = read_env(pod, container, mounts, files)
     # The command may have paths and references to variables.
     words = [*container["command"], *container["args"]]
-    cwd = _working_folder(container.get("workingDir"), mounts)
+    cwd = _working_folder(container.get("workingDir"), mounts) or files.cwd
     return Command(
         argv=tuple(expand(mounts.place(word), env) for word in words),
         env=env,
@@ -64,14 +63,13 @@ def _trainer(pod: Dict) -> Dict:
     return found
 
 
-def _working_folder(value: Any, mounts: Mounts) -> Path | None:
+def _working_folder(given: str | None, mounts: Mounts) -> Path | None:
     """Return the container's workingDir if it is below a mount or exists here, else None.
 
     Most often it is a folder of the image, which this machine does not have.
     """
-    if not value:
+    if not given:
         return None
-    given = require_string(value, "workingDir")
     placed = mounts.place(given)
     folder = Path(placed)
     if placed != given:

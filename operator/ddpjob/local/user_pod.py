@@ -1,6 +1,6 @@
 """The user's settings of the pod, from the fields of the spec and from podTemplate."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ddpjob.core.api import names
@@ -9,11 +9,10 @@ from ddpjob.core.api.readers import (
     child,
     children,
     refuse,
-    require_object,
     require_objects,
     require_string,
 )
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 
 TEMPLATE = "spec.podTemplate.spec"
 TRAINER = f"{TEMPLATE}.containers[{names.TRAINER}]"
@@ -38,18 +37,13 @@ class UserPod:
 
     @classmethod
     def from_spec(cls, spec: Spec) -> "UserPod":
-        """Read the user's part of a pod. Raises SpecError for a list or object of another shape."""
-        # The spec has checked its own lists, and podTemplate only as far as rendering needs it.
+        """Read the user's part of a pod. Raises SpecError for a volume of another shape."""
         template = child(spec.pod_template, "spec")
         trainer, others = _split_containers(template)
-        for key in ("env", "envFrom", "volumeMounts"):
-            require_objects(trainer.get(key), f"{TRAINER}.{key}")
         # Join the lists of both.
         env = (*children(spec.pod_fields, "env"), *children(trainer, "env"))
         env_from = (*children(spec.pod_fields, "envFrom"), *children(trainer, "envFrom"))
         volumes = (*children(spec.pod_fields, "volumes"), *children(template, "volumes"))
-        for item in env:
-            require_object(item.get("valueFrom"), f"env {item.get('name')}: valueFrom")
         for volume in volumes:
             _check_volume(volume)
         # Several volumes may have the same claim.
@@ -69,9 +63,8 @@ class UserPod:
 
 def _split_containers(template: Dict) -> tuple[Dict, tuple[str, ...]]:
     """Return the container `trainer` of a pod spec, and the names of all others."""
-    init_containers = require_objects(template.get("initContainers"), f"{TEMPLATE}.initContainers")
     trainer: Dict = {}
-    others = [*init_containers]
+    others = [*children(template, "initContainers")]
     for container in children(template, "containers"):
         if container.get("name") == names.TRAINER:
             trainer = container
@@ -87,8 +80,8 @@ def projected_sources(volume: Dict) -> tuple[Dict, ...]:
 def _check_volume(volume: Dict) -> None:
     where = f"volume {volume.get('name')}"
     for key, source in volume.items():
-        # An empty source, such as `persistentVolumeClaim:`, is refused too.
-        if key != "name" and not isinstance(source, Mapping):
+        # The spec's own check takes an empty source, such as `persistentVolumeClaim:`, for absent.
+        if source is None:
             raise refuse(f"{where}: {key}", "an object", source)
     sources = child(volume, "projected").get("sources")
     require_objects(sources, f"{where}: projected.sources")

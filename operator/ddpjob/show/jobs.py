@@ -10,11 +10,10 @@ from datetime import datetime
 from rich.text import Text
 
 from ddpjob.core.api.conditions import find_condition
+from ddpjob.core.api.history import EndedAttempt
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.names import Activity, Condition
-from ddpjob.core.api.readers import Dict, integer_or_zero
 from ddpjob.core.api.status import Status, goodput
-from ddpjob.core.api.times import parse_time
 from ddpjob.core.decide import timers
 from ddpjob.core.decide.accounting import counts_from_meeting, seconds_until
 from ddpjob.core.observe.observation import Observation, Pod, observe
@@ -90,7 +89,7 @@ def _last_step(job: DDPJob) -> str:
     """Return the last step of a job that is not training, as its last attempt reported it."""
     if not job.status.attempts:
         return ""
-    return str(job.status.attempts[0].get("lastStep", ""))
+    return _text(job.status.attempts[0].last_step)
 
 
 def _nodes(job: DDPJob) -> str:
@@ -169,14 +168,14 @@ def _reason(status: Status) -> str:
 def _describe_nodes(job: DDPJob) -> str:
     resolved = job.status.resolved
     text = f"{_nodes(job)} ready"
-    if resolved:
-        processes = counted_processes(integer_or_zero(resolved.get("nprocPerNode")))
-        text += f", {processes} each, accelerator {resolved.get('accelerator')}"
+    if resolved.accelerator:
+        processes = counted_processes(resolved.nproc_per_node)
+        text += f", {processes} each, accelerator {resolved.accelerator}"
     if job.status.restarts:
-        failures = counted(job.status.failures, "failure")
-        text += f", {failures}, {counted(job.status.disruptions, 'disruption')}"
-    if job.status.announced_disruptions:
-        text += f", {counted(job.status.announced_disruptions, 'announced disruption')}"
+        failures = counted(job.status.budget.failures, "failure")
+        text += f", {failures}, {counted(job.status.budget.disruptions, 'disruption')}"
+    if job.status.budget.announced:
+        text += f", {counted(job.status.budget.announced, 'announced disruption')}"
     return text
 
 
@@ -187,7 +186,7 @@ def counted_processes(number: int) -> str:
 def _describe_hangs(status: Status) -> str:
     """Return why hangs are not detected, if the operator has found that."""
     found = find_condition(status.conditions, Condition.HANGS_DETECTED)
-    return str(found.get("message", "")) if found and found.get("status") == "False" else ""
+    return found.message if found and found.status == "False" else ""
 
 
 def _describe_checkpoint(job: DDPJob, progress: Progress, now: datetime) -> str:
@@ -233,27 +232,31 @@ def attempt_rows(status: Status) -> Iterator[Sequence[str]]:
     """Yield the cells of each attempt that has ended under ATTEMPT_HEADERS, the newest first."""
     for attempt in status.attempts:
         yield (
-            str(attempt.get("attempt")),
-            str(attempt.get("cause", "")),
+            _text(attempt.attempt),
+            attempt.cause,
             _lasted(attempt),
-            str(attempt.get("stepsLost", "")),
+            _text(attempt.steps_lost),
             _where(attempt),
-            str(attempt.get("message", "")),
+            attempt.message,
         )
 
 
-def _lasted(attempt: Dict) -> str:
-    start, end = (parse_time(attempt.get(key)) for key in ("start", "end"))
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _lasted(attempt: EndedAttempt) -> str:
+    start, end = attempt.start, attempt.end
     return duration(end - start) if start and end else ""
 
 
-def _where(attempt: Dict) -> str:
+def _where(attempt: EndedAttempt) -> str:
     """Return the rank, the pod or the node in which an attempt ended."""
     parts = []
-    if attempt.get("rank") is not None:
-        parts.append(f"rank {attempt['rank']}")
-    if attempt.get("pod"):
-        parts.append(str(attempt["pod"]))
-    if attempt.get("node"):
-        parts.append(f"on {attempt['node']}")
+    if attempt.rank is not None:
+        parts.append(f"rank {attempt.rank}")
+    if attempt.pod:
+        parts.append(attempt.pod)
+    if attempt.node:
+        parts.append(f"on {attempt.node}")
     return " ".join(parts)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from ddpjob.core.api.status import Status
-from ddpjob.core.api.times import parse_time, since
+from ddpjob.core.api.times import since
 from ddpjob.core.observe.observation import Pod
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.run_metrics import RunMetrics
@@ -88,13 +88,12 @@ def timeline(status: Status, now: datetime) -> Iterator[Bar]:
     """Yield the attempts, the oldest first. The bars share the time from the first one on."""
     spans = []
     for attempt in reversed(status.attempts):
-        start, end = parse_time(attempt.get("start")), parse_time(attempt.get("end"))
-        if start and end:
-            spans.append((str(attempt.get("attempt")), str(attempt.get("cause")), start, end))
-    has_ended = any(number == str(status.attempt) for number, *_ in spans)
-    if status.attempt is not None and status.attempt_time and not has_ended:
+        if attempt.start and attempt.end:
+            spans.append((str(attempt.attempt), attempt.cause, attempt.start, attempt.end))
+    has_ended = any(number == str(status.attempt.number) for number, *_ in spans)
+    if status.attempt.number is not None and status.attempt.start and not has_ended:
         end = status.completion_time or now
-        spans.append((str(status.attempt), status.phase, status.attempt_time, end))
+        spans.append((str(status.attempt.number), status.phase, status.attempt.start, end))
     if not spans:
         return
     first = min(start for _, _, start, _ in spans)

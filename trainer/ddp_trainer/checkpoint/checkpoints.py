@@ -42,6 +42,7 @@ from ddp_trainer.errors import RetryableError, UserError, path_error
 from ddp_trainer.ranks.runtime import Runtime
 
 if TYPE_CHECKING:
+    from ddp_trainer.checkpoint.shard_writer import ShardWriter
     from ddp_trainer.checkpoint.shards import ShardedState
 
 # Called with the step, the path, and the seconds from the call of `save` to the complete file.
@@ -89,6 +90,7 @@ class Checkpoints:
         self._newest: Path | None = None
         self._files = CheckpointFolder(self.folder or Path(), retention)
         self._buffers = Buffers()
+        self._shard_writer: ShardWriter | None = None
         # One thread, so that two checkpoints are never written at the same time.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         # True on all ranks if a write is under way. Only ranks that write have the future.
@@ -125,13 +127,13 @@ class Checkpoints:
         `on_written` at the end. The random number generators of all ranks are saved. Of the
         checkpoints with a `score`, the one with the highest is kept.
 
-        `step` counts from the beginning of the whole run. A second save at the same step replaces
-        the first.
+        `step` counts from the beginning of the whole run, and must be above that of the last
+        checkpoint. If a loop may come to the same step twice, use `save_once`.
 
         Return the path on rank 0, and None on other ranks and without a folder. Raises UserError on
-        every rank if this checkpoint or the last one cannot be written, if `step` is below the last
-        one, if the ranks differ, or if the folder has checkpoints and `restore` was not called.
-        Raises TakenOver if a newer start has the folder.
+        every rank if this checkpoint or the last one cannot be written, if `step` is not above the
+        last one, if the ranks differ, or if the folder has checkpoints and `restore` was not
+        called. Raises TakenOver if a newer start has the folder.
         """
         step = _checked_step(step)
         if self.folder is None:
@@ -152,7 +154,7 @@ class Checkpoints:
         state = self._copied_state(step, sharded)
         write: Callable[[], None] | None = None
         if sharded:
-            write = sharded.stage(target, state, self._files, self._abandoned, self._buffers)
+            write = self._shards().stage(sharded, target, state)
         elif self.runtime.is_main:
             write = partial(self._files.write, target.path, state)
         self._buffers.finish()
@@ -169,6 +171,37 @@ class Checkpoints:
         self._newest = target.path
         return target.path if self.runtime.is_main else None
 
+    def save_once(
+        self, step: int, *, score: float | None = None, on_written: OnWritten | None = None
+    ) -> Path | None:
+        """Save the state after `step`, unless this start has saved it already. Every rank calls it.
+
+        It is for loops that save from time to time, and also at the end of an epoch or of the run.
+        The first checkpoint of a step stays as it is: a run that resumes from it repeats what
+        followed the step, such as an evaluation. A `score` is noted for it. Of several scores for
+        one checkpoint, the highest counts.
+
+        Return the path of the step's checkpoint on rank 0. See `save` for the rest.
+        """
+        step = _checked_step(step)
+        if self.folder is None:
+            return None
+        self.wait()
+        path = self.runtime.on_main(lambda: self._files.keep_last(step, score))
+        if path is None:
+            return self.save(step, score=score, on_written=on_written)
+        return path if self.runtime.is_main else None
+
+    def _shards(self) -> "ShardWriter":
+        """Return what writes sharded checkpoints. It is imported when it is needed."""
+        if self._shard_writer is None:
+            from ddp_trainer.checkpoint.shard_writer import ShardWriter
+
+            self._shard_writer = ShardWriter(
+                self.runtime, self._files, self._abandoned, self._buffers
+            )
+        return self._shard_writer
+
     def _require_equal_ranks(self, sharded: "ShardedState | None") -> None:
         if self._compares_ranks and self._number_of_saves % COMPARE_EVERY == 0:
             plain = {
@@ -183,18 +216,20 @@ class Checkpoints:
         plain = [name for name in self._parts if not sharded or name not in sharded]
         own = plain if self.runtime.is_main else []
         consolidate(self._parts)
-        parts = self.runtime.run_on_all(
-            lambda: {name: copied_state(name, self._parts[name], self._buffers) for name in own}
-        )
-        own_parts = self.runtime.run_on_all(
-            lambda: {
+        parts: dict[str, Any] = {}
+
+        def copy_parts() -> tuple[dict[str, Any], dict[str, Any]]:
+            for name in own:
+                parts[name] = copied_state(name, self._parts[name], self._buffers)
+            own_parts = {
                 name: copied_state(name, part, self._buffers)
                 for name, part in self._rank_parts.items()
             }
-        )
-        self._buffers.finish()
-        generator = self.runtime.hardware.random_state()
-        generators, rank_parts = zip(*self.runtime.gather((generator, own_parts)), strict=True)
+            self._buffers.finish()
+            return self.runtime.hardware.random_state(), own_parts
+
+        # One exchange, because each of them keeps the training waiting.
+        generators, rank_parts = zip(*self.runtime.gather_results(copy_parts), strict=True)
         return {
             "format": FORMAT,
             "step": step,
@@ -280,7 +315,7 @@ class Checkpoints:
         Return the step of the checkpoint, or 0 if there is none. Raises UserError if checkpoints
         exist and none can be read, or if the checkpoint belongs to another job or model. Training
         from the beginning would then lose the progress so far. Raises UserError too if there is no
-        checkpoint of `step`, or no best one.
+        checkpoint of `step`, or no best one. Models, optimizers and samplers are then as they were.
         """
         names = self._chosen_names(parts, new_parts)
         if best and step is not None:

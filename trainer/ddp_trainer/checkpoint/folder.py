@@ -195,9 +195,9 @@ class CheckpointFolder:
         self._retention = retention
         self._claim: Claim | None = None
         self._has_checked = False
-        # The checkpoint that this start continues from, and the step that it has saved last.
+        # The checkpoint that this start continues from, and the last one of its claim.
         self._origin: Path | None = None
-        self._last_step: int | None = None
+        self._last: Path | None = None
 
     @property
     def claim(self) -> Claim:
@@ -299,11 +299,10 @@ class CheckpointFolder:
         self._origin = path
         with self.explained(f"cannot write the checkpoint to {self.path}"):
             claim = self.claim
-            number, self._last_step, _ = version_of(path)
             if any(version_of(other) > version_of(path) for other in self._own_files()):
                 self._claim = claim.renew()
-            if number != self.claim.number:
-                self._last_step = None
+            is_own = version_of(path)[0] == self.claim.number
+            self._last = path if is_own else None
 
     def _own_files(self) -> list[Path]:
         claim = self.claim
@@ -316,18 +315,20 @@ class CheckpointFolder:
 
         It makes the directory of a sharded one.
 
-        Raises UserError if the step is below the last one: the checkpoint would be older than the
-        last one, and be removed. The same step is saved again if something has changed since.
+        Raises UserError if the step is not above the last one: the checkpoint would count as older
+        than the last one, and be removed, or take its place. A step whose checkpoint could not be
+        written may be saved again.
         """
-        if self._last_step is not None and step < self._last_step:
+        last = version_of(self._last)[1] if self._last else None
+        if last is not None and step <= last:
             raise UserError(
-                f"save: step {step} is below {self._last_step}, that of the last checkpoint; count "
-                "the steps of the whole run, call restore(step=…) to go on from an earlier "
-                "checkpoint, or use another folder for another phase"
+                f"save: step {step} is not above {last}, that of the last checkpoint; count the "
+                "steps of the whole run, call save_once() if a loop may save a step twice, call "
+                "restore(step=…) to go on from an earlier checkpoint, or use another folder for "
+                "another phase"
             )
         claim = self.claim
         claim.check()
-        self._last_step = step
         if not is_sharded:
             return Target(number, checkpoint_path(claim.folder, claim.number, step))
         with self.explained(f"cannot write the checkpoint to {self.path}"):
@@ -367,7 +368,8 @@ class CheckpointFolder:
     # Keeping
 
     def keep(self, path: Path, step: int, score: float | None) -> None:
-        """Note the score of a new checkpoint, and remove those that it makes superfluous."""
+        """Note the score of a complete checkpoint, and remove those that it makes superfluous."""
+        self._last = path
         with self.explained(f"cannot write the checkpoint {path}"):
             claim = self.claim
             self._note_score(path, step, score)
@@ -378,6 +380,17 @@ class CheckpointFolder:
             files = sorted(claim.list_files(), key=self._rank_of, reverse=True)
             for old in self._retention.find_superfluous(files, best):
                 _remove(old, claim)
+
+    def keep_last(self, step: int, score: float | None) -> Path | None:
+        """Note the score of this start's last checkpoint and return its path, if it is of `step`.
+
+        Return None if it is of another step, or if there is none.
+        """
+        last = self._last
+        if last is None or version_of(last)[1] != step:
+            return None
+        self.keep(last, step, score)
+        return last
 
     def _rank_of(self, path: Path) -> tuple[Any, ...]:
         """Return by what checkpoints are sorted, of which the last ones are kept.
@@ -392,10 +405,6 @@ class CheckpointFolder:
         if self.best and not (self.path / self.best.file).exists():
             # It was set aside, or somebody has removed it.
             self.best = None
-        if self.best and self.best.file == path.name:
-            # The file that had this score was replaced by the new one.
-            self.best = None
-            (self.path / BEST).unlink(missing_ok=True)
         # JSON has neither NaN nor infinity, and nothing would be better than infinity.
         if score is None or not math.isfinite(score):
             return

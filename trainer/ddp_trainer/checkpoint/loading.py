@@ -7,22 +7,19 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from ddp_trainer.checkpoint.across_ranks import sharded_state
 from ddp_trainer.checkpoint.file import StoredTensor, as_bytes, map_leaves, read_structure
-from ddp_trainer.checkpoint.folder import CheckpointFolder, index_of
-from ddp_trainer.checkpoint.parts import (
-    Stateful,
-    explained_misfit,
-    load_part,
-    require_fitting_module,
+from ddp_trainer.checkpoint.fitting import (
+    is_checked,
+    require_fitting_part,
     require_format,
     require_identity,
     require_parts,
     require_ranks,
-    require_same_kind,
 )
+from ddp_trainer.checkpoint.folder import CheckpointFolder, index_of
+from ddp_trainer.checkpoint.parts import Stateful, explained_misfit, load_part
 from ddp_trainer.ranks.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -64,38 +61,51 @@ class Loader:
         require_format(path, is_sharded=bool(sharded))
         plain, in_shards = self._split(saved, sharded)
         for name in plain:
-            part = self.parts[name]
-            if isinstance(part, nn.Module):
-                require_fitting_module(name, part, saved["parts"][name], self.folder)
-            if isinstance(part, Optimizer):
-                with explained_misfit(name, self.folder):
-                    require_same_kind(part, saved["parts"][name])
-        self._own_names(saved.get("rank_parts", []))
+            require_fitting_part(name, self.parts[name], saved["parts"][name], self.folder)
+        rank_parts = saved.get("rank_parts", [])
+        for name in self._own_names(rank_parts):
+            state = rank_parts[self.runtime.rank][name]
+            require_fitting_part(name, self.rank_parts[name], state, self.folder)
         models = [name for name in in_shards if isinstance(self.parts[name], nn.Module)]
         if sharded and models:
             with explained_misfit(" and ".join(models), self.folder):
                 sharded.require_fitting(saved, models)
 
     def load(self, path: Path) -> int:
-        """Load a readable checkpoint, and return its step."""
+        """Load a readable checkpoint, and return its step.
+
+        If it is refused, the parts are as they were. Of some parts only `load_state_dict` shows
+        whether they fit. They are loaded first, so that no other part has changed.
+        """
         saved = self.runtime.on_main(lambda: self._read_structure(path))
         self.require_fitting(path, saved)
         sharded = sharded_state(self.parts, self.runtime)
         plain, in_shards = self._split(saved, sharded)
+        # All ranks receive the states in the order of rank 0.
+        checked = self.runtime.broadcast([name for name in plain if is_checked(self.parts[name])])
 
         main_file = self.runtime.run_on_all(
             lambda: self._open(path) if self.runtime.is_main else None
         )
         with main_file or nullcontext() as file:
-            for name in plain:
-                self._load_part(name, self._receive(saved["parts"][name], file))
             generators = self._receive(saved["generators"], file)
             rank_parts = self._receive(saved.get("rank_parts", []), file)
-        if sharded and in_shards:
-            with explained_misfit(" and ".join(in_shards), self.folder):
-                sharded.load(path, saved, in_shards)
+            self.runtime.run_on_all(lambda: self._require_fitting_generators(generators))
+            for name in plain:
+                if name not in checked:
+                    self._load_part(name, self._receive(saved["parts"][name], file))
+            self.runtime.run_on_all(lambda: self._load_own(rank_parts, checked=False))
+            if sharded and in_shards:
+                with explained_misfit(" and ".join(in_shards), self.folder):
+                    sharded.load(path, saved, in_shards)
+            for name in checked:
+                self._load_part(name, self._receive(saved["parts"][name], file))
 
-        self.runtime.run_on_all(lambda: self._load_own(generators, rank_parts))
+        def finish() -> None:
+            self._load_own(rank_parts, checked=True)
+            self._load_generators(generators)
+
+        self.runtime.run_on_all(finish)
         return int(saved["step"])
 
     def _read_structure(self, path: Path) -> Any:
@@ -118,18 +128,26 @@ class Loader:
             lambda: load_part(self.parts[name], state, name=name, folder=self.folder)
         )
 
-    def _load_own(self, generators: list[Any], rank_parts: list[dict[str, Any]]) -> None:
-        """Load what each rank has for itself."""
-        ranks = self.runtime.world_size
+    def _load_own(self, rank_parts: list[dict[str, Any]], *, checked: bool) -> None:
+        """Load the parts of this rank that are checked, or those that are not."""
+        for name in self._own_names(rank_parts):
+            part = self.rank_parts[name]
+            if is_checked(part) == checked:
+                state = rank_parts[self.runtime.rank][name]
+                load_part(part, state, name=name, folder=self.folder)
+
+    def _require_fitting_generators(self, generators: list[Any]) -> None:
+        """Raise UserError if the states of the generators cannot be used. They do not change."""
+        with self.runtime.hardware.random_state_kept():
+            self._load_generators(generators)
+
+    def _load_generators(self, generators: list[Any]) -> None:
         # With another number of ranks, each rank keeps the generators that it started with. They
         # belong to the whole state, so they are not loaded with some of the parts.
         is_whole = {*self.names} == {*self.parts, *self.rank_parts}
-        if is_whole and len(generators) == ranks:
+        if is_whole and len(generators) == self.runtime.world_size:
             with explained_misfit("random number generator", self.folder):
                 self.runtime.hardware.set_random_state(generators[self.runtime.rank])
-        for name in self._own_names(rank_parts):
-            state = rank_parts[self.runtime.rank][name]
-            load_part(self.rank_parts[name], state, name=name, folder=self.folder)
 
     def _own_names(self, rank_parts: list[dict[str, Any]]) -> list[str]:
         """Return the names of the parts to load of which each rank has its own state.

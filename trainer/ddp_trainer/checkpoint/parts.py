@@ -1,9 +1,9 @@
-"""The parts of a checkpoint: what they must offer, how they are loaded, and what is refused.
+"""The parts of a checkpoint: what they must offer, and how they are copied and loaded.
 
-`folder` is that of the checkpoints, for the messages.
+`folder` is that of the checkpoints, for the messages. fitting.py has what is refused before.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ddp_trainer.checkpoint.buffers import Buffers
-from ddp_trainer.checkpoint.claim import SHARDED
-from ddp_trainer.checkpoint.file import StoredTensor, map_leaves
+from ddp_trainer.checkpoint.file import map_leaves
 from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.ranks.module_names import bare, bare_names, compiled_names
 
@@ -35,7 +34,10 @@ COMPUTATION = ("fused", "foreach")
 
 
 class Stateful(Protocol):
-    """Anything that can be saved: modules, optimizers, schedulers, samplers, scalers."""
+    """Anything that can be saved: modules, optimizers, schedulers, samplers, scalers.
+
+    With a method `check_state_dict(state)`, it can refuse a state before any part is changed.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: tensors, Python's numbers and strings, and lists and dicts of them.
@@ -116,26 +118,10 @@ def _load_optimizer(optimizer: Optimizer, state: Any) -> None:
         {name: group[name] for name in COMPUTATION if name in group}
         for group in optimizer.param_groups
     ]
-    require_same_kind(optimizer, state)
     _reorder(optimizer, state["state"])
     optimizer.load_state_dict(state)
     for group, settings in zip(optimizer.param_groups, computation, strict=True):
         group.update(settings)
-
-
-def require_same_kind(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Raise ValueError if a state is that of another optimizer, such as Adam's for SGD.
-
-    torch accepts it. A release of torch may add a setting or remove one, but not both at once.
-    """
-    for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=False):
-        missing = optimizer.defaults.keys() - saved.keys()
-        unknown = saved.keys() - own.keys() - {"initial_lr"}
-        if missing and unknown:
-            raise ValueError(
-                f"it is the state of another optimizer than {type(optimizer).__name__}: it has "
-                f"{', '.join(sorted(unknown))} and not {', '.join(sorted(missing))}"
-            )
 
 
 def _reorder(optimizer: Optimizer, state: dict[int, dict[str, Any]]) -> None:
@@ -190,95 +176,3 @@ def reason_of(error: BaseException) -> str:
         lines.insert(0, f"{type(error).__name__}:" if lines else type(error).__name__)
     reason = " ".join(lines) or type(error).__name__
     return reason if len(reason) <= REASON_LENGTH else f"{reason[:REASON_LENGTH]} …"
-
-
-def require_fitting_module(name: str, module: nn.Module, saved: Any, folder: Path) -> None:
-    """Raise UserError if a saved state has not the parameters of a module.
-
-    `saved` has a StoredTensor in the place of each tensor. This finds another model before anything
-    is loaded. A module whose state is not simply its parameters and buffers is not checked.
-    """
-    if _has_own_format(module):
-        return
-    with explained_misfit(name, folder):
-        saved = compiled_names(saved, module)
-        for key, parameter in module.named_parameters():
-            found = saved.get(key)
-            if not isinstance(found, StoredTensor):
-                raise ValueError(f'Missing key(s) in state_dict: "{key}".')
-            # torch loads a tensor of one element as a number, as very old releases saved it.
-            if found.shape != parameter.shape and parameter.dim():
-                raise ValueError(
-                    f"size mismatch for {key}: the checkpoint has the shape {list(found.shape)}, "
-                    f"this run {list(parameter.shape)}"
-                )
-
-
-def _has_own_format(module: nn.Module) -> bool:
-    """Return True if a module or a part of it saves or loads its state in a way of its own."""
-    for method in ("state_dict", "load_state_dict"):
-        if getattr(type(module), method) is not getattr(nn.Module, method):
-            return True
-    for child in module.modules():
-        if child._load_state_dict_pre_hooks or child._state_dict_hooks:
-            return True
-        for method in ("_save_to_state_dict", "_load_from_state_dict"):
-            own = getattr(type(child), method)
-            # Those of torch, such as BatchNorm's, only know older states too.
-            is_known = own.__module__.startswith("torch.nn.modules")
-            if own is not getattr(nn.Module, method) and not is_known:
-                return True
-    return False
-
-
-def require_parts(
-    names: Collection[str], parts: Mapping[str, Any], folder: Path, new: Collection[str]
-) -> list[str]:
-    """Return the names of which a checkpoint has a state.
-
-    Raises UserError if it has no state of a part that is not in `new`.
-    """
-    for name in names:
-        if name not in parts and name not in new:
-            raise UserError(
-                f"the checkpoint in {folder} has no state of this {name}; it has "
-                f"{', '.join(map(str, parts)) or 'none'}. Use the script that it was made with, "
-                "another folder, or restore(new_parts=…) for a part that is new"
-            )
-    return [name for name in names if name in parts]
-
-
-def require_ranks(name: str, saved: int, world_size: int, folder: Path) -> None:
-    """Raise UserError if a checkpoint has the states of another number of ranks."""
-    if saved != world_size:
-        raise UserError(
-            f"the checkpoint in {folder} has the state of {name} for {saved} ranks, but this run "
-            f"has {world_size}; start as many ranks, or use another folder"
-        )
-
-
-def require_identity(
-    own: Mapping[str, str | int], found: Mapping[str, str | int], folder: Path
-) -> None:
-    """Raise UserError if a checkpoint belongs to something else.
-
-    This run's settings are compared first: they begin with the workload, the clearest difference.
-    """
-    for name in dict.fromkeys([*own, *found]):
-        if own.get(name) != found.get(name):
-            raise UserError(
-                f"the checkpoint in {folder} was made with {name} {found.get(name)!r}, but this "
-                f"run has {own.get(name)!r}; use the settings that it was made with, or another "
-                "folder"
-            )
-
-
-def require_format(path: Path, *, is_sharded: bool) -> None:
-    """Raise UserError if a checkpoint is sharded and this run's model is not, or vice versa."""
-    if is_sharded == (path.suffix == SHARDED):
-        return
-    own, found = ("sharded", "not sharded") if is_sharded else ("not sharded", "sharded")
-    raise UserError(
-        f"the checkpoint {path} was made with a model that is {found}, but this run's model is "
-        f"{own}; use the settings that it was made with, or another folder"
-    )

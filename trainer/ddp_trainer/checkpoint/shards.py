@@ -12,17 +12,11 @@ tensors, and all other state is in a file of its own, which is read with `weight
 """
 
 import sys
-import threading
-import time
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -32,32 +26,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ddp_trainer.checkpoint.buffers import Buffers
-from ddp_trainer.checkpoint.file import first_line, read_structure
-from ddp_trainer.checkpoint.folder import (
-    INDEX,
-    CheckpointFolder,
-    Fault,
-    Target,
-    read_with_patience,
-)
-from ddp_trainer.checkpoint.staging import (
-    LOOK_INTERVAL,
-    SUFFIX,
-    Meeting,
-    ShardFile,
-    Staging,
-    measure,
-)
-from ddp_trainer.errors import RetryableError, UserError
+from ddp_trainer.checkpoint.file import read_structure
+from ddp_trainer.checkpoint.folder import INDEX, Fault, read_with_patience
+from ddp_trainer.checkpoint.staging import SUFFIX, ShardFile, measure, plain_errors
+from ddp_trainer.errors import UserError
 from ddp_trainer.ranks.runtime import Runtime
-
-# Seconds until a directory that rank 0 made must be visible to the other ranks.
-VISIBLE_TIMEOUT = 30.0
 
 # Fields of the index in addition to those of a checkpoint that is one file: size and CRC of each
 # shard by its name, and the shapes of all tensors.
@@ -66,6 +42,9 @@ SHAPES = "shapes"
 
 # The state of an optimizer as one dict, whose keys do not depend on the number of ranks.
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+# What the keys of an optimizer's settings begin with, before the name of the parameter.
+GROUPS = "param_groups."
 
 State = Mapping[str, Any]
 
@@ -155,7 +134,7 @@ class ShardedState:
                 optimizer.state.clear()
         return found
 
-    def _read_saved(self) -> dict[str, dict[str, Any]]:
+    def read_saved(self) -> dict[str, dict[str, Any]]:
         """Return the state of each part without what an optimizer would only begin with."""
         has_state = {
             name: bool(optimizer.state) for name, (optimizer, _) in self._optimizers.items()
@@ -163,63 +142,15 @@ class ShardedState:
         found = self._read(self.names)
         for name, has_own in has_state.items():
             if not has_own:
-                found[name] = _without_tensors(found[name])
+                found[name] = without_tensors(found[name])
         return found
-
-    def stage(
-        self,
-        target: Target,
-        state: dict[str, Any],
-        files: CheckpointFolder,
-        abandoned: threading.Event,
-        buffers: Buffers,
-    ) -> Callable[[], None]:
-        """Copy the tensors that this rank has to write, and return a function that writes them.
-
-        The function needs no other rank at the same time, so a thread may call it. On rank 0 it
-        also writes `state`, which has all that is not sharded, and completes the checkpoint.
-
-        - `abandoned`: set it to let rank 0 wait for the others no longer.
-        - `buffers`: where the tensors are copied to. The copies are not complete at the return.
-        """
-        draft = target.draft
-        assert draft is not None
-        rank = self._runtime.rank
-        self._runtime.run_on_all(lambda: _require_visible(draft, is_first=target.number == 1))
-        states = self._read_saved()
-        tensors = _tensors(states)
-        staging = Staging(buffers)
-        # What every rank has, such as BatchNorm's statistics, is that of rank 0.
-        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-        with _plain_errors():
-            save(
-                tensors,
-                storage_writer=staging,
-                planner=planner,
-                process_group=self._runtime.cpu_group,
-            )
-        for name, part in states.items():
-            state["parts"][name] = _without_tensors(part)
-        state[SHAPES] = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        meeting = Meeting(self._runtime, f"{draft}/{target.number}", abandoned)
-
-        def write() -> None:
-            with meeting.reporting(), files.explained(f"cannot write {target.path}"):
-                meeting.shards = staging.write(draft, rank)
-            if rank == 0:
-                state[SHARDS] = {
-                    name: [shard.size, shard.crc] for name, shard in meeting.collect().items()
-                }
-                files.commit(target, state)
-
-        return write
 
     def require_fitting(self, saved: State, names: Collection[str]) -> None:
         """Raise ValueError if a checkpoint has other tensors of the parts in `names`.
 
         `saved` is its index. Nothing is loaded.
         """
-        _require_shapes(_tensors(self._read(names)), _shapes_of(names, saved))
+        _require_shapes(tensors_of(self._read(names)), _shapes_of(names, saved))
 
     def load(self, path: Path, saved: State, names: Collection[str]) -> None:
         """Load the sharded parts in `names` from a checkpoint. `saved` is its index.
@@ -227,13 +158,15 @@ class ShardedState:
         Raises ValueError if it has other tensors.
         """
         states = self._read(names)
-        tensors = _tensors(states)
+        tensors = tensors_of(states)
         shapes = _shapes_of(states, saved)
         unused = self._find_unused_state(tensors, shapes)
         for name in unused:
             del tensors[name]
         _require_shapes(tensors, shapes)
-        with _plain_errors():
+        for name, state in states.items():
+            _require_parameters(state, saved["parts"][name])
+        with plain_errors():
             load(
                 tensors,
                 storage_reader=HuggingFaceStorageReader(str(path)),
@@ -283,7 +216,7 @@ def _fsdp_modules(model: nn.Module) -> Iterator[Any]:
         yield from (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
 
 
-def _tensors(states: Mapping[str, State]) -> dict[str, Tensor]:
+def tensors_of(states: Mapping[str, State]) -> dict[str, Tensor]:
     """Return the tensors of all parts in one dict, as DCP takes it."""
     return {
         f"{part}.{key}": value
@@ -293,7 +226,7 @@ def _tensors(states: Mapping[str, State]) -> dict[str, Tensor]:
     }
 
 
-def _without_tensors(state: State) -> dict[str, Any]:
+def without_tensors(state: State) -> dict[str, Any]:
     """Return what the index has of a sharded part: learning rates and the like."""
     return {key: value for key, value in state.items() if not isinstance(value, Tensor)}
 
@@ -315,36 +248,15 @@ def _require_shapes(tensors: Mapping[str, Tensor], saved: Mapping[str, list[int]
             )
 
 
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Hide the warnings of DCP, and raise RetryableError for its errors, on every rank.
-
-    DCP imports deprecated modules of torch. Its errors are no Exceptions.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        except CheckpointException as error:
-            rank, (failure, _) = next(iter(error.failures.items()))
-            message = f"rank {rank}: {first_line(failure)}"
-            raise RetryableError(message, is_common=True) from error
-
-
-def _require_visible(draft: Path, *, is_first: bool) -> None:
-    """Wait until this rank sees the directory that rank 0 made. Raises UserError if it does not.
-
-    If it has seen one before, the storage has failed, and another attempt may succeed.
-    """
-    deadline = time.monotonic() + VISIBLE_TIMEOUT
-    while not draft.is_dir():
-        if time.monotonic() > deadline:
-            kind = UserError if is_first else RetryableError
-            raise kind(
-                f"{draft} was made by rank 0 and is not visible here; a sharded model needs a "
-                "folder that all nodes share, such as a ReadWriteMany claim"
-            )
-        time.sleep(LOOK_INTERVAL)
+def _require_parameters(own: State, saved: State) -> None:
+    """Raise ValueError unless a saved optimizer has settings for the same parameters."""
+    names, found = (
+        {key.rpartition(".")[0] for key in state if key.startswith(GROUPS)}
+        for state in (own, saved)
+    )
+    for name in sorted(names ^ found):
+        where = "this run" if name in names else "the checkpoint"
+        raise ValueError(f"only the optimizer of {where} has {name.removeprefix(GROUPS)}")
 
 
 # Reading

@@ -9,6 +9,7 @@ import os
 import re
 import threading
 import time
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,17 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.distributed_c10d import Store
 from torch.futures import Future
 
 from ddp_trainer.checkpoint.buffers import Buffers
-from ddp_trainer.checkpoint.file import as_bytes
+from ddp_trainer.checkpoint.file import as_bytes, first_line
 from ddp_trainer.errors import RetryableError
 from ddp_trainer.ranks.runtime import Runtime
 
@@ -56,6 +59,7 @@ class Staging(StorageWriter):
     """
 
     def __init__(self, buffers: Buffers) -> None:
+        self.items: list[WriteItem] = []
         self._buffers = buffers
         self._tensors: dict[str, Tensor] = {}
         # Where a tensor begins in the whole one, in each dimension.
@@ -75,15 +79,21 @@ class Staging(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy what the plan says. DCP then finds that there is nothing more to write."""
-        for item in plan.items:
+        self.copy(plan.items, planner)
+        nothing: Future[list[WriteResult]] = Future()
+        nothing.set_result([])
+        return nothing
+
+    @torch.no_grad()
+    def copy(self, items: list[WriteItem], planner: SavePlanner) -> None:
+        """Copy the tensors that some items of a plan name."""
+        self.items = items
+        for item in items:
             name = item.index.fqn
             assert item.tensor_data is not None
             assert name not in self._tensors, "a rank has several pieces of a tensor"
             self._tensors[name] = self._buffers.copied(planner.resolve_data(item))
             self._offsets[name] = list(item.tensor_data.chunk.offsets)
-        nothing: Future[list[WriteResult]] = Future()
-        nothing.set_result([])
-        return nothing
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Do nothing. Each file has its own metadata."""
@@ -200,3 +210,19 @@ class Meeting:
                 raise RetryableError(f"rank {rank}: {error}")
             found |= {name: ShardFile(*numbers) for name, numbers in shards.items()}
         return found
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Hide the warnings of DCP, and raise RetryableError for its errors, on every rank.
+
+    DCP imports deprecated modules of torch. Its errors are no Exceptions.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except CheckpointException as error:
+            rank, (failure, _) = next(iter(error.failures.items()))
+            message = f"rank {rank}: {first_line(failure)}"
+            raise RetryableError(message, is_common=True) from error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,13 @@ DECIDED = ("batch_size", "shuffle", "batch_sampler", "drop_last", "generator", "
 # A sample of the data set: its epoch and its index.
 Key = tuple[int, int]
 
-# The constant that SplitMix64 adds for each number.
+# The constants of SplitMix64: what it adds for each number, and its (shift, factor) pairs.
 SPLITMIX_STEP = np.uint64(0x9E3779B97F4A7C15)
+SPLITMIX_ROUNDS = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+SPLITMIX_LAST_SHIFT = np.uint64(31)
 
 
 class ShardLoader:
@@ -180,12 +185,18 @@ def sample_seeds(seed: int, keys: Sequence[Key]) -> list[int]:
     Generators, 2014) at the indices. Its start depends on `seed` and the epoch. One SeedSequence
     for each sample would take longer than the rest.
     """
-    start = np.random.SeedSequence([seed, keys[0][0]]).generate_state(1, np.uint64)
+    start = _start_of(seed, keys[0][0])
     bits = start + np.array([index + 1 for _, index in keys], np.uint64) * SPLITMIX_STEP
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    seeds: list[int] = (bits ^ (bits >> np.uint64(31))).tolist()
+    for shift, factor in SPLITMIX_ROUNDS:
+        bits = (bits ^ (bits >> shift)) * factor
+    seeds: list[int] = (bits ^ (bits >> SPLITMIX_LAST_SHIFT)).tolist()
     return seeds
+
+
+@lru_cache(maxsize=8)
+def _start_of(seed: int, epoch: int) -> np.uint64:
+    """Return where the numbers of an epoch begin. It takes as long as the rest of a batch."""
+    return np.uint64(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
 
 
 def seed_generators(seed: int) -> None:
@@ -204,13 +215,14 @@ def generators_kept() -> Iterator[None]:
     if get_worker_info() is not None:
         yield
         return
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    of_torch, of_python = torch.get_rng_state(), random.getstate()
+    restore_numpy = generators.remember_numpy()
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+        torch.set_rng_state(of_torch)
+        random.setstate(of_python)
+        restore_numpy()
 
 
 def collate_or_empty(collate: Callable[[list[Any]], Any], samples: list[Any] | NoSamples) -> Any:

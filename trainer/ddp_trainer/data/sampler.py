@@ -379,12 +379,8 @@ class GlobalBatchSampler:
         # At the start of an epoch any order is right, and there may be none after the last epoch.
         return {"order": self._order().fingerprint} if self.order and self.offset else {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position.
-
-        Raises UserError if it belongs to other data or another order, or, with `on_resize` refuse,
-        to another size of the global batch.
-        """
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise UserError if `load_state_dict` would. The position stays."""
         for name in ("samples", "seed", "shuffle"):
             own = getattr(self, name)
             if state[name] != own:
@@ -392,33 +388,51 @@ class GlobalBatchSampler:
                     f"the checkpoint belongs to a run with {name} {state[name]}, but this run has "
                     f"{own}; use the same data and settings, or another folder of checkpoints"
                 )
-        # Checkpoints of version 0.1.0 do not have the size.
-        self._resize(int(state.get("batch_size", self.batch_size)))
-        self._ended = -1
-        self.epoch = int(state["epoch"])
-        self.offset = int(state["offset"])
-        if self.offset and state.get("order") != self._state_of_order().get("order"):
+        if self.on_resize == "refuse" and _batch_size_in(state, self.batch_size) != self.batch_size:
             raise UserError(
-                f"the checkpoint was made inside epoch {self.epoch}, whose order was another one; "
+                f"{self._sizes(state)}, but this run has {self.batch_size}; use the same size, or "
+                "say by on_resize whether it is kept or changes"
+            )
+        epoch, offset = int(state["epoch"]), int(state["offset"])
+        own_order = self._order(epoch).fingerprint if self.order and offset else None
+        if offset and state.get("order") != own_order:
+            raise UserError(
+                f"the checkpoint was made inside epoch {epoch}, whose order was another one; "
                 "use the same order function, which may depend on nothing but its arguments, or "
                 "another folder of checkpoints"
             )
 
-    def _resize(self, saved: int) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position.
+
+        Raises UserError if it belongs to other data or another order, or, with `on_resize` refuse,
+        to another size of the global batch. The position then stays.
+        """
+        self.check_state_dict(state)
+        self._resize(state)
+        self._ended = -1
+        self.epoch = int(state["epoch"])
+        self.offset = int(state["offset"])
+
+    def _resize(self, state: Mapping[str, Any]) -> None:
         """Take over or report the size of the global batch in a checkpoint."""
         own = self.batch_size
+        saved = _batch_size_in(state, own)
         if saved == own:
             return
-        sizes = f"the checkpoint was made with {saved} samples per step over all ranks"
-        if self.on_resize == "refuse":
-            raise UserError(
-                f"{sizes}, but this run has {own}; use the same size, or say by on_resize whether "
-                "it is kept or changes"
-            )
         if self.on_resize == "keep":
             self.batch_size = saved
-            message = f"{sizes}; this run keeps that, instead of its own {own}"
+            message = f"{self._sizes(state)}; this run keeps that, instead of its own {own}"
         else:
-            message = f"{sizes}; this run continues with its own {own}"
+            message = f"{self._sizes(state)}; this run continues with its own {own}"
         if self.rank == 0:
             print(f"ddp-trainer: {message}", file=sys.stderr, flush=True)
+
+    def _sizes(self, state: Mapping[str, Any]) -> str:
+        size = _batch_size_in(state, self.batch_size)
+        return f"the checkpoint was made with {size} samples per step over all ranks"
+
+
+def _batch_size_in(state: Mapping[str, Any], own: int) -> int:
+    """Return the size of the global batch in a checkpoint. Those of version 0.1.0 have none."""
+    return int(state.get("batch_size", own))

@@ -244,18 +244,24 @@ class Runtime:
         Otherwise the other ranks would wait in their next collective. A UserError reaches all ranks
         as it is. Any other exception is a RetryableError on the other ranks.
         """
-        result: T | None = None
-        failure: UserError | None = None
-        other: Exception | None = None
-        try:
-            result = action()
-        except UserError as error:
-            failure = error
-        except Exception as error:
-            other, failure = error, _as_user_error(error)
-        failures = self.gather(failure)
-        if other:
-            raise other
+        result, failure, other = _attempt(action)
+        self._raise_first(self.gather(failure), other)
+        return result  # type: ignore[return-value]
+
+    def gather_results(self, action: Callable[[], T]) -> list[T]:
+        """Run `action` on every rank, and return the small picklable results of all.
+
+        If one rank raises an exception, every rank raises one, as in `run_on_all`.
+        """
+        result, failure, other = _attempt(action)
+        found = self.gather((result, failure))
+        self._raise_first([failure for _, failure in found], other)
+        return [result for result, _ in found]  # type: ignore[misc]
+
+    def _raise_first(self, failures: list[UserError | None], own: Exception | None) -> None:
+        """Raise the error of this rank that is no UserError, or else the first failure of all."""
+        if own:
+            raise own
         for rank, found in enumerate(failures):
             if found is None:
                 continue
@@ -264,7 +270,6 @@ class Runtime:
                 raise found
             kind = RetryableError if isinstance(found, RetryableError) else UserError
             raise kind(f"rank {rank}: {found}", is_common=True)
-        return result  # type: ignore[return-value]
 
     def on_main(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0, and return its small picklable result on every rank.
@@ -274,12 +279,8 @@ class Runtime:
         outcome: tuple[T | None, UserError | None] | None = None
         other: Exception | None = None
         if self.is_main:
-            try:
-                outcome = action(), None
-            except UserError as error:
-                outcome = None, error
-            except Exception as error:
-                other, outcome = error, (None, _as_user_error(error))
+            own, error, other = _attempt(action)
+            outcome = own, error
         result, failure = self.broadcast(outcome)
         if other:
             raise other
@@ -297,6 +298,16 @@ class Runtime:
         first = self.run_on_all(lambda: action() if is_first else None)
         others = self.run_on_all(lambda: None if is_first else action())
         return first if is_first else others  # type: ignore[return-value]
+
+
+def _attempt(action: Callable[[], T]) -> tuple[T | None, UserError | None, Exception | None]:
+    """Return (the result, the failure for the other ranks, the error if it is no UserError)."""
+    try:
+        return action(), None, None
+    except UserError as error:
+        return None, error, None
+    except Exception as error:
+        return None, _as_user_error(error), error
 
 
 def _as_user_error(error: Exception) -> UserError:

@@ -98,7 +98,7 @@ class StopVote:
     def after_step(self, step: int) -> None:
         """Vote after a training step. If the ranks agree to stop, save a checkpoint and leave.
 
-        Every rank calls it after each step, before a checkpoint of the same step. Raises
+        Every rank calls it after each step. A step that is saved already is not saved again. Raises
         Interrupted when the checkpoint is written.
         """
         if self._runtime.stragglers:
@@ -107,7 +107,7 @@ class StopVote:
             self.leave(step)
 
     def leave(self, step: int) -> NoReturn:
-        """Save a checkpoint, wait until it is written, and raise Interrupted.
+        """Save a checkpoint if the step has none, wait until it is written, and raise Interrupted.
 
         Every rank calls it when the ranks have agreed to stop. `after_step` does so. Call it
         yourself after an evaluation that ended early: `if stop.agreed: stop.leave(step)`.
@@ -137,7 +137,9 @@ class StopVote:
         except UserError as error:
             # If the last checkpoint could not be written, this one is still tried.
             self._runtime.warn(str(error))
-        save = partial(self._progress.save, checkpoints) if self._progress else checkpoints.save
+        save = checkpoints.save_once
+        if self._progress:
+            save = partial(self._progress.save, checkpoints)
         path = save(step)
         checkpoints.wait()
         return path

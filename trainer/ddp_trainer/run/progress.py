@@ -210,11 +210,12 @@ class Progress:
     ) -> Path | None:
         """Save a checkpoint, and report it when it is written. Every rank calls it.
 
-        A thread writes it. `end` waits for the last one. See `Checkpoints.save`.
+        A thread writes it. `end` waits for the last one. A step that is saved already is not saved
+        again. See `Checkpoints.save_once`.
         """
         self._checkpoints = checkpoints
         with self.timed("checkpoint"):
-            return checkpoints.save(step, score=score, on_written=self._report_checkpoint)
+            return checkpoints.save_once(step, score=score, on_written=self._report_checkpoint)
 
     def wait_for_checkpoint(self) -> None:
         """Wait until the last checkpoint is written. Every rank calls it."""

@@ -9,17 +9,21 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ddpjob.cli.options import require_choice
-from ddpjob.cli.own_script import OwnScript, print_manifest
+from ddpjob.cli.own_script import Container, OwnScript, print_manifest
 from ddpjob.cli.script_options import (
     Accelerator,
     Checkpoints,
     Code,
+    Cpu,
+    Env,
     Gpus,
     Image,
+    Memory,
     Name,
     Nodes,
     Nproc,
     Script,
+    SecretEnv,
     refuse_without_script,
 )
 from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
@@ -58,6 +62,10 @@ def command(
     name: Name = None,
     nproc: Nproc = None,
     checkpoints: Checkpoints = None,
+    env: Env = None,
+    secret_env: SecretEnv = None,
+    cpu: Cpu = None,
+    memory: Memory = None,
 ) -> None:
     """Print the manifest of an example workload or of a script, or list the workloads.
 
@@ -67,13 +75,33 @@ def command(
     words = workload or []
     if script:
         own = OwnScript(
-            script, image, code, words, name, nodes, nproc, accelerator, gpus, checkpoints
+            script,
+            image,
+            code,
+            words,
+            name,
+            nodes,
+            nproc,
+            accelerator,
+            gpus,
+            checkpoints,
+            Container(env or (), secret_env or (), cpu, memory),
         )
         print_manifest(own.resolved())
         return
     require_choice("--accelerator", accelerator, profiles.catalog())
     size = resolve_nodes(accelerator, nodes)
-    refuse_without_script(code=code, image=image, name=name, nproc=nproc, checkpoints=checkpoints)
+    refuse_without_script(
+        code=code,
+        image=image,
+        name=name,
+        nproc=nproc,
+        checkpoints=checkpoints,
+        env=env,
+        secret_env=secret_env,
+        cpu=cpu,
+        memory=memory,
+    )
     if not words:
         for known, row in workloads().items():
             typer.echo(f"{known:16}{row['title']}")

@@ -17,11 +17,21 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpjob.cli.extras import require_extra
-from ddpjob.core.api.readers import SpecError, quoted
+from ddpjob.cli.options import read_pairs
+from ddpjob.cli.own_script import OwnScript
+from ddpjob.cli.script_options import Code, Name, Script, refuse_without_script
+from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.reasons import Reason
 from ddpjob.jobs.run_metrics import RunMetrics
-from ddpjob.local.config_maps import read_files
-from ddpjob.local.manifest import AS_WRITTEN, Manifest, check_claims, read, sets_restarts
+from ddpjob.local.config_maps import Files, read_files
+from ddpjob.local.manifest import (
+    AS_WRITTEN,
+    Manifest,
+    check_claims,
+    from_documents,
+    read,
+    sets_restarts,
+)
 from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder, write_whole
 from ddpjob.local.sizes import Overrides
 from ddpjob.show.curves import save_figure
@@ -44,9 +54,14 @@ NO_RESTARTS = (
 
 
 def command(
-    manifest: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Manifest with one DDPJob and its ConfigMaps.")
-    ],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Manifest with one DDPJob and its ConfigMaps, or - for stdin. With --script, the "
+            "arguments of the script.",
+        ),
+    ] = None,
     local: Annotated[
         bool,
         typer.Option(
@@ -112,8 +127,15 @@ def command(
             rich_help_panel=SIZE,
         ),
     ] = None,
+    script: Script = None,
+    code: Code = None,
+    name: Name = None,
 ) -> None:
     """Run a job on this machine, without a cluster. Each node is one group of processes.
+
+    With --script, the script runs where it is: in the folder of --code, or in the current one.
+
+    Example: ddpjob run --local --script train.py --nodes 2 -- --epochs 3
 
     Exit codes:
     0: the job is Complete
@@ -127,41 +149,50 @@ def command(
             param_hint="--local",
         )
     claims = _read_places(claim or [], "--claim", "NAME=FOLDER")
-    for name, folder in claims.items():
+    for chosen, folder in claims.items():
         if not folder.is_dir():
             raise typer.BadParameter(
-                f"{name}={folder}: folder {folder} does not exist", param_hint="--claim"
+                f"{chosen}={folder}: folder {folder} does not exist", param_hint="--claim"
             )
     config_maps = _read_places(config_map or [], "--config-map", "NAME=PATH")
-    overrides = Overrides(nodes, nproc, max_restarts, _read_pairs(env or [], "--env", "NAME=VALUE"))
-    options = RunOptions(fresh, overrides)
+    overrides = Overrides(
+        nodes, nproc, max_restarts, dict(read_pairs(env or [], "--env", "NAME=VALUE"))
+    )
+    if script:
+        own = OwnScript(script, folder=code, args=words or [], name=name, nodes=None).resolved()
+        manifest = script
+    else:
+        refuse_without_script(code=code, name=name)
+        own, manifest = None, _one_file(words or [])
+    options = RunOptions(fresh, overrides, own)
     with require_extra("local"):
-        code = run_local(manifest, runs, claims, config_maps, options)
-    raise typer.Exit(code)
+        raise typer.Exit(run_local(manifest, runs, claims, config_maps, options))
+
+
+def _one_file(words: list[str]) -> Path:
+    if len(words) != 1:
+        raise typer.BadParameter(
+            "give one manifest, or --script with its arguments after --", param_hint="FILE"
+        )
+    return Path(words[0])
 
 
 def _read_places(options: Iterable[str], hint: str, form: str) -> dict[str, Path]:
     """Return the paths of options such as --claim NAME=FOLDER by their names."""
-    return {name: Path(path) for name, path in _read_pairs(options, hint, form).items()}
-
-
-def _read_pairs(options: Iterable[str], hint: str, form: str) -> dict[str, str]:
-    """Return the values of options such as --env NAME=VALUE by their names."""
-    pairs = {}
-    for option in options:
-        name, equals, value = option.partition("=")
-        if not (name and equals):
-            raise typer.BadParameter(f"must be {form}, got {quoted(option)}", param_hint=hint)
-        pairs[name] = value
-    return pairs
+    return {name: Path(path) for name, path in read_pairs(options, hint, form)}
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Whether the claims are deleted first, and values that replace those of the manifest."""
+    """What a run differs in from its manifest.
+
+    - `fresh`: the claims are deleted first. `overrides`: values in place of those of the manifest.
+    - `script`: the user's own script in place of a manifest.
+    """
 
     fresh: bool = False
     overrides: Overrides = AS_WRITTEN
+    script: OwnScript | None = None
 
 
 class Terminal(Console):
@@ -191,17 +222,18 @@ def run_local(
     claims = {name: folder.resolve() for name, folder in claims.items()}
     files = {name: _read_files(name, place) for name, place in config_maps.items()}
     try:
-        manifest = read(path, options.overrides, os.cpu_count() or 1)
+        manifest = _read(path, options)
         manifest = replace(manifest, config_maps={**manifest.config_maps, **files})
         _check_claim_options(manifest, claims)
         # Check the job before run_folder clears the folder of the run before.
         parent = runs.resolve()
         folder = parent / manifest.job.name
-        check(manifest.job, RunFiles(folder, claims, manifest.config_maps))
+        run_files = RunFiles(folder, claims, manifest.config_maps, _working_folder(options.script))
+        check(manifest.job, run_files)
         with run_folder(parent, manifest.job.name) as folder:
             if options.fresh:
                 shutil.rmtree(folder / "claims", ignore_errors=True)
-            return _run(manifest, RunFiles(folder, claims, manifest.config_maps))
+            return _run(manifest, replace(run_files, folder=folder))
     except SpecError as error:
         message = Text.assemble((f"{path}: ", "bold red"), str(error))
         Console(stderr=True, highlight=False).print(message, soft_wrap=True)
@@ -210,8 +242,23 @@ def run_local(
         raise typer.BadParameter(str(error), param_hint="--runs") from error
 
 
-def _read_files(name: str, place: Path) -> dict[str, str]:
-    """Return the texts of a ConfigMap by their keys. Raises BadParameter."""
+def _read(path: Path, options: RunOptions) -> Manifest:
+    cores = os.cpu_count() or 1
+    if options.script is None:
+        return read(path, options.overrides, cores)
+    manifest = from_documents([options.script.local_document()], options.overrides, cores)
+    # The image of the profile is not the user's choice.
+    notes = tuple(note for note in manifest.notes if not note.startswith("spec.image:"))
+    return replace(manifest, notes=notes)
+
+
+def _working_folder(script: OwnScript | None) -> Path | None:
+    """Return the folder in which a user's own script runs, or None for the current one."""
+    return script.folder.resolve() if script and script.folder else None
+
+
+def _read_files(name: str, place: Path) -> Files:
+    """Return the files of a ConfigMap by their keys. Raises BadParameter."""
     try:
         return read_files(place)
     except SpecError as error:

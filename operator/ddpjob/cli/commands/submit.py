@@ -17,12 +17,16 @@ from ddpjob.cli.script_options import (
     Accelerator,
     Checkpoints,
     Code,
+    Cpu,
+    Env,
     Gpus,
     Image,
+    Memory,
     Name,
     Nodes,
     Nproc,
     Script,
+    SecretEnv,
     refuse_without_script,
 )
 from ddpjob.cli.session import REFUSED, Output, note
@@ -79,6 +83,10 @@ def command(
     accelerator: Accelerator = profiles.DEFAULT,
     gpus: Gpus = None,
     checkpoints: Checkpoints = None,
+    env: Env = None,
+    secret_env: SecretEnv = None,
+    cpu: Cpu = None,
+    memory: Memory = None,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -96,13 +104,23 @@ def command(
     2: the cluster or this command refused something
     """
     from ddpjob.cli.manifests import file_documents, script_documents
-    from ddpjob.cli.own_script import OwnScript
+    from ddpjob.cli.own_script import Container, OwnScript
 
     words = files or []
     options = SubmitOptions(dry_run, replace, follow, wait, namespace)
     if script:
         own = OwnScript(
-            script, image, code, words, name, nodes, nproc, accelerator, gpus, checkpoints
+            script,
+            image,
+            code,
+            words,
+            name,
+            nodes,
+            nproc,
+            accelerator,
+            gpus,
+            checkpoints,
+            Container(env or (), secret_env or (), cpu, memory),
         )
         documents = script_documents(own.resolved(), settings or [])
     else:
@@ -114,6 +132,10 @@ def command(
             nproc=nproc,
             gpus=gpus,
             checkpoints=checkpoints,
+            env=env,
+            secret_env=secret_env,
+            cpu=cpu,
+            memory=memory,
             accelerator=None if accelerator == profiles.DEFAULT else accelerator,
         )
         documents = file_documents(words, settings or [])
@@ -219,11 +241,11 @@ def _explained(error: Rejected, jobs: "Sequence[DDPJob]") -> ClientError | SpecE
 
 
 def _advise(job: "DDPJob") -> None:
-    """Say whether pods stay for the next attempt, and warn about devices that are not used."""
+    """Say whether pods stay for the next attempt, and warn of what is probably a mistake."""
     if job.recovery:
         note(f"{job.name}: recovery: {job.recovery}")
-    if job.device_advice:
-        note(f"{job.name}: {job.device_advice}")
+    for advice in job.advice:
+        note(f"{job.name}: {advice}")
 
 
 async def _finish(client: "AsyncClient", job: "DDPJob", options: SubmitOptions) -> int:

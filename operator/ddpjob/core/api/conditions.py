@@ -1,24 +1,46 @@
 """Conditions of a DDPJob, in the shape that Kubernetes gives conditions."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
+from ddpjob.core.api.entries import REQUIRED, entry
 from ddpjob.core.api.names import Condition
-from ddpjob.core.api.readers import Dict
-from ddpjob.core.api.times import format_time
-
-Conditions = tuple[Dict, ...]
+from ddpjob.core.api.parts import Part
 
 
-def find_condition(conditions: Sequence[Dict], kind: Condition) -> Dict | None:
+@dataclass(frozen=True, slots=True)
+class ConditionStatus(Part):
+    """One condition of a job. `stamp_conditions` adds the time and the generation."""
+
+    type: str = entry(REQUIRED, "Type of the condition.")
+    status: str = entry(REQUIRED, "True, False or Unknown.", choices=("True", "False", "Unknown"))
+    reason: str = entry("", "Reason in one word.", always=True, demanded=True)
+    message: str = entry("", "Reason in one sentence.", progress=True, always=True, demanded=True)
+    last_transition_time: datetime | None = entry(
+        None, "Time of the last change of status.", demanded=True
+    )
+    observed_generation: int = entry(
+        0, "The metadata.generation that this condition was computed from.", long=True
+    )
+
+    @property
+    def holds(self) -> bool:
+        return self.status == "True"
+
+
+Conditions = tuple[ConditionStatus, ...]
+
+
+def find_condition(conditions: Conditions, kind: Condition) -> ConditionStatus | None:
     for condition in conditions:
-        if condition.get("type") == kind:
+        if condition.type == kind:
             return condition
     return None
 
 
 def set_condition(
-    conditions: Sequence[Dict], kind: Condition, holds: bool, reason: str, message: str
+    conditions: Conditions, kind: Condition, holds: bool, reason: str, message: str
 ) -> Conditions:
     """Return the conditions with one set to True or False.
 
@@ -26,20 +48,28 @@ def set_condition(
     """
     status = "True" if holds else "False"
     old = find_condition(conditions, kind)
-    new = {"type": str(kind), "status": status, "reason": str(reason), "message": message}
+    new = ConditionStatus(str(kind), status, str(reason), message)
     if old is None:
         return (*conditions, new)
     # The transition time moves only when the status does.
-    if old.get("status") == status and "lastTransitionTime" in old:
-        new["lastTransitionTime"] = old["lastTransitionTime"]
+    if old.status == status:
+        new = replace(new, last_transition_time=old.last_transition_time)
     return tuple(new if condition is old else condition for condition in conditions)
 
 
-def stamp_conditions(conditions: Sequence[Dict], generation: int, now: datetime) -> Conditions:
+def stamp_conditions(
+    conditions: Sequence[ConditionStatus], generation: int, now: datetime
+) -> Conditions:
     """Return the conditions with the generation that they were computed from.
 
     `kubectl wait` ignores conditions of an older generation. A condition that has just changed gets
     `now` as its transition time.
     """
-    default = {"lastTransitionTime": format_time(now)}
-    return tuple({**default, **c, "observedGeneration": generation} for c in conditions)
+    return tuple(
+        replace(
+            condition,
+            last_transition_time=condition.last_transition_time or now,
+            observed_generation=generation,
+        )
+        for condition in conditions
+    )

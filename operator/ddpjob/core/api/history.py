@@ -6,10 +6,9 @@ People read the attempts. The budgets and the windows have their own fields.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
-from ddpjob.core.api.readers import Dict, integer_or_zero, mappings_or_empty
-from ddpjob.core.api.times import format_time, format_time_or_none, parse_time, since
+from ddpjob.core.api.entries import NOT_AHEAD, REQUIRED, entry
+from ddpjob.core.api.parts import Part
 
 # Ended attempts that the status keeps, and the characters of each message.
 MAX_ATTEMPTS = 10
@@ -25,37 +24,37 @@ SICK_TIME = timedelta(hours=1)
 # Nodes in one list of the status.
 MAX_NODES_LISTED = 32
 
+# How long a gang waits for an older one that it gave its room to.
+YIELD_TIME = timedelta(minutes=10)
 
-@dataclass(frozen=True)
-class FailedNode:
+# Seconds of back-off. There is no wait after the first early failure in a row.
+FIRST_DELAY = 10
+LONGEST_DELAY = 300
+
+
+@dataclass(frozen=True, slots=True)
+class FailedNode(Part):
     """A Kubernetes node on which attempts of the job failed: how many, and when the last one."""
 
-    name: str
-    failures: int
-    time: datetime
+    name: str = entry(REQUIRED, "Name of the node.")
+    failures: int = entry(REQUIRED, "Attempts that failed there.", low=0)
+    time: datetime = entry(REQUIRED, "Time of the last one.", ahead=NOT_AHEAD)
 
     @property
     def is_avoided(self) -> bool:
         return self.failures >= SICK_AFTER
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "failures": self.failures, "time": format_time(self.time)}
 
+@dataclass(frozen=True, slots=True)
+class UnreachableNode(Part):
+    """A Kubernetes node that the control plane cannot reach, and when the operator saw that."""
 
-@dataclass(frozen=True)
-class UnreachableNode:
-    """A Kubernetes node that the control plane cannot reach, and when the operator saw that.
-
-    `uid` is empty for a node that was gone already.
-    """
-
-    name: str
-    since: datetime
-    uid: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        fields = {"name": self.name, "uid": self.uid, "since": format_time(self.since)}
-        return {key: value for key, value in fields.items() if value}
+    name: str = entry(REQUIRED, "Name of the node.")
+    since: datetime = entry(REQUIRED, "Time at which the operator saw that.", ahead=NOT_AHEAD)
+    uid: str = entry(
+        "",
+        "UID of the node, which tells it from a later one of its name. Absent if it was gone.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,90 +68,90 @@ class OlderGang:
         return f"the older job {self.name}" if self.name else "an older job of another namespace"
 
 
-@dataclass(frozen=True)
-class Yielding:
-    """The UID of the older job that a job gave its pods back for, and the end of that wait."""
+@dataclass(frozen=True, slots=True)
+class Yielding(Part):
+    """The older job that a job gave its pods back for, and the end of that wait."""
 
-    to: str
-    until: datetime
-
-    @classmethod
-    def from_dict(cls, data: Dict) -> "Yielding | None":
-        until = parse_time(data.get("until"))
-        return cls(str(data.get("to", "")), until) if until else None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"to": self.to, "until": format_time(self.until)}
+    to: str = entry(REQUIRED, "UID of the older job.")
+    until: datetime = entry(REQUIRED, "End of the wait.", ahead=YIELD_TIME)
 
 
-@dataclass(frozen=True)
-class Backoff:
-    """`count` attempts in a row failed early; no pod is created before `until`."""
+@dataclass(frozen=True, slots=True)
+class Backoff(Part):
+    """A wait before the next attempt."""
 
-    count: int = 0
-    until: datetime | None = None
+    count: int = entry(0, "Attempts in a row that failed early.", low=0)
+    until: datetime | None = entry(
+        None, "Earliest start of the next attempt.", ahead=timedelta(seconds=LONGEST_DELAY)
+    )
 
     def at_least(self, until: datetime) -> "Backoff":
         """Return a back-off that ends at `until` or later."""
         return replace(self, until=max(self.until or until, until))
 
-    @classmethod
-    def from_dict(cls, data: Dict) -> "Backoff":
-        return cls(integer_or_zero(data.get("count")), parse_time(data.get("until")))
 
-    def to_dict(self) -> dict[str, Any]:
-        if not self.count:
-            return {}
-        until = {"until": format_time(self.until)} if self.until else {}
-        return {"count": self.count, **until}
-
-
-@dataclass(frozen=True)
-class Retried:
+@dataclass(frozen=True, slots=True)
+class Retried(Part):
     """The `spec.retries` of the job's last beginning, and the restarts that it had used by then."""
 
-    retries: int = 0
-    failures: int = 0
-    disruptions: int = 0
-    announced_disruptions: int = 0
-
-    @classmethod
-    def from_dict(cls, data: Dict) -> "Retried":
-        return cls(
-            integer_or_zero(data.get("retries")),
-            integer_or_zero(data.get("failures")),
-            integer_or_zero(data.get("disruptions")),
-            integer_or_zero(data.get("announcedDisruptions")),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        fields = {
-            "retries": self.retries,
-            "failures": self.failures,
-            "disruptions": self.disruptions,
-            "announcedDisruptions": self.announced_disruptions,
-        }
-        return fields if any(fields.values()) else {}
+    retries: int = entry(0, "spec.retries of that beginning.", low=0)
+    failures: int = entry(0, "Failures by then.", low=0)
+    disruptions: int = entry(0, "Disruptions by then.", low=0)
+    announced: int = entry(0, "Announced disruptions by then.", low=0)
 
 
-def read_failed_nodes(value: Any) -> tuple[FailedNode, ...]:
-    found = []
-    for entry in mappings_or_empty(value):
-        time = parse_time(entry.get("time"))
-        if time:
-            failures = integer_or_zero(entry.get("failures"))
-            found.append(FailedNode(str(entry.get("name", "")), failures, time))
-    return tuple(found)
+@dataclass(frozen=True, slots=True)
+class AttemptEnd(Part):
+    """Why an attempt has ended, and where."""
+
+    attempt: int | None = entry(None, "Number of the attempt.", low=0)
+    cause: str = entry(
+        "",
+        "Failure, Hang, Disruption, NotResumed, Rendezvous, Resized, Suspended, Yielded, Stopped "
+        "or Succeeded.",
+    )
+    reason: str = entry("", "Reason in one word.")
+    message: str = entry("", "Reason in one sentence, with the script's own exception.")
+    node: str = entry("", "Kubernetes node of the pod.")
+    pod: str = entry("", "Pod in which the attempt ended.")
+    rank: int | None = entry(None, "Global rank of the process that failed first.", low=0)
+    exit_code: int | None = entry(
+        None, "Exit code of that process. A negative value is a signal number."
+    )
 
 
-def read_unreachable_nodes(value: Any) -> tuple[UnreachableNode, ...]:
-    found = []
-    for entry in mappings_or_empty(value):
-        time = parse_time(entry.get("since"))
-        if time:
-            name, uid = (str(entry.get(key, "")) for key in ("name", "uid"))
-            found.append(UnreachableNode(name, time, uid))
-    return tuple(found)
+@dataclass(frozen=True, slots=True)
+class LastFailure(AttemptEnd):
+    """The first failure in the last attempt that failed."""
+
+    time: datetime | None = entry(None, "Time of the failure.")
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAttempt(AttemptEnd):
+    """An attempt in the history: its end, its times and its steps."""
+
+    start: datetime | None = entry(None, "Start of the attempt.")
+    running_time: datetime | None = entry(None, "Time at which all its nodes were first ready.")
+    training_time: datetime | None = entry(
+        None,
+        "Time of its first step or heartbeat, as an agent has reported it at the end of a pod.",
+    )
+    untrained_seconds: int | None = entry(
+        None,
+        "Seconds from runningTime to trainingTime, or to the end if the script failed at its "
+        "start. They count as starting, not as training.",
+        low=0,
+        long=True,
+    )
+    end: datetime | None = entry(None, "End of the attempt.")
+    first_step: int | None = entry(
+        None, "First step of the training in the attempt, if the output has it.", long=True
+    )
+    last_step: int | None = entry(None, "Last step of the training in the attempt.", long=True)
+    steps_lost: int | None = entry(
+        None, "Steps that the next attempt made again.", low=0, long=True
+    )
 
 
 def count_failed_node(
@@ -165,10 +164,10 @@ def count_failed_node(
 
 
 def forget_old_failures(nodes: Sequence[FailedNode], now: datetime) -> tuple[FailedNode, ...]:
-    return tuple(node for node in nodes if since(node.time, now) <= SICK_TIME)
+    return tuple(node for node in nodes if now - node.time <= SICK_TIME)
 
 
-def add_attempt(attempts: Sequence[Dict], ended: Dict) -> tuple[Dict, ...]:
+def add_attempt(attempts: Sequence[EndedAttempt], ended: EndedAttempt) -> tuple[EndedAttempt, ...]:
     """Return the history with one more ended attempt. The newest comes first.
 
     An attempt that was suspended may still succeed. Its last end counts. What was moved out of its
@@ -176,14 +175,16 @@ def add_attempt(attempts: Sequence[Dict], ended: Dict) -> tuple[Dict, ...]:
     """
     others = []
     for attempt in attempts:
-        if attempt.get("attempt") != ended["attempt"]:
+        if attempt.attempt != ended.attempt:
             others.append(attempt)
-        elif "untrainedSeconds" in attempt:
-            ended = {**ended, "untrainedSeconds": attempt["untrainedSeconds"]}
+        elif attempt.untrained_seconds is not None:
+            ended = replace(ended, untrained_seconds=attempt.untrained_seconds)
     return (ended, *others)[:MAX_ATTEMPTS]
 
 
-def with_steps(attempts: Sequence[Dict], steps: Mapping[int, Steps]) -> tuple[Dict, ...]:
+def with_steps(
+    attempts: Sequence[EndedAttempt], steps: Mapping[int, Steps]
+) -> tuple[EndedAttempt, ...]:
     """Return the history with the steps of attempts, as far as they are known.
 
     An attempt has lost the steps that the next one made again.
@@ -191,42 +192,50 @@ def with_steps(attempts: Sequence[Dict], steps: Mapping[int, Steps]) -> tuple[Di
     entries = []
     next_first: int | None = None
     # The newest comes first.
-    for entry in attempts:
-        first, last = steps.get(entry.get("attempt", -1), (None, None))
-        found = {"firstStep": first, "lastStep": last}
-        entry = {**entry, **{key: value for key, value in found.items() if value is not None}}
-        if next_first is not None and "lastStep" in entry:
-            entry["stepsLost"] = max(0, entry["lastStep"] - next_first)
-        next_first = entry.get("firstStep")
-        entries.append(entry)
+    for ended in attempts:
+        known = steps.get(_number(ended))
+        if known:
+            ended = replace(ended, first_step=known[0], last_step=known[1])
+        if next_first is not None and ended.last_step is not None:
+            ended = replace(ended, steps_lost=max(0, ended.last_step - next_first))
+        next_first = ended.first_step
+        entries.append(ended)
     return tuple(entries)
 
 
 def with_training_times(
-    attempts: Sequence[Dict], times: Mapping[int, datetime]
-) -> tuple[Dict, ...]:
+    attempts: Sequence[EndedAttempt], times: Mapping[int, datetime]
+) -> tuple[EndedAttempt, ...]:
     """Return the history with the first step or heartbeat of attempts, as far as it is known."""
     entries = []
-    for entry in attempts:
-        known = (parse_time(entry.get("trainingTime")), times.get(entry.get("attempt", -1)))
+    for ended in attempts:
+        known = (ended.training_time, times.get(_number(ended)))
         first = min((time for time in known if time), default=None)
-        entries.append({**entry, "trainingTime": format_time(first)} if first else entry)
+        entries.append(replace(ended, training_time=first) if first else ended)
     return tuple(entries)
 
 
+def _number(ended: EndedAttempt) -> int:
+    return -1 if ended.attempt is None else ended.attempt
+
+
 def ended_attempt(
-    record: Dict, start: datetime | None, ran: datetime | None, end: datetime
-) -> dict[str, Any]:
-    """Return the history's entry of an ended attempt: its record, shortened, and its times.
+    end: AttemptEnd, start: datetime | None, ran: datetime | None, now: datetime
+) -> EndedAttempt:
+    """Return the history's entry of an attempt that ends now, with a shortened message.
 
     `ran` is when all its nodes were first running.
     """
-    fields = {
-        **record,
-        "message": str(record.get("message", ""))[:MAX_ATTEMPT_MESSAGE],
-        "start": format_time_or_none(start),
-        "runningTime": format_time_or_none(ran),
-        "end": format_time(end),
-        "time": None,
-    }
-    return {key: value for key, value in fields.items() if value not in (None, "")}
+    return EndedAttempt(
+        attempt=end.attempt,
+        cause=end.cause,
+        reason=end.reason,
+        message=end.message[:MAX_ATTEMPT_MESSAGE],
+        node=end.node,
+        pod=end.pod,
+        rank=end.rank,
+        exit_code=end.exit_code,
+        start=start,
+        running_time=ran,
+        end=now,
+    )

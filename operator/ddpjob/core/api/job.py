@@ -7,16 +7,25 @@ from typing import Any
 
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError, child, integer_or_zero, refuse
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.spec_rules import Clause
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import parse_time
 
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
+# The clause of the CRD for the name, as `require_job_name` has it.
+NAME_CLAUSE = Clause(
+    f'must be at most {names.MAX_JOB_NAME} lower-case letters, digits and "-", beginning with a '
+    "letter and ending with a letter or digit; the job's Service has the same name",
+    f"self.metadata.name.matches('^[a-z]([-a-z0-9]{{0,{names.MAX_JOB_NAME - 2}}}[a-z0-9])?$')",
+    "metadata.name",
+)
+
 
 @dataclass(frozen=True)
 class Job:
-    """A DDPJob. If its spec cannot be read, `spec` is None and `spec_error` says why."""
+    """A DDPJob. If its spec cannot be read, `spec` is None and `spec_error` is the reason."""
 
     name: str
     namespace: str
@@ -77,6 +86,7 @@ class Job:
             self.spec,
             image="",
             args=(),
+            code="",
             command=(),
             torchrun_args=(),
             rdzv_conf={},

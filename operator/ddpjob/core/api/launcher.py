@@ -1,15 +1,14 @@
 """The words that start the processes: spec.torchrun.command, spec.torchrun.args and spec.args.
 
 The rules are about torchrun itself. Of another launcher in spec.torchrun.command it is not known
-which flags and programs it takes, so little is refused then. The rules of the CRD have the same
-patterns, which tests/unit/test_launcher.py compares.
+which flags and programs it takes, so little is refused then. The clauses of spec_rules.py have the
+same patterns.
 """
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-from ddpjob.core.api.readers import SpecError, quoted, require_strings
+from ddpjob.core.api.readers import SpecError, quoted
 from ddpjob.core.api.torchrun_flags import candidates, check_flags, why_not
 
 # The words that start torchrun by Python.
@@ -30,8 +29,22 @@ MODULE_FLAGS = ("-m", "--module")
 MODULE = re.compile("[^- ][^ ]*")
 NO_PYTHON = ("--no-python", "--no_python")
 
+# $NAME and ${NAME}. Kubernetes expands $(NAME), and $$ is a dollar sign for it.
+SHELL_VARIABLE = re.compile(r"(?<!\$)\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
+
 # How spec.args begins.
 BEGIN = "begin with the script or -m and a module"
+
+
+def shell_variable(args: Sequence[str], words: Sequence[str]) -> str:
+    """Return the first reference to a variable that only a shell would expand, or "".
+
+    `words` are those that start torchrun. With --no-python, the program may be a shell.
+    """
+    if not {*NO_PYTHON}.isdisjoint(words):
+        return ""
+    found = (SHELL_VARIABLE.search(word) for word in args)
+    return next((one[0] for one in found if one), "")
 
 
 def is_torchrun(command: Sequence[str]) -> bool:
@@ -55,29 +68,19 @@ def _is_module(command: Sequence[str]) -> bool:
     return is_python and tuple(command[1:3]) == TORCHRUN_MODULE
 
 
-def read_command(value: Any) -> tuple[str, ...]:
-    """Read spec.torchrun.command. Raises SpecError."""
-    where = "spec.torchrun.command"
-    command = require_strings(value, where)
-    check_flags(flags_of(command), where)
-    return command
+def check_command(command: Sequence[str]) -> None:
+    """Check spec.torchrun.command. Raises SpecError."""
+    check_flags(flags_of(command), "spec.torchrun.command")
 
 
-def read_flags(value: Any, command: Sequence[str]) -> tuple[str, ...]:
-    """Read spec.torchrun.args, which follow the command. Raises SpecError."""
-    where = "spec.torchrun.args"
-    # A list of templates and variables may be empty.
-    if value is None or value == []:
-        return ()
-    flags = require_strings(value, where)
+def check_torchrun_args(flags: Sequence[str], command: Sequence[str]) -> None:
+    """Check spec.torchrun.args, which follow the command. Raises SpecError."""
     if is_torchrun(command):
-        check_flags(flags, where)
-    return flags
+        check_flags(flags, "spec.torchrun.args")
 
 
-def read_args(value: Any, command: Sequence[str], flags: Sequence[str]) -> tuple[str, ...]:
-    """Read spec.args, which follow the command and its flags. Raises SpecError."""
-    args = require_strings(value, "spec.args")
+def check_args(args: Sequence[str], command: Sequence[str], flags: Sequence[str]) -> None:
+    """Check spec.args, which follow the command and its flags. Raises SpecError."""
     is_python_left_out = not {*NO_PYTHON}.isdisjoint([*command, *flags])
     if not is_torchrun(command):
         _check_for_another_launcher(args[0], is_python_left_out)
@@ -91,7 +94,6 @@ def read_args(value: Any, command: Sequence[str], flags: Sequence[str]) -> tuple
         raise SpecError(f"spec.args: {_about_flag(args[0])}")
     elif not is_python_left_out:
         _check_script(args[0])
-    return args
 
 
 def _check_for_another_launcher(first: str, is_python_left_out: bool) -> None:

@@ -27,7 +27,7 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_INDEX = f"{GROUP}/index"
 
 # The job whose code a ConfigMap holds.
-LABEL_CODE = f"{GROUP}/code-of"
+LABEL_CODE = f"{GROUP}/code"
 
 # The assignment of a pod's agent, and since when the pod was ready when it got that assignment.
 ANNOTATION_ASSIGNMENT = f"{GROUP}/assignment"
@@ -48,10 +48,7 @@ SHARED_MEMORY = "/dev/shm"
 VOLUME_PREFIX = "ddpjob-"
 AGENT_VOLUME = f"{VOLUME_PREFIX}agent"
 CHECKPOINT_VOLUME = f"{VOLUME_PREFIX}checkpoint"
-
-# Where the pods find code that was sent with the job, and the name of its volume.
-CODE_FOLDER = "/mnt/code"
-CODE_VOLUME = "code"
+CODE_VOLUME = f"{VOLUME_PREFIX}code"
 
 # How the lines begin that an agent adds to the log of its pod.
 AGENT_LINE = "ddpjob agent: "
@@ -61,6 +58,10 @@ FOLDER = "/ddpjob"
 AGENT_FOLDER = f"{FOLDER}/agent"
 RUN_FOLDER = f"{FOLDER}/run"
 POD_FOLDER = f"{FOLDER}/pod"
+
+# The ConfigMap of `spec.code`, and the working directory into which the agent unpacks it.
+CODE_FOLDER = f"{FOLDER}/code"
+WORK_FOLDER = f"{FOLDER}/work"
 
 # A second mount of the operator's volume at /dev/shm. The agent empties it between two attempts:
 # whatever is mounted at /dev/shm or below it, only files of that volume are here.
@@ -73,6 +74,7 @@ OWN_MOUNTS = {
     AGENT_FOLDER: AGENT_VOLUME,
     RUN_FOLDER: f"{VOLUME_PREFIX}run",
     POD_FOLDER: f"{VOLUME_PREFIX}pod",
+    CODE_FOLDER: CODE_VOLUME,
     MEMORY_FOLDER: f"{VOLUME_PREFIX}shm",
 }
 ASSIGNMENT_FILE = f"{POD_FOLDER}/assignment"

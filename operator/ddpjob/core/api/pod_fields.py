@@ -1,56 +1,18 @@
-"""The fields of a spec that have the shape of Kubernetes' pod fields, and their checks.
+"""The fields of a spec that have Kubernetes' own shapes, and what the operator sets of a pod.
 
-Only what rendering relies on, and what YAML gets wrong most often, is checked here. The API server
-checks the rest when a pod is created.
+Their shapes and changes are declared in pod_shapes.yaml.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from ddpjob.core.api import names
-from ddpjob.core.api.merge import MERGE_KEYS
-from ddpjob.core.api.readers import (
-    Dict,
-    SpecError,
-    quoted,
-    require_object,
-    require_objects,
-    require_string,
-)
+from ddpjob.core.api import names, shapes
+from ddpjob.core.api.readers import Dict, SpecError, child, children, mapping_or_empty
 
-# Fields of the spec that enter the pod unchanged.
-POD_FIELDS = (
-    "imagePullPolicy",
-    "imagePullSecrets",
-    "env",
-    "envFrom",
-    "resources",
-    "volumes",
-    "volumeMounts",
-    "nodeSelector",
-    "tolerations",
-    "affinity",
-    "topologySpreadConstraints",
-    "serviceAccountName",
-    "priorityClassName",
-)
-
-# Their shapes. Every field that is in neither list is a list of objects.
-OBJECT_FIELDS = ("resources", "nodeSelector", "affinity")
-STRING_FIELDS = ("imagePullPolicy", "serviceAccountName", "priorityClassName")
+POD_TEMPLATE = "podTemplate"
 
 # Seconds between SIGTERM and SIGKILL of a pod, unless podTemplate sets another number.
 GRACE_SECONDS = 45
-
-# Lists in which Kubernetes refuses two items with the same merge key.
-UNIQUE_LISTS = ("volumes", "volumeMounts")
-
-# Strings that each item of a list must have.
-REQUIRED_STRINGS = {
-    "env": ("name",),
-    "volumes": ("name",),
-    "volumeMounts": ("name", "mountPath"),
-}
 
 # Fields that the operator sets in every pod, so podTemplate must not.
 OWNED_POD_FIELDS = ("restartPolicy", "hostname", "subdomain", "activeDeadlineSeconds")
@@ -58,151 +20,110 @@ OWNED_TRAINER_FIELDS = (
     "command",
     "args",
     "resources",
+    "restartPolicy",
     "readinessProbe",
     "terminationMessagePath",
     "terminationMessagePolicy",
-    "restartPolicy",
 )
 
 OWNED = "is set by the operator; remove it"
 
 
+def pod_field_names() -> tuple[str, ...]:
+    """Return the names of the fields of a spec that enter the pod unchanged."""
+    return tuple(name for name in shapes.shapes() if name != POD_TEMPLATE)
+
+
 def read_pod_fields(fields: Dict) -> dict[str, Any]:
-    """Return the pod fields of a spec that are set, unchanged. Raises SpecError."""
+    """Return the fields of a spec that enter the pod, unchanged. Raises SpecError."""
     found = {}
-    for key in POD_FIELDS:
+    for key in pod_field_names():
         value = fields.get(key)
+        if value is None:
+            continue
+        shapes.check(value, shapes.shapes()[key], f"spec.{key}")
         # An empty string means "not set" in Kubernetes.
-        is_empty = key in STRING_FIELDS and value == ""
-        if value is not None and not is_empty:
-            found[key] = _read_pod_field(key, value)
+        if value != "":
+            found[key] = value
     return found
-
-
-def _read_pod_field(key: str, value: Any) -> Any:
-    where = f"spec.{key}"
-    if key in STRING_FIELDS:
-        return require_string(value, where)
-    if key == "resources":
-        return _read_resources(value, where)
-    if key in OBJECT_FIELDS:
-        return require_object(value, where)
-    items = require_objects(value, where)
-    for item in items:
-        _check_item(key, item, where)
-    if key in UNIQUE_LISTS:
-        _refuse_duplicates(items, MERGE_KEYS[key], where)
-    return list(items)
-
-
-def _read_resources(value: Any, where: str) -> Dict:
-    resources = require_object(value, where)
-    for kind in ("limits", "requests"):
-        require_object(resources.get(kind), f"{where}.{kind}")
-    return resources
-
-
-def _check_item(key: str, item: Dict, where: str) -> None:
-    for name in REQUIRED_STRINGS.get(key, ()):
-        require_string(item.get(name), f"{where}[].{name}")
-    if key == "env":
-        _refuse_reserved_variable(item, where)
-        _check_variable(item, where)
-    if key == "volumes":
-        _refuse_operator_volume(item, where)
-    if key == "volumeMounts":
-        _refuse_operator_path(item, where)
-
-
-def _check_variable(item: Dict, where: str) -> None:
-    value = item.get("value", "")
-    if "valueFrom" not in item and not isinstance(value, str):
-        raise SpecError(
-            f"{where}: the value of {item['name']} must be a string, got {quoted(value)}; "
-            "put it in quotes"
-        )
-
-
-def _refuse_duplicates(items: Sequence[Dict], key: str, where: str) -> None:
-    seen = set()
-    for item in items:
-        value = str(item.get(key))
-        if value in seen:
-            raise SpecError(f"{where}: several items have the {key} {value}; keep one")
-        seen.add(value)
-
-
-def _refuse_operator_volume(volume: Dict, where: str) -> None:
-    name = str(volume.get("name"))
-    if names.is_own_volume(name):
-        raise SpecError(
-            f"{where}: the volume name {name} is reserved: names that begin with "
-            f"{names.VOLUME_PREFIX} belong to the operator; choose another name"
-        )
-
-
-def _refuse_operator_path(mount: Dict, where: str) -> None:
-    path = str(mount.get("mountPath"))
-    if names.is_own_path(path):
-        raise SpecError(
-            f"{where}: the path {path} is reserved: paths below {names.FOLDER} belong to the "
-            "operator; choose another path"
-        )
-
-
-def _refuse_reserved_variable(item: Dict, where: str) -> None:
-    name = str(item.get("name"))
-    if name in names.RESERVED_VARIABLES or name.startswith(names.RESERVED_PREFIX):
-        raise SpecError(f"{where}: {name} is set by torchrun for each process; remove it")
 
 
 def read_pod_template(value: Any) -> dict[str, Any]:
-    """Return the overlay of a spec: metadata.labels, metadata.annotations and spec.
-
-    Raises SpecError if it sets what the operator sets.
-    """
-    template = require_object(value, "spec.podTemplate")
-    metadata = _read_metadata(template.get("metadata"))
-    pod = require_object(template.get("spec"), "spec.podTemplate.spec")
-    for key in OWNED_POD_FIELDS:
-        if key in pod:
-            raise SpecError(f"spec.podTemplate.spec.{key}: {OWNED}")
-    volumes_path = "spec.podTemplate.spec.volumes"
-    for volume in require_objects(pod.get("volumes"), volumes_path):
-        _refuse_operator_volume(volume, volumes_path)
-    for kind in ("containers", "initContainers"):
-        where = f"spec.podTemplate.spec.{kind}"
-        for container in require_objects(pod.get(kind), where):
-            for mount in require_objects(container.get("volumeMounts"), f"{where}[].volumeMounts"):
-                _refuse_operator_path(mount, f"{where}[].volumeMounts")
-            if kind == "containers" and container.get("name") == names.TRAINER:
-                _check_trainer(container)
-    overlay: dict[str, Any] = {}
-    if metadata:
-        overlay["metadata"] = metadata
-    if pod:
-        overlay["spec"] = pod
-    return overlay
+    """Return the known parts of podTemplate that are not empty. Raises SpecError."""
+    if value is None:
+        return {}
+    shape = shapes.shapes()[POD_TEMPLATE]
+    shapes.check(value, shape, f"spec.{POD_TEMPLATE}")
+    metadata = child(value, "metadata")
+    known = shape["properties"]["metadata"]["properties"]
+    overlay = {
+        "metadata": {key: metadata[key] for key in known if metadata.get(key)},
+        "spec": child(value, "spec"),
+    }
+    return {key: part for key, part in overlay.items() if part}
 
 
-def _read_metadata(value: Any) -> dict[str, Dict]:
-    metadata = require_object(value, "spec.podTemplate.metadata")
-    found = {}
+def find_unknown_pod_fields(spec: Dict) -> Iterator[str]:
+    """Yield a sentence for each field within the pod fields that Kubernetes does not have."""
+    for key in pod_field_names():
+        yield from shapes.unknown_fields(spec.get(key), shapes.shapes()[key], f"spec.{key}")
+    # Which fields podTemplate has is checked with the spec's own fields.
+    shape = shapes.shapes()[POD_TEMPLATE]["properties"]["spec"]
+    pod = child(spec.get(POD_TEMPLATE), "spec")
+    yield from shapes.unknown_fields(pod, shape, f"spec.{POD_TEMPLATE}.spec")
+
+
+# The checks of the rules for pod fields (spec_rules.py). Each raises SpecError.
+
+
+def check_variables(env: Any, where: str) -> None:
+    """Refuse variables that torchrun sets for each process."""
+    for item in env or ():
+        name = item["name"]
+        if name in names.RESERVED_VARIABLES or name.startswith(names.RESERVED_PREFIX):
+            raise SpecError(f"{where}: {name} is set by torchrun for each process; remove it")
+
+
+def check_metadata(metadata: Dict) -> None:
+    """Refuse labels and annotations of the operator."""
     for kind in ("labels", "annotations"):
-        where = f"spec.podTemplate.metadata.{kind}"
-        entries = require_object(metadata.get(kind), where)
-        for key in entries:
+        for key in mapping_or_empty(metadata.get(kind)):
             if str(key).startswith(f"{names.GROUP}/"):
-                raise SpecError(f"{where}: {key} {OWNED}")
-        if entries:
-            found[kind] = entries
-    return found
+                raise SpecError(f"spec.{POD_TEMPLATE}.metadata.{kind}: {key} {OWNED}")
 
 
-def _check_trainer(container: Dict) -> None:
-    where = f"spec.podTemplate.spec.containers[{names.TRAINER}]"
-    for key in OWNED_TRAINER_FIELDS:
-        if key in container:
+def check_owned_pod_fields(pod: Dict) -> None:
+    _refuse_owned(pod, OWNED_POD_FIELDS, f"spec.{POD_TEMPLATE}.spec")
+
+
+def check_trainer(pod: Dict) -> None:
+    """Refuse what the operator sets in the container trainer."""
+    for where, container in _trainers(pod):
+        _refuse_owned(container, OWNED_TRAINER_FIELDS, where)
+
+
+def check_trainers_variables(pod: Dict) -> None:
+    for where, container in _trainers(pod):
+        check_variables(container.get("env"), f"{where}.env")
+
+
+def check_working_dir(pod: Dict) -> None:
+    """Refuse a working directory of the container trainer, which is that of spec.code."""
+    for where, container in _trainers(pod):
+        if container.get("workingDir"):
+            raise SpecError(
+                f"{where}.workingDir: with spec.code, the working directory is the one with the "
+                "code; remove it"
+            )
+
+
+def _trainers(pod: Dict) -> Iterator[tuple[str, Dict]]:
+    for container in children(pod, "containers"):
+        if container["name"] == names.TRAINER:
+            yield f"spec.{POD_TEMPLATE}.spec.containers[{names.TRAINER}]", container
+
+
+def _refuse_owned(fields: Dict, owned: tuple[str, ...], where: str) -> None:
+    for key in owned:
+        if fields.get(key) is not None:
             raise SpecError(f"{where}.{key}: {OWNED}")
-    for item in require_objects(container.get("env"), f"{where}.env"):
-        _refuse_reserved_variable(item, f"{where}.env")

@@ -1,32 +1,30 @@
-"""The parts of a spec that say when a job restarts, waits, ends and is cleaned up."""
+"""The fields of a spec for the restarts, the suspension, the end and the clean-up of a job."""
 
-from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as declared
 
 from ddpjob.core.api import names
-from ddpjob.core.api.history import MAX_ATTEMPTS
-from ddpjob.core.api.readers import (
-    Dict,
-    refuse,
-    require_boolean,
-    require_fields,
-    require_integer,
-    require_integers,
-    require_string,
+from ddpjob.core.api.declare import (
+    CONFIG,
+    Bool,
+    Change,
+    Declared,
+    Int,
+    Items,
+    Seconds,
+    Text,
+    entry,
+    seconds,
 )
+from ddpjob.core.api.history import MAX_ATTEMPTS
 from ddpjob.core.api.recovery import Recovery
+from ddpjob.core.api.times import MAX_INT32
 
 # Each restart in a window is kept in the status, so their number is bounded.
 MAX_BUDGET = 1000
-
-MAX_INT32 = 2**31 - 1
-
-# Longest deadline, window or grace period, in seconds: 68 years.
-MAX_SECONDS = MAX_INT32
-
-MAX_EXIT_CODES = 32
 
 # argparse ends a script that was used wrongly with this code, and so does Python if it cannot find
 # the script.
@@ -48,47 +46,50 @@ class Heartbeat(StrEnum):
     LOG = "Log"
 
 
-Choice = TypeVar("Choice", bound=StrEnum)
+@declared(frozen=True, slots=True, config=CONFIG)
+class FailurePolicy(Declared):
+    """Budgets of restarts of the whole gang, and what ends a job. Can be changed at any time."""
 
-
-@dataclass(frozen=True)
-class FailurePolicy:
-    """Budgets of a job in restarts of the whole gang.
-
-    - `max_restarts` limits the restarts after failures of the job itself, `max_disruptions` those
-      after lost pods, and `max_announced` those after disruptions that were announced; None does
-      not limit them.
-    - `window`: restarts that are older do not count; None counts all of them.
-    - `non_retryable`: exit codes of a worker that end the job at once.
-    - `max_attempts_without_progress`: the job ends after so many failed attempts that made no step.
-    """
-
-    max_restarts: int = 3
-    max_disruptions: int = 20
-    max_announced: int | None = None
-    window: timedelta | None = None
-    non_retryable: tuple[int, ...] = (WRONG_USE,)
-    max_attempts_without_progress: int = 5
-
-    @classmethod
-    def from_dict(cls, data: Any) -> "FailurePolicy":
-        where = "spec.failurePolicy"
-        fields = require_fields(data, where)
-        restarts = fields.get("maxRestarts", cls.max_restarts)
-        disruptions = fields.get("maxDisruptions", cls.max_disruptions)
-        announced = fields.get("maxAnnouncedDisruptions")
-        stuck = fields.get("maxAttemptsWithoutProgress", cls.max_attempts_without_progress)
-        codes = fields.get("nonRetryableExitCodes", list(cls.non_retryable))
-        return cls(
-            max_restarts=require_integer(restarts, f"{where}.maxRestarts", 0, MAX_BUDGET),
-            max_disruptions=require_integer(disruptions, f"{where}.maxDisruptions", 0, MAX_BUDGET),
-            max_announced=_read_limit(announced, f"{where}.maxAnnouncedDisruptions"),
-            window=_read_seconds(fields, "windowSeconds", 1, where),
-            non_retryable=_read_exit_codes(codes, f"{where}.nonRetryableExitCodes"),
-            max_attempts_without_progress=require_integer(
-                stuck, f"{where}.maxAttemptsWithoutProgress", 1, MAX_ATTEMPTS
-            ),
-        )
+    max_restarts: Int = entry(
+        "Maximum number of gang restarts after failures of the script.",
+        3,
+        ge=0,
+        le=MAX_BUDGET,
+    )
+    max_disruptions: Int = entry(
+        "Maximum number of gang restarts after lost pods.",
+        20,
+        ge=0,
+        le=MAX_BUDGET,
+    )
+    max_announced: Int | None = entry(
+        """Maximum number of gang restarts after disruptions that were announced, such as a drain.
+        Without it, they are not limited.""",
+        None,
+        name="maxAnnouncedDisruptions",
+        ge=0,
+        le=MAX_BUDGET,
+    )
+    window: Seconds | None = seconds(
+        """Restarts that are older do not count against the budgets. Without it, all of them
+        count.""",
+        name="windowSeconds",
+    )
+    non_retryable: Items[Annotated[Int, Field(ge=1, le=255)]] = entry(
+        """Exit codes of a worker that end the job at once. 2 is what argparse ends with after wrong
+        use. A signal has 128 and its number.""",
+        (WRONG_USE,),
+        name="nonRetryableExitCodes",
+        max_length=32,
+    )
+    max_attempts_without_progress: Int = entry(
+        """Number of attempts without progress that end the job: they failed at or before the step
+        at which they began. Only attempts count whose output has JSON lines with step. Attempts
+        that were disrupted, resized or suspended do not count.""",
+        5,
+        ge=1,
+        le=MAX_ATTEMPTS,
+    )
 
     def is_retryable(self, exit_code: int | None) -> bool:
         """Return False for a code that ends the job.
@@ -101,79 +102,79 @@ class FailurePolicy:
         return as_shell not in self.non_retryable
 
 
-@dataclass(frozen=True)
-class Lifecycle:
-    """When a job waits, ends and is cleaned up.
+@declared(frozen=True, slots=True, config=CONFIG)
+class Lifecycle(Declared):
+    """When a job waits, ends and is cleaned up."""
 
-    - `suspended`: the job has no pods.
-    - `retries`: a Failed job is taken up again each time that this number grows.
-    - `active_deadline`: longest active time, summed over suspensions.
-    - `startup_deadline`: longest time in which not all nodes of an attempt run.
-    - `time_to_live`: the job is deleted so long after it has finished.
-    - `managed_by`: the controller that looks after the job.
-    - `hang_timeout`: an attempt ends if its `heartbeat` stops for so long; None: never.
-      `first_heartbeat`: the same for the time before the first one.
-    - `recovery`: whether pods stay for the next attempt; None: that depends on the volumes.
-    """
-
-    suspended: bool = False
-    retries: int = 0
-    active_deadline: timedelta | None = None
-    startup_deadline: timedelta | None = None
-    time_to_live: timedelta | None = None
-    clean_pods: CleanPodPolicy = CleanPodPolicy.RUNNING
-    managed_by: str = names.CONTROLLER
-    hang_timeout: timedelta | None = None
-    first_heartbeat: timedelta | None = None
-    heartbeat: Heartbeat = Heartbeat.FILE
-    recovery: Recovery | None = None
-
-    @classmethod
-    def from_fields(cls, fields: Dict) -> "Lifecycle":
-        return cls(
-            suspended=require_boolean(fields.get("suspend", False), "spec.suspend"),
-            retries=require_integer(fields.get("retries", 0), "spec.retries", 0, MAX_INT32),
-            active_deadline=_read_seconds(fields, "activeDeadlineSeconds", 1),
-            startup_deadline=_read_seconds(fields, "startupDeadlineSeconds", 1),
-            time_to_live=_read_seconds(fields, "ttlSecondsAfterFinished", 0),
-            clean_pods=_read_choice(fields, "cleanPodPolicy", cls.clean_pods),
-            managed_by=require_string(fields.get("managedBy", cls.managed_by), "spec.managedBy"),
-            hang_timeout=_read_seconds(fields, "hangTimeoutSeconds", 1),
-            first_heartbeat=_read_seconds(fields, "firstHeartbeatSeconds", 1),
-            heartbeat=_read_choice(fields, "heartbeat", cls.heartbeat),
-            recovery=_read_recovery(fields),
-        )
-
-
-def _read_choice(fields: Dict, key: str, default: Choice) -> Choice:
-    """Return the choice at `key`, one of the kind of `default`."""
-    value = fields.get(key, str(default))
-    choices = [str(choice) for choice in type(default)]
-    if value not in choices:
-        wanted = f"{', '.join(choices[:-1])} or {choices[-1]}"
-        raise refuse(f"spec.{key}", wanted, value)
-    return type(default)(value)
-
-
-def _read_recovery(fields: Dict) -> Recovery | None:
-    if fields.get("recovery") is None:
-        return None
-    return _read_choice(fields, "recovery", Recovery.IN_PLACE)
-
-
-def _read_limit(value: Any, where: str) -> int | None:
-    return None if value is None else require_integer(value, where, 0, MAX_BUDGET)
-
-
-def _read_seconds(fields: Dict, key: str, low: int, where: str = "spec") -> timedelta | None:
-    value = fields.get(key)
-    if value is None:
-        return None
-    return timedelta(seconds=require_integer(value, f"{where}.{key}", low, MAX_SECONDS))
-
-
-def _read_exit_codes(value: Any, where: str) -> tuple[int, ...]:
-    codes = require_integers(value, where, 1, 255)
-    if len(codes) > MAX_EXIT_CODES:
-        raise refuse(where, f"a list of at most {MAX_EXIT_CODES} exit codes", value)
-    return codes
+    recovery: Recovery | None = entry(
+        """With InPlace, pods that did nothing wrong stay for the next attempt; their agents start
+        torchrun anew. With Recreate, every attempt gets new pods. By default InPlace if the job has
+        a checkpoint, or mounts a claim or a network volume that it can write to, else Recreate.""",
+        None,
+        change=Change.ALWAYS,
+    )
+    hang_timeout: Seconds | None = seconds(
+        """An attempt ends with the cause Hang if, after its first heartbeat, a pod gives none for
+        so many seconds. The stacks of its processes are in the log.""",
+        name="hangTimeoutSeconds",
+    )
+    first_heartbeat: Seconds | None = seconds(
+        """An attempt ends with the cause Hang if a pod gives no heartbeat for so many seconds after
+        its workers have met. Without it, there is no limit before the first one.""",
+        name="firstHeartbeatSeconds",
+    )
+    heartbeat: Heartbeat = entry(
+        """What counts as a heartbeat. File: a process touches $DDP_HEARTBEAT_FILE. Log: a process
+        writes output, and the job hangs only if no pod has written.""",
+        Heartbeat.FILE,
+    )
+    suspended: Bool = entry(
+        """While true, the job has no pods. They get SIGTERM and their grace period. When it is set
+        to false, a new attempt begins, which uses no budget.""",
+        False,
+        name="suspend",
+        change=Change.ALWAYS,
+    )
+    retries: Int = entry(
+        """A Failed job is taken up again each time that this number grows. It keeps its counters,
+        its history and its checkpoints; its budgets and its active time begin anew. See `ddpjob
+        retry`.""",
+        0,
+        change=Change.ALWAYS,
+        ge=0,
+        le=MAX_INT32,
+    )
+    active_deadline: Seconds | None = seconds(
+        """The job fails after so many seconds of active time, from the first pod on, without the
+        time in which it was suspended.""",
+        name="activeDeadlineSeconds",
+        change=Change.ALWAYS,
+    )
+    startup_deadline: Seconds | None = seconds(
+        """The job fails if not all nodes of an attempt are ready after so many seconds, that is, if
+        their workers have not met. Back-off, the wait for old pods, the time in which the job gives
+        way to an older one, and the time in which a scheduling gate holds the pods do not count. An
+        attempt whose rendezvous timed out does not begin the time anew.""",
+        name="startupDeadlineSeconds",
+        change=Change.ALWAYS,
+    )
+    time_to_live: Seconds | None = seconds(
+        "So many seconds after it has finished, the job is deleted with its pods.",
+        name="ttlSecondsAfterFinished",
+        change=Change.ALWAYS,
+        low=0,
+    )
+    clean_pods: CleanPodPolicy = entry(
+        """Pods that are deleted when the job has finished: None, Running (those that have not
+        ended) or All.""",
+        CleanPodPolicy.RUNNING,
+        name="cleanPodPolicy",
+        change=Change.ALWAYS,
+    )
+    managed_by: Text = entry(
+        """Controller that manages the job. The operator leaves a job with another value than
+        ddpjob.dev/operator alone.""",
+        names.CONTROLLER,
+        min_length=1,
+        max_length=63,
+    )

@@ -26,10 +26,18 @@ def quoted(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, default=str)
     # YAML has values that JSON has not: dates as keys, and lists that contain themselves.
     except (TypeError, ValueError, RecursionError):
-        text = repr(value)
+        text = _representation(value)
     if len(text) <= MAX_QUOTED:
         return text
     return f"{text[:MAX_QUOTED]}…"
+
+
+def _representation(value: Any) -> str:
+    try:
+        return repr(value)
+    # An integer of more than 4,300 digits, or a list within 1,000 others.
+    except (ValueError, RecursionError):
+        return "a value that is too large to print"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -81,40 +89,10 @@ def require_objects(value: Any, where: str) -> Sequence[Dict]:
     return value
 
 
-def require_integer(value: Any, where: str, low: int, high: int) -> int:
-    # In Python, True is an integer too.
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or not low <= value <= high:
-        raise refuse(where, f"an integer from {low} to {high}", value)
-    return int(value)
-
-
-def require_integers(value: Any, where: str, low: int, high: int) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise refuse(where, f"a list of integers from {low} to {high}", value)
-    return tuple(require_integer(item, where, low, high) for item in value)
-
-
-def require_boolean(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise refuse(where, "true or false", value)
-    return value
-
-
 def require_string(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
         raise refuse(where, "a string that is not empty", value)
     return value
-
-
-def require_strings(value: Any, where: str) -> tuple[str, ...]:
-    wanted = "a list of at least one string (put numbers in quotes)"
-    if not isinstance(value, list) or not value:
-        raise refuse(where, wanted, value)
-    for item in value:
-        if not isinstance(item, str):
-            raise refuse(where, wanted, value)
-    return tuple(value)
 
 
 def normal_path(path: str) -> str:

@@ -1,214 +1,282 @@
-"""The spec of a DDPJob as frozen dataclasses, read from the dict of its manifest.
+"""The spec of a DDPJob as it is written: the declaration of its fields.
 
-In a cluster the CRD has checked a spec before the operator reads it. On one machine only
-`Spec.from_dict` checks it. Both refuse the same specs, which tests/apiserver compares.
+The fields of `spec` stand in three groups, in the order of the CRD: Gang here, Lifecycle in
+policy.py, and the fields with Kubernetes' own shapes in pod_fields.py. Rules across fields are in
+spec_rules.py. Decisions read what resolved.py makes of them.
+
+In a cluster the CRD, which is written from these declarations, has checked a spec before the
+operator reads it. On one machine only `read_spec` checks it. tests/apiserver compares both.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from ddpjob.core.api import launcher, profiles
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.dataclasses import dataclass as declared
+
+from ddpjob.core.api import profiles, shapes
+from ddpjob.core.api.declare import (
+    CONFIG,
+    Bool,
+    Change,
+    Declared,
+    Int,
+    Items,
+    OneOf,
+    Text,
+    entry,
+    fields_of,
+    is_declared,
+    read,
+    type_of,
+)
 from ddpjob.core.api.names import MAX_NODES
-from ddpjob.core.api.pod_fields import POD_FIELDS, read_pod_fields, read_pod_template
+from ddpjob.core.api.pod_fields import (
+    POD_TEMPLATE,
+    find_unknown_pod_fields,
+    pod_field_names,
+    read_pod_fields,
+    read_pod_template,
+)
 from ddpjob.core.api.policy import FailurePolicy, Lifecycle
 from ddpjob.core.api.readers import (
     Dict,
     SpecError,
     child,
     did_you_mean,
-    either,
     normal_path,
     quoted,
     refuse,
-    require_boolean,
     require_fields,
-    require_integer,
-    require_object,
-    require_string,
 )
-from ddpjob.core.api.recovery import Recovery, shared_volume
 
 MAX_PROCESSES = 256
 
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
 RDZV_NAME = re.compile(r"[a-z_]+")
-RDZV_VALUE = re.compile(r"[^,=\s]+")
+RDZV_VALUE = re.compile(r"[^,=\t\n\v\f\r ]+")
 
-# The fields that this operator knows, by the path of their object.
-KNOWN_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "spec": (
-        "nodes",
-        "nprocPerNode",
-        "accelerator",
-        "image",
-        "args",
-        "podTemplate",
-        "torchrun",
-        "checkpoint",
-        "failurePolicy",
-        "suspend",
-        "retries",
-        "activeDeadlineSeconds",
-        "startupDeadlineSeconds",
-        "ttlSecondsAfterFinished",
-        "cleanPodPolicy",
-        "managedBy",
-        "hangTimeoutSeconds",
-        "firstHeartbeatSeconds",
-        "heartbeat",
-        "recovery",
-        "fastStart",
-        "podSecurity",
-        *POD_FIELDS,
-    ),
-    "spec.torchrun": ("command", "args", "python", "rdzvConf"),
-    "spec.checkpoint": ("claimName", "mountPath"),
-    "spec.failurePolicy": (
-        "maxRestarts",
-        "maxDisruptions",
-        "maxAnnouncedDisruptions",
-        "maxAttemptsWithoutProgress",
-        "windowSeconds",
-        "nonRetryableExitCodes",
-    ),
-    "spec.podTemplate": ("metadata", "spec"),
-    "spec.podTemplate.metadata": ("labels", "annotations"),
-}
+Words = Items[Annotated[Text, Field(max_length=4096)]]
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A PersistentVolumeClaim that every node mounts."""
+def _known_accelerator(name: str) -> str:
+    known = profiles.catalog()
+    if name not in known:
+        raise SpecError(
+            f"spec.accelerator: unknown profile {quoted(name)}{did_you_mean(name, known)}; "
+            f"the profiles are {', '.join(known)}"
+        )
+    return name
 
-    claim: str
-    mount_path: str = "/checkpoints"
 
-    @classmethod
-    def from_dict(cls, data: Any) -> "Checkpoint | None":
-        if data is None:
-            return None
-        fields = require_fields(data, "spec.checkpoint")
-        claim = require_string(fields.get("claimName"), "spec.checkpoint.claimName")
-        path = require_string(fields.get("mountPath", cls.mount_path), "spec.checkpoint.mountPath")
-        if not MOUNT_PATH.fullmatch(path):
-            wanted = "an absolute path other than '/' and without ':'"
-            raise refuse("spec.checkpoint.mountPath", wanted, path)
-        return cls(claim, normal_path(path))
+def _absolute_path(path: str) -> str:
+    if not MOUNT_PATH.fullmatch(path):
+        raise ValueError("no mount path")
+    return normal_path(path)
+
+
+def _rdzv_name(name: Any) -> str:
+    if not (isinstance(name, str) and RDZV_NAME.fullmatch(name)):
+        wanted = "names of a-z and '_', such as join_timeout"
+        raise refuse("spec.torchrun.rdzvConf", wanted, name)
+    return name
+
+
+def _rdzv_value(value: str) -> str:
+    if not RDZV_VALUE.fullmatch(value):
+        raise ValueError("no setting")
+    return value
+
+
+RdzvName = Annotated[Text, BeforeValidator(_rdzv_name)]
+RdzvText = Annotated[Text, Field(max_length=256), AfterValidator(_rdzv_value)]
+RdzvNumber = Annotated[Int, Field(ge=-shapes.MAX_INT64 - 1, le=shapes.MAX_INT64)]
+
+
+@declared(frozen=True, slots=True, config=CONFIG)
+class Torchrun(Declared):
+    """How torchrun is started."""
+
+    command: Words = entry(
+        """Command that starts torchrun, such as [python, -m, torch.distributed.run], or another
+        launcher that takes its flags.""",
+        ("torchrun",),
+        min_length=1,
+        max_length=64,
+    )
+    args: Words = entry(
+        """Flags of torchrun, such as [--monitor-interval, "1"]. They come before those of the
+        operator and before spec.args. With another launcher, its flags.""",
+        (),
+        max_length=64,
+    )
+    python: Text = entry(
+        """Python interpreter of the pod's agent. Without it, the agent runs with the interpreter of
+        torchrun.""",
+        "",
+        min_length=1,
+        max_length=4096,
+    )
+    rdzv_conf: Mapping[RdzvName, RdzvNumber | RdzvText] = entry(
+        """Settings of the c10d rendezvous (--rdzv-conf), such as join_timeout in seconds.""",
+        {},
+        wanted="a number or a string without comma, '=' and space",
+        max_length=64,
+    )
+
+
+@declared(frozen=True, slots=True, config=CONFIG)
+class Checkpoint(Declared):
+    """Claim for checkpoints, which every attempt of the job mounts.
+
+    $DDP_CHECKPOINT_DIR is the job's folder in it.
+    """
+
+    claim: Text = entry(
+        "Name of the PersistentVolumeClaim.", name="claimName", min_length=1, max_length=253
+    )
+    mount_path: Annotated[Text, AfterValidator(_absolute_path)] = entry(
+        """Path at which the claim is mounted. The job uses the folder <mountPath>/<name of the
+        job>.""",
+        "/checkpoints",
+        wanted="an absolute path other than '/' and without ':'",
+        max_length=1024,
+    )
 
     def folder(self, job_name: str) -> str:
         """Return the folder of a job's checkpoints."""
         return f"{self.mount_path}/{job_name}"
 
 
-@dataclass(frozen=True)
-class Spec:
-    """A user's request, with the defaults filled in.
+@declared(frozen=True, slots=True, config=CONFIG)
+class Code(Declared):
+    """Code that each attempt finds in its working directory.
 
-    `nodes` is the size of the gang. `nproc_per_node` and `devices` (extended resources of a pod, by
-    name) are resolved: `auto` has become what the accelerator's profile gives. `unknown_fields` are
-    the paths of fields that this version ignores, and `unused_devices` are devices that the job
-    requests and its accelerator does not use. torchrun is started by `command`, `torchrun_args`,
-    the flags of the operator, and `args`. `python` is the interpreter of the agent; an empty one is
-    that of torchrun. `fast_start`: torchrun and the workers are forks of a process that has
-    imported torch. `restricted`: the pods follow the Pod Security level restricted; None leaves
-    that to the administrator.
+    Relative paths in args and in the script begin there. See `ddpjob submit --script`.
     """
 
-    image: str
-    args: tuple[str, ...]
-    nodes: int = 1
-    nproc_per_node: int = 1
-    accelerator: str = profiles.DEFAULT
-    devices: Mapping[str, int] = field(default_factory=dict)
-    command: tuple[str, ...] = ("torchrun",)
-    torchrun_args: tuple[str, ...] = ()
-    python: str = ""
-    fast_start: bool = False
-    rdzv_conf: Mapping[str, str] = field(default_factory=dict)
-    checkpoint: Checkpoint | None = None
-    failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
-    lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    pod_fields: Dict = field(default_factory=dict)
-    pod_template: Dict = field(default_factory=dict)
-    restricted: bool | None = None
-    unknown_fields: tuple[str, ...] = ()
-    unused_devices: tuple[str, ...] = ()
+    config_map: Text = entry(
+        """Name of the ConfigMap. The agent unpacks its key code.zip. Without that key, each of its
+        keys is a file.""",
+        min_length=1,
+        max_length=253,
+    )
 
-    @classmethod
-    def from_dict(cls, data: Any) -> "Spec":
-        """Read a spec. Raises SpecError for the first field that is wrong."""
-        fields = require_fields(data, "spec")
-        torchrun = require_fields(fields.get("torchrun"), "spec.torchrun")
-        command = launcher.read_command(torchrun.get("command", list(cls.command)))
-        torchrun_args = launcher.read_flags(torchrun.get("args"), command)
-        pod_fields = read_pod_fields(fields)
-        checkpoint = Checkpoint.from_dict(fields.get("checkpoint"))
-        _refuse_mount_at_checkpoint(checkpoint, pod_fields)
-        accelerator = _read_accelerator(fields.get("accelerator", cls.accelerator))
-        nodes = require_integer(fields.get("nodes", cls.nodes), "spec.nodes", 1, MAX_NODES)
-        requested = _read_requested_processes(fields.get("nprocPerNode", "auto"))
-        profiles.check_size(accelerator, nodes, requested)
-        resources = pod_fields.get("resources", {})
-        return cls(
-            image=require_string(fields.get("image"), "spec.image"),
-            args=launcher.read_args(fields.get("args"), command, torchrun_args),
-            nodes=nodes,
-            nproc_per_node=profiles.resolve_processes(accelerator, requested, resources),
-            accelerator=accelerator,
-            devices=profiles.resolve_devices(accelerator, requested, resources),
-            command=command,
-            torchrun_args=torchrun_args,
-            python=_read_python(torchrun.get("python")),
-            fast_start=_read_fast_start(fields.get("fastStart"), accelerator),
-            rdzv_conf=_read_rdzv_conf(torchrun.get("rdzvConf")),
-            checkpoint=checkpoint,
-            failure_policy=FailurePolicy.from_dict(fields.get("failurePolicy")),
-            lifecycle=Lifecycle.from_fields(fields),
-            pod_fields=pod_fields,
-            pod_template=read_pod_template(fields.get("podTemplate")),
-            restricted=_read_pod_security(fields.get("podSecurity")),
-            unknown_fields=find_unknown_fields(data),
-            unused_devices=profiles.unused_devices(accelerator, resources),
+
+@declared(frozen=True, slots=True, config=CONFIG)
+class Gang(Declared):
+    """What a job runs, and on how many nodes."""
+
+    nodes: Int = entry(
+        """Number of pods, each with one torchrun agent. A change begins a new attempt and does not
+        count as a restart.""",
+        1,
+        change=Change.ALWAYS,
+        ge=1,
+        le=MAX_NODES,
+    )
+    processes: Annotated[Int, Field(ge=1, le=MAX_PROCESSES)] | Literal["auto"] = entry(
+        """Number of processes per node. With auto, the accelerator profile and the resources
+        decide.""",
+        "auto",
+        name="nprocPerNode",
+        wanted=f"'auto' or an integer from 1 to {MAX_PROCESSES}",
+    )
+    accelerator: Annotated[Text, AfterValidator(_known_accelerator), OneOf(profiles.catalog)] = (
+        entry(
+            "Accelerator profile, which sets devices, variables and tolerations.",
+            profiles.DEFAULT,
+            min_length=1,
         )
+    )
+    image: Text = entry(
+        """Image with Python, torch and the script.""",
+        min_length=1,
+        max_length=1024,
+    )
+    args: Words = entry(
+        """A script, or -m and a module, then its arguments. Flags of torchrun belong to
+        torchrun.args.""",
+        min_length=1,
+        max_length=256,
+    )
+    code: Code | None = entry(default=None)
+    torchrun: Torchrun = entry(default=Torchrun())
+    checkpoint: Checkpoint | None = entry(default=None)
+    failure_policy: FailurePolicy = entry(default=FailurePolicy(), change=Change.ALWAYS)
+    fast_start: Bool | None = entry(
+        """Whether torchrun and the workers of a pod are forks of one process that has imported
+        torch, which saves seconds at each start. The accelerator's profile has the default: true
+        with cpu.""",
+        None,
+    )
+    pod_security: Literal["None", "Restricted"] | None = entry(
+        """With Restricted, the pods pass the Pod Security level restricted and run as user 1000.
+        With None, the image decides the user. By default the administrator has chosen it. A change
+        concerns pods that are created later.""",
+        None,
+        change=Change.ALWAYS,
+    )
 
     @property
-    def in_place(self) -> bool:
-        return self.recovery[0] is Recovery.IN_PLACE
+    def requested_processes(self) -> int | None:
+        """Return the number of processes per node that was asked for, or None for `auto`."""
+        return None if isinstance(self.processes, str) else self.processes
 
-    @property
-    def recovery(self) -> tuple[Recovery, str]:
-        """Return whether pods stay for the next attempt, and what decides that."""
-        if self.lifecycle.recovery:
-            return self.lifecycle.recovery, "spec.recovery"
-        if self.checkpoint:
-            return Recovery.IN_PLACE, "default: with spec.checkpoint"
-        volume = shared_volume(self.pod_fields, self.pod_template)
-        if volume:
-            return Recovery.IN_PLACE, f"default: with the shared volume {volume}"
-        return Recovery.RECREATE, "default: without spec.checkpoint or a shared volume"
 
-    @property
-    def world_size(self) -> int:
-        return self.nodes * self.nproc_per_node
+@dataclass(frozen=True)
+class Written:
+    """The spec of a job as it is written, with the defaults of its fields."""
 
-    @property
-    def device_advice(self) -> str:
-        """Return what to do about devices that the accelerator does not use, or nothing."""
-        if not self.unused_devices:
-            return ""
-        device = self.unused_devices[0]
-        return (
-            f"spec.resources requests {device}, which accelerator {self.accelerator} does not use: "
-            f"set spec.accelerator to {either(profiles.profiles_with(device))}, or remove it"
-        )
+    gang: Gang
+    lifecycle: Lifecycle
+    pod_fields: Dict
+    pod_template: Dict
+
+
+# The declared groups of the fields of `spec`, in order. The pod fields follow them.
+GROUPS = (Gang, Lifecycle)
+
+
+def read_spec(data: Any) -> Written:
+    """Read a spec. Raises SpecError for the first field that is wrong, in order of declaration."""
+    fields = require_fields(data, "spec")
+    return Written(
+        gang=read(Gang, fields, "spec"),
+        lifecycle=read(Lifecycle, fields, "spec"),
+        pod_fields=read_pod_fields(fields),
+        pod_template=read_pod_template(fields.get("podTemplate")),
+    )
+
+
+@cache
+def known_fields() -> Mapping[str, tuple[str, ...]]:
+    """Return the fields that this version knows, by the path of their object."""
+    found: dict[str, tuple[str, ...]] = {"spec": ()}
+    for group in GROUPS:
+        _add_fields(found, group, "spec")
+    template = shapes.shapes()[POD_TEMPLATE]["properties"]
+    found["spec"] += (*pod_field_names(), POD_TEMPLATE)
+    found[f"spec.{POD_TEMPLATE}"] = tuple(template)
+    found[f"spec.{POD_TEMPLATE}.metadata"] = tuple(template["metadata"]["properties"])
+    return found
+
+
+def _add_fields(found: dict[str, tuple[str, ...]], kind: type[Any], where: str) -> None:
+    fields = fields_of(kind)
+    found[where] = (*found.get(where, ()), *fields)
+    for name, info in fields.items():
+        if is_declared(type_of(info)):
+            _add_fields(found, type_of(info), f"{where}.{name}")
 
 
 def find_unknown_fields(fields: Dict) -> tuple[str, ...]:
-    """Return the paths of the fields of a spec that are not in KNOWN_FIELDS, sorted."""
+    """Return the paths of the fields of a spec that this version would ignore, sorted."""
     found = []
-    for path, known in KNOWN_FIELDS.items():
+    for path, known in known_fields().items():
         data: Dict = fields
         for key in path.split(".")[1:]:
             data = child(data, key)
@@ -216,77 +284,14 @@ def find_unknown_fields(fields: Dict) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def refuse_unknown_fields(paths: Iterable[str]) -> None:
-    """Raise SpecError for a field that the operator would ignore, given its path."""
-    for path in paths:
+def refuse_unknown_fields(fields: Dict) -> None:
+    """Raise SpecError for the first field of a spec that is not known, also within pod fields."""
+    for path in find_unknown_fields(fields):
         # A user's key may have dots itself, as labels have.
-        parent = max((p for p in KNOWN_FIELDS if path.startswith(f"{p}.")), key=len)
+        parent = max((p for p in known_fields() if path.startswith(f"{p}.")), key=len)
         key = path.removeprefix(f"{parent}.")
-        known = KNOWN_FIELDS[parent]
+        known = known_fields()[parent]
         hint = did_you_mean(key, known) or f"; {parent} has {', '.join(sorted(known))}"
         raise SpecError(f"{path}: unknown field{hint}")
-
-
-def _read_accelerator(value: Any) -> str:
-    name = require_string(value, "spec.accelerator")
-    known = profiles.catalog()
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise SpecError(
-            f"spec.accelerator: unknown profile {quoted(name)}{hint}; "
-            f"the profiles are {', '.join(known)}"
-        )
-    return name
-
-
-def _read_python(value: Any) -> str:
-    return "" if value is None else require_string(value, "spec.torchrun.python")
-
-
-def _read_fast_start(value: Any, accelerator: str) -> bool:
-    default = profiles.catalog()[accelerator].fast_start
-    return default if value is None else require_boolean(value, "spec.fastStart")
-
-
-def _read_pod_security(value: Any) -> bool | None:
-    if value not in (None, "None", "Restricted"):
-        raise refuse("spec.podSecurity", "None or Restricted", value)
-    return None if value is None else value == "Restricted"
-
-
-def _read_requested_processes(value: Any) -> int | None:
-    """Return the number of processes per node that was asked for, or None for `auto`."""
-    if value == "auto":
-        return None
-    if isinstance(value, str):
-        wanted = f"'auto' or an integer from 1 to {MAX_PROCESSES}"
-        raise refuse("spec.nprocPerNode", wanted, value)
-    return require_integer(value, "spec.nprocPerNode", 1, MAX_PROCESSES)
-
-
-def _read_rdzv_conf(value: Any) -> Mapping[str, str]:
-    where = "spec.torchrun.rdzvConf"
-    conf = require_object(value, where)
-    if "is_host" in conf:
-        raise SpecError(
-            f"{where}.is_host: is set by the operator, which chooses the host; remove it"
-        )
-    for key, setting in conf.items():
-        if not RDZV_NAME.fullmatch(str(key)):
-            raise refuse(where, "names of a-z and '_', such as join_timeout", key)
-        if not RDZV_VALUE.fullmatch(str(setting)):
-            wanted = "a number or a string without comma, '=' and space"
-            raise refuse(f"{where}.{key}", wanted, setting)
-    return {str(key): str(setting) for key, setting in conf.items()}
-
-
-def _refuse_mount_at_checkpoint(checkpoint: Checkpoint | None, pod_fields: Dict) -> None:
-    if checkpoint is None:
-        return
-    for mount in pod_fields.get("volumeMounts", ()):
-        path = mount["mountPath"]
-        if normal_path(path) == checkpoint.mount_path:
-            raise SpecError(
-                f"spec.volumeMounts: {path} is the mount path of spec.checkpoint; remove the mount "
-                "or choose another path"
-            )
+    for sentence in find_unknown_pod_fields(fields):
+        raise SpecError(sentence)

@@ -1,162 +1,349 @@
-"""The status of a DDPJob: its parts, and its form in the manifest."""
+"""The status of a DDPJob: its parts, and its form in the manifest.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+The status is the knowledge of the operator about a job that it cannot observe again. Each field
+declares what it is; core/api/parts.py reads and writes it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.api.conditions import Conditions, find_condition
+from ddpjob.core.api.entries import NOT_AHEAD, computed, entry
 from ddpjob.core.api.history import (
+    MAX_ATTEMPTS,
+    MAX_NODES_LISTED,
     Backoff,
+    EndedAttempt,
     FailedNode,
+    LastFailure,
     Retried,
     UnreachableNode,
     Yielding,
-    read_failed_nodes,
-    read_unreachable_nodes,
 )
 from ddpjob.core.api.names import MAX_NODES, Activity, Condition
-from ddpjob.core.api.readers import (
-    Dict,
-    boolean_or_none,
-    integer_or_none,
-    integer_or_zero,
-    integers_or_empty,
-    mapping_or_empty,
-    mappings_or_empty,
-    strings_or_empty,
-)
-from ddpjob.core.api.times import format_time, format_time_or_none, parse_time, since
+from ddpjob.core.api.parts import Part, catch_up, differs, read, write
+
+# Stray pods that the status names.
+MAX_STRAYS = 10
 
 
-@dataclass(frozen=True)
-class PodCounts:
-    """Pods of the current attempt, counted. `ready`: the trainer runs. `active`: not ended."""
+@dataclass(frozen=True, slots=True)
+class PodCounts(Part):
+    """Pods of the current attempt, counted."""
 
-    desired: int = 0
-    active: int = 0
-    ready: int = 0
-    succeeded: int = 0
-    failed: int = 0
+    # It bounds loops over the nodes, so a status that somebody has changed must not exceed it.
+    desired: int = entry(0, "Pods of the attempt.", always=True, low=0, high=MAX_NODES)
+    active: int = entry(
+        0, "Pods of any attempt that have not ended.", progress=True, always=True, low=0
+    )
+    ready: int = entry(
+        0,
+        "Pods whose workers have met those of the other pods.",
+        progress=True,
+        always=True,
+        low=0,
+    )
+    succeeded: int = entry(0, "Pods that succeeded.", progress=True, always=True, low=0)
+    failed: int = entry(0, "Pods that failed.", progress=True, always=True, low=0)
 
-    @classmethod
-    def from_dict(cls, data: Dict) -> "PodCounts":
-        counts = {entry.name: integer_or_zero(data.get(entry.name)) for entry in fields(cls)}
-        return cls(**{name: min(max(count, 0), MAX_NODES) for name, count in counts.items()})
 
-
-@dataclass(frozen=True)
-class Host:
+@dataclass(frozen=True, slots=True)
+class Host(Part):
     """The node that hosts the rendezvous of an attempt.
 
-    `address` is the IP address of its pod if that stayed from an earlier attempt. A new pod is
-    found by its name.
+    Without an address it is node 0, a new pod, which is found by its name.
     """
 
-    index: int = 0
-    address: str = ""
+    index: int = entry(0, "Index of the node.", low=0)
+    address: str = entry("", "IP address of its pod.")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(Part):
+    """The current attempt.
+
+    To begin an attempt makes a new one, so that no field of the last attempt stays. What has to
+    outlast the attempt is not here, or is passed to the new one in `begin_attempt`.
+    """
+
+    number: int | None = entry(
+        None, "Number of the current attempt; the first is 0. Absent before the first.", low=0
+    )
+    start: datetime | None = entry(None, "Start of the attempt.", ahead=NOT_AHEAD)
+    running_time: datetime | None = entry(
+        None, "Time at which all its nodes were first ready.", ahead=NOT_AHEAD
+    )
+    # From then on a missing pod is a lost pod. Before, it is one that still has to be created.
+    latched: bool = entry(False, "True once every pod of the attempt was seen.", internal=True)
+    had_pods: bool = entry(
+        False, "True if every pod of an attempt before was seen at some time.", internal=True
+    )
+    births: tuple[int, ...] = entry(
+        (),
+        "For each node, the attempt in which its pod was created. Absent if all pods are of the "
+        "current attempt.",
+        internal=True,
+        low=0,
+        items=MAX_NODES,
+    )
+    host: Host = entry(
+        Host(),
+        "Node that hosts the rendezvous, if that is a pod of an earlier attempt.",
+        internal=True,
+    )
+    # Such pods get time to write a checkpoint, and so do pods of which it is not known.
+    previous_ran: bool = entry(
+        True,
+        "False if the nodes of the attempt before were never ready all at once.",
+        internal=True,
+    )
+    # The loss of their pods is no failure.
+    succeeded_nodes: tuple[int, ...] = entry(
+        (),
+        "Indices of the nodes that have succeeded.",
+        progress=True,
+        internal=True,
+        low=0,
+        items=MAX_NODES,
+    )
+    undecided_since: datetime | None = entry(
+        None,
+        "Time at which a failure was seen whose cause is not certain yet. It is judged 10 s later.",
+        internal=True,
+        ahead=NOT_AHEAD,
+    )
+    silent_since: datetime | None = entry(
+        None,
+        "Time since which pods of the gang run and are not ready. The attempt ends 120 s later.",
+        progress=True,
+        internal=True,
+        ahead=NOT_AHEAD,
+    )
+    starting_since: datetime | None = entry(
+        None,
+        "Time since which the attempt waits for all its nodes to be ready.",
+        internal=True,
+        ahead=NOT_AHEAD,
+    )
+    starting_seconds: int = entry(
+        0,
+        "Time that the gang had waited for its nodes before, in seconds, if it has not run since.",
+        internal=True,
+        low=0,
+        long=True,
+    )
+    yielding: Yielding | None = entry(
+        None,
+        "Set while the job gives way to an older one that fits only in part too.",
+        internal=True,
+    )
+
+    def born(self, index: int) -> int:
+        """Return the attempt in which the pod of a node was, or is to be, created."""
+        if index < len(self.births):
+            return self.births[index]
+        return self.number or 0
+
+
+@dataclass(frozen=True, slots=True)
+class UsedBudget(Part):
+    """The restarts that count against the budgets of `failurePolicy`, and their newest times.
+
+    There are as many times as a budget can need.
+    """
+
+    failures: int = entry(
+        0,
+        "Restarts after failures and hangs, limited by failurePolicy.maxRestarts.",
+        always=True,
+        low=0,
+    )
+    disruptions: int = entry(
+        0,
+        "Restarts after lost pods, limited by failurePolicy.maxDisruptions.",
+        always=True,
+        low=0,
+    )
+    announced: int = entry(
+        0,
+        "Restarts after disruptions that were announced: a drain, a taint, a pod of higher "
+        "priority, or the shutdown of a node. failurePolicy.maxAnnouncedDisruptions limits them.",
+        always=True,
+        low=0,
+    )
+    failure_times: tuple[datetime, ...] = entry(
+        (),
+        "Times of the newest restarts after failures, for windowSeconds.",
+        internal=True,
+        ahead=NOT_AHEAD,
+        items=1000,
+    )
+    disruption_times: tuple[datetime, ...] = entry(
+        (),
+        "Times of the newest restarts after lost pods, for windowSeconds.",
+        internal=True,
+        ahead=NOT_AHEAD,
+        items=1000,
+    )
+    announced_times: tuple[datetime, ...] = entry(
+        (),
+        "The same for disruptions that were announced.",
+        internal=True,
+        ahead=NOT_AHEAD,
+        items=1000,
+    )
+    retried: Retried = entry(
+        Retried(),
+        "The spec.retries of the last beginning of the job, and the restarts that it had used by "
+        "then.",
+        internal=True,
+    )
+
+    @property
+    def restarts(self) -> int:
+        return self.failures + self.disruptions + self.announced
+
+
+@dataclass(frozen=True, slots=True)
+class Account(Part):
+    """Where the time of the job went, see core/decide/accounting.py."""
+
+    activity: str = entry(
+        "",
+        "What the job does with its time: queued, starting, training or recovering.",
+        progress=True,
+    )
+    since: datetime | None = entry(
+        None, "Time since which it does that.", progress=True, ahead=NOT_AHEAD
+    )
+    seconds: Mapping[str, int] = entry(
+        dict,
+        "Seconds of each activity before that. training begins with the first step or heartbeat of "
+        "an attempt, which is known at its end; if it is not known, when all workers have met. "
+        "recovering lasts from the end of an attempt that trained to the next one that does.",
+        progress=True,
+        low=0,
+        long=True,
+    )
+
+    @property
+    @computed("Part of those seconds that was spent on training, such as 87%.")
+    def goodput(self) -> str:
+        return goodput(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Part):
+    """What the current attempt has from the spec."""
+
+    nproc_per_node: int = entry(0, "Processes per node.", low=0)
+    world_size: int = entry(0, "Processes of all nodes.", low=0)
+    accelerator: str = entry("", "Accelerator profile.")
+    rendezvous: str = entry("", "Address of the rendezvous of the current attempt.")
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Part):
+    """The status of a job. What a person looks for comes first."""
+
+    phase: str = entry(
+        "",
+        "Summary for people: Pending, Starting, Running, Restarting, Suspended, Complete or "
+        "Failed.",
+    )
+    reason: str = entry("", "Reason for the phase, in one word.")
+    message: str = entry("", "Reason for the phase, in one sentence.", progress=True)
+    pods: PodCounts = entry(PodCounts(), "The pods of the current attempt, counted.", name="nodes")
+    attempt: Attempt = entry(Attempt(), "The current attempt.")
+    budget: UsedBudget = entry(UsedBudget(), "Restarts that are counted, by the budget.")
+    account: Account = entry(Account(), "Where the time of the job went.")
+    last_failure: LastFailure = entry(
+        LastFailure(), "First failure in the last attempt that failed."
+    )
+    attempts: tuple[EndedAttempt, ...] = entry(
+        (), "The last ten ended attempts, the newest first.", items=MAX_ATTEMPTS
+    )
+    failed_nodes: tuple[FailedNode, ...] = entry(
+        (),
+        "Kubernetes nodes on which attempts failed within the last hour. From the second failure "
+        "on, new pods avoid a node if another one fits.",
+        items=MAX_NODES_LISTED,
+    )
+    backoff: Backoff = entry(Backoff(), "Wait after attempts that failed early.")
+    result: Mapping[str, str] = entry(
+        dict, "Result that rank 0 wrote to $DDP_RESULT_FILE.", progress=True
+    )
+    resolved: Resolved = entry(Resolved(), "Values computed from the spec.")
+    ignored_fields: tuple[str, ...] = entry(
+        (), "Fields of the spec that the operator does not know and ignores."
+    )
+    start_time: datetime | None = entry(None, "Start of the first attempt.", ahead=NOT_AHEAD)
+    completion_time: datetime | None = entry(
+        None, "Time at which the job became Complete or Failed."
+    )
+    conditions: Conditions = entry(
+        (),
+        "Running, Suspended, Complete, Failed and HangsDetected, in Kubernetes' own shape.",
+        key="type",
+    )
+    observed_generation: int = entry(
+        0, "The metadata.generation that this status was computed from.", always=True, long=True
+    )
+    selector: str = entry("", "Label selector of the job's pods, for the scale subresource.")
+    active_since: datetime | None = entry(
+        None,
+        "Start of the active time, if the job has pods.",
+        progress=True,
+        internal=True,
+        ahead=NOT_AHEAD,
+    )
+    active_seconds: int = entry(
+        0, "Active time before that, in seconds.", internal=True, low=0, long=True
+    )
+    unreachable_nodes: tuple[UnreachableNode, ...] = entry(
+        (),
+        "Kubernetes nodes of the job that the control plane cannot reach.",
+        internal=True,
+        items=MAX_NODES,
+    )
+    stray_pods: tuple[str, ...] = entry(
+        (),
+        "Pods that the job owns and did not create. They decide nothing.",
+        internal=True,
+        items=MAX_STRAYS,
+    )
+
+    @property
+    @computed(
+        "Number of ready or succeeded nodes, and of all nodes, such as 2/2.",
+        always=True,
+        after="message",
+    )
+    def nodes_ready(self) -> str:
+        return f"{self.pods.ready + self.pods.succeeded}/{self.pods.desired}"
+
+    @property
+    @computed(
+        "All restarts that are counted, of every budget.", always=True, low=0, after="attempt"
+    )
+    def restarts(self) -> int:
+        return self.budget.restarts
 
     @classmethod
-    def from_dict(cls, data: Dict) -> "Host":
-        return cls(integer_or_zero(data.get("index")), str(data.get("address", "")))
+    def from_dict(cls, data: Any) -> "Status":
+        """Read a status. Never raises: what cannot be read counts as absent."""
+        return read(cls, data)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"index": self.index, "address": self.address} if self.address else {}
-
-
-@dataclass(frozen=True)
-class Status:
-    """The knowledge of the operator about a job that it cannot observe again.
-
-    Attempts count from 0; `attempt` is None before the first.
-
-    `attempt_started` is a latch: the newest attempt of which every pod was seen. From then on a
-    missing pod of that attempt is a lost pod. Before, it is one that still has to be created.
-
-    `pod_attempts` has, for each node, the attempt in which its pod was created. It is empty if all
-    pods are of the current attempt. `host` is the node that hosts the rendezvous.
-
-    `succeeded_nodes` are the indices of the current attempt whose trainer succeeded. The loss of
-    their pods is no failure.
-
-    `running_time` is when all nodes of the current attempt were first running.
-    `previous_attempt_ran` is True if all nodes of the attempt before the current one were running
-    when it ended. Such pods get time to write a checkpoint. It is None in the first attempt, and
-    in a status from an older operator version that did not record it.
-
-    `failures`, `disruptions` and `announced_disruptions` are the restarts by budget, in total; the
-    times are the newest ones, as many as a budget can need. `retried` is what a Failed job had used
-    when it was taken up again. `attempts` is the history for people, newest first.
-
-    Four clocks, each None while it does not run: `undecided_since`, a failure was seen whose cause
-    is not certain yet; `silent_since`, all containers run and some are not ready;
-    `starting_since`, the attempt waits for all its nodes to be ready; `active_since`, the job has
-    pods. `active_seconds` is the active time before that, and
-    `starting_seconds` the time that the gang had waited for its nodes before.
-
-    `activity` is what the job does since `activity_since`, and `seconds` are those of the
-    activities before (decide/accounting.py).
-
-    `failed_nodes` and `unreachable_nodes` are Kubernetes nodes. `yielding` is set while the job
-    gives way to an older one. `stray_pods` are pods with the job's labels that it did not create.
-
-    `ignored_fields` are the paths of spec fields that the operator does not know.
-    """
-
-    phase: str = ""
-    reason: str = ""
-    message: str = ""
-    observed_generation: int = 0
-    conditions: Conditions = ()
-    attempt: int | None = None
-    attempt_started: int | None = None
-    attempt_time: datetime | None = None
-    pod_attempts: tuple[int, ...] = ()
-    host: Host = Host()
-    previous_attempt_ran: bool | None = None
-    running_time: datetime | None = None
-    failures: int = 0
-    disruptions: int = 0
-    announced_disruptions: int = 0
-    failure_times: tuple[datetime, ...] = ()
-    disruption_times: tuple[datetime, ...] = ()
-    announced_times: tuple[datetime, ...] = ()
-    retried: Retried = field(default_factory=Retried)
-    attempts: tuple[Dict, ...] = ()
-    undecided_since: datetime | None = None
-    silent_since: datetime | None = None
-    starting_since: datetime | None = None
-    starting_seconds: int = 0
-    active_since: datetime | None = None
-    active_seconds: int = 0
-    activity: str = ""
-    activity_since: datetime | None = None
-    seconds: Mapping[str, int] = field(default_factory=dict)
-    failed_nodes: tuple[FailedNode, ...] = ()
-    unreachable_nodes: tuple[UnreachableNode, ...] = ()
-    yielding: Yielding | None = None
-    stray_pods: tuple[str, ...] = ()
-    selector: str = ""
-    pods: PodCounts = PodCounts()
-    succeeded_nodes: tuple[int, ...] = ()
-    resolved: Dict = field(default_factory=dict)
-    backoff: Backoff = field(default_factory=Backoff)
-    last_failure: Dict = field(default_factory=dict)
-    ignored_fields: tuple[str, ...] = ()
-    start_time: datetime | None = None
-    completion_time: datetime | None = None
-    result: Mapping[str, str] = field(default_factory=dict)
+        """Return the status in the CRD's form; empty fields are absent."""
+        return write(self)
 
     def has(self, kind: Condition) -> bool:
         """Return True if the condition is True."""
         condition = find_condition(self.conditions, kind)
-        return condition is not None and condition.get("status") == "True"
-
-    def born(self, index: int) -> int:
-        """Return the attempt in which the pod of a node was, or is to be, created."""
-        if index < len(self.pod_attempts):
-            return self.pod_attempts[index]
-        return self.attempt or 0
+        return condition is not None and condition.holds
 
     @property
     def finished(self) -> bool:
@@ -164,132 +351,12 @@ class Status:
 
     def is_retried_by(self, retries: int) -> bool:
         """Return True if a job with this `spec.retries` has failed and is to be taken up again."""
-        return self.has(Condition.FAILED) and retries > self.retried.retries
+        return self.has(Condition.FAILED) and retries > self.budget.retried.retries
 
     @property
     def exit_code(self) -> int:
         """Return 0 for a job that is Complete, and 1 for any other."""
         return 0 if self.has(Condition.COMPLETE) else 1
-
-    @property
-    def restarts(self) -> int:
-        """Restarts of the gang that count against a budget."""
-        return self.failures + self.disruptions + self.announced_disruptions
-
-    @classmethod
-    def from_dict(cls, data: Any) -> "Status":
-        """Read a status. Never raises: what cannot be read counts as absent."""
-        entries = mapping_or_empty(data)
-        result = mapping_or_empty(entries.get("result"))
-        # An earlier version wrote the failures alone, as `restarts`.
-        failures = entries.get("failures", entries.get("restarts"))
-        return cls(
-            phase=str(entries.get("phase", "")),
-            reason=str(entries.get("reason", "")),
-            message=str(entries.get("message", "")),
-            observed_generation=integer_or_zero(entries.get("observedGeneration")),
-            conditions=mappings_or_empty(entries.get("conditions")),
-            attempt=integer_or_none(entries.get("attempt")),
-            attempt_started=integer_or_none(entries.get("attemptStarted")),
-            attempt_time=parse_time(entries.get("attemptTime")),
-            pod_attempts=integers_or_empty(entries.get("podAttempts")),
-            host=Host.from_dict(mapping_or_empty(entries.get("host"))),
-            previous_attempt_ran=boolean_or_none(entries.get("previousAttemptRan")),
-            running_time=parse_time(entries.get("runningTime")),
-            failures=integer_or_zero(failures),
-            disruptions=integer_or_zero(entries.get("disruptions")),
-            announced_disruptions=integer_or_zero(entries.get("announcedDisruptions")),
-            failure_times=_read_times(entries.get("failureTimes")),
-            disruption_times=_read_times(entries.get("disruptionTimes")),
-            announced_times=_read_times(entries.get("announcedDisruptionTimes")),
-            retried=Retried.from_dict(mapping_or_empty(entries.get("retried"))),
-            attempts=mappings_or_empty(entries.get("attempts")),
-            undecided_since=parse_time(entries.get("undecidedSince")),
-            silent_since=parse_time(entries.get("silentSince")),
-            starting_since=parse_time(entries.get("startingSince")),
-            starting_seconds=integer_or_zero(entries.get("startingSeconds")),
-            active_since=parse_time(entries.get("activeSince")),
-            active_seconds=integer_or_zero(entries.get("activeSeconds")),
-            activity=str(entries.get("activity", "")),
-            activity_since=parse_time(entries.get("activitySince")),
-            seconds=_read_seconds(entries.get("seconds")),
-            failed_nodes=read_failed_nodes(entries.get("failedNodes")),
-            unreachable_nodes=read_unreachable_nodes(entries.get("unreachableNodes")),
-            yielding=Yielding.from_dict(mapping_or_empty(entries.get("yielding"))),
-            stray_pods=strings_or_empty(entries.get("strayPods")),
-            selector=str(entries.get("selector", "")),
-            pods=PodCounts.from_dict(mapping_or_empty(entries.get("nodes"))),
-            succeeded_nodes=integers_or_empty(entries.get("succeededNodes")),
-            resolved=mapping_or_empty(entries.get("resolved")),
-            backoff=Backoff.from_dict(mapping_or_empty(entries.get("backoff"))),
-            last_failure=mapping_or_empty(entries.get("lastFailure")),
-            ignored_fields=strings_or_empty(entries.get("ignoredFields")),
-            start_time=parse_time(entries.get("startTime")),
-            completion_time=parse_time(entries.get("completionTime")),
-            result={str(key): str(value) for key, value in result.items()},
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the status in the CRD's form; empty fields are absent."""
-        pods = {entry.name: getattr(self.pods, entry.name) for entry in fields(PodCounts)}
-        entries: dict[str, Any] = {
-            "phase": str(self.phase),
-            "reason": str(self.reason),
-            "message": self.message,
-            "observedGeneration": self.observed_generation,
-            "conditions": [dict(condition) for condition in self.conditions],
-            "attempt": self.attempt,
-            "attemptStarted": self.attempt_started,
-            "attemptTime": format_time_or_none(self.attempt_time),
-            "podAttempts": list(self.pod_attempts),
-            "host": self.host.to_dict(),
-            "previousAttemptRan": self.previous_attempt_ran,
-            "runningTime": format_time_or_none(self.running_time),
-            "restarts": self.restarts,
-            "failures": self.failures,
-            "disruptions": self.disruptions,
-            "announcedDisruptions": self.announced_disruptions or None,
-            "failureTimes": _write_times(self.failure_times),
-            "disruptionTimes": _write_times(self.disruption_times),
-            "announcedDisruptionTimes": _write_times(self.announced_times),
-            "retried": self.retried.to_dict(),
-            "attempts": [dict(attempt) for attempt in self.attempts],
-            "undecidedSince": format_time_or_none(self.undecided_since),
-            "silentSince": format_time_or_none(self.silent_since),
-            "startingSince": format_time_or_none(self.starting_since),
-            "startingSeconds": self.starting_seconds or None,
-            "activeSince": format_time_or_none(self.active_since),
-            "activeSeconds": self.active_seconds or None,
-            "activity": str(self.activity),
-            "activitySince": format_time_or_none(self.activity_since),
-            "seconds": {str(key): seconds for key, seconds in self.seconds.items()},
-            "goodput": goodput(self.seconds),
-            "failedNodes": [node.to_dict() for node in self.failed_nodes],
-            "unreachableNodes": [node.to_dict() for node in self.unreachable_nodes],
-            "yielding": self.yielding.to_dict() if self.yielding else None,
-            "strayPods": list(self.stray_pods),
-            "selector": self.selector,
-            "nodes": pods,
-            "nodesReady": f"{self.pods.ready + self.pods.succeeded}/{self.pods.desired}",
-            "succeededNodes": list(self.succeeded_nodes),
-            "resolved": dict(self.resolved),
-            "backoff": self.backoff.to_dict(),
-            "lastFailure": dict(self.last_failure),
-            "ignoredFields": list(self.ignored_fields),
-            "startTime": format_time_or_none(self.start_time),
-            "completionTime": format_time_or_none(self.completion_time),
-            "result": dict(self.result),
-        }
-        return _without_absent(entries)
-
-
-def _write_times(times: Iterable[datetime]) -> list[str]:
-    return [format_time(time) for time in times]
-
-
-def _read_times(value: Any) -> tuple[datetime, ...]:
-    times = map(parse_time, value if isinstance(value, list) else ())
-    return tuple(time for time in times if time)
 
 
 def goodput(seconds: Mapping[str, float]) -> str:
@@ -303,43 +370,26 @@ def goodput(seconds: Mapping[str, float]) -> str:
     return f"{int(100 * training / max(1, sum(seconds.values())))}%"
 
 
-def _read_seconds(value: Any) -> Mapping[str, int]:
-    found = mapping_or_empty(value).items()
-    return {str(key): max(integer_or_zero(seconds), 0) for key, seconds in found}
+def at_clock(status: Status, now: datetime) -> Status:
+    """Return a status as the operator reads it at `now`: no clock of it is ahead of that.
+
+    A time that is to come was written before the clock was set back. What a finished job has
+    recorded stays as it is.
+    """
+    if not status.finished:
+        return catch_up(status, now)
+    known = catch_up(status, now)
+    return replace(
+        status, unreachable_nodes=known.unreachable_nodes, active_since=known.active_since
+    )
 
 
-def _without_absent(entries: Dict) -> dict[str, Any]:
-    absent: tuple[Any, ...] = (None, {}, [], "")
-    return {key: value for key, value in entries.items() if value not in absent}
-
-
-def starting_seconds(status: Status, now: datetime) -> int:
+def starting_seconds(attempt: Attempt, now: datetime) -> int:
     """Return for how long the gang has waited for its nodes, in all its attempts in a row."""
-    passed = since(status.starting_since, now) if status.starting_since else timedelta(0)
-    return status.starting_seconds + int(passed.total_seconds())
+    passed = now - attempt.starting_since if attempt.starting_since else timedelta(0)
+    return attempt.starting_seconds + int(passed.total_seconds())
 
 
 def is_transition(old: Status, new: Status) -> bool:
-    """Return True if a change is more than progress and has to be written at once.
-
-    Progress is a change of counts, of messages, of succeeded nodes or of the result. The start of
-    the active time and of a silence, and the account of the time, may wait too.
-    """
-    return _without_progress(old) != _without_progress(new)
-
-
-def _without_progress(status: Status) -> Status:
-    conditions = tuple({**condition, "message": ""} for condition in status.conditions)
-    return replace(
-        status,
-        message="",
-        conditions=conditions,
-        pods=PodCounts(desired=status.pods.desired),
-        succeeded_nodes=(),
-        active_since=None,
-        silent_since=None,
-        activity="",
-        activity_since=None,
-        seconds={},
-        result={},
-    )
+    """Return True if a change is more than progress and has to be written at once."""
+    return differs(old, new)

@@ -3,16 +3,19 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+MAX_INT32 = 2**31 - 1
+
+# Longest deadline, window or grace period, in seconds: 68 years.
+MAX_SECONDS = MAX_INT32
+
 LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 
 
 def format_time(moment: datetime) -> str:
-    in_utc = moment.astimezone(UTC).replace(tzinfo=None)
-    return f"{in_utc.isoformat(timespec='seconds')}Z"
-
-
-def format_time_or_none(moment: datetime | None) -> str | None:
-    return format_time(moment) if moment else None
+    # A time that was read is in UTC already.
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return f"{moment.isoformat('T', 'seconds')[:-6]}Z"
 
 
 def parse_time(text: Any) -> datetime | None:

@@ -1,24 +1,18 @@
 """The budgets of a job: how many restarts it has used, and how long it waits before the next."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from ddpjob.core.api.backoff import exponential_delay
-from ddpjob.core.api.history import Backoff
+from ddpjob.core.api.history import FIRST_DELAY, LONGEST_DELAY, Backoff
 from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import FailurePolicy
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
-from ddpjob.core.api.times import since
 from ddpjob.core.observe.pods import BY_KUBELET, EVICTED
 
 # After an attempt in which all nodes ran for so long, the back-off begins anew.
 LASTING = timedelta(minutes=5)
-
-# Seconds of back-off. There is no wait after the first early failure in a row.
-FIRST_DELAY = 10
-LONGEST_DELAY = 300
 
 # Reasons of disruptions that may be a job's own fault: a rank that ended too early looks like a
 # lost peer, and a download may fill the disk of its node.
@@ -42,7 +36,7 @@ ANNOUNCED = (
 class Budget:
     """One budget of a job.
 
-    - `total` and `times`: its fields in the status, the restarts and the newest of their times.
+    - `total` and `times`: its fields in `status.budget`, the restarts and their newest times.
     - `limit`: its field in the policy. `option`: that field in a manifest.
     - `used_up`: the reason of a job that has no restart left.
     """
@@ -59,7 +53,7 @@ DISRUPTIONS = Budget(
     "disruptions", "disruption_times", "max_disruptions", "maxDisruptions", Reason.MAX_DISRUPTIONS
 )
 ANNOUNCED_DISRUPTIONS = Budget(
-    "announced_disruptions",
+    "announced",
     "announced_times",
     "max_announced",
     "maxAnnouncedDisruptions",
@@ -75,7 +69,7 @@ def budget_of(status: Status, cause: Cause, reason: str) -> Budget | None:
     """
     if cause in (Cause.FAILURE, Cause.HANG):
         return FAILURES
-    is_early = status.running_time is None and reason not in DOUBTFUL
+    is_early = status.attempt.running_time is None and reason not in DOUBTFUL
     if cause is not Cause.DISRUPTION or is_early:
         return None
     return ANNOUNCED_DISRUPTIONS if reason in ANNOUNCED else DISRUPTIONS
@@ -90,9 +84,10 @@ def is_used_up(status: Status, budget: Budget, policy: FailurePolicy, now: datet
     limit: int | None = getattr(policy, budget.limit)
     if limit is None:
         return False
-    total: int = getattr(status, budget.total) - getattr(status.retried, budget.total)
+    used = status.budget
+    total: int = getattr(used, budget.total) - getattr(used.retried, budget.total)
     if policy.window is not None:
-        total = sum(since(time, now) <= policy.window for time in getattr(status, budget.times))
+        total = sum(now - time <= policy.window for time in getattr(used, budget.times))
     return total >= limit
 
 
@@ -107,19 +102,13 @@ def count_restart(
     if budget is None:
         return status
     limit = getattr(policy, budget.limit) or 0
+    used = status.budget
     counted = {
-        budget.total: getattr(status, budget.total) + 1,
-        budget.times: _newest(getattr(status, budget.times), limit, now),
+        budget.total: getattr(used, budget.total) + 1,
+        # The newest first, as many as the budget is large.
+        budget.times: (now, *getattr(used, budget.times))[:limit],
     }
-    return replace(status, **counted)
-
-
-def _newest(times: Sequence[datetime], budget: int, now: datetime) -> tuple[datetime, ...]:
-    """Return the times with `now`, newest first, as many as the budget is large.
-
-    A time that is to come was written before the clock was set back.
-    """
-    return (now, *(min(time, now) for time in times))[:budget]
+    return replace(status, budget=replace(used, **counted))
 
 
 def _next_backoff(status: Status, cause: Cause, now: datetime) -> Backoff:
@@ -130,7 +119,7 @@ def _next_backoff(status: Status, cause: Cause, now: datetime) -> Backoff:
     """
     if _has_lasted(status, now):
         return Backoff()
-    if cause is Cause.DISRUPTION and status.running_time is not None:
+    if cause is Cause.DISRUPTION and status.attempt.running_time is not None:
         return Backoff(status.backoff.count)
     count = status.backoff.count + 1
     return Backoff(count, now + timedelta(seconds=backoff_seconds(count)))
@@ -142,18 +131,10 @@ def kept_backoff(status: Status, now: datetime) -> Backoff:
 
 
 def _has_lasted(status: Status, now: datetime) -> bool:
-    return status.running_time is not None and since(status.running_time, now) >= LASTING
+    ran = status.attempt.running_time
+    return ran is not None and now - ran >= LASTING
 
 
 def backoff_seconds(count: int) -> float:
     """Return the seconds of back-off after `count` attempts in a row that failed early."""
     return exponential_delay(count - 1, FIRST_DELAY, LONGEST_DELAY)
-
-
-def backoff_end(status: Status, now: datetime) -> datetime | None:
-    """Return the end of the back-off; None if there is none.
-
-    An end further away than the longest delay was written before the clock was set back.
-    """
-    until = status.backoff.until
-    return until if until and until - now <= timedelta(seconds=LONGEST_DELAY) else None

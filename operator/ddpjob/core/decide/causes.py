@@ -148,7 +148,7 @@ def settles_at(status: Status, now: datetime) -> datetime:
 
     The kubelets' clocks may be wrong.
     """
-    first_seen = min(status.undecided_since or now, now)
+    first_seen = status.attempt.undecided_since or now
     return later(first_seen, SETTLE_TIME)
 
 
@@ -158,10 +158,10 @@ def _not_resumed(obs: Observation, now: datetime) -> Verdict | None:
     Most often it was lost or failed together with the one that ended the attempt before. That has
     been counted.
     """
-    if obs.status.running_time:
+    if obs.status.attempt.running_time:
         return None
     for index in obs.lost:
-        if obs.status.born(index) < obs.attempt:
+        if obs.status.attempt.born(index) < obs.attempt:
             return _stayed_in_vain(obs.pod_name(index), index, None)
     for pod in sorted(obs.current, key=lambda pod: pod.index):
         is_lost = pod.disruption or find_end_of_node(obs, pod, now)
@@ -182,7 +182,7 @@ def judge_silence(obs: Observation) -> Verdict:
     """
     first = obs.silent[0]
     named = _some([f"{describe_pods([pod])}{said(obs, pod)}" for pod in obs.silent])
-    if obs.status.running_time is None:
+    if obs.status.attempt.running_time is None:
         message = f"{named} did not become ready in the attempt; all pods are made anew"
         return Verdict(Cause.NOT_RESUMED, Reason.SILENT, message, first.index)
     message = f"{named} is not ready although it runs: its processes hang or cannot be reached"

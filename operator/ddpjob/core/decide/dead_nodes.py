@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from ddpjob.core.api.history import UnreachableNode
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.times import format_time, later, since
+from ddpjob.core.api.times import format_time, later
 from ddpjob.core.observe.observation import Finding, NodeHealth, Observation, Pod
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -67,7 +67,7 @@ def track_unreachable(obs: Observation, now: datetime) -> tuple[UnreachableNode,
     for name in sorted(known.keys() | used):
         if is_unreachable(obs, name):
             node = _since(obs, name, known.get(name), now)
-            if name in used or since(node.since, now) < REMEMBERED:
+            if name in used or now - node.since < REMEMBERED:
                 found.append(node)
     return () if is_cut_off(obs) else tuple(found)
 
@@ -80,7 +80,7 @@ def _since(
     uid = node.uid if node else ""
     if known is None or (uid and known.uid and uid != known.uid):
         return UnreachableNode(name, now, uid)
-    return UnreachableNode(name, min(known.since, now), uid or known.uid)
+    return UnreachableNode(name, known.since, uid or known.uid)
 
 
 def is_dead(obs: Observation, pod: Pod, now: datetime) -> bool:

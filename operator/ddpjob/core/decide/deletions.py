@@ -6,7 +6,7 @@ from datetime import datetime
 from ddpjob.core.api.names import Cause
 from ddpjob.core.api.policy import CleanPodPolicy
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status
 from ddpjob.core.decide.dead_nodes import describe_death, is_dead
 from ddpjob.core.observe.observation import Observation, Pod
@@ -88,7 +88,7 @@ def delete_outdated(obs: Observation) -> tuple[Delete, ...]:
 
     The previous attempt and the one in `lastFailure` keep theirs for `kubectl logs`.
     """
-    kept = (obs.attempt - 1, obs.status.last_failure.get("attempt"))
+    kept = (obs.attempt - 1, obs.status.last_failure.attempt)
     return delete_ended(pod for pod in obs.older if pod.attempt not in kept)
 
 
@@ -97,23 +97,20 @@ def current_grace(status: Status, attempt: int) -> int | None:
 
     Pods that have stayed may still write a checkpoint of the attempt before.
     """
-    ran: bool | None = status.running_time is not None
-    if not ran and status.pod_attempts:
-        ran = status.previous_attempt_ran
+    ran = status.attempt.running_time is not None
+    if not ran and status.attempt.births:
+        ran = status.attempt.previous_ran
     return _grace(status, attempt, ran)
 
 
 def previous_grace(status: Status, attempt: int) -> int | None:
     """Return the grace period of the pods of the attempt before `attempt`."""
-    return _grace(status, attempt - 1, status.previous_attempt_ran)
+    return _grace(status, attempt - 1, status.attempt.previous_ran)
 
 
-def _grace(status: Status, attempt: int, ran: bool | None) -> int | None:
+def _grace(status: Status, attempt: int, ran: bool) -> int | None:
     failure = status.last_failure
-    is_broken = (
-        failure.get("cause") in (Cause.FAILURE, Cause.HANG) or failure.get("reason") in LOST_PEERS
-    )
-    if is_broken and failure.get("attempt") == attempt:
+    is_broken = failure.cause in (Cause.FAILURE, Cause.HANG) or failure.reason in LOST_PEERS
+    if is_broken and failure.attempt == attempt:
         return BROKEN_GANG_GRACE
-    # If it is not known whether the attempt ran, its pods may need time for a checkpoint.
-    return NEVER_RAN_GRACE if ran is False else None
+    return None if ran else NEVER_RAN_GRACE

@@ -8,7 +8,7 @@ from ddpjob.core.api import names
 from ddpjob.core.api.conditions import Conditions, find_condition, set_condition
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.status import PodCounts, Status
+from ddpjob.core.api.status import Attempt, PodCounts, Status
 from ddpjob.core.decide.budget import LASTING
 from ddpjob.core.decide.dead_nodes import describe_cut_off, describe_wait, is_unreachable
 from ddpjob.core.decide.meeting import describe_late, is_late
@@ -32,7 +32,7 @@ def describe(obs: Observation, phase: str, reason: str, message: str) -> Status:
         reason=str(reason),
         message=message[:MAX_MESSAGE],
         pods=pods,
-        succeeded_nodes=tuple(sorted(obs.succeeded)),
+        attempt=replace(obs.status.attempt, succeeded_nodes=tuple(sorted(obs.succeeded))),
         result=_result(obs),
     )
 
@@ -58,24 +58,24 @@ def _result(obs: Observation) -> Mapping[str, str]:
     return obs.status.result
 
 
-def latch(obs: Observation) -> int | None:
-    """Return `attempt_started` after this look: the attempt, if every pod of it was seen."""
-    return obs.status.attempt_started if obs.missing else obs.attempt
+def latched(obs: Observation, status: Status) -> Status:
+    """Return the status with the latch of its attempt set, if every pod of it is seen."""
+    if obs.missing:
+        return status
+    return replace(status, attempt=replace(status.attempt, latched=True))
 
 
-def latch_run(obs: Observation, now: datetime) -> datetime | None:
-    """Return `running_time` after this look: when all nodes of the attempt were first seen to run.
+def latch_run(obs: Observation, now: datetime) -> Attempt:
+    """Return the attempt with its `running_time`, once all its nodes are first seen to run.
 
     It is noted whatever happens to the gang next, such as a drain that began while no operator
     was there.
     """
-    known = obs.status.running_time
-    if obs.status.finished:
-        return known
-    if known is not None:
-        # A time that is to come was written before the clock was set back.
-        return min(known, now)
-    return now if obs.current and obs.all_run else None
+    attempt = obs.status.attempt
+    is_known = obs.status.finished or attempt.running_time is not None
+    if is_known or not obs.current or not obs.all_run:
+        return attempt
+    return replace(attempt, running_time=now)
 
 
 def describe_existing_pods(obs: Observation, now: datetime) -> Status:
@@ -84,7 +84,7 @@ def describe_existing_pods(obs: Observation, now: datetime) -> Status:
     Once its pods have met, an attempt is running until it ends.
     """
     total = obs.status.pods.desired
-    has_met = obs.status.running_time is not None
+    has_met = obs.status.attempt.running_time is not None
     if has_met:
         message = f"attempt {obs.attempt} runs on {counted(total, 'node')}"
         if obs.silent:
@@ -94,7 +94,7 @@ def describe_existing_pods(obs: Observation, now: datetime) -> Status:
     else:
         status = _describe_start(obs, now)
     conditions = set_running(obs, has_met, status.reason, status.message)
-    return replace(status, attempt_started=latch(obs), conditions=conditions)
+    return latched(obs, replace(status, conditions=conditions))
 
 
 def _describe_unreachable(obs: Observation, now: datetime) -> str:
@@ -155,7 +155,7 @@ def describe_backoff(obs: Observation) -> Status:
     status = obs.status
     count, until = status.backoff.count, status.backoff.until
     assert until
-    seconds = (until - (status.attempt_time or until)).total_seconds()
+    seconds = (until - (status.attempt.start or until)).total_seconds()
     minutes = int(LASTING.total_seconds() // 60)
     attempts = "failed attempt" if count == 1 else f"{count} failed attempts"
     message = (

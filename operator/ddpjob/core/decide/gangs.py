@@ -62,7 +62,7 @@ def read_gang(job: Job, pods: Iterable[Pod], refusal: Refusal | None) -> Gang:
     quota = Room(job.namespace, "", "")
     lacks: set[Room] = set()
     holds: set[Room] = set()
-    if not job.status.finished and job.status.starting_since is not None:
+    if not job.status.finished and job.status.attempt.starting_since is not None:
         lacks = {Room("", name, pod.placement) for pod in pods for name in shortages(pod)}
         if refusal and refusal.reason == Reason.QUOTA:
             lacks.add(quota)
@@ -163,7 +163,7 @@ def older_gang(job: Job, contender: Identity | None, yielded_to: Job | None) -> 
     `contender` lacks what `job` holds. `yielded_to` is the job that `job` has given way to, which
     counts until all its nodes run.
     """
-    if yielded_to and not yielded_to.status.finished and yielded_to.status.starting_since:
+    if yielded_to and not yielded_to.status.finished and yielded_to.status.attempt.starting_since:
         contender = yielded_to.identity
     if contender is None:
         return None

@@ -11,7 +11,7 @@ from math import inf
 
 from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.api.policy import Heartbeat
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.observe.observation import Observation, Pod, TrainerState
 from ddpjob.core.plan import Assign
 
@@ -23,7 +23,7 @@ def running_pods(obs: Observation) -> tuple[Pod, ...]:
 def suspects(obs: Observation, spec: Spec) -> bool:
     """Return True if pods may have become unready because they give no heartbeats any more."""
     has_limit = bool(spec.lifecycle.hang_timeout or spec.lifecycle.first_heartbeat)
-    return has_limit and bool(obs.status.running_time and obs.silent)
+    return has_limit and bool(obs.status.attempt.running_time and obs.silent)
 
 
 def pods_to_ask(obs: Observation, spec: Spec) -> tuple[Pod, ...]:

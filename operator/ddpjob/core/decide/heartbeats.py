@@ -11,7 +11,7 @@ from ddpjob.core.api.conditions import find_condition, set_condition
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.policy import Heartbeat
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.times import later
 from ddpjob.core.decide.hangs import running_pods
 from ddpjob.core.observe.observation import Observation, Pod
@@ -28,7 +28,7 @@ LIMITS_BY_LOG = 4
 def checked_from(obs: Observation, spec: Spec) -> datetime | None:
     """Return when the agents are asked whether there were heartbeats; None if that is known."""
     limit = spec.lifecycle.hang_timeout
-    started = obs.status.running_time
+    started = obs.status.attempt.running_time
     is_known = find_condition(obs.status.conditions, Condition.HANGS_DETECTED)
     if limit is None or started is None or is_known or not obs.all_run:
         return None

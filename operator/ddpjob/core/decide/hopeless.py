@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ddpjob.core.api.history import add_attempt, with_steps
+from ddpjob.core.api.history import EndedAttempt, add_attempt, with_steps
 from ddpjob.core.api.names import Activity, Cause
 from ddpjob.core.api.policy import FailurePolicy
-from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
-from ddpjob.core.api.times import parse_time, since
+from ddpjob.core.api.times import since
 from ddpjob.core.decide.accounting import trained_seconds
 from ddpjob.core.decide.budget import budget_of, is_used_up
 from ddpjob.core.decide.causes import Verdict
@@ -41,7 +40,7 @@ class Failure:
     obs: Observation
     policy: FailurePolicy
     verdict: Verdict
-    attempts: tuple[Dict, ...]
+    attempts: tuple[EndedAttempt, ...]
     now: datetime
 
     @property
@@ -56,7 +55,7 @@ class Failure:
     @property
     def failures_before(self) -> int:
         """Return how many attempts have failed since the job was last taken up again."""
-        return self.status.failures - self.status.retried.failures
+        return self.status.budget.failures - self.status.budget.retried.failures
 
 
 # A reason for the status, and why the job ends.
@@ -65,8 +64,8 @@ Found = tuple[Reason, str]
 
 def failure_of(obs: Observation, policy: FailurePolicy, verdict: Verdict, now: datetime) -> Failure:
     """Return a failed attempt. The status of `obs` has the failure as the last one already."""
-    attempt = {"attempt": obs.attempt, "cause": str(verdict.cause)}
-    attempts = with_steps(add_attempt(obs.status.attempts, attempt), reported_steps(obs))
+    ended = EndedAttempt(obs.attempt, str(verdict.cause))
+    attempts = with_steps(add_attempt(obs.status.attempts, ended), reported_steps(obs))
     return Failure(obs, policy, verdict, attempts, now)
 
 
@@ -105,7 +104,7 @@ def _script_not_found(failure: Failure) -> Found | None:
 
 def _script_was_there(failure: Failure) -> bool:
     """Return True if the missing script is on a volume that may come back: the job has trained."""
-    has_trained = failure.status.seconds.get(Activity.TRAINING, 0) > 0
+    has_trained = failure.status.account.seconds.get(Activity.TRAINING, 0) > 0
     return failure.verdict.script_missing and has_trained
 
 
@@ -127,33 +126,32 @@ def _same_error_again(failure: Failure) -> Found | None:
     if not same or not may_repeat(failure):
         return None
     oldest = same[-1]
-    ended = parse_time(oldest.get("end"))
-    if ended is None or since(ended, failure.now) < PASSING:
+    if oldest.end is None or since(oldest.end, failure.now) < PASSING:
         return None
     why = (
-        f"the same error ended attempt {oldest.get('attempt')} and attempt {failure.obs.attempt} "
+        f"the same error ended attempt {oldest.attempt} and attempt {failure.obs.attempt} "
         "on new pods, so another attempt would not help; correct the script or the image"
     )
     return Reason.SAME_ERROR, why
 
 
 def _has_trained(failure: Failure) -> bool:
-    made_steps = any(_is_progress(entry) for entry in failure.attempts)
+    made_steps = any(_is_progress(ended) for ended in failure.attempts)
     return made_steps or trained_seconds(failure.obs, failure.now) >= TRAINED_SECONDS
 
 
-def _attempts_with_same_error(failure: Failure) -> Sequence[Dict]:
+def _attempts_with_same_error(failure: Failure) -> Sequence[EndedAttempt]:
     """Return the attempts before, newest first, as far back as each ended by the same error."""
     message = failure.verdict.message
     pod = failure.obs.pod_name(failure.verdict.index)
     same = []
-    for entry in failure.attempts[1:][: failure.failures_before]:
-        is_other_pod = entry.get("pod") not in (None, pod)
-        if entry.get("cause") != Cause.FAILURE or not is_other_pod:
+    for ended in failure.attempts[1:][: failure.failures_before]:
+        is_other_pod = ended.pod not in ("", pod)
+        if ended.cause != Cause.FAILURE or not is_other_pod:
             break
-        if not is_same_error(str(entry.get("message", "")), message):
+        if not is_same_error(ended.message, message):
             break
-        same.append(entry)
+        same.append(ended)
     return same
 
 
@@ -181,12 +179,12 @@ def _steps_without_progress(failure: Failure) -> Sequence[int]:
     steps = []
     began: int | None = None
     failures = failure.failures_before + 1
-    for entry in failure.attempts:
-        has_failed = entry.get("cause") in FAILED
+    for ended in failure.attempts:
+        has_failed = ended.cause in FAILED
         if has_failed and failures == 0:
             break
         failures -= has_failed
-        first, last = entry.get("firstStep"), entry.get("lastStep")
+        first, last = ended.first_step, ended.last_step
         if first is None or last is None:
             continue
         # A script that seldom names its step may have gone on between two attempts.
@@ -198,8 +196,8 @@ def _steps_without_progress(failure: Failure) -> Sequence[int]:
     return steps
 
 
-def _is_progress(entry: Dict) -> bool:
-    first, last = entry.get("firstStep"), entry.get("lastStep")
+def _is_progress(ended: EndedAttempt) -> bool:
+    first, last = ended.first_step, ended.last_step
     return first is not None and last is not None and last > first
 
 

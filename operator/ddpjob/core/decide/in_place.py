@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from ddpjob.core.agent_files import config_map_name
 from ddpjob.core.api.names import Cause, Condition
 from ddpjob.core.api.pod_fields import GRACE_SECONDS
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.decide.dead_nodes import find_end_of_node, is_not_ready
 from ddpjob.core.decide.deletions import LOST_PEERS
 from ddpjob.core.observe.observation import Observation, Pod, TrainerState
@@ -37,7 +37,7 @@ def pods_that_stay(
     if the attempt never trained: what the one before has left in them may be the reason.
     """
     until = obs.status.backoff.until
-    has_trained = obs.status.running_time is not None
+    has_trained = obs.status.attempt.running_time is not None
     if not has_trained or cause not in IN_PLACE or (until and until > now):
         return ()
     if not spec.in_place:
@@ -60,7 +60,7 @@ def _can_stay(obs: Observation, pod: Pod, now: datetime) -> bool:
 def assignments(obs: Observation) -> tuple[Assign, ...]:
     """Return what the pods that stay are still to be told."""
     status = obs.status
-    if status.finished or status.has(Condition.SUSPENDED) or not status.pod_attempts:
+    if status.finished or status.has(Condition.SUSPENDED) or not status.attempt.births:
         return ()
     is_whole = _is_whole(obs)
     start = _may_start(obs)
@@ -83,7 +83,7 @@ def _may_start(obs: Observation) -> bool:
 
     Otherwise a new pod is part of the gang, and it is created only when no such pod runs.
     """
-    has_new_pods = any(born == obs.attempt for born in obs.status.pod_attempts)
+    has_new_pods = any(born == obs.attempt for born in obs.status.attempt.births)
     return has_new_pods or all(pod.released for pod in obs.older)
 
 
@@ -93,11 +93,11 @@ def _is_whole(obs: Observation) -> bool:
     Its processes then have the grace period of their pods, to end.
     """
     failure = obs.status.last_failure
-    if failure.get("attempt") != obs.attempt - 1:
+    if failure.attempt != obs.attempt - 1:
         return True
-    was_disrupted = failure.get("cause") == Cause.DISRUPTION
+    was_disrupted = failure.cause == Cause.DISRUPTION
     is_leaving = any(pod.state is TrainerState.RUNNING and pod.active for pod in obs.older)
-    return was_disrupted and is_leaving and failure.get("reason") not in LOST_PEERS
+    return was_disrupted and is_leaving and failure.reason not in LOST_PEERS
 
 
 def silent_time(obs: Observation) -> timedelta:

@@ -5,7 +5,7 @@ In the normal course no agent is asked. No answer, as behind a NetworkPolicy, ch
 
 from datetime import datetime, timedelta
 
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.times import later
 from ddpjob.core.decide.hangs import pods_to_ask
 from ddpjob.core.decide.heartbeats import pods_to_check
@@ -22,7 +22,7 @@ LOOK_INTERVAL = timedelta(seconds=10)
 
 def asked_from(obs: Observation) -> datetime | None:
     """Return when the pods that are not ready are asked, or None."""
-    since = obs.status.silent_since
+    since = obs.status.attempt.silent_since
     return later(since, SILENT_TIME) if since and obs.silent else None
 
 

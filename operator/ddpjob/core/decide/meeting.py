@@ -25,13 +25,13 @@ USUAL_CAUSES = (
 def late_from(obs: Observation) -> datetime | None:
     """Return when a gang is late that runs and has not met; None if something else explains it."""
     has_peers = obs.status.pods.desired > 1
-    if obs.status.running_time or not has_peers or not obs.silent:
+    if obs.status.attempt.running_time or not has_peers or not obs.silent:
         return None
     began = _all_run_since(obs)
     if began is None:
         return None
     # The processes of the last attempt have the grace period of their pods to end.
-    wait = silent_time(obs) - SILENT_TIME if obs.status.pod_attempts else timedelta(0)
+    wait = silent_time(obs) - SILENT_TIME if obs.status.attempt.births else timedelta(0)
     return later(began, MEETING_TIME + wait)
 
 
@@ -40,8 +40,8 @@ def _all_run_since(obs: Observation) -> datetime | None:
 
     The container of a pod that stayed is older than the attempt.
     """
-    if obs.status.pod_attempts:
-        return obs.status.silent_since
+    if obs.status.attempt.births:
+        return obs.status.attempt.silent_since
     running = [pod for pod in obs.current if pod.state is TrainerState.RUNNING]
     return max((pod.running_since for pod in running if pod.running_since), default=None)
 

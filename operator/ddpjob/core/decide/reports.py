@@ -5,12 +5,10 @@ from dataclasses import replace
 from datetime import datetime
 
 from ddpjob.core.api.history import Steps, with_steps, with_training_times
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.status import MAX_STRAYS
 from ddpjob.core.observe.observation import Observation
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
-
-# Stray pods that the status names.
-MAX_STRAYS = 10
 
 
 def reported_steps(obs: Observation) -> Mapping[int, Steps]:
@@ -36,6 +34,8 @@ def report_steps(obs: Observation, plan: Plan) -> Plan:
     times = reported_training(obs)
     if times:
         attempts = with_training_times(attempts, times)
+    if attempts is plan.status.attempts:
+        return plan
     return replace(plan, status=replace(plan.status, attempts=attempts))
 
 
@@ -74,7 +74,7 @@ def report_ignored_fields(plan: Plan, spec: Spec) -> Plan:
 
 def report_unused_devices(obs: Observation, plan: Plan, spec: Spec) -> Plan:
     """Report devices that the job requests and its accelerator does not use, when it begins."""
-    begins = obs.status.attempt is None and plan.status.attempt is not None
+    begins = obs.status.attempt.number is None and plan.status.attempt.number is not None
     if not begins or not spec.unused_devices:
         return plan
     event = Event("Warning", "DevicesNotUsed", spec.device_advice)

@@ -4,23 +4,23 @@ Pods that may stay keep their place in the new attempt. The others are deleted.
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 
 from ddpjob.core.api.conditions import set_condition
 from ddpjob.core.api.history import (
+    YIELD_TIME,
+    AttemptEnd,
     Backoff,
+    LastFailure,
     Retried,
     Yielding,
     count_failed_node,
     forget_old_failures,
 )
 from ddpjob.core.api.names import Cause, Condition, Phase
-from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
-from ddpjob.core.api.status import Status, starting_seconds
-from ddpjob.core.api.times import format_time
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.status import Status, UsedBudget, starting_seconds
 from ddpjob.core.decide.budget import count_restart, kept_backoff
 from ddpjob.core.decide.causes import Verdict, certain_verdict
 from ddpjob.core.decide.deletions import delete_all_unfinished
@@ -31,9 +31,6 @@ from ddpjob.core.decide.in_place import pods_that_stay
 from ddpjob.core.decide.transitions import begin_attempt, fail, grace_of, record, with_ended_attempt
 from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted
-
-# How long a gang waits for an older one that it gave its room to.
-YIELD_TIME = timedelta(minutes=10)
 
 REASONS = {
     Cause.FAILURE: Reason.FAILURE,
@@ -79,7 +76,7 @@ def count_failure(
     policy = spec.failure_policy
     if verdict.cause is Cause.NOT_RESUMED:
         # The failure before is still the one that people look for.
-        entry: Dict = record(obs, verdict.cause, verdict.reason, verdict.message)
+        entry: AttemptEnd = record(obs, verdict.cause, verdict.reason, verdict.message)
     else:
         obs = with_status(obs, _with_failure(obs, verdict, now))
         entry = obs.status.last_failure
@@ -103,18 +100,20 @@ def _with_failure(obs: Observation, verdict: Verdict, now: datetime) -> Status:
     return replace(status, failed_nodes=count_failed_node(recent, pod.node_name, now))
 
 
-def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> dict[str, Any]:
+def _last_failure(obs: Observation, verdict: Verdict, now: datetime) -> LastFailure:
     pod = verdict.pod
     finished = pod.finished if pod else None
-    fields = {
-        **record(obs, verdict.cause, verdict.reason, verdict.message),
-        "node": pod.node_name if pod else "",
-        "pod": obs.pod_name(verdict.index),
-        "rank": verdict.rank,
-        "exitCode": verdict.exit_code,
-        "time": format_time(finished or now),
-    }
-    return {key: value for key, value in fields.items() if value not in (None, "")}
+    return LastFailure(
+        obs.attempt,
+        str(verdict.cause),
+        str(verdict.reason),
+        verdict.message[:MAX_MESSAGE],
+        node=pod.node_name if pod else "",
+        pod=obs.pod_name(verdict.index),
+        rank=verdict.rank,
+        exit_code=verdict.exit_code,
+        time=finished or now,
+    )
 
 
 def resize(obs: Observation, spec: Spec, now: datetime) -> Plan:
@@ -145,23 +144,20 @@ def retry(obs: Observation, spec: Spec, now: datetime) -> Plan:
     # Pods that were left alone may have gone on, and somebody may have restored an old status.
     newest = max((pod.attempt for pod in obs.pods), default=0)
     runs = bool(obs.current) and obs.all_run
+    used = status.budget
+    costs = (used.failures, used.disruptions, used.announced)
     status = replace(
         status,
-        attempt=max(obs.attempt, newest),
-        running_time=status.running_time or (now if runs else None),
+        attempt=replace(
+            status.attempt,
+            number=max(obs.attempt, newest),
+            running_time=status.attempt.running_time or (now if runs else None),
+        ),
         conditions=conditions,
         completion_time=None,
         active_seconds=0,
         backoff=Backoff(),
-        retried=Retried(
-            spec.lifecycle.retries,
-            status.failures,
-            status.disruptions,
-            status.announced_disruptions,
-        ),
-        failure_times=(),
-        disruption_times=(),
-        announced_times=(),
+        budget=UsedBudget(*costs, retried=Retried(spec.lifecycle.retries, *costs)),
     )
     event = Event("Normal", "Retried", message)
     return replace_gang(with_status(obs, status), spec, Change(Reason.RETRIED, event), now)
@@ -181,7 +177,8 @@ def give_way(obs: Observation, spec: Spec, now: datetime) -> Plan:
     obs = with_ended_attempt(obs, entry, now)
     plan = replace_gang(obs, spec, Change(Reason.YIELDED, event), now)
     yielding = Yielding(older.uid, now + YIELD_TIME)
-    return replace(plan, status=replace(plan.status, yielding=yielding))
+    attempt = replace(plan.status.attempt, yielding=yielding)
+    return replace(plan, status=replace(plan.status, attempt=attempt))
 
 
 def replace_gang(obs: Observation, spec: Spec, change: Change, now: datetime) -> Plan:
@@ -191,18 +188,22 @@ def replace_gang(obs: Observation, spec: Spec, change: Change, now: datetime) ->
     """
     message = change.event.message[:MAX_MESSAGE]
     begun = begin_attempt(obs, spec, obs.attempt + 1, now, change.stay)
-    was_lost_early = change.reason == Reason.DISRUPTION and obs.status.running_time is None
+    was_lost_early = change.reason == Reason.DISRUPTION and obs.status.attempt.running_time is None
     never_started = was_lost_early or change.reason in (Reason.RENDEZVOUS_TIMEOUT, Reason.YIELDED)
+    attempt = begun.attempt
+    if never_started:
+        # Such a gang does not get the time of startupDeadlineSeconds again.
+        waited = starting_seconds(obs.status.attempt, now)
+        attempt = replace(attempt, starting_seconds=waited)
     status = replace(
         begun,
-        # A gang that has never started does not get the time of startupDeadlineSeconds again.
-        starting_seconds=starting_seconds(obs.status, now) if never_started else 0,
+        attempt=attempt,
         phase=Phase.RESTARTING,
         reason=change.reason,
         message=message,
         conditions=stop_running(begun.conditions, change.reason, message),
     )
-    begins = f"attempt {begun.attempt} begins"
+    begins = f"attempt {attempt.number} begins"
     if change.stay:
         begins += f" and keeps {counted(len(change.stay), 'pod')}"
     announcement = f"{begins}: {change.event.message}"[:MAX_MESSAGE]

@@ -16,11 +16,11 @@ from ddpjob.core.api import names
 from ddpjob.core.api.conditions import stamp_conditions
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.status import at_clock
 from ddpjob.core.api.times import format_time
 from ddpjob.core.decide import timers
 from ddpjob.core.decide.accounting import run_account
-from ddpjob.core.decide.budget import backoff_end
 from ddpjob.core.decide.causes import Undecided, judge, judge_silence
 from ddpjob.core.decide.dead_nodes import describe_wait, track_unreachable
 from ddpjob.core.decide.deletions import (
@@ -37,8 +37,8 @@ from ddpjob.core.decide.describe import (
     describe_existing_pods,
     describe_pods,
     find_blocker,
-    latch,
     latch_run,
+    latched,
     recount,
     with_status,
 )
@@ -52,7 +52,7 @@ from ddpjob.core.decide.reports import (
     report_strays,
     report_unused_devices,
 )
-from ddpjob.core.decide.restarts import YIELD_TIME, give_way, resize, restart_or_fail, retry
+from ddpjob.core.decide.restarts import give_way, resize, restart_or_fail, retry
 from ddpjob.core.decide.suspension import resume, suspend
 from ddpjob.core.decide.timers import is_due, run_clocks, seconds_until_next
 from ddpjob.core.decide.transitions import begin, complete, recover, stop
@@ -74,14 +74,14 @@ def decide(obs: Observation, now: datetime) -> Plan:
     spec = obs.job.spec
     if _must_not_write(obs):
         return Plan(obs.status)
+    # From here on, no clock of the status is ahead of `now`.
+    obs = with_status(obs, at_clock(obs.status, now))
     if spec is None:
         plan = _unreadable_spec(obs)
     else:
         unreachable = track_unreachable(obs, now)
-        obs = with_status(
-            obs,
-            replace(obs.status, unreachable_nodes=unreachable, running_time=latch_run(obs, now)),
-        )
+        attempt = latch_run(obs, now)
+        obs = with_status(obs, replace(obs.status, unreachable_nodes=unreachable, attempt=attempt))
         plan = _complete_plan(obs, spec, _first_match(obs, spec, now), now)
     generation = obs.job.generation
     conditions = stamp_conditions(plan.status.conditions, generation, now)
@@ -107,9 +107,10 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
     after = with_status(after, run_clocks(after, now))
     after = with_status(after, run_account(after, now))
     orders = dumps(after, spec)
-    if orders and after.status.silent_since:
+    if orders and after.status.attempt.silent_since:
         # Pods that write their stacks have time for it.
-        after = with_status(after, replace(after.status, silent_since=now))
+        attempt = replace(after.status.attempt, silent_since=now)
+        after = with_status(after, replace(after.status, attempt=attempt))
     assign = (*assignments(after), *orders)
     waits = [plan.wake_after, seconds_until_next(after, spec, now)]
     # A deadline that was over before this look is no reason for another one at once.
@@ -199,7 +200,7 @@ def active_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan
 
 
 def job_is_new(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    if obs.status.attempt is not None:
+    if obs.status.attempt.number is not None:
         return None
     return pods_are_not_created(with_status(obs, begin(obs, spec, now)), spec, now)
 
@@ -230,9 +231,10 @@ def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if verdict is None:
         return None
     if isinstance(verdict, Undecided):
-        first_seen = min(obs.status.undecided_since or now, now)
-        status = replace(recount(obs), attempt_started=latch(obs), undecided_since=first_seen)
-        return Plan(status)
+        status = latched(obs, recount(obs))
+        first_seen = status.attempt.undecided_since or now
+        attempt = replace(status.attempt, undecided_since=first_seen)
+        return Plan(replace(status, attempt=attempt))
     return restart_or_fail(obs, spec, verdict, now)
 
 
@@ -263,11 +265,8 @@ def startup_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Pla
 def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     if not obs.older_gang:
         return None
-    yielding = obs.status.yielding
+    yielding = obs.status.attempt.yielding
     if yielding and yielding.until > now:
-        # An end further away than YIELD_TIME was set before the clock was set back.
-        yielding = replace(yielding, until=min(yielding.until, now + YIELD_TIME))
-        obs = with_status(obs, replace(obs.status, yielding=yielding))
         message = (
             f"waits until {obs.older_gang} runs, which needs the same room; at most until "
             f"{format_time(yielding.until)}"
@@ -297,12 +296,13 @@ def pods_are_not_created(obs: Observation, spec: Spec, now: datetime) -> Plan | 
         return None
     if obs.leftovers:
         return _wait_for_leftovers(obs, now)
-    obs = with_status(obs, replace(obs.status, yielding=None))
+    attempt = replace(obs.status.attempt, yielding=None)
+    obs = with_status(obs, replace(obs.status, attempt=attempt))
     refusal = obs.refusal
-    had_pods = obs.pods or obs.status.attempt_started is not None
+    had_pods = obs.pods or attempt.had_pods
     if refusal and refusal.final and not had_pods:
         return stop(obs, spec, refusal.reason, refusal.message, now)
-    until = backoff_end(obs.status, now)
+    until = obs.status.backoff.until
     if until and now < until:
         return Plan(describe_backoff(obs))
     if refusal:

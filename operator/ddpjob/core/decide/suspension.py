@@ -6,7 +6,7 @@ from datetime import datetime
 from ddpjob.core.api.conditions import set_condition
 from ddpjob.core.api.names import Cause, Condition, Phase
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import PodCounts
 from ddpjob.core.decide.budget import kept_backoff
 from ddpjob.core.decide.causes import certain_verdict
@@ -34,7 +34,8 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """
     begins = not obs.status.has(Condition.SUSPENDED)
     # After the status was lost, the pods may end because of a suspension before.
-    is_known = obs.status.attempt is not None and obs.status.reason != Reason.STATUS_RECOVERED
+    has_begun = obs.status.attempt.number is not None
+    is_known = has_begun and obs.status.reason != Reason.STATUS_RECOVERED
     failure = certain_verdict(obs, now) if begins and is_known else None
     if failure:
         counted_obs = count_failure(obs, spec, failure, now)
@@ -51,11 +52,11 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
     events: tuple[Event, ...] = ()
     if begins:
         events = (Event("Normal", "Suspended", message),)
-        if obs.status.attempt is not None and not failure:
+        if has_begun and not failure:
             entry = record(obs, Cause.SUSPENDED, reason, "the job was suspended")
             obs = with_ended_attempt(obs, entry, now)
     status = describe(obs, Phase.SUSPENDED, reason, message)
-    if status.attempt is None:
+    if status.attempt.number is None:
         selector = selector_of(obs.job)
         status = replace(status, pods=PodCounts(desired=spec.nodes), selector=selector)
     conditions = stop_running(status.conditions, reason, message)
@@ -63,8 +64,7 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
         status,
         conditions=set_condition(conditions, Condition.SUSPENDED, True, reason, message),
         backoff=kept_backoff(status, now) if begins and not failure else status.backoff,
-        undecided_since=None,
-        silent_since=None,
+        attempt=replace(status.attempt, undecided_since=None, silent_since=None),
     )
     confirm = lost_pods(obs) if failure else ()
     return Plan(status, delete=delete, events=events, confirm=confirm)

@@ -9,11 +9,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddpjob.core.api.names import Condition
-from ddpjob.core.api.policy import MAX_SECONDS
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status, starting_seconds
-from ddpjob.core.api.times import later, since
-from ddpjob.core.decide.budget import backoff_end
+from ddpjob.core.api.times import MAX_SECONDS, later
 from ddpjob.core.decide.causes import settles_at
 from ddpjob.core.decide.dead_nodes import is_cut_off, is_not_ready, next_death, next_overdue
 from ddpjob.core.decide.gangs import pods_with_room
@@ -46,34 +44,31 @@ CUT_OFF_INTERVAL = timedelta(seconds=5)
 
 
 def run_clocks(obs: Observation, now: datetime) -> Status:
-    """Return the status with its clocks started and stopped.
-
-    A time that is to come was written before the clock was set back: it becomes now.
-    """
+    """Return the status with its clocks started and stopped."""
     status = obs.status
-    active_since = min(status.active_since or now, now)
+    attempt = status.attempt
     if status.finished or status.has(Condition.SUSPENDED):
-        passed = since(status.active_since, now) if status.active_since else timedelta(0)
+        passed = now - status.active_since if status.active_since else timedelta(0)
         return replace(
             status,
             active_seconds=status.active_seconds + int(passed.total_seconds()),
             active_since=None,
-            starting_since=None,
-            undecided_since=None,
-            silent_since=None,
+            attempt=replace(attempt, starting_since=None, undecided_since=None, silent_since=None),
         )
     is_starting = _is_starting(obs, now)
-    starting_since = min(status.starting_since or now, now) if is_starting else None
     # An interruption, such as a scheduling gate, stops the clock, and the first run resets it.
-    waited = status.starting_seconds if is_starting else starting_seconds(status, now)
+    waited = attempt.starting_seconds if is_starting else starting_seconds(attempt, now)
     is_active = status.active_since or any(not pod.released for pod in obs.pods)
     return replace(
         status,
-        active_since=active_since if is_active else None,
-        starting_since=starting_since,
-        starting_seconds=0 if status.running_time else waited,
-        undecided_since=status.undecided_since if _has_failed_pod(obs) else None,
-        silent_since=min(status.silent_since or now, now) if _is_silent(obs) else None,
+        active_since=(status.active_since or now) if is_active else None,
+        attempt=replace(
+            attempt,
+            starting_since=(attempt.starting_since or now) if is_starting else None,
+            starting_seconds=0 if attempt.running_time else waited,
+            undecided_since=attempt.undecided_since if _has_failed_pod(obs) else None,
+            silent_since=(attempt.silent_since or now) if _is_silent(obs) else None,
+        ),
     )
 
 
@@ -86,16 +81,16 @@ def _is_silent(obs: Observation) -> bool:
 
     An attempt that has just begun with new pods has the time of startupDeadlineSeconds.
     """
-    has_begun = obs.status.running_time or obs.status.pod_attempts
+    has_begun = obs.status.attempt.running_time or obs.status.attempt.births
     return bool(has_begun and obs.silent)
 
 
 def _is_starting(obs: Observation, now: datetime) -> bool:
     """Return True if the attempt waits for its nodes, and neither for a queue nor for its turn."""
     status = obs.status
-    if status.attempt is None or status.running_time or status.yielding:
+    if status.attempt.number is None or status.attempt.running_time or status.attempt.yielding:
         return False
-    end = backoff_end(status, now)
+    end = status.backoff.until
     gated = any(pod.gated for pod in obs.current)
     waits_for_others = bool(obs.leftovers) or any(not pod.released for pod in obs.older)
     return not gated and not waits_for_others and not (end and now < end)
@@ -105,15 +100,15 @@ def _is_starting(obs: Observation, now: datetime) -> bool:
 
 
 def backoff_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    return backoff_end(obs.status, now)
+    return obs.status.backoff.until
 
 
 def failure_settles(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    return settles_at(obs.status, now) if obs.status.undecided_since else None
+    return settles_at(obs.status, now) if obs.status.attempt.undecided_since else None
 
 
 def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    started = obs.status.silent_since
+    started = obs.status.attempt.silent_since
     return later(started, silent_time(obs)) if started and _is_silent(obs) else None
 
 
@@ -154,10 +149,10 @@ def active_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | N
 
 def startup_deadline(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     limit = spec.lifecycle.startup_deadline
-    started = obs.status.starting_since
+    started = obs.status.attempt.starting_since
     if limit is None or started is None or not _is_starting(obs, now):
         return None
-    return _end_of(limit, started, obs.status.starting_seconds)
+    return _end_of(limit, started, obs.status.attempt.starting_seconds)
 
 
 def _end_of(limit: timedelta, started: datetime, used: int) -> datetime:
@@ -217,7 +212,7 @@ def pod_is_overdue(obs: Observation, spec: Spec, now: datetime) -> datetime | No
 
 
 def gang_timeout(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    started = obs.status.starting_since
+    started = obs.status.attempt.starting_since
     holders = pods_with_room(obs.current, obs.is_under_quota)
     if started is None or not holders or obs.all_run or not _is_starting(obs, now):
         return None

@@ -6,18 +6,21 @@ Each function returns a new Status or a Plan. When a transition applies is decid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from ddpjob.core.api import names
 from ddpjob.core.api.conditions import Conditions, set_condition
-from ddpjob.core.api.history import Retried, add_attempt, ended_attempt, forget_old_failures
+from ddpjob.core.api.history import (
+    AttemptEnd,
+    Retried,
+    add_attempt,
+    ended_attempt,
+    forget_old_failures,
+)
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.names import Cause, Condition, Phase
-from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.spec import Spec
-from ddpjob.core.api.status import Host, PodCounts, Status
-from ddpjob.core.api.times import since
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.status import Attempt, Host, PodCounts, Resolved, Status
 from ddpjob.core.decide.deletions import clean_up, current_grace
 from ddpjob.core.decide.describe import describe, with_status
 from ddpjob.core.observe.observation import Observation, Pod
@@ -38,37 +41,35 @@ def begin_attempt(
     a new pod is not known everywhere at once.
     """
     job = obs.job
-    status = job.status
+    before = job.status.attempt
     births = {pod.index: pod.born for pod in kept}
-    first = min(kept, key=lambda pod: pod.index, default=None)
+    # A pod that has no address yet is found by its name.
+    with_address = [pod for pod in kept if pod.address]
+    first = min(with_address, key=lambda pod: pod.index, default=None)
     host = Host(first.index, first.address) if first else Host()
-    ran: bool | None = status.running_time is not None
-    if not ran and (status.pod_attempts or any(not pod.released for pod in obs.older)):
+    ran = before.running_time is not None
+    if not ran and (before.births or any(not pod.released for pod in obs.older)):
         # Pods may still run an older attempt. They keep their time for a checkpoint.
-        ran = status.previous_attempt_ran
+        ran = before.previous_ran
     return replace(
-        status,
-        attempt=attempt,
-        attempt_time=now,
-        pod_attempts=tuple(births.get(i, attempt) for i in range(spec.nodes)) if kept else (),
-        host=host,
-        previous_attempt_ran=ran if attempt > 0 else None,
-        running_time=None,
-        undecided_since=None,
-        silent_since=None,
-        starting_since=None,
-        starting_seconds=0,
-        yielding=None,
-        failed_nodes=forget_old_failures(status.failed_nodes, now),
+        job.status,
+        attempt=Attempt(
+            attempt,
+            start=now,
+            had_pods=before.had_pods or before.latched,
+            births=tuple(births.get(i, attempt) for i in range(spec.nodes)) if kept else (),
+            host=host,
+            previous_ran=ran,
+        ),
+        failed_nodes=forget_old_failures(job.status.failed_nodes, now),
         pods=PodCounts(desired=spec.nodes),
-        resolved={
-            "nprocPerNode": spec.nproc_per_node,
-            "worldSize": spec.world_size,
-            "accelerator": spec.accelerator,
-            "rendezvous": names.rendezvous_endpoint(job.name, attempt, host.address),
-        },
+        resolved=Resolved(
+            spec.nproc_per_node,
+            spec.world_size,
+            spec.accelerator,
+            names.rendezvous_endpoint(job.name, attempt, host.address),
+        ),
         selector=selector_of(job),
-        succeeded_nodes=(),
         result={},
     )
 
@@ -96,12 +97,15 @@ def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
         begun,
         conditions=not_suspended(obs) if begun.has(Condition.SUSPENDED) else begun.conditions,
         # Pods that may have trained get time for a checkpoint.
-        running_time=now if all_ran else None,
+        attempt=replace(
+            begun.attempt,
+            running_time=now if all_ran else None,
+            latched=True,
+            previous_ran=True,
+        ),
         phase=Phase.STARTING,
         reason=Reason.STATUS_RECOVERED,
         message=message,
-        attempt_started=attempt,
-        previous_attempt_ran=None,
         pods=PodCounts(desired=max(spec.nodes, nodes)),
         start_time=begun.start_time or now,
     )
@@ -111,8 +115,8 @@ def recover(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
 def begin(obs: Observation, spec: Spec, now: datetime) -> Status:
     """Return the status of the first attempt. A `spec.retries` that it has already asks nothing."""
-    retried = Retried(spec.lifecycle.retries)
-    begun = replace(begin_attempt(obs, spec, 0, now), start_time=now, retried=retried)
+    budget = replace(obs.status.budget, retried=Retried(spec.lifecycle.retries))
+    begun = replace(begin_attempt(obs, spec, 0, now), start_time=now, budget=budget)
     was_suspended = begun.has(Condition.SUSPENDED)
     return replace(begun, conditions=not_suspended(obs)) if was_suspended else begun
 
@@ -126,24 +130,24 @@ class Ending:
 
     reason: str
     message: str
-    record: Dict
+    record: AttemptEnd
     grace: int | None = None
 
 
 def complete(obs: Observation, spec: Spec, now: datetime) -> Plan:
     """End the job as Complete."""
     started = obs.status.start_time or now
-    seconds = int(since(started, now).total_seconds())
+    seconds = int((now - started).total_seconds())
     message = (
         f"{counted(len(obs.succeeded), 'node')} succeeded after {seconds} s and "
         f"{counted(obs.status.restarts, 'restart')}"
     )
     obs = with_ended_attempt(obs, record(obs, Cause.SUCCEEDED, Reason.SUCCEEDED, message), now)
+    status = describe(obs, Phase.COMPLETE, Reason.SUCCEEDED, message)
     status = replace(
-        describe(obs, Phase.COMPLETE, Reason.SUCCEEDED, message),
-        attempt_started=obs.attempt,
+        status,
+        attempt=replace(status.attempt, latched=True, succeeded_nodes=()),
         completion_time=now,
-        succeeded_nodes=(),
         conditions=_set_finished(obs, Condition.COMPLETE, Reason.SUCCEEDED, message),
     )
     event = Event("Normal", "Complete", message)
@@ -160,12 +164,14 @@ def fail(obs: Observation, spec: Spec, ending: Ending, now: datetime) -> Plan:
     step = _next_step(obs.job.name, spec)
     message = f"{ending.message[: MAX_MESSAGE - len(step) - 2].rstrip('.')}; {step}"
     obs = with_ended_attempt(obs, ending.record, now)
+    status = describe(obs, Phase.FAILED, ending.reason, message)
+    # Only a number that grows from now on takes the job up again.
+    retried = replace(status.budget.retried, retries=spec.lifecycle.retries)
     status = replace(
-        describe(obs, Phase.FAILED, ending.reason, message),
+        status,
+        attempt=replace(status.attempt, succeeded_nodes=()),
         completion_time=now,
-        # Only a number that grows from now on takes the job up again.
-        retried=replace(obs.status.retried, retries=spec.lifecycle.retries),
-        succeeded_nodes=(),
+        budget=replace(status.budget, retried=retried),
         result={},
         conditions=_set_finished(obs, Condition.FAILED, ending.reason, message),
     )
@@ -200,19 +206,14 @@ def not_suspended(obs: Observation) -> Conditions:
     return set_condition(conditions, Condition.SUSPENDED, False, Reason.RESUMED, RESUMED)
 
 
-def record(obs: Observation, cause: Cause, reason: str, message: str) -> dict[str, Any]:
-    return {
-        "attempt": obs.attempt,
-        "cause": str(cause),
-        "reason": str(reason),
-        "message": message[:MAX_MESSAGE],
-    }
+def record(obs: Observation, cause: Cause, reason: str, message: str) -> AttemptEnd:
+    return AttemptEnd(obs.attempt, str(cause), str(reason), message[:MAX_MESSAGE])
 
 
-def with_ended_attempt(obs: Observation, record: Dict, now: datetime) -> Observation:
+def with_ended_attempt(obs: Observation, end: AttemptEnd, now: datetime) -> Observation:
     """Return the Observation with one more entry in the job's history."""
     status = obs.status
-    entry = ended_attempt(record, status.attempt_time, status.running_time, now)
+    entry = ended_attempt(end, status.attempt.start, status.attempt.running_time, now)
     return with_status(obs, replace(status, attempts=add_attempt(status.attempts, entry)))
 
 

@@ -219,7 +219,7 @@ class Observation:
 
     @property
     def attempt(self) -> int:
-        return self.status.attempt or 0
+        return self.status.attempt.number or 0
 
     @cached_property
     def current(self) -> tuple[Pod, ...]:
@@ -234,7 +234,8 @@ class Observation:
         )
 
     def _takes_part(self, pod: Pod) -> bool:
-        return self.status.attempt is not None and pod.born == self.status.born(pod.index)
+        attempt = self.status.attempt
+        return attempt.number is not None and pod.born == attempt.born(pod.index)
 
     @property
     def unassigned(self) -> tuple[Pod, ...]:
@@ -249,7 +250,7 @@ class Observation:
 
         The API server then holds a newer status, unless somebody has changed the status.
         """
-        newest = -1 if self.status.attempt is None else self.status.attempt
+        newest = -1 if self.status.attempt.number is None else self.status.attempt.number
         return any(pod.attempt > newest for pod in self.pods)
 
     @cached_property
@@ -276,7 +277,7 @@ class Observation:
     @property
     def latched(self) -> bool:
         """True if every pod of the current attempt was seen at some time."""
-        return self.status.attempt_started == self.attempt
+        return self.status.attempt.latched
 
     @cached_property
     def succeeded(self) -> frozenset[int]:
@@ -286,8 +287,8 @@ class Observation:
             for pod in self.current
             if pod.state is TrainerState.SUCCEEDED and not self.has_missed_attempt(pod)
         }
-        kept = {index for index in self.status.succeeded_nodes if index < self.status.pods.desired}
-        return frozenset(seen | kept)
+        kept = self.status.attempt.succeeded_nodes
+        return frozenset(seen | {index for index in kept if index < self.status.pods.desired})
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -304,12 +305,12 @@ class Observation:
         if pod.born == self.attempt or not pod.ended:
             return False
         if pod.reported is None:
-            return self.status.running_time is None
+            return self.status.attempt.running_time is None
         return pod.reported < self.attempt
 
     def pod_name(self, index: int) -> str:
         """Return the name of a node's pod in the current attempt, also if it does not exist."""
-        return names.pod_name(self.job.name, self.status.born(index), index)
+        return names.pod_name(self.job.name, self.status.attempt.born(index), index)
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -319,7 +320,8 @@ class Observation:
         """
         if self.latched:
             return self.missing
-        return tuple(index for index in self.missing if self.status.born(index) < self.attempt)
+        born = self.status.attempt.born
+        return tuple(index for index in self.missing if born(index) < self.attempt)
 
     def is_ready(self, pod: Pod) -> bool:
         """Return True if the workers of a pod have met in the current attempt."""
@@ -373,5 +375,5 @@ def _is_of_gang(pod: Pod, job: Job) -> bool:
         return False
     if not pod.born <= pod.attempt <= MAX_ATTEMPT:
         return False
-    is_current = pod.attempt == job.status.attempt
+    is_current = pod.attempt == job.status.attempt.number
     return pod.index < (job.status.pods.desired if is_current else names.MAX_NODES)

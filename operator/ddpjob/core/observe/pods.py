@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.api import names
-from ddpjob.core.api.policy import MAX_SECONDS
 from ddpjob.core.api.readers import (
     Dict,
     child,
@@ -15,7 +14,7 @@ from ddpjob.core.api.readers import (
     mapping_or_empty,
 )
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.api.times import LAST_MOMENT, parse_time
+from ddpjob.core.api.times import LAST_MOMENT, MAX_SECONDS, parse_time
 from ddpjob.core.observe.observation import Finding, Pod, TrainerState
 from ddpjob.core.observe.placement import read_placement, read_requests
 from ddpjob.core.observe.termination import Termination, read_termination
@@ -175,7 +174,7 @@ def grace_of(spec: Dict) -> int:
 
 
 def _agent(spec: Dict) -> str:
-    """Return the ConfigMap with the pod's agent; empty for a pod of an older operator."""
+    """Return the ConfigMap with the pod's agent; empty for a pod without one."""
     for volume in children(spec, "volumes"):
         if volume.get("name") == names.AGENT_VOLUME:
             return str(child(volume, "configMap").get("name", ""))

@@ -11,8 +11,8 @@ from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.launcher import flags_of, is_torchrun
 from ddpjob.core.api.pod_fields import GRACE_SECONDS
-from ddpjob.core.api.readers import child, children
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.readers import child
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.plan import Assign
 
 # Seconds. Peers may stay Pending for long, in a full cluster or while it is scaled up. Waiting for
@@ -47,11 +47,11 @@ class ServiceAddresses:
     """
 
     def endpoint(self, job: Job) -> str:
-        status = job.status
-        return names.rendezvous_endpoint(job.name, status.attempt or 0, status.host.address)
+        attempt = job.status.attempt
+        return names.rendezvous_endpoint(job.name, attempt.number or 0, attempt.host.address)
 
     def local(self, job: Job, index: int) -> str:
-        return f"{names.hostname(job.status.born(index), index)}.{job.name}"
+        return f"{names.hostname(job.status.attempt.born(index), index)}.{job.name}"
 
     def port(self, job: Job, index: int) -> int:
         return names.AGENT_PORT
@@ -65,10 +65,10 @@ def assignment(job: Job, index: int, addresses: Addresses, assign: Assign | None
     may_start = assign is None or assign.start
     assert job.spec is not None
     fields = {
-        "attempt": job.status.attempt or 0,
+        "attempt": job.status.attempt.number or 0,
         "start": may_start,
         "flags": _flags(job, job.spec, index, addresses),
-        "env": {"DDP_ATTEMPT": str(job.status.attempt or 0)},
+        "env": {"DDP_ATTEMPT": str(job.status.attempt.number or 0)},
         "ranks": job.spec.nproc_per_node,
         "grace": assign.grace if assign else 0,
         "wait": _wait(assign),
@@ -94,14 +94,14 @@ def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
         "read_timeout": RENDEZVOUS_TIMEOUT,
         **spec.rdzv_conf,
         # torchrun would guess wrong: behind a Service name every agent looks like a client.
-        "is_host": "true" if index == status.host.index else "false",
+        "is_host": "true" if index == status.attempt.host.index else "false",
     }
     return [
         f"--nnodes={status.pods.desired}",
         f"--nproc-per-node={spec.nproc_per_node}",
         "--max-restarts=0",
         "--rdzv-backend=c10d",
-        f"--rdzv-id={names.rendezvous_id(job.uid, status.attempt or 0)}",
+        f"--rdzv-id={names.rendezvous_id(job.uid, status.attempt.number or 0)}",
         f"--rdzv-endpoint={addresses.endpoint(job)}",
         f"--rdzv-conf={','.join(f'{key}={value}' for key, value in sorted(conf.items()))}",
         f"--local-addr={addresses.local(job, index)}",
@@ -122,10 +122,11 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
         "words": f"{names.AGENT_FOLDER}/words.json",
         "message": names.MESSAGE_FILE,
         "clear": names.MEMORY_FOLDER,
-        # On one machine, temporary files are where its user wants them, and so is the working
-        # directory. Paths there may be too long for the sockets that programs make in TMPDIR.
+        # On one machine, temporary files are where its user wants them. Paths in the folder of a
+        # run may be too long for the sockets that programs make in TMPDIR.
         "work": names.FOLDER if isolated else None,
-        "code": names.CODE_FOLDER if isolated and has_sent_code(spec) else None,
+        "code": names.CODE_FOLDER if spec.code else None,
+        "place": names.WORK_FOLDER,
         "own_files": isolated,
         # No other field of the spec can set it.
         "own_ipc": isolated and not child(spec.pod_template, "spec").get("hostIPC"),
@@ -140,15 +141,3 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
     }
     # The port may be a placeholder, which must stay as it is.
     return json.dumps(options, ensure_ascii=False)
-
-
-def has_sent_code(spec: Spec) -> bool:
-    """Return True if the code travels with the job, and the user has set no working directory."""
-    volumes = spec.pod_fields.get("volumes", ())
-    mounts = spec.pod_fields.get("volumeMounts", ())
-    is_sent = any(one["name"] == names.CODE_VOLUME and "configMap" in one for one in volumes)
-    place = {"name": names.CODE_VOLUME, "mountPath": names.CODE_FOLDER}
-    is_mounted = any(place.items() <= mount.items() for mount in mounts)
-    trainers = children(child(spec.pod_template, "spec"), "containers")
-    has_folder = any(one.get("name") == names.TRAINER and one.get("workingDir") for one in trainers)
-    return is_sent and is_mounted and not has_folder

@@ -14,7 +14,8 @@ from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.profiles import Profile, catalog
 from ddpjob.core.api.readers import Dict, SpecError, child, children, normal_path
-from ddpjob.core.api.spec import Checkpoint, Spec
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.api.spec import Checkpoint
 from ddpjob.core.observe.placement import REQUIRED
 from ddpjob.core.observe.pods import grace_of
 from ddpjob.core.render.job_defaults import add_job_defaults

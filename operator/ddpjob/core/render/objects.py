@@ -57,8 +57,8 @@ def pods(job: Job, indices: Iterable[int], settings: Settings) -> Iterator[dict[
     Raises SpecError if the spec has fields of a shape that no pod has, or mounts in place of those
     of the operator.
     """
-    assert job.status.attempt is not None
-    attempt = job.status.attempt
+    assert job.status.attempt.number is not None
+    attempt = job.status.attempt.number
     try:
         shape = _render_shape(job, settings)
     except (TypeError, KeyError, AttributeError, yaml.YAMLError) as error:

@@ -11,7 +11,7 @@ from ddpjob.core.api.merge import merge, merge_by, replace_by
 from ddpjob.core.api.pod_fields import GRACE_SECONDS
 from ddpjob.core.api.profiles import Profile, catalog
 from ddpjob.core.api.readers import Dict
-from ddpjob.core.api.spec import Spec
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.render.assignment import Addresses, ServiceAddresses, agent_options
 
 # User and group of pods that pass the Pod Security level restricted.
@@ -81,7 +81,7 @@ def common_context(job: Job) -> dict[str, Any]:
 
 def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
     """Return the values for the template of the current attempt's pods, with placeholders."""
-    attempt = job.status.attempt or 0
+    attempt = job.status.attempt.number or 0
     fields = spec.pod_fields
     profile = catalog()[spec.accelerator]
     common = common_context(job)
@@ -176,6 +176,8 @@ def _volumes(spec: Spec, settings: Settings) -> tuple[list[Dict], list[Dict]]:
             [names.SHARED_MEMORY, names.MEMORY_FOLDER],
         ),
     ]
+    if spec.code:
+        sources.append((names.CODE_VOLUME, {"configMap": {"name": spec.code}}, [names.CODE_FOLDER]))
     if spec.checkpoint:
         claim = {"persistentVolumeClaim": {"claimName": spec.checkpoint.claim}}
         sources.append((names.CHECKPOINT_VOLUME, claim, [spec.checkpoint.mount_path]))

@@ -1,0 +1,241 @@
+"""Kubernetes' own shapes within a spec: their fragments, and the check of values against them.
+
+The API server checks the same fragments in the CRD. It checks the rest of a pod's fields when a pod
+is created.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from ddpjob.core.api import names
+from ddpjob.core.api.kubernetes import UNKNOWN_TO_CRD
+from ddpjob.core.api.readers import Dict, SpecError, did_you_mean, either, refuse
+from ddpjob.core.api.times import MAX_INT32
+
+FILE = "pod_shapes.yaml"
+
+# Keys of the fragments that are for this project alone.
+OWN = "x-ddpjob-"
+CHANGE = f"{OWN}change"
+RULE = f"{OWN}rule"
+WANTED = f"{OWN}wanted"
+
+INT_OR_STRING = "x-kubernetes-int-or-string"
+
+MAX_INT64 = 2**63 - 1
+
+# What to do with a number or a date that must be a string.
+QUOTES = "put it in quotes"
+
+
+@dataclass(frozen=True)
+class ShapeRule:
+    """A rule for a value of a shape: the API server's sentence and expression, and our check.
+
+    `check` gets the value and its path, and raises SpecError.
+    """
+
+    message: str
+    cel: str
+    check: Callable[[str, str], None]
+
+
+def _check_volume_name(name: str, where: str) -> None:
+    if names.is_own_volume(name):
+        raise SpecError(
+            f"{where}: the volume name {name} is reserved: names that begin with "
+            f"{names.VOLUME_PREFIX} belong to the operator; choose another name"
+        )
+
+
+def _check_mount_path(path: str, where: str) -> None:
+    if names.is_own_path(path):
+        raise SpecError(
+            f"{where}: the path {path} is reserved: paths below {names.FOLDER} belong to the "
+            "operator; choose another path"
+        )
+
+
+RULES: Mapping[str, ShapeRule] = {
+    "name of a volume": ShapeRule(
+        f'names that begin with "{names.VOLUME_PREFIX}" are reserved for the operator; choose '
+        "another name",
+        f"!self.startsWith('{names.VOLUME_PREFIX}')",
+        _check_volume_name,
+    ),
+    "mount path": ShapeRule(
+        f"paths below {names.FOLDER} are reserved for the operator; choose another path",
+        f"self != '{names.FOLDER}' && !self.startsWith('{names.FOLDER}/')",
+        _check_mount_path,
+    ),
+}
+
+
+@cache
+def shapes() -> Mapping[str, Dict]:
+    """Return the shapes of the fields of `spec`, by name."""
+    text = resources.files(__package__).joinpath(FILE).read_text()
+    # The loader in C is 10 times as fast. Some platforms lack it.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    found: Mapping[str, Dict] = yaml.load(text, loader)
+    return found
+
+
+def check(value: Any, shape: Dict, where: str) -> None:
+    """Raise SpecError for the first problem of a value, in order of the shape.
+
+    `where` is the path of the value. Fields that the shape does not have are ignored.
+    """
+    if shape.get(INT_OR_STRING):
+        _check_int_or_string(value, shape, where)
+    elif "type" in shape:
+        CHECKS[shape["type"]](value, shape, where)
+    if RULE in shape:
+        RULES[shape[RULE]].check(value, where)
+
+
+def unknown_fields(value: Any, shape: Dict, where: str) -> Iterator[str]:
+    """Yield a sentence for each field that the shape does not have.
+
+    A value of another type has no fields here: `check` refuses it.
+    """
+    if isinstance(value, Mapping) and shape.get("type") == "object":
+        for key, item in value.items():
+            path = f"{where}.{key}"
+            known = shape.get("properties", {})
+            inner = known.get(key, shape.get("additionalProperties"))
+            if inner is None:
+                hint = did_you_mean(str(key), known) or UNKNOWN_TO_CRD
+                yield f"{path}: unknown field{hint}"
+            else:
+                yield from unknown_fields(item, inner, path)
+    elif isinstance(value, list) and "items" in shape:
+        for index, item in enumerate(value):
+            yield from unknown_fields(item, shape["items"], f"{where}[{index}]")
+
+
+def _check_object(value: Any, shape: Dict, where: str) -> None:
+    if not isinstance(value, Mapping):
+        raise refuse(where, "an object", value)
+    _check_length(value, shape.get("maxProperties"), where)
+    # A null counts as absent, as it does for the API server.
+    present = {key: item for key, item in value.items() if item is not None}
+    properties = shape.get("properties", {})
+    for key in shape.get("required", ()):
+        if key not in present:
+            raise refuse(f"{where}.{key}", _wanted(properties[key]), None)
+    for key, inner in properties.items():
+        if key in present:
+            check(present[key], inner, f"{where}.{key}")
+    if "additionalProperties" in shape:
+        for key, item in present.items():
+            check(item, shape["additionalProperties"], f"{where}.{key}")
+
+
+def _check_array(value: Any, shape: Dict, where: str) -> None:
+    items = shape["items"]
+    is_list = isinstance(value, list)
+    if not is_list or (items.get("type") == "object" and not all(map(_is_object, value))):
+        raise refuse(where, _wanted(shape), value)
+    _check_length(value, shape.get("maxItems"), where)
+    for index, item in enumerate(value):
+        check(item, items, f"{where}[{index}]")
+    for key in shape.get("x-kubernetes-list-map-keys", ()):
+        _refuse_duplicates(value, key, where)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _refuse_duplicates(items: Sequence[Dict], key: str, where: str) -> None:
+    seen = set()
+    for item in items:
+        if item[key] in seen:
+            raise SpecError(f"{where}: several items have the {key} {item[key]}; keep one")
+        seen.add(item[key])
+
+
+def _check_string(value: Any, shape: Dict, where: str) -> None:
+    if not isinstance(value, str) or len(value) < shape.get("minLength", 0):
+        error = refuse(where, _wanted(shape), value)
+        is_unquoted = not isinstance(value, str | list | Mapping) and "enum" not in shape
+        raise SpecError(f"{error}; {QUOTES}") if is_unquoted else error
+    if "enum" in shape and value not in shape["enum"]:
+        raise refuse(where, _wanted(shape), value)
+    _check_length(value, shape.get("maxLength"), where)
+
+
+def _check_integer(value: Any, shape: Dict, where: str) -> None:
+    lowest, highest = shape.get("minimum"), MAX_INT64
+    if shape.get("format") == "int32":
+        highest = MAX_INT32
+    if not _is_integer(value, lowest, highest):
+        raise refuse(where, _wanted(shape), value)
+
+
+def _is_integer(value: Any, lowest: int | None = None, highest: int = MAX_INT64) -> bool:
+    # In Python, True is an integer too.
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return (-highest - 1 if lowest is None else lowest) <= value <= highest
+
+
+def _check_boolean(value: Any, shape: Dict, where: str) -> None:
+    if not isinstance(value, bool):
+        raise refuse(where, _wanted(shape), value)
+
+
+def _check_int_or_string(value: Any, shape: Dict, where: str) -> None:
+    if isinstance(value, float):
+        raise SpecError(f"{refuse(where, _wanted(shape), value)}; {QUOTES}")
+    if isinstance(value, str):
+        _check_length(value, shape.get("maxLength"), where)
+        is_right = re.fullmatch(shape["pattern"], value) is not None
+    else:
+        is_right = _is_integer(value)
+    if not is_right:
+        raise refuse(where, _wanted(shape), value)
+
+
+def _check_length(value: Any, longest: int | None, where: str) -> None:
+    if longest is not None and len(value) > longest:
+        unit = "characters" if isinstance(value, str) else "items"
+        raise refuse(where, f"at most {longest} {unit} long", value)
+
+
+def _wanted(shape: Dict) -> str:
+    """Return what a value must be, for a message."""
+    if WANTED in shape:
+        return str(shape[WANTED])
+    if "enum" in shape:
+        return either(shape["enum"])
+    match shape.get("type"):
+        case "object":
+            return "an object"
+        case "array":
+            item = shape["items"].get("type")
+            return f"a list of {item}s" if item else "a list"
+        case "integer" if "minimum" in shape:
+            return f"an integer from {shape['minimum']} on"
+        case "integer":
+            return "a 32-bit integer" if shape.get("format") == "int32" else "an integer"
+        case "boolean":
+            return "true or false"
+        case _:
+            return "a string that is not empty" if shape.get("minLength") else "a string"
+
+
+CHECKS: Mapping[str, Callable[[Any, Dict, str], None]] = {
+    "object": _check_object,
+    "array": _check_array,
+    "string": _check_string,
+    "integer": _check_integer,
+    "boolean": _check_boolean,
+}

@@ -1,0 +1,88 @@
+"""The fields of a DDPJob's spec as types, written by `make generate` from their declarations."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Required, TypedDict
+
+# Objects in Kubernetes' own shapes.
+KubernetesObject = Mapping[str, Any]
+
+
+class PodTemplate(TypedDict, total=False):
+    """Overlay for other fields of the pods."""
+
+    metadata: KubernetesObject
+    spec: KubernetesObject
+
+
+class Code(TypedDict, total=False):
+    """Code that each attempt finds in its working directory."""
+
+    configMap: Required[str]
+
+
+class Torchrun(TypedDict, total=False):
+    """How torchrun is started."""
+
+    command: list[str]
+    args: list[str]
+    python: str
+    rdzvConf: Mapping[str, int | str]
+
+
+class Checkpoint(TypedDict, total=False):
+    """Claim for checkpoints, which every attempt of the job mounts."""
+
+    claimName: Required[str]
+    mountPath: str
+
+
+class FailurePolicy(TypedDict, total=False):
+    """Budgets of restarts of the whole gang, and what ends a job. Can be changed at any time."""
+
+    maxRestarts: int
+    maxDisruptions: int
+    maxAnnouncedDisruptions: int
+    windowSeconds: int
+    nonRetryableExitCodes: list[int]
+    maxAttemptsWithoutProgress: int
+
+
+class SpecFields(TypedDict, total=False):
+    """The fields of `spec`, with the names of the CRD."""
+
+    nodes: int
+    nprocPerNode: int | Literal["auto"]
+    accelerator: Literal["cpu", "gpu", "trn1.32xlarge", "trn1.2xlarge"]
+    image: Required[str]
+    args: Required[list[str]]
+    code: Code
+    torchrun: Torchrun
+    checkpoint: Checkpoint
+    failurePolicy: FailurePolicy
+    fastStart: bool
+    podSecurity: Literal["None", "Restricted"]
+    recovery: Literal["InPlace", "Recreate"]
+    hangTimeoutSeconds: int
+    firstHeartbeatSeconds: int
+    heartbeat: Literal["File", "Log"]
+    suspend: bool
+    retries: int
+    activeDeadlineSeconds: int
+    startupDeadlineSeconds: int
+    ttlSecondsAfterFinished: int
+    cleanPodPolicy: Literal["None", "Running", "All"]
+    managedBy: str
+    imagePullPolicy: Literal["Always", "IfNotPresent", "Never"]
+    imagePullSecrets: list[KubernetesObject]
+    env: list[KubernetesObject]
+    envFrom: list[KubernetesObject]
+    resources: KubernetesObject
+    volumes: list[KubernetesObject]
+    volumeMounts: list[KubernetesObject]
+    nodeSelector: Mapping[str, str]
+    tolerations: list[KubernetesObject]
+    affinity: KubernetesObject
+    topologySpreadConstraints: list[KubernetesObject]
+    serviceAccountName: str
+    priorityClassName: str
+    podTemplate: PodTemplate

@@ -1,0 +1,150 @@
+"""What programs and pages have of the declared fields: the client's types, and a table."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from ddpjob.core.api import shapes
+from ddpjob.core.api.declare import (
+    Change,
+    OneOf,
+    facts_of,
+    fields_of,
+    is_declared,
+    plain,
+    type_of,
+)
+from ddpjob.core.api.pod_fields import POD_TEMPLATE, pod_field_names
+from ddpjob.core.api.spec import GROUPS
+
+HEADER = '''\
+"""The fields of a DDPJob's spec as types, written by `make generate` from their declarations."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Required, TypedDict
+
+# Objects in Kubernetes' own shapes.
+KubernetesObject = Mapping[str, Any]
+
+
+class PodTemplate(TypedDict, total=False):
+    """Overlay for other fields of the pods."""
+
+    metadata: KubernetesObject
+    spec: KubernetesObject
+'''
+
+
+def types_text() -> str:
+    """Return the module with the types of the client."""
+    parts = [HEADER]
+    for group in GROUPS:
+        for info in fields_of(group).values():
+            if is_declared(type_of(info)):
+                parts.append(_typed_dict(type_of(info)))
+    lines = [f"{name}: {kind}" for group in GROUPS for name, kind in _typed_fields(group)]
+    lines += [f"{name}: {_shape_type(shapes.shapes()[name])}" for name in pod_field_names()]
+    lines.append(f"{POD_TEMPLATE}: PodTemplate")
+    summary = "The fields of `spec`, with the names of the CRD."
+    parts.append(_class("SpecFields", summary, lines))
+    return "\n\n".join(parts)
+
+
+def _typed_dict(kind: type[Any]) -> str:
+    summary = (inspect.getdoc(kind) or "").partition("\n")[0]
+    return _class(kind.__name__, summary, [f"{name}: {one}" for name, one in _typed_fields(kind)])
+
+
+def _class(name: str, summary: str, fields: list[str]) -> str:
+    body = "".join(f"    {line}\n" for line in fields)
+    return f'class {name}(TypedDict, total=False):\n    """{summary}"""\n\n{body}'
+
+
+def _typed_fields(kind: type[Any]) -> Iterator[tuple[str, str]]:
+    for name, info in fields_of(kind).items():
+        choices = [item.values() for item in info.metadata if isinstance(item, OneOf)]
+        text = _literal(choices[0]) if choices else _type(info.annotation)
+        yield name, f"Required[{text}]" if info.is_required() else text
+
+
+def _type(kind: Any) -> str:
+    """Return the source of a type as a manifest has it."""
+    if get_origin(kind) is Annotated:
+        return _type(get_args(kind)[0])
+    kind = plain(kind)
+    if get_origin(kind) is tuple:
+        return f"list[{_type(get_args(kind)[0])}]"
+    if get_origin(kind) is Mapping:
+        return f"Mapping[str, {_type(get_args(kind)[1])}]"
+    if get_origin(kind) is Literal:
+        return _literal(get_args(kind))
+    if get_args(kind):
+        return " | ".join(map(_type, get_args(kind)))
+    if issubclass(kind, StrEnum):
+        return _literal(kind)
+    return "int" if kind is timedelta else str(kind.__name__)
+
+
+def _literal(values: Any) -> str:
+    quoted = (f'"{value}"' for value in values)
+    return f"Literal[{', '.join(quoted)}]"
+
+
+def _shape_type(shape: Mapping[str, Any]) -> str:
+    if "enum" in shape:
+        return _literal(shape["enum"])
+    match shape["type"]:
+        case "array":
+            return "list[KubernetesObject]"
+        case "object":
+            values = shape.get("additionalProperties", {})
+            return "Mapping[str, str]" if values.get("type") == "string" else "KubernetesObject"
+        case _:
+            return "str"
+
+
+def table_of_fields(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of the fields of `spec`, given its schema in the CRD."""
+    yield "| field | type | default | may change | meaning |"
+    yield "|---|---|---|---|---|"
+    for name, (field, change) in _rows(schema).items():
+        default = "" if field.get("default", {}) == {} else f"`{_yaml(field['default'])}`"
+        meaning = field["description"].replace("|", "\\|").replace("<", "&lt;")
+        yield f"| `{name}` | {_kind(field)} | {default} | {change} | {meaning} |"
+
+
+def _rows(schema: Mapping[str, Any]) -> Mapping[str, tuple[Mapping[str, Any], str]]:
+    rows = {}
+    for group in GROUPS:
+        for name, info in fields_of(group).items():
+            field, change = schema["properties"][name], facts_of(info).change
+            rows[name] = (field, str(change))
+            if is_declared(type_of(info)):
+                for inner, inner_field in field["properties"].items():
+                    rows[f"{name}.{inner}"] = (inner_field, str(change))
+    for name in pod_field_names():
+        rows[name] = (schema["properties"][name], str(Change(shapes.shapes()[name][shapes.CHANGE])))
+    template = schema["properties"][POD_TEMPLATE]
+    rows[POD_TEMPLATE] = (template, "")
+    for part, shape in shapes.shapes()[POD_TEMPLATE]["properties"].items():
+        change = str(Change(shape[shapes.CHANGE]))
+        rows[f"{POD_TEMPLATE}.{part}"] = (template["properties"][part], change)
+    return rows
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _kind(field: Mapping[str, Any]) -> str:
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if field.get("x-kubernetes-int-or-string"):
+        return "integer or string"
+    if field["type"] == "array":
+        return f"list of {field['items'].get('type', 'value')}s"
+    return str(field["type"])

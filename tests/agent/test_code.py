@@ -1,0 +1,82 @@
+"""Archives of code: what is unpacked, and what is refused."""
+
+import os
+import stat
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+import pytest
+
+from ddpjob.agent import code
+
+
+def archive_of(folder, entries, **settings):
+    """Write an archive with the content of entries, each a name or a ZipInfo."""
+    with ZipFile(folder / code.ARCHIVE, "w", **settings) as archive:
+        for entry, content in entries:
+            archive.writestr(entry, content)
+    return folder
+
+
+def an_entry(name, mode):
+    entry = ZipInfo(name)
+    entry.external_attr = mode << 16
+    return entry
+
+
+@pytest.fixture
+def target(tmp_path):
+    (tmp_path / "a" / "target").mkdir(parents=True)
+    return tmp_path / "a" / "target"
+
+
+def test_files_have_their_content_and_programs_can_be_run(tmp_path, target):
+    program = an_entry("bin/run.sh", 0o100755)
+    source = archive_of(
+        tmp_path, [("lib/x.bin", b"\xff\0"), (program, "#!/bin/sh"), ("empty/", "")]
+    )
+    code.unpack(source, target)
+    assert (target / "lib/x.bin").read_bytes() == b"\xff\0"
+    assert os.access(target / "bin/run.sh", os.X_OK)
+    assert (target / "empty").is_dir()
+
+
+HOSTILE = {
+    "a path above": ("../escaped", "outside of its folder"),
+    "a path above, in the middle": ("lib/../../escaped", "outside of its folder"),
+    "an absolute path": ("/tmp/escaped", "outside of its folder"),
+    "no path": (".", "outside of its folder"),
+    "a link": (an_entry("link", stat.S_IFLNK | 0o777), "neither a file nor a folder"),
+    "a device": (an_entry("null", stat.S_IFCHR | 0o666), "neither a file nor a folder"),
+    "a pipe": (an_entry("pipe", stat.S_IFIFO | 0o666), "neither a file nor a folder"),
+}
+
+
+@pytest.mark.parametrize(("entry", "sentence"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_entry_is_refused_before_anything_is_written(tmp_path, target, entry, sentence):
+    source = archive_of(tmp_path, [("fine.py", "x"), (entry, "/etc/passwd")])
+    with pytest.raises(ValueError, match=sentence):
+        code.unpack(source, target)
+    assert list(target.iterdir()) == []
+
+
+def test_bytes_are_counted_while_they_are_written(tmp_path, target, monkeypatch):
+    monkeypatch.setattr(code, "MAX_BYTES", 100_000)
+    # A megabyte of zeros takes a thousandth of that in an archive.
+    source = archive_of(tmp_path, [("bomb", bytes(2**20))], compression=ZIP_DEFLATED)
+    with pytest.raises(ValueError, match="more than 100000 bytes when it is unpacked"):
+        code.unpack(source, target)
+    assert (target / "bomb").stat().st_size <= 100_000
+
+
+def test_too_many_entries_are_refused(tmp_path, target, monkeypatch):
+    monkeypatch.setattr(code, "MAX_ENTRIES", 3)
+    source = archive_of(tmp_path, [(f"f{number}", "") for number in range(4)])
+    with pytest.raises(ValueError, match="4 entries; the limit is 3"):
+        code.unpack(source, target)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\3\4 damaged"])
+def test_a_damaged_archive_is_refused(tmp_path, target, content):
+    (tmp_path / code.ARCHIVE).write_bytes(content)
+    with pytest.raises(ValueError, match="cannot be read"):
+        code.unpack(tmp_path, target)
