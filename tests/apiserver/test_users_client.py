@@ -191,7 +191,7 @@ def test_a_mistake_in_one_document_creates_none(
         ("spec.node=2", "spec.node: unknown field (did you mean 'nodes'?)"),
         ("spec.accelerator=gpuu", "spec.accelerator: unknown profile"),
         ("spec.args=[python, x.py]", "begin with the script or -m"),
-        ("spec.nodeSelector.a=1", "spec.nodeSelector.a: expected string, got 1"),
+        ("spec.nodeSelector.a=1", "spec.nodeSelector.a: must be a string, got 1; put it in quotes"),
     ],
 )
 def test_a_refusal_is_a_sentence(run: Command, tmp_path: Path, change: str, message: str) -> None:
@@ -285,17 +285,37 @@ def test_a_dry_run_of_a_replacement_does_not_mind_immutable_fields(
     assert client.get("digits").uid == before.uid
 
 
-def test_code_that_has_changed_goes_with_the_new_job(
+def test_code_that_has_changed_goes_with_the_old_job(
     run: Command, client: Client, apiserver: ApiServer, tmp_path: Path
 ) -> None:
     words = ("submit", "--script", "train.py", "--image", "i", "--nodes", "1", "--replace")
+    path = f"/api/v1/namespaces/{client.namespace}/configmaps/"
+    owners = {}
+    jobs = []
     for text in (SCRIPT, SCRIPT * 2):
         (tmp_path / "train.py").write_text(text)
         assert run(*words).exit_code == 0
-    path = f"/api/v1/namespaces/{client.namespace}/configmaps?labelSelector=ddpjob.dev/code"
-    maps = apiserver.request("GET", path).body["items"]
-    owners = {owner["uid"] for one in maps for owner in one["metadata"]["ownerReferences"]}
-    assert (len(maps), owners) == (2, {client.get("train").uid})
+        jobs.append(client.get("train"))
+    for job in jobs:
+        metadata = apiserver.request("GET", path + job.code).body["metadata"]
+        owners[job.uid] = [owner["uid"] for owner in metadata["ownerReferences"]]
+    assert owners == {job.uid: [job.uid] for job in jobs}
+    assert len(owners) == 2
+
+
+def test_jobs_with_the_same_code_share_and_keep_it(
+    run: Command, client: Client, apiserver: ApiServer, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ("submit", "--script", "train.py", "--image", "i", "--nodes", "1")
+    for name in ("one", "two"):
+        assert run(*words, "--name", name).exit_code == 0
+    assert run(*words, "--name", "one", "--replace").exit_code == 0
+    jobs = [client.get(name) for name in ("one", "two")]
+    assert len({job.code for job in jobs}) == 1
+    path = f"/api/v1/namespaces/{client.namespace}/configmaps/{jobs[0].code}"
+    owners = apiserver.request("GET", path).body["metadata"]["ownerReferences"]
+    assert {owner["uid"] for owner in owners} == {job.uid for job in jobs}
 
 
 def test_a_replaced_job_keeps_code_that_has_not_changed(

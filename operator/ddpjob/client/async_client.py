@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ddpjob.client.apply import CREATE, FIELD_MANAGER, Applied, Applier
-from ddpjob.client.code import code_of, owned_code, released_code
+from ddpjob.client.code import owned_code, released_code
 from ddpjob.client.errors import NotConnected, Rejected, WaitTimeout, client_errors
 from ddpjob.client.reader import JobReader, Jobs
 from ddpjob.core.api import names
@@ -147,17 +147,17 @@ class AsyncClient(JobReader):
         nevertheless, `job` still has the manifest.
         """
         await self.apply([job.renamed_for_trial().manifest()], dry_run=True)
-        code = await self.remove(job)
+        code = await self.remove(job, keeps_code=True)
         body = await self._create(job)
         await self.own_code([*code, body])
         return DDPJob.from_manifest(body)
 
-    async def remove(self, job: DDPJob) -> Sequence[Dict]:
-        """Delete a job to make room for a new one, and return the ConfigMaps of its code.
+    async def remove(self, job: DDPJob, *, keeps_code: bool) -> Sequence[Dict]:
+        """Delete a job to make room for a new one.
 
-        They stay, since the new job may have the same code.
+        Return the ConfigMap of its code if that is to stay, because the new job has the same code.
         """
-        code = await self._release_code(job)
+        code = await self._release_code(job) if keeps_code else ()
         await self._delete(job)
         await self._wait_until(job, lambda jobs: not _has(jobs, job), "still exists")
         return code
@@ -190,11 +190,10 @@ class AsyncClient(JobReader):
 
     async def _release_code(self, job: DDPJob) -> Sequence[Dict]:
         """Take the ConfigMap of a job's sent code away from it, so that it outlives the job."""
-        name = code_of(job)
-        if not name:
+        if not job.code:
             return ()
         with client_errors():
-            found = await self.api.read(Request(Verb.GET, CONFIG_MAPS, job.namespace, name))
+            found = await self.api.read(Request(Verb.GET, CONFIG_MAPS, job.namespace, job.code))
         if found is None or names.LABEL_CODE not in child(found["metadata"], "labels"):
             return ()
         await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, released_code(found, job))

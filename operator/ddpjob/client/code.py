@@ -203,11 +203,6 @@ def _note(place: Path, size: int) -> str:
     )
 
 
-def code_of(job: DDPJob) -> str:
-    """Return the name of the ConfigMap with a job's code, or an empty string."""
-    return str(child(job.spec, "code").get("configMap", ""))
-
-
 def owned_code(bodies: Sequence[Dict]) -> Iterator[dict[str, Any]]:
     """Yield the patch of each ConfigMap of sent code that makes its jobs in `bodies` its owners."""
     for body in bodies:

@@ -244,9 +244,9 @@ class Client:
         """
         return self._run(self._client.replace(job))
 
-    def remove(self, job: DDPJob) -> Sequence[Dict]:
-        """Delete a job to make room for a new one, and return the ConfigMaps of its code.
+    def remove(self, job: DDPJob, *, keeps_code: bool) -> Sequence[Dict]:
+        """Delete a job to make room for a new one.
 
-        They stay, since the new job may have the same code.
+        Return the ConfigMap of its code if that is to stay, because the new job has the same code.
         """
-        return self._run(self._client.remove(job))
+        return self._run(self._client.remove(job, keeps_code=keeps_code))

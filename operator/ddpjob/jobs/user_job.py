@@ -160,6 +160,11 @@ class DDPJob:
         return f"claim {claim}, folder {self.name}/" if claim else ""
 
     @property
+    def code(self) -> str:
+        """Return the name of the ConfigMap with the job's code, or an empty string."""
+        return str(child(self.spec, "code").get("configMap", ""))
+
+    @property
     def recovery(self) -> str:
         """Return whether pods stay for the next attempt, and what decides that."""
         try:

@@ -218,9 +218,9 @@ async def _replace_all(
                 continue
             note(f"deleting the existing job {job.name}; its checkpoints stay")
             kept.enter_context(kept_manifest(existing))
-            code += await client.remove(existing)
+            code += await client.remove(existing, keeps_code=existing.code == job.code)
         applied = await client.apply(documents)
-    # Code that has changed belongs to the new jobs too, so that it is deleted with them.
+    # The documents may name code without having it.
     await client.own_code([*code, *(one.body for one in applied)])
     return applied
 
