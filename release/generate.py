@@ -15,6 +15,7 @@ from typing import Any
 from ddpjob.cli.commands.init import manifest, workloads
 from ddpjob.cli.main import COMMANDS
 from ddpjob.cli.sizes import resolve_nodes
+from ddpjob.controller.families import Family, families, families_of_jobs
 from ddpjob.core.api import parts, profiles
 from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import either
@@ -100,6 +101,14 @@ def table_of_commands() -> Iterator[str]:
             yield _row(f"`ddpjob {name}`", short_help.removesuffix("."))
 
 
+def table_of_metrics(rows: Mapping[str, Family]) -> Iterator[str]:
+    yield "| metric | meaning |"
+    yield "|---|---|"
+    for name, family in rows.items():
+        labels = f"{{{','.join(family.labels)}}}" if family.labels else ""
+        yield _row(f"`{name}{labels}`", family.text)
+
+
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
@@ -112,7 +121,11 @@ PARTS: Mapping[str, Mapping[str, Callable[[], Iterable[str]]]] = {
         "status": table_of_status,
     },
     "docs/users/command-line.md": {"commands": table_of_commands},
-    f"docs/{PAGE}": {"reasons": table_of_reasons},
+    f"docs/{PAGE}": {
+        "reasons": table_of_reasons,
+        "metrics": lambda: table_of_metrics(families()),
+        "metrics of each job": lambda: table_of_metrics(families_of_jobs()),
+    },
 }
 
 

@@ -6,7 +6,8 @@ asked and tried.
 
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ METHODS = {
     "delete": "DELETE",
 }
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+RULES_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
 
 needs_helm = pytest.mark.skipif(
     shutil.which("helm") is None, reason="needs helm: see https://helm.sh/docs/intro/install/"
@@ -183,4 +185,20 @@ def user_with(apiserver: ApiServer, namespace: str, rules: Sequence[Object]) -> 
     role = {"apiGroup": RBAC, "kind": "Role", "name": name}
     _apply(apiserver, {**head, "kind": "Role", "rules": list(rules)})
     _apply(apiserver, {**head, "kind": "RoleBinding", "roleRef": role, "subjects": [subject]})
-    return impersonated(apiserver, name)
+    user = impersonated(apiserver, name)
+    _wait_for_rights(user, namespace, {one for rule in rules for one in rule["resources"]})
+    return user
+
+
+def _wait_for_rights(user: User, namespace: str, resources: Set[str]) -> None:
+    """Wait until the authorizer has read a new role: it follows a watch."""
+    deadline = time.monotonic() + 60.0
+    while not resources <= _resources_of(user, namespace):
+        assert time.monotonic() < deadline, f"no rights for {resources} in {namespace}"
+        time.sleep(0.05)
+
+
+def _resources_of(user: User, namespace: str) -> set[str]:
+    """Return the resources for which a user has any right in a namespace."""
+    review = user.request("POST", RULES_REVIEWS, {"spec": {"namespace": namespace}})
+    return {one for rule in review.body["status"]["resourceRules"] for one in rule["resources"]}

@@ -345,6 +345,8 @@ def error_of_a_start_that_is_taken_over_during_a_save(runtime):
     read = ShardedState.read_saved
 
     def pause_and_read(state):
+        # Each rank has seen the draft, which the other start removes.
+        runtime.barrier()
         runtime.on_main(lambda: Claim.take(Path("paused")).number)
         return read(state)
 

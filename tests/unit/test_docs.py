@@ -8,7 +8,7 @@ import pytest
 
 from ddpjob.cli.main import COMMANDS, load
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.job_metrics import JOB_FAMILIES
+from ddpjob.controller.families import families_of_jobs
 from ddpjob.controller.metrics import Metrics
 from ddpjob.core.api.reasons import Reason
 
@@ -49,6 +49,6 @@ def test_each_metric_is_described():
     lines = asyncio.run(Metrics(Cache(), ()).text()).decode().splitlines()
     families = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     names = {name for name in families if not name.endswith("_created")}
-    names |= {f"ddpjob_job_{name}" for name in JOB_FAMILIES}
+    names |= set(families_of_jobs())
     described = set(re.findall(r"`(ddpjob_\w+)[`{]", OPERATIONS))
     assert names <= described, f"{names - described} are missing"

@@ -5,31 +5,15 @@ the operator works in between. A Collector of prometheus_client cannot do that.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from ddpjob.controller.cache import KeptJob
+from ddpjob.controller.families import EACH_JOB
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.names import Activity, Cause, Phase
 from ddpjob.core.api.status import Status
 from ddpjob.core.decide.accounting import seconds_until
-
-# What is known of each job, and the labels beside `namespace` and `ddpjob`, its name. Prometheus
-# uses a label `job` for its own purposes.
-JOB_FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "info": ("1 for each job", ("accelerator",)),
-    "phase": ("1 for the phase of a job", ("phase",)),
-    "attempt": ("Number of the current attempt; the first is 0", ()),
-    "restarts": ("Restarts that are counted, by the budget", ("budget",)),
-    "nodes": ("Nodes of the current attempt, by state: desired or ready", ("state",)),
-    "activity_seconds": ("Seconds of each activity", ("activity",)),
-    "goodput_ratio": ("Part of these seconds that an unfinished job has trained", ()),
-    "attempt_end_timestamp_seconds": (
-        "Unix time at which an attempt last ended, by the cause of its end",
-        ("cause",),
-    ),
-    "completion_timestamp_seconds": ("Unix time at which a job finished", ()),
-}
 
 # Jobs of one part: about 10 ms.
 PART = 50
@@ -75,7 +59,7 @@ def _last_ends(status: Status) -> Iterator[tuple[Cause, datetime]]:
 
 async def text_of(jobs: Iterable[KeptJob]) -> str:
     """Return the metrics of each job in the exposition format."""
-    lines: dict[str, list[str]] = {name: [] for name in JOB_FAMILIES}
+    lines: dict[str, list[str]] = {name: [] for name in EACH_JOB}
     # A job may be added or removed between two parts.
     for number, kept in enumerate(tuple(jobs)):
         if number % PART == PART - 1:
@@ -83,17 +67,16 @@ async def text_of(jobs: Iterable[KeptJob]) -> str:
         job = kept.unpack()
         for name, values, value in _samples(job):
             lines[name].append(_line(name, (job.namespace, job.name, *values), value))
-    return "".join(_family(name, lines[name]) for name in JOB_FAMILIES)
+    return "".join(_family(name, lines[name]) for name in EACH_JOB)
 
 
 def _family(name: str, lines: Iterable[str]) -> str:
-    text, _ = JOB_FAMILIES[name]
     full_name = f"ddpjob_job_{name}"
-    return f"# HELP {full_name} {text}\n# TYPE {full_name} gauge\n{''.join(lines)}"
+    return f"# HELP {full_name} {EACH_JOB[name].text}\n# TYPE {full_name} gauge\n{''.join(lines)}"
 
 
 def _line(name: str, values: Iterable[str], value: float) -> str:
-    labels = ("namespace", "ddpjob", *JOB_FAMILIES[name][1])
+    labels = ("namespace", "ddpjob", *EACH_JOB[name].labels)
     pairs = sorted(zip(labels, values, strict=True))
     text = ",".join(f'{label}="{_escaped(value)}"' for label, value in pairs)
     return f"ddpjob_job_{name}{{{text}}} {float(value)}\n"

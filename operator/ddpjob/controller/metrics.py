@@ -4,11 +4,12 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Set, Sized
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddpjob.controller.cache import Cache, KeptJob
+from ddpjob.controller.families import JOBS, SCRAPED, counters, gauges, histograms
 from ddpjob.controller.job_metrics import text_of
 from ddpjob.core.api.names import Activity, Cause, Phase
 from ddpjob.core.api.reasons import Reason
@@ -36,7 +37,8 @@ class JobsByPhase(Collector):
         self._jobs = jobs
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily("ddpjob_jobs", "DDPJobs by phase", labels=["phase"])
+        row = SCRAPED[JOBS]
+        family = GaugeMetricFamily(JOBS, row.text, labels=row.labels)
         phases = Tally(job.phase or Phase.PENDING for job in self._jobs)
         for phase in Phase:
             family.add_metric([str(phase)], phases.get(str(phase), 0))
@@ -63,47 +65,20 @@ class Metrics:
         registry.register(JobsByPhase(jobs))
         self._each_job: Iterable[KeptJob] = jobs if each_job else ()
         self._registry = registry
-        self.reconciles = Counter(
-            "ddpjob_reconciles",
-            "Reconciles of jobs, by result (ok or error)",
-            ["result"],
-            registry=registry,
-        )
-        self.latency = Histogram(
-            "ddpjob_reconcile_seconds",
-            "Duration of one reconcile of a job in seconds, with its writes",
-            registry=registry,
-        )
-        depth = Gauge("ddpjob_queue_depth", "Jobs that are due", registry=registry)
-        depth.set_function(lambda: len(queue))
-        self.waits = Histogram(
-            "ddpjob_queue_seconds",
-            "Time for which a job was due before a worker looked at it",
-            registry=registry,
-        )
-        self.requests = Counter(
-            "ddpjob_api_requests",
-            "Requests to the API server, by method, resource and HTTP status (0: no answer)",
-            ["method", "resource", "status"],
-            registry=registry,
-        )
-        self.restarts = Counter(
-            "ddpjob_restarts", "Restarts of a gang, by cause", ["cause"], registry=registry
-        )
+        counted, timed, shown = counters(registry), histograms(registry), gauges(registry)
+        self.reconciles = counted["ddpjob_reconciles"]
+        self.requests = counted["ddpjob_api_requests"]
+        self.restarts = counted["ddpjob_restarts"]
+        self.seconds = counted["ddpjob_activity_seconds"]
+        self.latency = timed["ddpjob_reconcile_seconds"]
+        self.waits = timed["ddpjob_queue_seconds"]
+        self.leading = shown["ddpjob_leader"]
+        shown["ddpjob_queue_depth"].set_function(lambda: len(queue))
         # A counter that begins at 0 lets `increase()` see the first restart.
         for cause in Cause:
             self.restarts.labels(str(cause))
-        self.seconds = Counter(
-            "ddpjob_activity_seconds",
-            "Time of all jobs in seconds, by what they did with it",
-            ["activity"],
-            registry=registry,
-        )
         for activity in Activity:
             self.seconds.labels(str(activity))
-        self.leading = Gauge(
-            "ddpjob_leader", "1 while this process holds the Lease", registry=registry
-        )
 
     def count_restarts(self, old: Status, new: Status) -> None:
         """Count the new attempt of a status, if there is one, also if it uses no budget.
