@@ -1,5 +1,7 @@
 """The documents of manifests, and changes of their fields."""
 
+import sys
+
 import pytest
 
 from ddpjob.core.api.readers import SpecError
@@ -32,8 +34,7 @@ def test_several_documents_and_lists_are_read():
         (JOB + "---\n{kind: X}", "document 2: apiVersion is required"),
         ("{apiVersion: v1}", "document 1: kind is required"),
         ("{apiVersion: v1, kind: List, items: [x]}", 'document 1: must be an object, got "x"'),
-        # Other tests may have raised the limit of the interpreter.
-        ("[" * 20_000, "has too many lists or objects within each other"),
+        ("[" * 2_000, "has too many lists or objects within each other"),
         ("a: &a [*a]", "document 1: has a value that JSON does not have: Circular reference"),
         ("a: !!set {b}", "document 1: has a value that JSON does not have: Object of type set"),
         ("a: .nan", "document 1: has a value that JSON does not have: Out of range float"),
@@ -114,3 +115,15 @@ def test_a_setting_that_cannot_be_is_refused(setting, message):
     with pytest.raises(SpecError) as refused:
         set_fields(read_documents(JOB)[0], [setting])
     assert message in str(refused.value)
+
+
+def test_the_depth_of_a_manifest_is_limited_whatever_the_interpreter_allows():
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)
+    try:
+        with pytest.raises(SpecError, match="has too many lists or objects"):
+            read_documents("[" * 20_000)
+        deep = JOB + "extra: " + "[" * 90 + "]" * 90
+        assert len(read_documents(deep)) == 1
+    finally:
+        sys.setrecursionlimit(limit)

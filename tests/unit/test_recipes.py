@@ -85,7 +85,9 @@ class Recipe:
     def run(self, *command):
         """Run a program in the copy, and return its output."""
         paths = os.pathsep.join(str(self.root / path) for path in ("operator", "trainer"))
-        env = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "100"}
+        # The number of random histories is that of a developer.
+        own = {"PYTHONPATH": paths, "COLUMNS": "100", "HYPOTHESIS_PROFILE": "dev"}
+        env = {**os.environ, **own}
         done = subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -243,3 +245,58 @@ def test_the_recipe_for_a_field_is_complete(tmp_path):
     field = yaml.safe_load(recipe.text(CRD))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     field = field["properties"]["spec"]["properties"]["thawSeconds"]
     assert (field["type"], field["minimum"]) == ("integer", 1)
+
+
+METRIC = '    "ddpjob_snowflakes": Family("Snowflakes that fell on nodes"),\n'
+
+
+def test_the_recipe_for_a_metric_is_complete(tmp_path):
+    recipe = Recipe("Add a metric", "snowflakes", tmp_path)
+    recipe.insert(
+        "operator/ddpjob/controller/families.py", METRIC, before='    "ddpjob_reconciles":'
+    )
+    count = '        counted["ddpjob_snowflakes"].inc(0)\n'
+    path = "operator/ddpjob/controller/metrics.py"
+    recipe.insert(path, count, before="        # A counter that begins at 0")
+    recipe.finish()
+    page = recipe.text("docs/users/operations.md")
+    assert "| `ddpjob_snowflakes_total` | Snowflakes that fell on nodes |" in page
+
+
+SNOWED_IN = """
+def nodes_are_snowed_in(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    return snowed_in(obs) if obs.job.generation == 77 else None
+
+
+"""
+
+WAIT_FOR_THAW = '''
+
+def snowed_in(obs: Observation) -> Plan:
+    """Wait for the snow to melt."""
+    return Plan(replace(obs.status, message="the nodes are snowed in"))
+'''
+
+SNOW_TEST = """
+
+def test_a_job_on_nodes_that_are_snowed_in_waits():
+    job = a_running_job()
+    plan = plan_for(replace(job, generation=77), a_pod(0, running()), a_pod(1, running()))
+    assert plan.status.message == "the nodes are snowed in"
+    assert nothing_changes(plan)
+"""
+
+
+def test_the_recipe_for_a_rule_is_complete(tmp_path):
+    recipe = Recipe("Add a rule", "nodes_are_snowed_in", tmp_path)
+    path = "operator/ddpjob/core/decide/rules.py"
+    recipe.insert(path, SNOWED_IN.lstrip(), before="RULES: tuple[Rule")
+    row = "    nodes_are_snowed_in,  # Nothing can be done before it thaws.\n"
+    recipe.insert(path, row, before="    attempt_failed,  #")
+    imported = "from ddpjob.core.decide.transitions import snowed_in\n"
+    recipe.insert(path, imported, before="from ddpjob.core.decide.transitions import")
+    recipe.insert("operator/ddpjob/core/decide/transitions.py", WAIT_FOR_THAW)
+    path = "tests/unit/test_decide.py"
+    recipe.insert(path, '        "nodes_are_snowed_in",\n', before='        "attempt_failed",')
+    recipe.insert(path, SNOW_TEST)
+    recipe.finish()

@@ -20,8 +20,26 @@ UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 
 
+# Lists and objects within each other. No object of Kubernetes has half as many.
+MAX_DEPTH = 100
+
+
 class Loader(yaml.SafeLoader):
     """Reads YAML as Kubernetes does: 2026-01-01 and 1:30 are strings, not a date and 90."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Compose a node. Raises SpecError if it is too deep.
+
+        The limit of the interpreter is no limit, since other modules may raise it.
+        """
+        if self.depth > MAX_DEPTH:
+            raise SpecError("has too many lists or objects within each other")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         is_scalar = kind is yaml.ScalarNode and implicit[0]
@@ -54,8 +72,9 @@ def read_yaml(text: str) -> list[Any]:
         documents = [found for found in yaml.load_all(text, Loader) if found is not None]
     except yaml.MarkedYAMLError as error:
         raise SpecError(f"is not YAML{_position(error)}: {error.problem}") from error
-    except RecursionError as error:
-        raise SpecError("has too many lists or objects within each other") from error
+    # It is a ValueError too.
+    except SpecError:
+        raise
     # Other values that YAML cannot hold are plain ValueErrors.
     except (yaml.YAMLError, ValueError) as error:
         raise SpecError(f"is not YAML: {error}") from error
