@@ -80,3 +80,17 @@ def test_a_damaged_archive_is_refused(tmp_path, target, content):
     (tmp_path / code.ARCHIVE).write_bytes(content)
     with pytest.raises(ValueError, match="cannot be read"):
         code.unpack(tmp_path, target)
+
+
+def test_damaged_content_is_refused(tmp_path, target):
+    source = archive_of(tmp_path, [("train.py", os.urandom(1000))], compression=ZIP_DEFLATED)
+    path = source / code.ARCHIVE
+    content = bytearray(path.read_bytes())
+    # The data of the first entry follow its header of 30 bytes and its name.
+    begin = 30 + len("train.py")
+    for broken in (begin, begin + 500):
+        changed = bytearray(content)
+        changed[broken] ^= 0xFF
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"code\.zip cannot be read"):
+            code.unpack(source, target)

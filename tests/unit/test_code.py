@@ -9,7 +9,9 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
+from ddpjob.agent import code as agent_code
 from ddpjob.cli.own_script import Container, OwnScript, job_name
+from ddpjob.client import code
 from ddpjob.client.code import PRINTED_BYTES, SUBMITTED_BYTES, owned_code, read_code
 from ddpjob.core.api.readers import SpecError
 
@@ -33,13 +35,13 @@ def project(tmp_path):
 
 
 def test_a_script_travels_alone(project):
-    code = read_code(project / "train.py", None)
-    assert code.data == {"data": {"train.py": "import lib.model\n"}}
+    found = read_code(project / "train.py", None)
+    assert found.text == {"train.py": "import lib.model\n"}
 
 
 def test_a_folder_travels_without_hidden_files_and_byte_code(project):
-    code = read_code(project / "train.py", project)
-    assert sorted(code.files) == ["lib/__init__.py", "lib/model.py", "train.py"]
+    found = read_code(project / "train.py", project)
+    assert sorted(found.files) == ["lib/__init__.py", "lib/model.py", "train.py"]
 
 
 def unpacked(config_map):
@@ -66,9 +68,38 @@ def test_files_that_are_no_text_travel_too_and_programs_stay_programs(project):
     (project / "lib" / "weights.bin").write_bytes(b"\xff\xfe")
     (project / "my tool.sh").write_text("#!/bin/sh\n")
     (project / "my tool.sh").chmod(0o755)
-    code = read_code(project / "train.py", project)
-    assert code.files["lib/weights.bin"] == (b"\xff\xfe", False)
-    assert code.files["my tool.sh"] == (b"#!/bin/sh\n", True)
+    found = read_code(project / "train.py", project)
+    assert found.files["lib/weights.bin"] == (b"\xff\xfe", False)
+    assert found.files["my tool.sh"] == (b"#!/bin/sh\n", True)
+
+
+def test_a_script_whose_name_is_no_key_travels_in_an_archive(tmp_path):
+    (tmp_path / "my train.py").write_text("print(1)\n")
+    config_map, job = OwnScript(tmp_path / "my train.py", "i").documents(PRINTED_BYTES)
+    assert unpacked(config_map) == {"my train.py": b"print(1)\n"}
+    assert "binaryData" in config_map
+    assert job["spec"]["args"] == ["my train.py"]
+
+
+def test_a_folder_that_cannot_be_read_is_refused(project):
+    with pytest.raises(SpecError, match=r"nowhere: cannot read the folder: No such file"):
+        read_code(project / "train.py", project / "nowhere")
+
+
+def test_more_files_than_the_agent_unpacks_are_refused(project, monkeypatch):
+    monkeypatch.setattr(code, "MAX_ENTRIES", 2)
+    with pytest.raises(SpecError, match=r"has 3 files, and the limit is 2; name data in"):
+        read_code(project / "train.py", project)
+
+
+def test_a_local_run_sends_nothing_so_its_folder_may_have_keys_and_data(project):
+    (project / "id_rsa").write_text("x")
+    with (project / "data").open("wb") as file:
+        file.truncate(65 * 2**20)
+    own = OwnScript(project / "lib" / "model.py", "i", project, ["--x"])
+    assert own.local_document()["spec"]["args"] == ["lib/model.py", "--x"]
+    with pytest.raises(SpecError, match="is not in the folder"):
+        OwnScript(project / "train.py", "i", project / "lib").local_document()
 
 
 def test_the_same_folder_gives_the_same_archive(project, tmp_path):
@@ -101,8 +132,8 @@ def test_what_git_ignores_stays_out(project):
     for path, text in files.items():
         (project / path).parent.mkdir(parents=True, exist_ok=True)
         (project / path).write_text(text)
-    code = read_code(project / "train.py", project)
-    assert sorted(code.files) == ["lib/__init__.py", "lib/data/y.py", "lib/keep.log", "train.py"]
+    found = read_code(project / "train.py", project)
+    assert sorted(found.files) == ["lib/__init__.py", "lib/data/y.py", "lib/keep.log", "train.py"]
 
 
 @pytest.mark.parametrize("name", ["server.pem", "id_rsa", "Token.txt", "my-kubeconfig.yaml"])
@@ -258,3 +289,8 @@ def test_a_quantity_that_is_none_is_refused(project):
     own = OwnScript(project / "train.py", "i", container=Container(memory="16GB"))
     with pytest.raises(SpecError, match="memory: must be a quantity such as 500m or 2Gi"):
         own.documents(PRINTED_BYTES)
+
+
+@pytest.mark.parametrize("name", ["ARCHIVE", "MAX_ENTRIES", "MAX_BYTES"])
+def test_the_agent_expects_what_is_sent(name):
+    assert getattr(agent_code, name) == getattr(code, name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import zlib
 from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
@@ -47,8 +48,8 @@ def unpack_archive(path: Path, target: Path) -> None:
             left = MAX_BYTES
             for entry in entries:
                 left = write_entry(archive, entry, target, left)
-    # zlib.error and RuntimeError (an encrypted entry) are of damaged archives too.
-    except (BadZipFile, RuntimeError, EOFError, NotImplementedError) as error:
+    # An encrypted entry, or one that is packed in an unknown way, is a RuntimeError.
+    except (BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{ARCHIVE} cannot be read: {error}") from error
 
 

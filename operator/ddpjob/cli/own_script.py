@@ -1,5 +1,6 @@
 """A manifest for a user's own script, which travels in a ConfigMap."""
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ import typer
 import yaml
 
 from ddpjob.cli.options import read_pairs, require_choice
+from ddpjob.cli.script_options import OwnOptions
 from ddpjob.cli.session import note
 from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.client.code import PRINTED_BYTES, read_code, with_code
@@ -92,6 +94,20 @@ class OwnScript:
     claim: str | None = None
     container: Container = Container()
 
+    def with_options(self, options: OwnOptions) -> Self:
+        """Return the script with what only a script's options can choose."""
+        return replace(
+            self,
+            image=options.image,
+            folder=options.code,
+            name=options.name,
+            nproc=options.nproc,
+            claim=options.checkpoints,
+            container=Container(
+                options.env or (), options.secret_env or (), options.cpu, options.memory
+            ),
+        )
+
     def resolved(self) -> Self:
         """Return the script with its number of nodes and GPUs. Raises BadParameter."""
         require_choice("--accelerator", self.accelerator, profiles.catalog())
@@ -120,10 +136,12 @@ class OwnScript:
         Raises SpecError.
         """
         self._check_script()
-        path = str(self.script)
+        path = self.script
         if self.folder is not None:
-            path = self._path_in(self.folder, read_code(self.script, self.folder).files)
-        return self._job({"args": [path, *self.args]}).manifest()
+            path = Path(os.path.relpath(path, self.folder))
+            if path.is_absolute() or ".." in path.parts:
+                raise SpecError(f"{self.script}: is not in the folder {self.folder}")
+        return self._job({"args": [str(path), *self.args]}).manifest()
 
     def _check_script(self) -> None:
         if not self.script.is_file():

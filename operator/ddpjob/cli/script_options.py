@@ -1,5 +1,6 @@
 """The options of commands that make a manifest. Their help names the accelerators."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -105,11 +106,25 @@ Gpus = Annotated[
 ]
 
 
-def refuse_without_script(**options: object) -> None:
-    """Raise BadParameter for an option that has no effect without --script."""
-    for option, value in options.items():
-        if value is not None:
-            message = (
-                "requires --script; to change a manifest use --set, such as --set spec.nodes=4"
-            )
-            raise typer.BadParameter(message, param_hint=f"--{option.replace('_', '-')}")
+@dataclass(frozen=True)
+class OwnOptions:
+    """The options that have an effect only with --script. None is an option that is not given."""
+
+    code: Path | None = None
+    image: str | None = None
+    name: str | None = None
+    nproc: int | None = None
+    checkpoints: str | None = None
+    env: list[str] | None = None
+    secret_env: list[str] | None = None
+    cpu: str | None = None
+    memory: str | None = None
+
+    def refuse(self, **others: object) -> None:
+        """Raise BadParameter for an option that is given without --script, also of `others`."""
+        for option, value in {**vars(self), **others}.items():
+            if value is not None:
+                message = (
+                    "requires --script; to change a manifest use --set, such as --set spec.nodes=4"
+                )
+                raise typer.BadParameter(message, param_hint=f"--{option.replace('_', '-')}")

@@ -5,6 +5,7 @@ import fnmatch
 import hashlib
 import io
 import os
+import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,14 +25,16 @@ from ddpjob.jobs.user_job import DDPJob
 PRINTED_BYTES = 190_000
 SUBMITTED_BYTES = 2**20 - 2**14
 
-# What the agent unpacks at most.
-UNPACKED_BYTES = 64 * 2**20
-
 # From this many bytes on, code is probably not all that is sent.
 LARGE_BYTES = 2**18
 
-# The key of an archive, as the agent expects it.
+# The key of an archive, and what the agent unpacks at most. agent/code.py has the same, since it
+# travels into pods alone. tests/unit/test_code.py compares them.
 ARCHIVE = "code.zip"
+MAX_ENTRIES, MAX_BYTES = 20_000, 64 * 2**20
+
+# The characters of a key of a ConfigMap.
+KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 # What is never code: folders, byte code, and a file that makes a folder a virtual environment.
 LEFT_OUT = ("__pycache__", "node_modules", "*.pyc", "ddpjob-runs")
@@ -62,15 +65,15 @@ class Code:
         return found.hexdigest()[:16]
 
     @property
-    def data(self) -> dict[str, Any]:
-        """Return the content of a ConfigMap: the text of a script, or an archive."""
-        if len(self.files) == 1:
-            ((path, (content, _)),) = self.files.items()
-            try:
-                return {"data": {path: content.decode()}}
-            except UnicodeDecodeError:
-                pass
-        return {"binaryData": {ARCHIVE: base64.b64encode(self.archive()).decode()}}
+    def text(self) -> dict[str, str] | None:
+        """Return a script by its name, if it can be read in a manifest. An archive has all else."""
+        if len(self.files) != 1:
+            return None
+        ((path, (content, _)),) = self.files.items()
+        try:
+            return {path: content.decode()} if KEY.fullmatch(path) else None
+        except UnicodeDecodeError:
+            return None
 
     def archive(self) -> bytes:
         """Return the files as an archive: sorted, and with fixed times."""
@@ -92,14 +95,22 @@ def read_code(script: Path, folder: Path | None) -> Code:
     """
     if folder is None:
         return Code({script.name: _read(script)})
-    paths = sorted(_files(folder, []))
+    try:
+        paths = sorted(_files(folder, []))
+    except OSError as error:
+        raise SpecError(f"{error.filename}: cannot read the folder: {error.strerror}") from error
     if script.resolve() not in [path.resolve() for path in paths]:
         raise SpecError(f"{script}: is not in the folder {folder}, or is left out as ignored")
     _refuse_secrets(paths)
+    if len(paths) > MAX_ENTRIES:
+        raise SpecError(
+            f"{folder}: has {len(paths):,} files, and the limit is {MAX_ENTRIES:,}; name data in "
+            ".ddpjobignore"
+        )
     # A folder may have data by mistake, so the sizes come before the content.
     size = sum(path.stat().st_size for path in paths)
-    if size > UNPACKED_BYTES:
-        raise _too_large(folder, size, UNPACKED_BYTES)
+    if size > MAX_BYTES:
+        raise _too_large(folder, size, MAX_BYTES)
     return Code({path.relative_to(folder).as_posix(): _read(path) for path in paths})
 
 
@@ -133,7 +144,7 @@ def _patterns(folder: Path) -> Iterator[tuple[Path, GitIgnoreSpec]]:
 
 
 def _is_ignored(path: Path, is_folder: bool, ignored: Ignored) -> bool:
-    """Return what the last pattern that matches says; that of a folder below comes later."""
+    """Return True if the last pattern that matches excludes a path. Folders below come later."""
     for folder, patterns in reversed(ignored):
         relative = path.relative_to(folder).as_posix() + ("/" if is_folder else "")
         found = patterns.check_file(relative).include
@@ -174,10 +185,7 @@ def with_code(
     attempts of a job run the same code, and jobs with the same code share it. Raises SpecError for
     more than `limit` bytes.
     """
-    data = code.data
-    # As an API server counts them.
-    (content,) = (value for values in data.values() for value in values.values())
-    size = len(content) * 3 // 4 if "binaryData" in data else len(content.encode())
+    data, size = _packed(code)
     if size > limit:
         raise _too_large(place, size, limit)
     metadata = {"name": f"code-{code.digest}", "labels": {names.LABEL_CODE: "sent"}}
@@ -192,6 +200,15 @@ def with_code(
     }
     spec = {**job.spec, "code": {"configMap": metadata["name"]}}
     return config_map, replace(job, spec=spec), _note(place, size)
+
+
+def _packed(code: Code) -> tuple[dict[str, Any], int]:
+    """Return the content of the ConfigMap, and its bytes as an API server counts them."""
+    text = code.text
+    if text:
+        return {"data": text}, sum(len(one.encode()) for one in text.values())
+    archive = code.archive()
+    return {"binaryData": {ARCHIVE: base64.b64encode(archive).decode()}}, len(archive)
 
 
 def _note(place: Path, size: int) -> str:
@@ -209,14 +226,13 @@ def owned_code(bodies: Sequence[Dict]) -> Iterator[dict[str, Any]]:
         if body["kind"] != "ConfigMap" or names.LABEL_CODE not in child(body["metadata"], "labels"):
             continue
         place = (body["metadata"].get("namespace"), body["metadata"]["name"])
-        owners = [
-            _reference(job)
-            for job in filter(is_job, bodies)
-            if (job["metadata"].get("namespace"), child(job["spec"], "code").get("configMap"))
-            == place
-        ]
+        owners = [_reference(job) for job in filter(is_job, bodies) if _place_of_code(job) == place]
         if owners:
             yield _with_owners(body, owners)
+
+
+def _place_of_code(job: Dict) -> tuple[Any, Any]:
+    return job["metadata"].get("namespace"), child(job["spec"], "code").get("configMap")
 
 
 def released_code(body: Dict, job: DDPJob) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ddpjob.cli.options import require_choice
-from ddpjob.cli.own_script import Container, OwnScript, print_manifest
+from ddpjob.cli.own_script import OwnScript, print_manifest
 from ddpjob.cli.script_options import (
     Accelerator,
     Checkpoints,
@@ -22,9 +22,9 @@ from ddpjob.cli.script_options import (
     Name,
     Nodes,
     Nproc,
+    OwnOptions,
     Script,
     SecretEnv,
-    refuse_without_script,
 )
 from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.core.api import profiles
@@ -73,35 +73,14 @@ def command(
     ddpjob init --script train.py --image IMAGE --nodes 4 -- --epochs 3 > job.yaml
     """
     words = workload or []
+    options = OwnOptions(code, image, name, nproc, checkpoints, env, secret_env, cpu, memory)
     if script:
-        own = OwnScript(
-            script,
-            image,
-            code,
-            words,
-            name,
-            nodes,
-            nproc,
-            accelerator,
-            gpus,
-            checkpoints,
-            Container(env or (), secret_env or (), cpu, memory),
-        )
-        print_manifest(own.resolved())
+        own = OwnScript(script, args=words, nodes=nodes, accelerator=accelerator, gpus=gpus)
+        print_manifest(own.with_options(options).resolved())
         return
     require_choice("--accelerator", accelerator, profiles.catalog())
     size = resolve_nodes(accelerator, nodes)
-    refuse_without_script(
-        code=code,
-        image=image,
-        name=name,
-        nproc=nproc,
-        checkpoints=checkpoints,
-        env=env,
-        secret_env=secret_env,
-        cpu=cpu,
-        memory=memory,
-    )
+    options.refuse()
     if not words:
         for known, row in workloads().items():
             typer.echo(f"{known:16}{row['title']}")

@@ -19,7 +19,7 @@ from rich.text import Text
 from ddpjob.cli.extras import require_extra
 from ddpjob.cli.options import read_pairs
 from ddpjob.cli.own_script import OwnScript
-from ddpjob.cli.script_options import Code, Name, Script, refuse_without_script
+from ddpjob.cli.script_options import Code, Name, OwnOptions, Script
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.reasons import Reason
 from ddpjob.jobs.run_metrics import RunMetrics
@@ -158,11 +158,14 @@ def command(
     overrides = Overrides(
         nodes, nproc, max_restarts, dict(read_pairs(env or [], "--env", "NAME=VALUE"))
     )
+    script_options = OwnOptions(code=code, name=name)
     if script:
-        own = OwnScript(script, folder=code, args=words or [], name=name, nodes=None).resolved()
+        own = (
+            OwnScript(script, args=words or [], nodes=None).with_options(script_options).resolved()
+        )
         manifest = script
     else:
-        refuse_without_script(code=code, name=name)
+        script_options.refuse()
         own, manifest = None, _one_file(words or [])
     options = RunOptions(fresh, overrides, own)
     with require_extra("local"):

@@ -25,9 +25,9 @@ from ddpjob.cli.script_options import (
     Name,
     Nodes,
     Nproc,
+    OwnOptions,
     Script,
     SecretEnv,
-    refuse_without_script,
 )
 from ddpjob.cli.session import REFUSED, Output, note
 from ddpjob.client.errors import ClientError, NotFound, Rejected
@@ -104,38 +104,19 @@ def command(
     2: the cluster or this command refused something
     """
     from ddpjob.cli.manifests import file_documents, script_documents
-    from ddpjob.cli.own_script import Container, OwnScript
+    from ddpjob.cli.own_script import OwnScript
 
     words = files or []
     options = SubmitOptions(dry_run, replace, follow, wait, namespace)
+    script_options = OwnOptions(code, image, name, nproc, checkpoints, env, secret_env, cpu, memory)
     if script:
-        own = OwnScript(
-            script,
-            image,
-            code,
-            words,
-            name,
-            nodes,
-            nproc,
-            accelerator,
-            gpus,
-            checkpoints,
-            Container(env or (), secret_env or (), cpu, memory),
-        )
-        documents = script_documents(own.resolved(), settings or [])
+        own = OwnScript(script, args=words, nodes=nodes, accelerator=accelerator, gpus=gpus)
+        own = own.with_options(script_options).resolved()
+        documents = script_documents(own, settings or [])
     else:
-        refuse_without_script(
-            code=code,
-            image=image,
-            name=name,
+        script_options.refuse(
             nodes=nodes,
-            nproc=nproc,
             gpus=gpus,
-            checkpoints=checkpoints,
-            env=env,
-            secret_env=secret_env,
-            cpu=cpu,
-            memory=memory,
             accelerator=None if accelerator == profiles.DEFAULT else accelerator,
         )
         documents = file_documents(words, settings or [])

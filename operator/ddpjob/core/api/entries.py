@@ -17,6 +17,9 @@ from typing import Any, TypeVar
 # The bound of a time that must not be ahead of the clock.
 NOT_AHEAD = timedelta(0)
 
+# Restarts whose times a status has: as many as a budget can need.
+MAX_TIMES = 1000
+
 # The default of a field without which a part cannot be read.
 REQUIRED: Any = MISSING
 
@@ -65,6 +68,16 @@ def entry(default: Any, description: str, **declared: Any) -> Any:
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def clock(description: str, *, progress: bool = False) -> Any:
+    """Return the field of a time since which something is so. Only the operator reads it."""
+    return entry(None, description, progress=progress, internal=True, ahead=NOT_AHEAD)
+
+
+def times(description: str) -> Any:
+    """Return the field of the times of restarts. Only the operator reads it."""
+    return entry((), description, internal=True, ahead=NOT_AHEAD, items=MAX_TIMES)
 
 
 def computed(description: str, **declared: Any) -> Callable[[F], F]:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.api.conditions import Conditions, find_condition
-from ddpjob.core.api.entries import NOT_AHEAD, computed, entry
+from ddpjob.core.api.entries import NOT_AHEAD, clock, computed, entry, times
 from ddpjob.core.api.history import (
     MAX_ATTEMPTS,
     MAX_NODES_LISTED,
@@ -33,7 +33,7 @@ MAX_STRAYS = 10
 class PodCounts(Part):
     """Pods of the current attempt, counted."""
 
-    # It bounds loops over the nodes, so a status that somebody has changed must not exceed it.
+    # It bounds loops over the nodes, so a status that a person has changed must not exceed it.
     desired: int = entry(0, "Pods of the attempt.", always=True, low=0, high=MAX_NODES)
     active: int = entry(
         0, "Pods of any attempt that have not ended.", progress=True, always=True, low=0
@@ -108,24 +108,15 @@ class Attempt(Part):
         low=0,
         items=MAX_NODES,
     )
-    undecided_since: datetime | None = entry(
-        None,
-        "Time at which a failure was seen whose cause is not certain yet. It is judged 10 s later.",
-        internal=True,
-        ahead=NOT_AHEAD,
+    undecided_since: datetime | None = clock(
+        "Time at which a failure was seen whose cause is not certain yet. It is judged 10 s later."
     )
-    silent_since: datetime | None = entry(
-        None,
+    silent_since: datetime | None = clock(
         "Time since which pods of the gang run and are not ready. The attempt ends 120 s later.",
         progress=True,
-        internal=True,
-        ahead=NOT_AHEAD,
     )
-    starting_since: datetime | None = entry(
-        None,
-        "Time since which the attempt waits for all its nodes to be ready.",
-        internal=True,
-        ahead=NOT_AHEAD,
+    starting_since: datetime | None = clock(
+        "Time since which the attempt waits for all its nodes to be ready."
     )
     starting_seconds: int = entry(
         0,
@@ -173,27 +164,13 @@ class UsedBudget(Part):
         always=True,
         low=0,
     )
-    failure_times: tuple[datetime, ...] = entry(
-        (),
-        "Times of the newest restarts after failures, for windowSeconds.",
-        internal=True,
-        ahead=NOT_AHEAD,
-        items=1000,
+    failure_times: tuple[datetime, ...] = times(
+        "Times of the newest restarts after failures, for windowSeconds."
     )
-    disruption_times: tuple[datetime, ...] = entry(
-        (),
-        "Times of the newest restarts after lost pods, for windowSeconds.",
-        internal=True,
-        ahead=NOT_AHEAD,
-        items=1000,
+    disruption_times: tuple[datetime, ...] = times(
+        "Times of the newest restarts after lost pods, for windowSeconds."
     )
-    announced_times: tuple[datetime, ...] = entry(
-        (),
-        "The same for disruptions that were announced.",
-        internal=True,
-        ahead=NOT_AHEAD,
-        items=1000,
-    )
+    announced_times: tuple[datetime, ...] = times("The same for disruptions that were announced.")
     retried: Retried = entry(
         Retried(),
         "The spec.retries of the last beginning of the job, and the restarts that it had used by "
@@ -292,12 +269,8 @@ class Status(Part):
         0, "The metadata.generation that this status was computed from.", always=True, long=True
     )
     selector: str = entry("", "Label selector of the job's pods, for the scale subresource.")
-    active_since: datetime | None = entry(
-        None,
-        "Start of the active time, if the job has pods.",
-        progress=True,
-        internal=True,
-        ahead=NOT_AHEAD,
+    active_since: datetime | None = clock(
+        "Start of the active time, if the job has pods.", progress=True
     )
     active_seconds: int = entry(
         0, "Active time before that, in seconds.", internal=True, low=0, long=True
