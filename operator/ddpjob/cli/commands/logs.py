@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ddpjob.cli.connection import Connection
 from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace, read_duration
+from ddpjob.cli.pods import require_node, require_rank
 from ddpjob.cli.session import Output, note
 from ddpjob.client.logs import LogChoice, LogLine
 from ddpjob.core.api.readers import quoted
@@ -97,7 +98,7 @@ def read_nodes(texts: list[str]) -> frozenset[int]:
 async def logs(client: "AsyncClient", name: str, choice: LogChoice, options: LogOptions) -> int:
     """Print the lines that a user chose. Return 0."""
     job = await client.get(name)
-    _require_existing(job, choice, job.processes_per_node)
+    _require_existing(job, choice)
     console = Output()
     if not options.follow:
         printed = False
@@ -119,18 +120,15 @@ async def logs(client: "AsyncClient", name: str, choice: LogChoice, options: Log
     return 0
 
 
-def _require_existing(job: DDPJob, choice: LogChoice, ranks: int) -> None:
+def _require_existing(job: DDPJob, choice: LogChoice) -> None:
     """Raise BadParameter for a node or rank that the job does not have."""
     # An earlier attempt may have had more nodes.
     if choice.attempt is not None:
         return
-    nodes = max(job.status.pods.desired, int(job.spec.get("nodes", 1)))
-    if choice.nodes and max(choice.nodes) >= nodes:
-        message = f"job {job.name} has {nodes} nodes, 0 to {nodes - 1}"
-        raise typer.BadParameter(message, param_hint="--node")
-    if choice.rank is not None and choice.rank >= nodes * ranks:
-        message = f"job {job.name} has {nodes * ranks} ranks, 0 to {nodes * ranks - 1}"
-        raise typer.BadParameter(message, param_hint="--rank")
+    if choice.nodes:
+        require_node(job, max(choice.nodes))
+    if choice.rank is not None:
+        require_rank(job, choice.rank)
 
 
 def _print(console: Console, line: LogLine, options: LogOptions) -> None:
