@@ -23,6 +23,7 @@ from ddpjob.core.decide.stacks import find_culprit, read_stacks
 from ddpjob.core.observe.agent_state import WAITING
 from ddpjob.core.observe.observation import Finding, Observation, Pod, TrainerState
 from ddpjob.core.observe.pods import OOM_KILLED
+from ddpjob.core.observe.termination import SETUP_FAILED
 from ddpjob.core.observe.torchrun_log import (
     RENDEZVOUS_TIMEOUT,
     Summary,
@@ -40,6 +41,9 @@ REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
 MEMORY_HINT = "if nobody killed it, memory ran out: raise resources.limits.memory or use less"
 SHM_HINT = "/dev/shm may be full: raise resources.limits.memory, or use fewer DataLoader workers"
 HINTS = {-9: MEMORY_HINT, 137: MEMORY_HINT, -7: SHM_HINT, 135: SHM_HINT}
+
+# Reasons of a pod whose failure is its own, whatever the others report.
+CERTAIN_REASONS = (OOM_KILLED, SETUP_FAILED)
 
 # Pods that one message names.
 MAX_NAMED = 5
@@ -233,7 +237,7 @@ def _certain_failures(obs: Observation, now: datetime) -> list[Ranked]:
         summary = pod.summary
         has_cause = summary is not None and summary.certain
         is_certain = not waits if pod.hang else has_cause
-        if is_certain or pod.own_limit or pod.exit_reason == OOM_KILLED:
+        if is_certain or pod.own_limit or pod.exit_reason in CERTAIN_REASONS:
             time = _summary_time(pod, summary) or pod.finished or BEGINNING
             found.append((Precedence(time, True, pod.index), _failure(pod, summary)))
     return found
@@ -257,6 +261,10 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
             f"pod {pod.name} ran out of memory (OOMKilled); raise resources.limits.memory or "
             "use less memory"
         )
+    elif pod.exit_reason == SETUP_FAILED:
+        reason = Reason.SETUP_FAILED
+        message = f"spec.setup failed in pod {pod.name} with exit code {pod.exit_code}"
+        message += f": {last_line(pod.message)}" if pod.message else ""
     elif summary is None:
         reason = pod.exit_reason or "Error"
         exception = last_line(pod.message)

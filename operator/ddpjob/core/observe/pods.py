@@ -17,7 +17,7 @@ from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import LAST_MOMENT, MAX_SECONDS, parse_time
 from ddpjob.core.observe.observation import Finding, Pod, TrainerState
 from ddpjob.core.observe.placement import read_placement, read_requests
-from ddpjob.core.observe.termination import Termination, read_termination
+from ddpjob.core.observe.termination import SETUP_FAILED, Termination, read_termination
 from ddpjob.core.observe.torchrun_log import last_line
 
 # Reasons of a waiting container whose image cannot be pulled.
@@ -90,6 +90,8 @@ def read_pod(body: Dict) -> Pod | None:
     told = _assignment(metadata)
     container = _trainer_container(status)
     state, end, termination = _state_and_end(metadata, status, container)
+    if state is TrainerState.RUNNING and _sets_up(spec, status):
+        state = TrainerState.PENDING
     return Pod(
         name=name,
         uid=str(metadata.get("uid", "")),
@@ -104,6 +106,7 @@ def read_pod(body: Dict) -> Pod | None:
         dumps=told.get("dump") is True,
         ready=_is_ready(metadata, status),
         ready_since=_ready_since(status),
+        sets_up=state is TrainerState.PENDING and "running" in container,
         creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
         released=_is_removed(metadata) or _is_released(status, end),
         grace=grace_of(spec),
@@ -121,7 +124,7 @@ def read_pod(body: Dict) -> Pod | None:
         own_limit=_own_limit(status),
         blocked=_blocked(status, container) if state is TrainerState.PENDING else None,
         exit_code=integer_or_none((end or {}).get("exitCode")),
-        exit_reason=str((end or {}).get("reason") or ""),
+        exit_reason=SETUP_FAILED if termination.setup else str((end or {}).get("reason") or ""),
         message=termination.text,
         follower=termination.follower,
         timed_out=termination.timed_out,
@@ -228,6 +231,20 @@ def _trainer_state(phase: Any, container: Dict) -> TrainerState:
         # The end of the trainer was never reported: the pod was refused, evicted or lost.
         return TrainerState.FAILED
     return TrainerState.RUNNING if "running" in container else TrainerState.PENDING
+
+
+def _sets_up(spec: Dict, status: Dict) -> bool:
+    """Return True if the agent of a pod still runs the setup: its startup probe has failed."""
+    if _trainer_status(status).get("started") is not False:
+        return False
+    trainers = [one for one in children(spec, "containers") if one.get("name") == names.TRAINER]
+    return any(map(has_setup, trainers))
+
+
+def has_setup(trainer: Dict) -> bool:
+    """Return True if a container `trainer` runs a setup. A user's own startup probe is no sign."""
+    probe = child(child(trainer, "startupProbe"), "httpGet")
+    return probe.get("path") == names.STARTED_PATH
 
 
 def _finished(end: Dict) -> datetime | None:
