@@ -40,6 +40,7 @@ DEPLOYMENTS = Kind("apps", "v1", "deployments")
 CRDS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", namespaced=False)
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 ACCESS_REVIEWS = Kind("authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False)
+SELF_REVIEWS = Kind("authentication.k8s.io", "v1", "selfsubjectreviews", namespaced=False)
 
 # In the order of a LIST. A job's pods are complete only after the job itself is known.
 WATCHED = (NODES, JOBS, PODS)
