@@ -55,6 +55,22 @@ def test_a_job_becomes_a_manifest_and_back():
     assert DDPJob.from_manifest(manifest).manifest() == manifest
 
 
+def test_the_claims_of_a_job_are_those_of_its_checkpoints_its_volumes_and_its_pod_template():
+    def volume(name, claim):
+        return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+
+    job = DDPJob.create(
+        "digits",
+        image="i",
+        args=["train.py"],
+        checkpoint={"claimName": "ckpt"},
+        volumes=[volume("a", "data"), {"name": "b", "emptyDir": {}}, volume("c", "ckpt")],
+        podTemplate={"spec": {"volumes": [volume("d", "more")]}},
+    )
+    assert job.claims == ("ckpt", "data", "more")
+    assert DDPJob.create("digits", image="i", args=["train.py"]).claims == ()
+
+
 def test_what_the_api_server_adds_is_left_out_of_a_manifest():
     metadata = {"name": "j", "uid": "u", "resourceVersion": "7", "labels": {"team": "a"}}
     body = {**DDPJob.create("j", image="i", args=["a"]).manifest(), "metadata": metadata}

@@ -15,6 +15,7 @@ from ddpjob.core.api.readers import (
     Dict,
     SpecError,
     child,
+    children,
     did_you_mean,
     integer_or_zero,
     quoted,
@@ -212,6 +213,15 @@ class DDPJob:
         """Return the claim and the folder of the job's checkpoints. It is empty without one."""
         claim = child(self.spec, "checkpoint").get("claimName")
         return f"claim {claim}, folder {self.name}/" if claim else ""
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """Return the names of the PersistentVolumeClaims that the pods mount, each once."""
+        overlay = child(child(self.spec, "podTemplate"), "spec")
+        volumes = [*children(self.spec, "volumes"), *children(overlay, "volumes")]
+        sources = [child(volume, "persistentVolumeClaim") for volume in volumes]
+        found = [source.get("claimName") for source in (child(self.spec, "checkpoint"), *sources)]
+        return tuple(dict.fromkeys(str(name) for name in found if name))
 
     @property
     def code(self) -> str:

@@ -129,8 +129,11 @@ async def submit(
     client: "AsyncClient", documents: Sequence[Document], options: SubmitOptions
 ) -> int:
     """Apply documents, and print whether each was created, configured or unchanged."""
+    from ddpjob.client.claims import check_claims
+
     documents = [_in_namespace(client, document, options.namespace) for document in documents]
     jobs = _jobs_of(documents)
+    await check_claims(client, documents)
     console = Output()
     try:
         if options.replace:

@@ -72,6 +72,11 @@ class Reason(StrEnum):
         "no node fits; the message is the scheduler's",
         "add nodes, or request less in `resources`; the waiting gang uses up no budget",
     )
+    CLAIM_NOT_FOUND = (
+        "ClaimNotFound",
+        "the pods mount a PersistentVolumeClaim that does not exist in the namespace of the job",
+        "create the claim: the job then starts by itself; or submit the job again with another one",
+    )
     GATED = (
         "SchedulingGated",
         "a scheduling gate holds the pods, usually a queue",

@@ -1,6 +1,7 @@
 """Read a pod, as the API server shows it, into a Pod. No state of a pod is an error."""
 
 import json
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -37,6 +38,10 @@ NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
 
 # The reason of the condition PodScheduled while a scheduling gate holds a pod.
 GATED = "SchedulingGated"
+
+# The scheduler's message if a claim of the pod does not exist. Some versions end it with the words
+# "not found" once more.
+CLAIM_NOT_FOUND = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
 # What a container's end says after its kubelet or its runtime has lost it, as in a crash of the
 # node: the kubelet's own reason, and containerd's after a restart, with its exit code.
@@ -411,14 +416,25 @@ def _blocked(status: Dict, container: Dict) -> Finding | None:
     """Return what keeps a pending pod from starting, or None."""
     scheduled = _schedule_condition(status)
     if scheduled:
-        gated = scheduled.get("reason") == GATED
-        message = str(scheduled.get("message") or "no node fits yet")
-        return Finding(Reason.GATED if gated else Reason.UNSCHEDULABLE, message)
+        return _unscheduled(scheduled)
     for init in children(status, "initContainerStatuses"):
         finding = _waiting(child(init, "state"))
         if finding:
             return Finding(finding.reason, f"init container {init.get('name')}: {finding.message}")
     return _waiting(container)
+
+
+def _unscheduled(condition: Dict) -> Finding:
+    """Return why a pod has no node, from its condition PodScheduled."""
+    message = str(condition.get("message") or "no node fits yet")
+    if condition.get("reason") == GATED:
+        return Finding(Reason.GATED, message)
+    claim = CLAIM_NOT_FOUND.search(message)
+    if claim:
+        # The scheduler's own words speak of nodes, which are not at fault.
+        missing = f'PersistentVolumeClaim "{claim[1]}" does not exist in the namespace of the job'
+        return Finding(Reason.CLAIM_NOT_FOUND, missing)
+    return Finding(Reason.UNSCHEDULABLE, message)
 
 
 def _waiting(container: Dict) -> Finding | None:
