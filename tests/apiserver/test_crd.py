@@ -265,6 +265,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"code": {"configMap": "c"}, "podTemplate": overlay(workingDir="/app")},
         "workingDir of the container trainer cannot be set with code",
     ),
+    "a startup probe beside setup": (
+        {"setup": "true", "podTemplate": overlay(startupProbe={})},
+        "startupProbe of the container trainer cannot be set with setup",
+    ),
     "a name in the overlay": (
         {"podTemplate": {"metadata": {"name": "mine"}}},
         "must have only labels and annotations; remove the rest",

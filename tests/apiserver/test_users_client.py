@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,41 @@ def test_a_refusal_is_a_sentence(run: Command, tmp_path: Path, change: str, mess
     assert refused.exit_code == 2
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def a_claim(name: str) -> dict[str, Any]:
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": name}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--replace",)])
+def test_a_claim_that_does_not_exist_is_refused_before_anything_is_created(
+    run: Command, client: Client, apiserver: ApiServer, tmp_path: Path, options: Sequence[str]
+) -> None:
+    claims = f"/api/v1/namespaces/{client.namespace}/persistentvolumeclaims"
+    assert apiserver.request("POST", claims, a_claim("checkpoints")).code == 201
+    job = a_job(checkpoint={"claimName": "checkpoint"}).manifest()
+    refused = run("submit", write(tmp_path / "job.yaml", job), *options)
+    assert (refused.exit_code, client.list()) == (2, [])
+    missing = f"""job digits: PersistentVolumeClaim "checkpoint" does not exist in namespace {
+        client.namespace
+    } (did you mean 'checkpoints'?)"""
+    assert missing in refused.stderr
+
+
+def test_a_claim_may_be_in_the_same_manifest(run: Command, client: Client, tmp_path: Path) -> None:
+    job = a_job(checkpoint={"claimName": "new"}).manifest()
+    done = run("submit", write(tmp_path / "both.yaml", job, a_claim("new")))
+    assert (done.exit_code, [one.name for one in client.list()]) == (0, ["digits"])
+
+
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"managedBy": "example.com/queue"}])
+def test_a_job_that_does_not_start_here_and_now_needs_no_claim_yet(
+    run: Command, tmp_path: Path, spec: dict[str, Any]
+) -> None:
+    job = a_job(checkpoint={"claimName": "later"}, **spec).manifest()
+    assert run("submit", write(tmp_path / "job.yaml", job)).exit_code == 0
 
 
 def test_an_unknown_kind_is_refused_with_its_name(run: Command, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from ddpjob.cli.script_options import (
     OwnOptions,
     Script,
     SecretEnv,
+    Setup,
 )
 from ddpjob.cli.session import REFUSED, Output, note
 from ddpjob.client.errors import ClientError, NotFound, Rejected
@@ -87,6 +88,7 @@ def command(
     secret_env: SecretEnv = None,
     cpu: Cpu = None,
     memory: Memory = None,
+    setup: Setup = None,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -108,17 +110,15 @@ def command(
 
     words = files or []
     options = SubmitOptions(dry_run, replace, follow, wait, namespace)
-    script_options = OwnOptions(code, image, name, nproc, checkpoints, env, secret_env, cpu, memory)
+    script_options = OwnOptions(
+        code, image, name, nproc, checkpoints, env, secret_env, cpu, memory, setup
+    )
     if script:
         own = OwnScript(script, args=words, nodes=nodes, accelerator=accelerator, gpus=gpus)
         own = own.with_options(script_options).resolved()
         documents = script_documents(own, settings or [])
     else:
-        script_options.refuse(
-            nodes=nodes,
-            gpus=gpus,
-            accelerator=None if accelerator == profiles.DEFAULT else accelerator,
-        )
+        script_options.refuse(accelerator, nodes=nodes, gpus=gpus)
         documents = file_documents(words, settings or [])
     Connection(namespace, context, kubeconfig).run(
         lambda client: submit(client, documents, options)
@@ -129,8 +129,11 @@ async def submit(
     client: "AsyncClient", documents: Sequence[Document], options: SubmitOptions
 ) -> int:
     """Apply documents, and print whether each was created, configured or unchanged."""
+    from ddpjob.client.claims import check_claims
+
     documents = [_in_namespace(client, document, options.namespace) for document in documents]
     jobs = _jobs_of(documents)
+    await check_claims(client, documents)
     console = Output()
     try:
         if options.replace:

@@ -342,6 +342,15 @@ TRAINERS_ENV = Rule(
 )
 
 
+def _trainers_unless(field: str, condition: str) -> str:
+    """Return the expression that, with a field of the spec, a condition holds for the trainer."""
+    pod = "self.podTemplate.spec"
+    return (
+        f"!has(self.{field}) || !has(self.podTemplate) || !has({pod}) || !has({pod}.containers) || "
+        f"{pod}.containers.all(c, c.name != '{names.TRAINER}' || {condition})"
+    )
+
+
 def _check_working_dir(written: Written) -> None:
     if written.gang.code:
         pod_fields.check_working_dir(written.pod_template.get("spec", {}))
@@ -353,14 +362,30 @@ WORKING_DIR = Rule(
         Clause(
             "workingDir of the container trainer cannot be set with code, which is in a working "
             "directory of its own; remove one of them",
-            "!has(self.code) || !has(self.podTemplate) || !has(self.podTemplate.spec) || "
-            "!has(self.podTemplate.spec.containers) || "
-            f"self.podTemplate.spec.containers.all(c, c.name != '{names.TRAINER}' || "
-            "!has(c.workingDir) || c.workingDir == '')",
+            _trainers_unless("code", "!has(c.workingDir) || c.workingDir == ''"),
             "podTemplate",
         ),
     ),
     check=_check_working_dir,
+)
+
+
+def _check_startup_probe(written: Written) -> None:
+    if written.gang.setup:
+        pod_fields.check_startup_probe(written.pod_template.get("spec", {}))
+
+
+STARTUP_PROBE = Rule(
+    at="",
+    clauses=(
+        Clause(
+            "startupProbe of the container trainer cannot be set with setup, whose end it tells; "
+            "remove one of them",
+            _trainers_unless("setup", "!has(c.startupProbe)"),
+            "podTemplate",
+        ),
+    ),
+    check=_check_startup_probe,
 )
 
 # A change of a job, which no check sees.
@@ -379,5 +404,5 @@ RETRIES = Rule(
 RULES = (
     *(PROCESSES, SIZES, COMMAND, FLAGS_OF_TORCHRUN, RDZV_CONF, ARGS),
     *(MOUNT_OF_CHECKPOINT, ENV, MOUNTS),
-    *(METADATA, OWNED_BY_OPERATOR, TRAINER, TRAINERS_ENV, WORKING_DIR, RETRIES),
+    *(METADATA, OWNED_BY_OPERATOR, TRAINER, TRAINERS_ENV, WORKING_DIR, STARTUP_PROBE, RETRIES),
 )
