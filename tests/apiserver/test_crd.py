@@ -819,6 +819,7 @@ def test_defaults_are_filled_in(jobs: Jobs) -> None:
         "nodes": 1,
         "nprocPerNode": "auto",
         "accelerator": "cpu",
+        "setupTimeoutSeconds": 1800,
         "torchrun": {"command": ["torchrun"]},
         "checkpoint": {"claimName": "c", "mountPath": "/checkpoints"},
         "failurePolicy": {
