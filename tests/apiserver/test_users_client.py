@@ -773,6 +773,7 @@ def test_a_closed_client_says_so(kubeconfig: Path) -> None:
         ("status --namespace kube-system di", []),
         ("logs --kubeconfig /nowhere di", []),
         ("list --namespace kube-sy", ["kube-system"]),
+        ("-n {namespace} status di", ["digits"]),
     ],
 )
 def test_names_are_completed_by_what_the_options_choose(
@@ -784,6 +785,7 @@ def test_names_are_completed_by_what_the_options_choose(
 ) -> None:
     client.submit(a_job())
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    words = words.format(namespace=client.namespace)
     environment = {
         "_DDPJOB_COMPLETE": "complete_bash",
         "COMP_WORDS": f"ddpjob {words}",

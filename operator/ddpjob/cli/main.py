@@ -44,6 +44,12 @@ COMMANDS = {
 }
 
 
+# The options for a cluster, each with a value, which may also stand before the command, as with
+# kubectl. `options.py` declares them, and is not imported for `--help`.
+LONG_OPTIONS = ("--namespace", "--context", "--kubeconfig")
+SHORT_OPTION = "-n"
+
+
 def load(name: str) -> Any:
     """Import the module of a command, and return the command with its options."""
     module = import_module(f"ddpjob.cli.commands.{name}")
@@ -52,8 +58,30 @@ def load(name: str) -> Any:
     return typer.main.get_command(one)
 
 
+def with_options_after_command(words: list[str]) -> list[str]:
+    """Return the words of a command line with the options for a cluster after the command."""
+    rest, options = words, list[str]()
+    while rest and (count := _words_of_option(rest[0])):
+        options += rest[:count]
+        rest = rest[count:]
+    # Without a command there is the help, or only an option such as --help.
+    has_command = rest and not rest[0].startswith("-")
+    return [rest[0], *options, *rest[1:]] if has_command else rest
+
+
+def _words_of_option(word: str) -> int:
+    """Return how many words an option for a cluster takes, or 0 for another word."""
+    if word in (*LONG_OPTIONS, SHORT_OPTION):
+        return 2
+    has_value = word.startswith((*(f"{name}=" for name in LONG_OPTIONS), SHORT_OPTION))
+    return 1 if has_value else 0
+
+
 class Commands(TyperGroup):
     """Imports the module of a command when the command is used, so that `--help` is quick."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_options_after_command(args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
