@@ -1,6 +1,7 @@
 """The command line on a cluster, as someone uses it who has a script and no image of it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,15 @@ import pytest
 
 from .builders import digits
 from .cluster import PLAIN
-from .commands import wait_until
+from .commands import ROOT, wait_until
 from .namespace import Namespace
 
-# A script that knows nothing of this project. Rank 3 fails in the first attempt.
+PAGE = ROOT / "docs" / "users" / "storage.md"
+
+# A script that knows nothing of this project. Rank 3 fails in the first attempt, when the user has
+# made a file in its working directory.
 SCRIPT = """
-import os, signal
+import os, pathlib, signal, time
 import helper
 import torch.distributed as dist
 
@@ -23,8 +27,14 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 print(helper.greeting(rank), flush=True)
 if os.environ["DDP_ATTEMPT"] == "0":
+    pathlib.Path("out").mkdir(exist_ok=True)
+    pathlib.Path(f"out/{rank}.pt").write_bytes(bytes(3 << 20) + str(rank).encode())
     dist.barrier()
+    if rank == 0:
+        pathlib.Path("written").touch()
     if rank == 3:
+        while not pathlib.Path("fail").exists():
+            time.sleep(0.1)
         raise ValueError("bad data")
     signal.pause()
 dist.destroy_process_group()
@@ -44,8 +54,14 @@ class User:
         self.namespace = namespace
         self.folder = folder
 
-    def run(self, *words: str, **options: object) -> "subprocess.CompletedProcess[str]":
+    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """Run a command in the namespace of the test."""
+        process = self.start(*words)
+        stdout, stderr = process.communicate(timeout=240)
+        return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        """Start a command in the namespace of the test."""
         programs = Path(sys.executable).parent
         environment = {
             **os.environ,
@@ -53,11 +69,14 @@ class User:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "COLUMNS": "200",
         }
-        return subprocess.run(
-            [*words, "--namespace", self.namespace.name],
-            capture_output=True,
+        # kubectl's own commands and its plugins take this option before their other words too.
+        count = 2 if words[:2] == ("kubectl", "ddpjob") else 1
+        return subprocess.Popen(
+            [*words[:count], "--namespace", self.namespace.name, *words[count:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=240,
             cwd=self.folder,
             env=environment,
         )
@@ -129,6 +148,47 @@ def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
         lambda: "train-" not in user.namespace.kubectl("get", "configmaps", "--output", "name"),
         60,
     )
+
+
+def look_into_its_pods(user: User) -> None:
+    """Copy what the ranks of the first attempt have written, then let rank 3 fail."""
+    execute = ("ddpjob", "exec", "train")
+    wait_until(
+        "rank 0 has written",
+        lambda: user.run(*execute, "--", "test", "-e", "written").returncode == 0,
+        180,
+        lambda: user.run("ddpjob", "status", "train").stdout,
+    )
+    assert user.run(*execute, "--", "pwd").stdout == "/ddpjob/work\n"
+
+    one = user.run("ddpjob", "cp", "train:3:out/3.pt", "three.pt")
+    assert (one.returncode, one.stdout) == (0, "three.pt: 3.1 MB\n"), one.stderr
+    assert (user.folder / "three.pt").read_bytes() == bytes(3 << 20) + b"3"
+    whole = user.run("ddpjob", "cp", "train:2:out", ".")
+    assert (whole.returncode, whole.stdout) == (0, "out: 2 files, 6.3 MB\n"), whole.stderr
+    assert {path.name for path in (user.folder / "out").iterdir()} == {"2.pt", "3.pt"}
+    missing = user.run("ddpjob", "cp", "train:0:out/9.pt", ".")
+    assert (missing.returncode, "has no 'out/9.pt'" in missing.stderr) == (2, True)
+
+    assert user.run(*execute, "--node", "1", "--", "sh", "-c", "touch fail; exit 7").returncode == 7
+
+
+def test_the_checkpoints_of_a_job_that_has_ended_are_copied_as_the_page_tells(user: User):
+    """Run the commands of the page. The pods of the job are gone, and its folder is there."""
+    user.namespace.claim("checkpoints")
+    folder = user.namespace.folder("checkpoints") / "train"
+    folder.mkdir()
+    (folder / "last.pt").write_text("weights")
+    section = PAGE.read_text().partition("### Copy checkpoints")[2].partition("\n## ")[0]
+    manifest, *_ = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    (user.folder / "reader.yaml").write_text(manifest.replace("my-image:1", PLAIN))
+
+    commands = [line.split() for line in section.splitlines() if line.startswith("    kubectl ")]
+    assert [words[1] for words in commands] == ["apply", "wait", "exec", "cp", "delete"]
+    for words in commands:
+        done = user.run(*words)
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+    assert (user.folder / "train-checkpoints/last.pt").read_text() == "weights"
 
 
 def test_the_logs_go_on_over_a_restart_of_the_command_and_of_the_job(user: User):
