@@ -17,6 +17,7 @@ from fake_api import FakeApi
 from gang import a_job
 from typer.testing import CliRunner, Result
 
+from ddpjob.cli.archive import Unpacker
 from ddpjob.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -420,6 +421,22 @@ async def test_a_file_that_is_written_meanwhile_is_copied_with_a_note(
     copied = await run("cp train:0:out .")
     assert (copied.exit_code, copied.stderr) == (0, f"{warning}\n")
     assert Path("out/model.pt").exists()
+
+
+async def test_after_an_interruption_there_is_no_half_file(
+    run: Run,
+    train: dict[str, Any],
+    put_tar: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(unpacker: Unpacker, _: object) -> None:
+        unpacker.place.write_text("a half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Unpacker, "unpack", interrupted)
+    put_tar("exec sleep 600")
+    stopped = await run("cp train:0:out/model.pt .")
+    assert (stopped.exit_code, list(Path().iterdir())) == (130, [])
 
 
 async def test_a_hostile_archive_leaves_nothing(

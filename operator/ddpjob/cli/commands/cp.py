@@ -257,6 +257,7 @@ def _shown_on(progress: Progress) -> tuple[Callable[[str, int], None], Callable[
     def begin(name: str, size: int) -> None:
         # A name may have anything that controls a terminal.
         shown = "".join(letter if letter.isprintable() else "?" for letter in name)
+        shown = shown.removeprefix("./")
         progress.reset(task, total=size, visible=size >= LARGE, description=shown)
 
     def advance(size: int) -> None:
