@@ -535,8 +535,45 @@ def test_wait_ends_with_124_after_its_time(run: Command, client: Client) -> None
     client.submit(a_job())
     ended = run("wait", "digits", "--timeout", "1s")
     assert (ended.exit_code, "has not finished after 1 s: Pending" in ended.stderr) == (124, True)
+    assert "the job goes on; ddpjob logs digits -f follows it again" in ended.stderr
     with pytest.raises(WaitTimeout):
         client.wait("digits", timeout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "stdout"),
+    [
+        ("submit job.yaml other.yaml --wait", "ddpjob/digits unchanged\nddpjob/other created\n"),
+        ("submit job.yaml --follow", "ddpjob/digits unchanged\n"),
+        ("logs digits --follow", ""),
+    ],
+)
+def test_a_command_that_waits_ends_after_its_time(
+    run: Command, client: Client, tmp_path: Path, words: str, stdout: str
+) -> None:
+    write(tmp_path / "job.yaml", a_job().manifest())
+    write(tmp_path / "other.yaml", a_job("other").manifest())
+    client.submit(a_job())
+    ended = run(*words.split(), "--timeout", "1s")
+    assert ended.exit_code == 124
+    assert ended.stdout.startswith(stdout)
+    # The time is that of the command, and not of each job.
+    for name in ("digits", "other") if "other" in words else ("digits",):
+        assert f"error: job {name} has not finished after 1 s: Pending" in ended.stderr
+        goes_on = f"the job goes on; ddpjob logs {name} -f follows it again\n"
+        assert ended.stderr.count(goes_on) == 1
+    assert client.get("digits").phase == "Pending"
+
+
+def test_a_time_needs_something_to_wait_for(run: Command, client: Client, tmp_path: Path) -> None:
+    write(tmp_path / "job.yaml", a_job().manifest())
+    for words, message in (
+        ("submit job.yaml", "--timeout: requires --follow or --wait"),
+        ("logs digits", "--timeout: requires --follow"),
+    ):
+        refused = run(*words.split(), "--timeout", "1s")
+        assert (refused.exit_code, message in refused.stderr) == (2, True)
+    assert client.list() == []
 
 
 def test_wait_for_a_job_that_is_deleted_ends(run: Command, client: Client) -> None:

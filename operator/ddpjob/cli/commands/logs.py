@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpjob.cli.connection import Connection
-from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace, read_duration
+from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace, Timeout, read_duration
+from ddpjob.cli.pods import require_node, require_rank
 from ddpjob.cli.session import Output, note
+from ddpjob.cli.waiting import TimeLimit
 from ddpjob.client.logs import LogChoice, LogLine
 from ddpjob.core.api.readers import quoted
 from ddpjob.jobs.user_job import DDPJob
@@ -30,6 +32,7 @@ class LogOptions:
     follow: bool = False
     timestamps: bool = False
     prefix: bool = True
+    timeout: int | None = None
 
 
 def command(
@@ -57,6 +60,7 @@ def command(
         bool, typer.Option("--timestamps", help="Print the time of each line, in UTC.")
     ] = False,
     prefix: Annotated[bool, typer.Option(help="Begin each line with its node, such as n0.")] = True,
+    timeout: Timeout = None,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -71,7 +75,10 @@ def command(
         message = "cannot be combined with --since or --tail"
         raise typer.BadParameter(message, param_hint="--attempt")
     choice = LogChoice(read_nodes(node or []), rank, attempt, read_duration(since, "--since"), tail)
-    options = LogOptions(follow, timestamps, prefix)
+    seconds = read_duration(timeout, "--timeout")
+    if seconds is not None and not follow:
+        raise typer.BadParameter("requires --follow", param_hint="--timeout")
+    options = LogOptions(follow, timestamps, prefix, seconds)
     Connection(namespace, context, kubeconfig).run(
         lambda client: logs(client, job, choice, options)
     )
@@ -95,42 +102,48 @@ def read_nodes(texts: list[str]) -> frozenset[int]:
 
 
 async def logs(client: "AsyncClient", name: str, choice: LogChoice, options: LogOptions) -> int:
-    """Print the lines that a user chose. Return 0."""
+    """Print the lines that a user chose. Return 0, or 124 when the time is over."""
     job = await client.get(name)
-    _require_existing(job, choice, job.processes_per_node)
+    _require_existing(job, choice)
+    if options.follow:
+        limit = TimeLimit(options.timeout)
+        return await limit.apply(client, job, _follow(client, job, choice, options), lambda _: 0)
     console = Output()
-    if not options.follow:
-        printed = False
-        async with aclosing(client.logs(name, choice)) as lines:
-            async for line in lines:
-                printed = True
-                _print(console, line, options)
-        if not printed:
-            note(f"no line matches; job {name} is {job.phase}: {job.message}")
-        return 0
+    printed = False
+    async with aclosing(client.logs(name, choice)) as lines:
+        async for line in lines:
+            printed = True
+            _print(console, line, options)
+    if not printed:
+        note(f"no line matches; job {name} is {job.phase}: {job.message}")
+    return 0
+
+
+async def _follow(
+    client: "AsyncClient", job: DDPJob, choice: LogChoice, options: LogOptions
+) -> int:
+    """Print lines until the job has finished. Return 0."""
+    console = Output()
     shown = ("", "")
-    async with aclosing(client.follow(name, choice)) as items:
+    async with aclosing(client.follow(job.name, choice)) as items:
         async for item in items:
             if isinstance(item, LogLine):
                 _print(console, item, options)
             elif (item.phase, item.reason) != shown:
                 shown = (item.phase, item.reason)
-                note(f"{name} {item.phase}: {item.message}")
+                note(f"{job.name} {item.phase}: {item.message}")
     return 0
 
 
-def _require_existing(job: DDPJob, choice: LogChoice, ranks: int) -> None:
+def _require_existing(job: DDPJob, choice: LogChoice) -> None:
     """Raise BadParameter for a node or rank that the job does not have."""
     # An earlier attempt may have had more nodes.
     if choice.attempt is not None:
         return
-    nodes = max(job.status.pods.desired, int(job.spec.get("nodes", 1)))
-    if choice.nodes and max(choice.nodes) >= nodes:
-        message = f"job {job.name} has {nodes} nodes, 0 to {nodes - 1}"
-        raise typer.BadParameter(message, param_hint="--node")
-    if choice.rank is not None and choice.rank >= nodes * ranks:
-        message = f"job {job.name} has {nodes * ranks} ranks, 0 to {nodes * ranks - 1}"
-        raise typer.BadParameter(message, param_hint="--rank")
+    if choice.nodes:
+        require_node(job, max(choice.nodes))
+    if choice.rank is not None:
+        require_rank(job, choice.rank)
 
 
 def _print(console: Console, line: LogLine, options: LogOptions) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpjob.cli.connection import Connection
-from ddpjob.cli.options import Context, Kubeconfig, Namespace, Settings
+from ddpjob.cli.options import Context, Kubeconfig, Namespace, Settings, Timeout, read_duration
 from ddpjob.cli.script_options import (
     Accelerator,
     Checkpoints,
@@ -31,6 +31,7 @@ from ddpjob.cli.script_options import (
     Setup,
 )
 from ddpjob.cli.session import REFUSED, Output, note
+from ddpjob.cli.waiting import TimeLimit, place_of, wait_for_end
 from ddpjob.client.errors import ClientError, NotFound, Rejected
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.readers import Dict, SpecError, child
@@ -53,6 +54,7 @@ class SubmitOptions:
     follow: bool = False
     wait: bool = False
     namespace: str | None = None
+    timeout: int | None = None
 
 
 def command(
@@ -75,6 +77,7 @@ def command(
         bool, typer.Option("--follow", "-f", help="Show progress and output until the end.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the jobs.")] = False,
+    timeout: Timeout = None,
     script: Script = None,
     code: Code = None,
     image: Image = None,
@@ -104,12 +107,16 @@ def command(
     0: the jobs are Complete
     1: a job Failed
     2: the cluster or this command refused something
+    124: the time of --timeout is over, and the job goes on
     """
     from ddpjob.cli.manifests import file_documents, script_documents
     from ddpjob.cli.own_script import OwnScript
 
     words = files or []
-    options = SubmitOptions(dry_run, replace, follow, wait, namespace)
+    seconds = read_duration(timeout, "--timeout")
+    if seconds is not None and not (follow or wait):
+        raise typer.BadParameter("requires --follow or --wait", param_hint="--timeout")
+    options = SubmitOptions(dry_run, replace, follow, wait, namespace, seconds)
     script_options = OwnOptions(
         code, image, name, nproc, checkpoints, env, secret_env, cpu, memory, setup
     )
@@ -154,7 +161,8 @@ async def submit(
     if options.dry_run:
         return 0
     submitted = _jobs_of(one.body for one in applied)
-    codes = [await _finish(client, job, options) for job in submitted]
+    limit = TimeLimit(options.timeout)
+    codes = [await _finish(client, job, options, limit) for job in submitted]
     return max(codes)
 
 
@@ -232,12 +240,14 @@ def _advise(job: "DDPJob") -> None:
         note(f"{job.name}: {advice}")
 
 
-async def _finish(client: "AsyncClient", job: "DDPJob", options: SubmitOptions) -> int:
+async def _finish(
+    client: "AsyncClient", job: "DDPJob", options: SubmitOptions, limit: TimeLimit
+) -> int:
     """Wait for the end of a job if that was asked for. Return 0 if it is Complete, 1 if it Failed.
 
     Return 2 for a job that had finished before, and so did not run.
     """
-    place = "" if job.namespace == client.namespace else f" -n {job.namespace}"
+    place = place_of(client, job)
     if job.finished:
         note(
             f"{job.name} has finished already, {job.phase}; ddpjob restart {job.name}{place} runs "
@@ -245,19 +255,15 @@ async def _finish(client: "AsyncClient", job: "DDPJob", options: SubmitOptions) 
         )
         return REFUSED if options.follow or options.wait else 0
     if options.follow:
-        return await follow(client, job, place)
+        return await limit.apply(client, job, follow(client, job, place))
     if options.wait:
-        job = await client.wait(job.name, namespace=job.namespace)
-        Output().print(f"{job.name} {job.phase}: {job.message}")
-        return job.status.exit_code
+        return await limit.apply(client, job, wait_for_end(client, job))
     note(f"ddpjob logs {job.name}{place} -f follows it, ddpjob status {job.name}{place} shows it")
     return 0
 
 
 async def follow(client: "AsyncClient", job: "DDPJob", place: str) -> int:
     """Show a job until it has finished, as `ddpjob run --local` does. Return the exit code."""
-    import asyncio
-
     from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice
     from ddpjob.jobs.run_metrics import RunMetrics
     from ddpjob.jobs.user_job import DDPJob
@@ -269,19 +275,14 @@ async def follow(client: "AsyncClient", job: "DDPJob", place: str) -> int:
     if nodes > MAX_STREAMS:
         choice = LogChoice(nodes=frozenset(range(MAX_STREAMS)))
         note(f"showing the output of nodes 0 to {MAX_STREAMS - 1} of {nodes}")
-    try:
-        with Display(Output(), metrics) as display:
-            items = client.follow(job.name, choice, namespace=job.namespace)
-            async with aclosing(items):
-                async for item in items:
-                    if isinstance(item, DDPJob):
-                        job = item
-                        display.status(job.status)
-                    else:
-                        _show(display, item)
-    except asyncio.CancelledError:
-        note(f"the job goes on; ddpjob logs {job.name}{place} -f follows it again")
-        raise
+    with Display(Output(), metrics) as display:
+        async with aclosing(client.follow(job.name, choice, namespace=job.namespace)) as items:
+            async for item in items:
+                if isinstance(item, DDPJob):
+                    job = item
+                    display.status(job.status)
+                else:
+                    _show(display, item)
     metrics.end_time = time.time()
     display.summary(job.status, {"Checkpoints": job.checkpoint} if job.checkpoint else {})
     return job.status.exit_code
