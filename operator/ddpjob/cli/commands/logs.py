@@ -2,7 +2,7 @@
 
 import re
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,8 +14,12 @@ from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace, read_dur
 from ddpjob.cli.session import Output, note
 from ddpjob.client.logs import LogChoice, LogLine
 from ddpjob.core.api.readers import quoted
+from ddpjob.jobs.lost_logs import lost_attempts, previous_attempt, require_attempt, why_lost
 from ddpjob.jobs.user_job import DDPJob
+from ddpjob.show.advice import next_commands
 from ddpjob.show.display import NODE_COLOURS
+from ddpjob.show.jobs import attempt_lines
+from ddpjob.show.text import command_lines
 
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
@@ -25,11 +29,12 @@ NODES = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True)
 class LogOptions:
-    """How lines are shown."""
+    """How lines are shown, and whether those of the attempt before are."""
 
     follow: bool = False
     timestamps: bool = False
     prefix: bool = True
+    previous: bool = False
 
 
 def command(
@@ -47,6 +52,9 @@ def command(
     attempt: Annotated[
         int | None, typer.Option(min=0, help="Only the lines of this attempt; the first is 0.")
     ] = None,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Only the lines of the attempt before.")
+    ] = False,
     since: Annotated[
         str | None, typer.Option(help="Only lines that are newer than 90s, 5m or 2h.")
     ] = None,
@@ -63,15 +71,19 @@ def command(
 ) -> None:
     """Print the output of all nodes of a job and all its attempts, in the order of time.
 
-    With --follow, new pods are followed too, so the output goes on after a restart.
+    With --follow, new pods are followed too, so the output goes on after a restart. The log of a
+    pod is gone when the pod is deleted.
 
     Examples: ddpjob logs digits -f; ddpjob logs digits --no-prefix --rank 0
     """
-    if attempt is not None and not (since is None and tail is None):
+    if previous and (follow or attempt is not None):
+        message = "cannot be combined with --follow or --attempt"
+        raise typer.BadParameter(message, param_hint="--previous")
+    if (previous or attempt is not None) and not (since is None and tail is None):
         message = "cannot be combined with --since or --tail"
-        raise typer.BadParameter(message, param_hint="--attempt")
+        raise typer.BadParameter(message, param_hint="--previous" if previous else "--attempt")
     choice = LogChoice(read_nodes(node or []), rank, attempt, read_duration(since, "--since"), tail)
-    options = LogOptions(follow, timestamps, prefix)
+    options = LogOptions(follow, timestamps, prefix, previous)
     Connection(namespace, context, kubeconfig).run(
         lambda client: logs(client, job, choice, options)
     )
@@ -97,33 +109,73 @@ def read_nodes(texts: list[str]) -> frozenset[int]:
 async def logs(client: "AsyncClient", name: str, choice: LogChoice, options: LogOptions) -> int:
     """Print the lines that a user chose. Return 0."""
     job = await client.get(name)
-    _require_existing(job, choice, job.processes_per_node)
-    console = Output()
-    if not options.follow:
-        printed = False
-        async with aclosing(client.logs(name, choice)) as lines:
-            async for line in lines:
-                printed = True
-                _print(console, line, options)
-        if not printed:
-            note(f"no line matches; job {name} is {job.phase}: {job.message}")
-        return 0
-    shown = ("", "")
-    async with aclosing(client.follow(name, choice)) as items:
-        async for item in items:
-            if isinstance(item, LogLine):
-                _print(console, item, options)
-            elif (item.phase, item.reason) != shown:
-                shown = (item.phase, item.reason)
-                note(f"{name} {item.phase}: {item.message}")
+    choice = replace(choice, ranks_per_node=job.processes_per_node)
+    if options.previous:
+        choice = replace(choice, attempt=previous_attempt(job))
+    _require_existing(job, choice)
+    if options.follow:
+        await _follow(client, job, choice, options)
+    else:
+        await _print_logs(client, job, choice, options)
     return 0
 
 
-def _require_existing(job: DDPJob, choice: LogChoice, ranks: int) -> None:
-    """Raise BadParameter for a node or rank that the job does not have."""
+async def _print_logs(
+    client: "AsyncClient", job: DDPJob, choice: LogChoice, options: LogOptions
+) -> None:
+    """Print what the pods have written so far, and which logs are gone."""
+    console = Output()
+    nodes = choice.nodes if choice.rank is None else {choice.rank // choice.ranks_per_node}
+    # A node whose rank has written nothing has a log nevertheless.
+    wide = replace(choice, rank=None, nodes=frozenset(nodes))
+    seen = set()
+    printed = False
+    async with aclosing(client.logs(job.name, wide)) as lines:
+        async for line in lines:
+            seen.add((line.attempt, line.index))
+            if choice.has_line(line):
+                printed = True
+                _print(console, line, options)
+    lost = ""
+    if choice.attempt is not None:
+        lost = why_lost(job, choice.attempt, nodes, seen)
+    elif not nodes and choice.since is None and choice.tail is None:
+        lost = lost_attempts(job, seen)
+    if lost:
+        note(lost)
+    elif not printed:
+        note(f"no line matches; job {job.name} is {job.phase}: {job.message}")
+
+
+async def _follow(
+    client: "AsyncClient", job: DDPJob, choice: LogChoice, options: LogOptions
+) -> None:
+    """Print lines until the job has finished, then its attempts and the next commands."""
+    console = Output()
+    shown = ("", "")
+    async with aclosing(client.follow(job.name, choice)) as items:
+        async for item in items:
+            if isinstance(item, LogLine):
+                _print(console, item, options)
+                continue
+            job = item
+            if (job.phase, job.reason) != shown:
+                shown = (job.phase, job.reason)
+                note(f"{job.name} {job.phase}: {job.message}")
+    for text in attempt_lines(job.status):
+        note(text.plain)
+    place = "" if job.namespace == client.namespace else f" -n {job.namespace}"
+    for command in command_lines(next_commands(job, place)):
+        note(command)
+
+
+def _require_existing(job: DDPJob, choice: LogChoice) -> None:
+    """Raise BadParameter or SpecError for a node, rank or attempt that the job does not have."""
     # An earlier attempt may have had more nodes.
     if choice.attempt is not None:
+        require_attempt(job, choice.attempt)
         return
+    ranks = choice.ranks_per_node
     nodes = max(job.status.pods.desired, int(job.spec.get("nodes", 1)))
     if choice.nodes and max(choice.nodes) >= nodes:
         message = f"job {job.name} has {nodes} nodes, 0 to {nodes - 1}"
