@@ -50,7 +50,7 @@ class RecordingWatcher:
     def note(self, text) -> None:
         self.notes.append(text)
 
-    def metric(self, metric) -> None:
+    def metric(self, metric, *, is_printed=False) -> None:
         self.metrics.append(metric)
 
     def line(self, index, text) -> None:

@@ -215,7 +215,8 @@ def test_a_script_of_python_may_have_any_name(tmp_path, name, first_line):
 
 def test_a_shell_script_beside_the_script_travels_with_it(project):
     (project / "prepare.sh").write_text("#!/bin/sh\n")
-    config_map, _ = OwnScript(project / "train.py", "i", folder=project).job(PRINTED_BYTES)
+    own = OwnScript(project / "train.py", "i", folder=project)
+    config_map, _ = own.job(PRINTED_BYTES).documents
     assert "prepare.sh" in unpacked(config_map)
 
 

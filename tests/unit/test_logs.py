@@ -3,9 +3,12 @@
 import pytest
 import typer
 
-from ddpjob.cli.commands.logs import read_nodes
+from ddpjob import DDPJob
+from ddpjob.cli.commands.logs import LogOptions, logs, read_nodes
 from ddpjob.cli.options import read_duration
-from ddpjob.client.logs import LogChoice, PodLog
+from ddpjob.client.logs import LogChoice, LogLine, PodLog
+from ddpjob.core.api.readers import SpecError
+from ddpjob.jobs.lost_logs import previous_attempt, ranges
 
 
 def a_pod(name="j-0-3", index="3"):
@@ -144,3 +147,139 @@ def test_nodes_are_indices_and_ranges():
         read_nodes(["a"])
     with pytest.raises(typer.BadParameter, match="the first index must not be the larger one"):
         read_nodes(["5-2"])
+
+
+# -- logs that are gone
+
+
+class FakeClient:
+    """A client of one job whose pods have written lines: (attempt, node, text)."""
+
+    namespace = "team"
+
+    def __init__(self, job, *lines):
+        self.job = job
+        self.lines = [
+            LogLine(str(n), node, "p", a, text) for n, (a, node, text) in enumerate(lines)
+        ]
+
+    async def get(self, name):
+        return self.job
+
+    async def logs(self, name, choice):
+        for one in self.lines:
+            if choice.attempt in (None, one.attempt) and one.index in (choice.nodes or {0, 1}):
+                yield one
+
+    async def follow(self, name, choice):
+        for item in (*self.lines, self.job):
+            yield item
+
+
+def a_job(number, *causes, phase="Running", active=2):
+    """Return a job in an attempt, with the causes that have ended attempts, the newest first."""
+    first = number if phase in ("Complete", "Failed", "Suspended") else number - 1
+    attempts = [
+        {"attempt": first - place, "cause": cause, "message": f"ended by {cause}"}
+        for place, cause in enumerate(causes)
+    ]
+    condition = {"type": phase, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    status = {
+        "phase": phase,
+        "message": "for a test",
+        "attempt": {"number": number},
+        "attempts": attempts,
+        "nodes": {"desired": 2, "active": active},
+        "conditions": [condition],
+    }
+    body = DDPJob.create("digits", namespace="team", image="i", args=["a.py"], nodes=2).manifest()
+    return DDPJob.from_manifest({**body, "status": status})
+
+
+BEGINS = "ddpjob agent: attempt begins"
+
+
+async def printed(capsys, client, choice, **options):
+    await logs(client, "digits", choice, LogOptions(prefix=False, **options))
+    shown = capsys.readouterr()
+    return shown.out.splitlines(), shown.err.splitlines()
+
+
+async def test_earlier_attempts_of_a_pod_that_stayed_can_be_read(capsys):
+    lines = [(0, 0, BEGINS), (0, 0, "a"), (0, 1, "b"), (1, 0, "c")]
+    client = FakeClient(a_job(1, "Failure"), *lines)
+    out, err = await printed(capsys, client, LogChoice(), previous=True)
+    assert (out, err) == ([BEGINS, "a", "b"], [])
+
+
+async def test_the_log_of_a_pod_that_was_replaced_is_named(capsys):
+    client = FakeClient(a_job(1, "Failure"), (0, 0, "a"), (1, 0, "b"), (1, 1, "c"))
+    out, err = await printed(capsys, client, LogChoice(attempt=0))
+    assert out == ["a"]
+    assert err == ["no log of node 1 in attempt 0: its pod is deleted, and the log is gone with it"]
+
+
+@pytest.mark.parametrize(("cause", "phase"), [("Suspended", "Suspended"), ("Resized", "Running")])
+async def test_logs_that_are_gone_with_all_pods_have_a_sentence(capsys, cause, phase):
+    job = a_job(0, cause, phase=phase, active=0) if phase == "Suspended" else a_job(1, cause)
+    out, err = await printed(capsys, FakeClient(job), LogChoice(), previous=True)
+    assert out == []
+    assert err == [
+        "no log of attempt 0: its pods are deleted, and the log is gone with them; it ended with "
+        f"{cause}: ended by {cause}"
+    ]
+
+
+async def test_all_logs_name_the_attempts_that_are_gone(capsys):
+    job = a_job(3, "Failure", "Failure", "Suspended")
+    out, err = await printed(capsys, FakeClient(job, (3, 0, "a"), (3, 1, "b")), LogChoice())
+    assert out == ["a", "b"]
+    assert err == [
+        "no log of attempts 0-2: a log goes with its pod; ddpjob status digits has the message of "
+        "each"
+    ]
+
+
+async def test_a_rank_that_has_written_nothing_has_a_log_nevertheless(capsys):
+    client = FakeClient(a_job(1, "Failure"), (0, 1, BEGINS), (1, 1, BEGINS))
+    job = client.job
+    job.spec["nprocPerNode"] = 2
+    out, err = await printed(capsys, client, LogChoice(rank=3, attempt=0))
+    assert out == []
+    assert err == ["no line matches; job digits is Running: for a test"]
+
+
+async def test_a_log_that_is_followed_ends_with_the_attempts_and_the_next_commands(capsys):
+    client = FakeClient(a_job(0, "Failure", phase="Failed"), (0, 0, "a"))
+    out, err = await printed(capsys, client, LogChoice(), follow=True)
+    assert out == ["a"]
+    assert err[0] == "digits Failed: for a test"
+    assert err[1] == "Attempts"
+    assert err[3].endswith("ended by Failure")
+    assert err[-1].startswith("ddpjob retry digits")
+
+
+async def test_an_attempt_that_has_not_begun_is_refused():
+    with pytest.raises(SpecError, match="has attempts 0 to 1, got 2"):
+        await logs(FakeClient(a_job(1, "Failure")), "digits", LogChoice(attempt=2), LogOptions())
+
+
+@pytest.mark.parametrize(
+    ("job", "attempt"),
+    [
+        (a_job(2, "Failure", "Failure"), 1),
+        (a_job(2, "Failure", "Failure", "Failure", phase="Failed"), 1),
+        (a_job(2, "Suspended", "Failure", phase="Suspended"), 2),
+    ],
+)
+def test_the_attempt_before(job, attempt):
+    assert previous_attempt(job) == attempt
+
+
+def test_the_first_attempt_has_none_before():
+    with pytest.raises(SpecError, match="job digits has no earlier attempt"):
+        previous_attempt(a_job(0))
+
+
+def test_numbers_are_written_as_they_are_chosen():
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpjob.jobs.run_metrics import RunMetrics, parse_metric, shares
+from ddpjob.jobs.run_metrics import RunMetrics, is_for_people, parse_metric, shares
 
 START = {"event": "start", "time": 105.0}
 END = {
@@ -76,4 +76,24 @@ def test_lines_of_other_programs_are_not_metrics(line):
     ids=["text", "other event", "number", "cut off", "deeply nested"],
 )
 def test_other_lines_are_not_metrics(line):
+    assert parse_metric(line) is None
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": 950, "steps": 1500, "loss": 0.1}', '{"loss": 0.1, "step": 950} ']
+)
+def test_an_object_with_a_step_is_an_event_of_the_training_and_for_people(line):
+    found = parse_metric(line)
+    assert (found["event"], found["step"], found["loss"]) == ("train", 950, 0.1)
+    assert is_for_people(line)
+
+
+def test_an_event_is_found_wherever_its_key_is():
+    line = '{"step": 950, "event": "train"}'
+    assert parse_metric(line) == {"step": 950, "event": "train"}
+    assert not is_for_people(line)
+
+
+@pytest.mark.parametrize("line", ['{"step": "warm-up"}', '{"step": true}', '{"loss": 1}', "{}"])
+def test_an_object_without_a_step_is_no_event(line):
     assert parse_metric(line) is None

@@ -10,8 +10,9 @@ import pytest
 from ddpjob.core.api.reasons import PAGE, Reason
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.user_job import DDPJob
+from ddpjob.show.advice import next_commands
 from ddpjob.show.jobs import job_lines, job_table
-from ddpjob.show.text import duration
+from ddpjob.show.text import duration, rounded
 
 DOCS = Path(__file__).parents[2] / "docs"
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -221,3 +222,33 @@ def test_a_job_of_which_hangs_are_not_detected_says_so(holds, lines):
     job = a_job(phase="Running", conditions=[condition])
     shown = texts(job_lines(job, Progress(), [], NOW))
     assert [line for line in shown if line.startswith("Hangs")] == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("0.9861111111111112", "0.9861"), ("1234567", "1234567"), ("none", "none"), ("1e-9", "1e-09")],
+)
+def test_a_result_is_rounded(text, shown):
+    assert rounded(text) == shown
+    (line,) = [one for one in shown_texts(a_job(result={"x": text})) if one.startswith("Result")]
+    assert line == f"Result      x {shown}"
+
+
+def shown_texts(job):
+    return texts(job_lines(job, Progress(), [], NOW))
+
+
+def test_after_a_failure_the_next_commands_are_about_its_rank():
+    condition = {"type": "Failed", "status": "True", "lastTransitionTime": at(0)}
+    job = a_job(conditions=[condition], lastFailure={"attempt": 2, "rank": 5})
+    assert list(next_commands(job, " -n team")) == [
+        "ddpjob logs digits -n team --attempt 2 --rank 5",
+        "ddpjob retry digits -n team",
+    ]
+    assert "ddpjob logs digits" in next_commands(a_job(conditions=[condition]))
+
+
+def test_after_success_the_next_commands_show_and_delete_the_job():
+    condition = {"type": "Complete", "status": "True", "lastTransitionTime": at(0)}
+    job = a_job(conditions=[condition])
+    assert list(next_commands(job)) == ["ddpjob logs digits", "ddpjob delete digits"]

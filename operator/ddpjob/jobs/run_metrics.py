@@ -40,19 +40,27 @@ SMALLEST_SHARE = 0.001
 def parse_metric(line: str) -> dict[str, Any] | None:
     """Return an event of the trainer, or None for any other line.
 
-    Other programs log JSON objects with the key `event` too, so its value must be known.
+    Other programs log JSON objects with the key `event` too, so its value must be known. An object
+    without that key is an event `train` if its `step` is a number: a user's own script writes it.
     """
-    if not line.startswith('{"event"'):
+    line = line.rstrip()
+    if not (line.startswith("{") and line.endswith("}")):
         return None
     try:
         found = json.loads(line)
     # Deeply nested JSON raises RecursionError.
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
-        return None
-    event = found.get("event")
+    if "event" not in found:
+        has_step = finite_number(found.get("step")) is not None
+        return {"event": "train", **found} if has_step else None
+    event = found["event"]
     return found if isinstance(event, str) and event in EVENTS else None
+
+
+def is_for_people(line: str) -> bool:
+    """Return True if a line is to be shown although it has an event: its form is the user's own."""
+    return '"event"' not in line
 
 
 def finite_number(value: Any) -> float | None:

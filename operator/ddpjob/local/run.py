@@ -22,7 +22,7 @@ from ddpjob.core.plan import Assign, Delete, Plan
 from ddpjob.core.render import objects
 from ddpjob.core.render.assignment import assignment
 from ddpjob.core.render.pod_context import Settings
-from ddpjob.jobs.run_metrics import parse_metric
+from ddpjob.jobs.run_metrics import is_for_people, parse_metric
 from ddpjob.local.addresses import LocalAddresses, free_port
 from ddpjob.local.local_pod import LocalPod
 from ddpjob.local.output import Output
@@ -40,7 +40,7 @@ class Watcher(Protocol):
 
     def note(self, text: str) -> None: ...
 
-    def metric(self, metric: Dict) -> None: ...
+    def metric(self, metric: Dict, *, is_printed: bool = False) -> None: ...
 
     def line(self, index: int, text: str) -> None: ...
 
@@ -191,12 +191,14 @@ class LocalRun:
                 # The status tells a person the same, for all nodes at once.
                 return
             metric = parse_metric(text) if index == 0 else None
-            if metric is None:
+            is_printed = metric is None or is_for_people(text)
+            if is_printed:
                 self._watcher.line(index, text)
+            if metric is None:
                 return
             with self._files.metrics.open("a") as file:
                 file.write(f"{text}\n")
-            self._watcher.metric(metric)
+            self._watcher.metric(metric, is_printed=is_printed)
         except Exception as error:
             self._note_once(f"node {index}: cannot show or keep a line of output: {error}")
 

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 from urllib.parse import urljoin
 
 from ddpjob.core.api.reasons import PAGE, SECTION, Reason
+from ddpjob.jobs.user_job import DDPJob
 
 # Longest advice in a line of a terminal, in characters. The page has the longer ones.
 LONGEST = 100
@@ -26,6 +27,26 @@ def advice_facts(reason: str) -> Iterator[tuple[str, str]]:
     if len(advice) <= LONGEST:
         yield "What to do", advice
     yield "See", address_of(f"{PAGE}#{row.anchor if row else SECTION}")
+
+
+def next_commands(job: DDPJob, place: str = "") -> dict[str, str]:
+    """Return the commands that a user may want after the end of a job, with what they do.
+
+    `place` is the option for the namespace, if it is needed.
+    """
+    name = f"{job.name}{place}"
+    if job.succeeded:
+        return {
+            f"ddpjob logs {name}": "prints its output again",
+            f"ddpjob delete {name}": "deletes the job with its pods; checkpoints stay",
+        }
+    failure = job.status.last_failure
+    attempt = "" if failure.attempt is None else f" --attempt {failure.attempt}"
+    rank = "" if failure.rank is None else f" --rank {failure.rank}"
+    return {
+        f"ddpjob logs {name}{attempt}{rank}": "prints the output of the failure",
+        f"ddpjob retry {name}": "takes the job up again",
+    }
 
 
 def plain_text(markdown: str) -> str:

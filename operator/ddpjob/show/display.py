@@ -1,14 +1,14 @@
 """The display of a run: a live progress bar on a terminal, plain lines elsewhere."""
 
 import math
-import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -22,26 +22,25 @@ from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.plan import NEXT_STEP
+from ddpjob.jobs.progress import Progress as Reached
 from ddpjob.jobs.progress import format_speed
 from ddpjob.jobs.run_metrics import RunMetrics, finite_number, shares
-from ddpjob.show.text import PHASE_STYLES
+from ddpjob.show.jobs import attempt_lines, result_text
+from ddpjob.show.reports import NodeOutput
+from ddpjob.show.text import LABEL_WIDTH, PHASE_STYLES, command_lines
 
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
-LABEL_WIDTH = 11  # columns of the first word of a line
 BAR_WIDTH = 28  # columns
 
-# A log line of torchrun's agent. After its first error, or a signal, the agent prints only its
-# traceback and its failure summary.
-TORCHRUN_LINE = re.compile(
-    r"(?P<level>[EW])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ torch/distributed/(elastic|run)"
-)
 
-# Stack traces of torch's C++ code. The script's own exception has the same information.
-STACK_FRAME = re.compile(
-    r"\[[WE]\d{4} .*\.cpp:\d+\]|\[W\d+ .*TCPStore"
-    r"|Exception raised from |frame #\d+: |<omitting python frames>"
-)
+class Remaining(TimeRemainingColumn):
+    """The word after the time that has passed, and the time that is left if the end is known."""
+
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            return Text("passed")
+        return Text.assemble("passed, ", super().render(task), " left")
 
 
 class Display:
@@ -55,21 +54,18 @@ class Display:
         self._metrics = metrics
         # The phase and reason that were printed last.
         self._printed = ("", "")
-        # The nodes whose agents report a failure, and True after the last event of the trainer.
-        self._reporting: set[int] = set()
+        # What each node has written in the attempt, and True after the last event of the trainer.
+        self._nodes: defaultdict[int, NodeOutput] = defaultdict(NodeOutput)
         self._ended = False
-        # The latest accuracy, for the progress bar.
-        self._accuracy = ""
+        # How far the training is, and the progress bar.
+        self._reached = Reached()
         self._task: TaskID | None = None
         self._progress = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(BAR_WIDTH),
-            MofNCompleteColumn(),
             TextColumn("{task.fields[details]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("passed,"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
+            Remaining(compact=True),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -81,6 +77,7 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+        self._end_output()
 
     def note(self, text: str) -> None:
         self._print(Text(f"  {text}", style="dim"))
@@ -95,9 +92,12 @@ class Display:
             return
         self._printed = (status.phase, reason)
         if status.phase == Phase.STARTING:
-            self._reporting.clear()
-        if status.phase == Phase.RUNNING:
-            self._task = self._new_task("importing torch", total=None)
+            self._end_output()
+            self._nodes.clear()
+            # Nothing is known of the training until it prints an event.
+            self._reached = Reached()
+        if status.phase in (Phase.STARTING, Phase.RUNNING):
+            self._new_task(status.phase.lower())
         style = PHASE_STYLES.get(status.phase, "bold")
         # A local run has no object in an API server, so there is nothing to delete.
         message = status.message.partition(f"; {NEXT_STEP}")[0]
@@ -106,21 +106,30 @@ class Display:
     def line(self, index: int, text: str) -> None:
         """Print a line of a node's script.
 
-        What torchrun reports of a failure is left out: the job's message has the cause, and the log
-        has all of it.
+        What torchrun reports of a failure is left out, and so are the tracebacks of ranks that have
+        lost a peer: the job's message has the cause, and the log has all of it.
         """
-        agent = TORCHRUN_LINE.match(text)
-        if agent and (agent["level"] == "E" or "death signal" in text):
-            self._reporting.add(index)
-        is_report = agent or index in self._reporting or STACK_FRAME.match(text)
-        if is_report or self._ended:
-            return
-        colour = NODE_COLOURS[index % len(NODE_COLOURS)]
-        self._print(Text.assemble((f"[n{index}] ", colour), Text(text, style="dim")))
+        shown = self._nodes[index].take(text)
+        if not self._ended:
+            self._print_lines(index, shown)
 
-    def metric(self, metric: Dict) -> None:
-        """Collect an event of the trainer, and show it if it tells how far the run is."""
+    def _end_output(self) -> None:
+        """Print the lines of tracebacks that were cut off."""
+        for index, node in self._nodes.items():
+            self._print_lines(index, node.end())
+
+    def _print_lines(self, index: int, lines: Iterable[str]) -> None:
+        colour = NODE_COLOURS[index % len(NODE_COLOURS)]
+        for line in lines:
+            self._print(Text.assemble((f"[n{index}] ", colour), Text(line, style="dim")))
+
+    def metric(self, metric: Dict, *, is_printed: bool = False) -> None:
+        """Collect an event, and show it if it tells how far the run is.
+
+        `is_printed`: its line has been printed, because its form is the user's own.
+        """
         self._metrics.events.append(metric)
+        self._reached = self._reached.after(metric)
         shows = {
             "start": self._show_start,
             "train": self._show_training,
@@ -129,7 +138,9 @@ class Display:
             "end": self._show_end,
         }
         show = shows.get(str(metric.get("event")))
-        if show:
+        if show and is_printed:
+            self._update_task()
+        elif show:
             show(metric)
 
     def _show_start(self, metric: Dict) -> None:
@@ -145,45 +156,51 @@ class Display:
             details.append(f"resumed from step {resumed_step}")
         text = ", ".join(detail for detail in details if detail)
         self._print_labelled("Training", f"{name}: {text}")
-        total = finite_number(metric.get("steps"))
-        self._task = self._new_task(name, total, completed=resumed_step)
+        self._new_task(name)
 
-    def _new_task(self, name: str, total: float | None, completed: int = 0) -> TaskID:
-        """Replace the progress bar."""
+    def _new_task(self, name: str) -> None:
+        """Replace the progress bar by one that shows how far the training is known to be."""
         if self._task is not None:
             self._progress.remove_task(self._task)
-        return self._progress.add_task(name, total=total, completed=completed, details="")
+        self._task = self._progress.add_task(name, total=None, details="")
+        self._update_task()
 
-    def _update_task(self, metric: Dict, details: str) -> None:
-        if self._task is not None:
-            self._progress.update(self._task, completed=_step(metric), details=details)
+    def _update_task(self, details: str | None = None) -> None:
+        """Show how far the training is in the progress bar."""
+        if self._task is None:
+            return
+        reached = self._reached
+        text = str(reached) if details is None else details
+        self._progress.update(
+            self._task, completed=reached.step or 0, total=reached.steps or None, details=text
+        )
 
-    def _show_training(self, metric: Dict) -> None:
-        epoch = f"epoch {metric.get('epoch')}/{metric.get('epochs')}"
-        loss = _format(metric, "loss", "  loss {:.4f}")
-        self._update_task(metric, f"{epoch}{loss}{self._accuracy}{_speed(metric)}")
+    def _show_training(self, _: Dict) -> None:
+        self._update_task()
+        # Elsewhere there is no progress bar.
+        if not self._console.is_terminal:
+            self._print_labelled("", str(self._reached))
 
     def _show_rate(self, metric: Dict) -> None:
-        self._update_task(metric, f"{metric.get('arm')}{_speed(metric)}")
+        self._update_task(f"{metric.get('arm')}{_speed(metric)}")
 
     def _show_evaluation(self, metric: Dict) -> None:
-        self._accuracy = _format(metric, "accuracy", "  accuracy {:.1%}")
+        self._update_task()
         # On a terminal the progress bar shows the accuracy.
         if not self._console.is_terminal:
             step = _format(metric, "step", "step {:>5}  ")
             loss = _format(metric, "loss", "test loss {:.4f}")
-            self._print_labelled("", f"{step}{loss}{self._accuracy}")
+            accuracy = _format(metric, "accuracy", "  accuracy {:.1%}")
+            self._print_labelled("", f"{step}{loss}{accuracy}")
 
-    def _show_end(self, metric: Dict) -> None:
+    def _show_end(self, _: Dict) -> None:
         self._ended = True
-        if self._task is not None:
-            self._progress.update(self._task, completed=_step(metric))
+        self._update_task()
 
     def summary(self, status: Status, files: Mapping[str, str]) -> None:
-        """Print the result, where the time went, and where the run's files are."""
+        """Print the result, where the time went, where the files are, and what ended attempts."""
         if status.result:
-            values = "  ".join(f"{key} {_short(value)}" for key, value in status.result.items())
-            self._print_labelled("Result", Text(values, style="bold green"))
+            self._print_labelled("Result", Text(result_text(status), style="bold green"))
         stages = shares(self._metrics.stage_seconds())
         if stages:
             total = self._metrics.end_time - self._metrics.start_time
@@ -197,6 +214,13 @@ class Display:
             self._console.print(table)
         for what, path in files.items():
             self._print_labelled(what, path)
+        for line in attempt_lines(status):
+            self._print(line)
+
+    def next(self, commands: Mapping[str, str]) -> None:
+        """Print the commands that a user may want now, each with what it does."""
+        for text in command_lines(commands):
+            self._print_labelled("Next", text)
 
     def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
@@ -225,11 +249,3 @@ def _format(metric: Dict, key: str, template: str) -> str:
 
 def _step(metric: Dict, key: str = "step") -> int:
     return int(finite_number(metric.get(key)) or 0)
-
-
-def _short(text: str) -> str:
-    """Return a number with four digits, and any other text unchanged."""
-    try:
-        return f"{float(text):.4g}"
-    except ValueError:
-        return text

@@ -21,12 +21,10 @@ from ddpjob.core.plan import counted
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.advice import advice_facts
-from ddpjob.show.text import age, columns, duration, phase
+from ddpjob.show.text import LABEL_WIDTH, age, columns, duration, phase, rounded
 
 HEADERS = ("NAME", "PHASE", "NODES", "RESTARTS", "STEP", "REASON", "AGE")
 ATTEMPT_HEADERS = ("#", "Cause", "Lasted", "Lost steps", "Where", "Message")
-
-LABEL_WIDTH = 12
 
 # Characters of a message in a table of a terminal.
 MESSAGE_WIDTH = 100
@@ -112,13 +110,22 @@ def job_lines(
     yield Text.assemble((job.name, "bold"), "  ", phase(job.phase), f"  {job_age(job, now)}")
     for label, text in job_facts(job, progress, pods, now):
         yield Text.assemble((f"{label:<{LABEL_WIDTH}}", "bold"), text)
-    if job.status.attempts:
-        yield Text("Attempts", style="bold")
-        rows = [
-            (f"  {number}", *cells, _shortened(message, message_width))
-            for number, *cells, message in attempt_rows(job.status)
-        ]
-        yield from columns(["  #", *(header.upper() for header in ATTEMPT_HEADERS[1:])], rows)
+    yield from attempt_lines(job.status, message_width)
+
+
+def attempt_lines(status: Status, message_width: int | None = None) -> Iterator[Text]:
+    """Yield the table of the attempts that have ended, the newest first.
+
+    Longer messages are cut to `message_width` characters.
+    """
+    if not status.attempts:
+        return
+    yield Text("Attempts", style="bold")
+    rows = [
+        (f"  {number}", *cells, _shortened(message, message_width))
+        for number, *cells, message in attempt_rows(status)
+    ]
+    yield from columns(["  #", *(header.upper() for header in ATTEMPT_HEADERS[1:])], rows)
 
 
 def _shortened(message: str, width: int | None) -> str:
@@ -141,7 +148,7 @@ def job_facts(
         ("Recovery", job.recovery),
         ("Hangs", _describe_hangs(status)),
         ("Time", _describe_time(status, now)),
-        ("Result", "  ".join(f"{key} {value}" for key, value in status.result.items())),
+        ("Result", result_text(status)),
         *(("Next", text) for text in _deadlines(job, pods, now)),
     ]
     if status.ignored_fields:
@@ -163,6 +170,11 @@ def _reason(status: Status) -> str:
     if not status.reason:
         return "no operator has seen the job yet; ddpjob doctor finds out why"
     return f"{status.reason}: {status.message}" if status.message else status.reason
+
+
+def result_text(status: Status) -> str:
+    """Return the result of a job with rounded numbers."""
+    return "  ".join(f"{key} {rounded(value)}" for key, value in status.result.items())
 
 
 def _describe_nodes(job: DDPJob) -> str:

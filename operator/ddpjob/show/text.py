@@ -1,6 +1,6 @@
 """Text for people: columns, ages and times."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from rich.text import Text
@@ -14,6 +14,9 @@ PHASE_STYLES = {
     "Failed": "bold red",
     "Complete": "bold green",
 }
+
+# Columns of the first word of a line about a job.
+LABEL_WIDTH = 12
 
 # Columns between two columns of a table.
 GAP = "   "
@@ -37,6 +40,12 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> lis
     return lines
 
 
+def command_lines(commands: Mapping[str, str]) -> list[str]:
+    """Return a line for each command, with what it does."""
+    width = max(map(len, commands), default=0)
+    return [f"{command:<{width}}{GAP}{what}" for command, what in commands.items()]
+
+
 def duration(time: timedelta) -> str:
     """Return a duration as kubectl shows ages: 45s, 12m, 3h20m, 5d."""
     seconds = int(time.total_seconds())
@@ -50,6 +59,16 @@ def duration(time: timedelta) -> str:
         return f"{hours}h{minutes}m" if minutes else f"{hours}h"
     days, hours = divmod(hours, 24)
     return f"{days}d{hours}h" if days < 8 and hours else f"{days}d"
+
+
+def rounded(text: str) -> str:
+    """Return a number with four digits, and an integer or another text unchanged."""
+    if text.isdecimal():
+        return text
+    try:
+        return f"{float(text):.4g}"
+    except ValueError:
+        return text
 
 
 def age(moment: datetime | None, now: datetime) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,11 +13,15 @@ from ddpjob.cli.connection import Connection
 from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace, Timeout, read_duration
 from ddpjob.cli.pods import require_node, require_rank
 from ddpjob.cli.session import Output, note
-from ddpjob.cli.waiting import TimeLimit
+from ddpjob.cli.waiting import TimeLimit, place_of
 from ddpjob.client.logs import LogChoice, LogLine
 from ddpjob.core.api.readers import quoted
+from ddpjob.jobs.lost_logs import lost_attempts, previous_attempt, require_attempt, why_lost
 from ddpjob.jobs.user_job import DDPJob
+from ddpjob.show.advice import next_commands
 from ddpjob.show.display import NODE_COLOURS
+from ddpjob.show.jobs import attempt_lines
+from ddpjob.show.text import command_lines
 
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
@@ -27,11 +31,12 @@ NODES = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True)
 class LogOptions:
-    """How lines are shown."""
+    """How lines are shown, and whether those of the attempt before are."""
 
     follow: bool = False
     timestamps: bool = False
     prefix: bool = True
+    previous: bool = False
     timeout: int | None = None
 
 
@@ -50,6 +55,9 @@ def command(
     attempt: Annotated[
         int | None, typer.Option(min=0, help="Only the lines of this attempt; the first is 0.")
     ] = None,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Only the lines of the attempt before.")
+    ] = False,
     since: Annotated[
         str | None, typer.Option(help="Only lines that are newer than 90s, 5m or 2h.")
     ] = None,
@@ -67,18 +75,22 @@ def command(
 ) -> None:
     """Print the output of all nodes of a job and all its attempts, in the order of time.
 
-    With --follow, new pods are followed too, so the output goes on after a restart.
+    With --follow, new pods are followed too, so the output goes on after a restart. The log of a
+    pod is gone when the pod is deleted.
 
     Examples: ddpjob logs digits -f; ddpjob logs digits --no-prefix --rank 0
     """
-    if attempt is not None and not (since is None and tail is None):
+    if previous and (follow or attempt is not None):
+        message = "cannot be combined with --follow or --attempt"
+        raise typer.BadParameter(message, param_hint="--previous")
+    if (previous or attempt is not None) and not (since is None and tail is None):
         message = "cannot be combined with --since or --tail"
-        raise typer.BadParameter(message, param_hint="--attempt")
+        raise typer.BadParameter(message, param_hint="--previous" if previous else "--attempt")
     choice = LogChoice(read_nodes(node or []), rank, attempt, read_duration(since, "--since"), tail)
     seconds = read_duration(timeout, "--timeout")
     if seconds is not None and not follow:
         raise typer.BadParameter("requires --follow", param_hint="--timeout")
-    options = LogOptions(follow, timestamps, prefix, seconds)
+    options = LogOptions(follow, timestamps, prefix, previous, seconds)
     Connection(namespace, context, kubeconfig).run(
         lambda client: logs(client, job, choice, options)
     )
@@ -104,41 +116,71 @@ def read_nodes(texts: list[str]) -> frozenset[int]:
 async def logs(client: "AsyncClient", name: str, choice: LogChoice, options: LogOptions) -> int:
     """Print the lines that a user chose. Return 0, or 124 when the time is over."""
     job = await client.get(name)
+    choice = replace(choice, ranks_per_node=job.processes_per_node)
+    if options.previous:
+        choice = replace(choice, attempt=previous_attempt(job))
     _require_existing(job, choice)
     if options.follow:
         limit = TimeLimit(options.timeout)
         return await limit.apply(client, job, _follow(client, job, choice, options), lambda _: 0)
-    console = Output()
-    printed = False
-    async with aclosing(client.logs(name, choice)) as lines:
-        async for line in lines:
-            printed = True
-            _print(console, line, options)
-    if not printed:
-        note(f"no line matches; job {name} is {job.phase}: {job.message}")
+    await _print_logs(client, job, choice, options)
     return 0
+
+
+async def _print_logs(
+    client: "AsyncClient", job: DDPJob, choice: LogChoice, options: LogOptions
+) -> None:
+    """Print what the pods have written so far, and which logs are gone."""
+    console = Output()
+    nodes = choice.nodes if choice.rank is None else {choice.rank // choice.ranks_per_node}
+    # A node whose rank has written nothing has a log nevertheless.
+    wide = replace(choice, rank=None, nodes=frozenset(nodes))
+    seen = set()
+    printed = False
+    async with aclosing(client.logs(job.name, wide)) as lines:
+        async for line in lines:
+            seen.add((line.attempt, line.index))
+            if choice.has_line(line):
+                printed = True
+                _print(console, line, options)
+    lost = ""
+    if choice.attempt is not None:
+        lost = why_lost(job, choice.attempt, nodes, seen)
+    elif not nodes and choice.since is None and choice.tail is None:
+        lost = lost_attempts(job, seen)
+    if lost:
+        note(lost)
+    elif not printed:
+        note(f"no line matches; job {job.name} is {job.phase}: {job.message}")
 
 
 async def _follow(
     client: "AsyncClient", job: DDPJob, choice: LogChoice, options: LogOptions
 ) -> int:
-    """Print lines until the job has finished. Return 0."""
+    """Print lines until the job has finished, then its attempts and the next commands. Return 0."""
     console = Output()
     shown = ("", "")
     async with aclosing(client.follow(job.name, choice)) as items:
         async for item in items:
             if isinstance(item, LogLine):
                 _print(console, item, options)
-            elif (item.phase, item.reason) != shown:
-                shown = (item.phase, item.reason)
-                note(f"{job.name} {item.phase}: {item.message}")
+                continue
+            job = item
+            if (job.phase, job.reason) != shown:
+                shown = (job.phase, job.reason)
+                note(f"{job.name} {job.phase}: {job.message}")
+    for text in attempt_lines(job.status):
+        note(text.plain)
+    for command in command_lines(next_commands(job, place_of(client, job))):
+        note(command)
     return 0
 
 
 def _require_existing(job: DDPJob, choice: LogChoice) -> None:
-    """Raise BadParameter for a node or rank that the job does not have."""
+    """Raise BadParameter or SpecError for a node, rank or attempt that the job does not have."""
     # An earlier attempt may have had more nodes.
     if choice.attempt is not None:
+        require_attempt(job, choice.attempt)
         return
     if choice.nodes:
         require_node(job, max(choice.nodes))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -35,6 +36,7 @@ from ddpjob.cli.script_options import (
 from ddpjob.core.api import profiles
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.status import Status
 from ddpjob.jobs.run_metrics import RunMetrics
 from ddpjob.local.config_maps import Files, read_files
 from ddpjob.local.manifest import (
@@ -49,6 +51,7 @@ from ddpjob.local.run_files import RunFiles, RunFolderError, run_folder, write_w
 from ddpjob.local.sizes import Overrides
 from ddpjob.show.curves import save_figure
 from ddpjob.show.display import Display
+from ddpjob.show.text import LABEL_WIDTH
 
 # A section of the help.
 SIZE = "Instead of what the manifest says"
@@ -332,8 +335,9 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
         with display:
             status = asyncio.run(LocalRun(manifest.job, files, display).run())
     except Stopped as stopped:
-        console.print(f"[bold yellow]Stopped[/]    by {stopped}; all processes have ended")
-        console.print(f"[bold]Logs[/]       {files.logs}/", soft_wrap=True)
+        stop = Text.assemble((f"{'Stopped':<{LABEL_WIDTH}}", "bold yellow"), f"by {stopped}")
+        console.print(stop.append("; all processes have ended"))
+        display.summary(Status(), {"Logs": f"{files.logs}/"})
         return SIGNAL_BASE + stopped.number
     metrics.end_time = time.time()
     # Print the summary. The run has ended, so a disk that is full must not hide its result.
@@ -348,4 +352,13 @@ def _run(manifest: Manifest, files: RunFiles) -> int:
     display.summary(status, paths)
     if status.reason == Reason.MAX_RESTARTS and not sets_restarts(manifest.document):
         display.note(NO_RESTARTS)
+    display.next(_next_commands(status, files, has_curve="Curve" in paths))
     return status.exit_code
+
+
+def _next_commands(status: Status, files: RunFiles, *, has_curve: bool) -> dict[str, str]:
+    """Return the commands that a user may want after a run, with what they do."""
+    pod = status.last_failure.pod
+    if status.exit_code and pod:
+        return {f"less {quote(str(files.log(pod)))}": "shows the output of the failure"}
+    return {f"ddpjob plot {quote(str(files.folder))}": "draws its curves"} if has_curve else {}

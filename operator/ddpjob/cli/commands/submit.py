@@ -267,6 +267,7 @@ async def follow(client: "AsyncClient", job: "DDPJob", place: str) -> int:
     from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice
     from ddpjob.jobs.run_metrics import RunMetrics
     from ddpjob.jobs.user_job import DDPJob
+    from ddpjob.show.advice import next_commands
     from ddpjob.show.display import Display
 
     metrics = RunMetrics(start_time=time.time())
@@ -285,15 +286,19 @@ async def follow(client: "AsyncClient", job: "DDPJob", place: str) -> int:
                     _show(display, item)
     metrics.end_time = time.time()
     display.summary(job.status, {"Checkpoints": job.checkpoint} if job.checkpoint else {})
+    display.next(next_commands(job, place))
     return job.status.exit_code
 
 
 def _show(display: "Display", line: "LogLine") -> None:
-    from ddpjob.jobs.run_metrics import parse_metric
+    from ddpjob.jobs.run_metrics import is_for_people, parse_metric
 
+    if line.text.startswith(names.AGENT_LINE):
+        return
     # The events of a training come from rank 0.
     event = parse_metric(line.text) if line.index == 0 else None
-    if event:
-        display.metric(event)
-    elif not line.text.startswith(names.AGENT_LINE):
+    is_printed = event is None or is_for_people(line.text)
+    if is_printed:
         display.line(line.index, line.text)
+    if event:
+        display.metric(event, is_printed=is_printed)
