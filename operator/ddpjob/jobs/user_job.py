@@ -34,7 +34,7 @@ FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 USERS_METADATA = ("labels", "annotations")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DDPJob:
     """A DDPJob: its name, its spec in the form of the manifest, and its status.
 
@@ -183,10 +183,19 @@ class DDPJob:
             # The cluster has a newer version of the CRD.
             return ()
 
+    def __repr__(self) -> str:
+        """Return the job in short. `manifest()` and `status` have all of it."""
+        place = f"{self.namespace}/" if self.namespace else ""
+        return f"<DDPJob {place}{self.name}: {self.phase}, {self._ready_nodes}>"
+
+    @property
+    def _ready_nodes(self) -> str:
+        ready = self.status.pods.ready + self.status.pods.succeeded
+        return f"{ready}/{self.spec.get('nodes', 1)} nodes"
+
     def _repr_html_(self) -> str:
         """Return the job as a notebook shows it."""
-        ready = self.status.pods.ready + self.status.pods.succeeded
-        cells = (self.name, self.phase, f"{ready}/{self.spec.get('nodes', 1)} nodes", self.message)
+        cells = (self.name, self.phase, self._ready_nodes, self.message)
         return "<b>{}</b> · {} · {}<br>{}".format(*map(escape, cells))
 
 
