@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from ddpjob import __version__
+from ddpjob.cli.usage import Command, without_types
 
 # The sections of `ddpjob --help`, with the short help of each command. The command NAME is the
 # module `commands/NAME.py`.
@@ -46,12 +47,15 @@ def load(name: str) -> Any:
     """Import the module of a command, and return the command with its options."""
     module = import_module(f"ddpjob.cli.commands.{name}")
     one = typer.Typer(add_completion=False)
-    one.command(name)(module.command)
+    one.command(name, cls=Command)(module.command)
     return typer.main.get_command(one)
 
 
 class Commands(TyperGroup):
     """Imports the module of a command when the command is used, so that `--help` is quick."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return without_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)

@@ -13,7 +13,15 @@ from ddpjob.cli.session import note
 from ddpjob.client.code import SUBMITTED_BYTES
 from ddpjob.client.errors import Rejected
 from ddpjob.core.api.readers import SpecError
-from ddpjob.jobs.documents import Document, decode, is_job, read_documents, require_jobs, set_fields
+from ddpjob.jobs.documents import (
+    Document,
+    decode,
+    is_job,
+    read_documents,
+    refuse_script,
+    require_jobs,
+    set_fields,
+)
 from ddpjob.jobs.user_job import DDPJob
 
 STDIN = "-"
@@ -53,6 +61,7 @@ def _changed(documents: Sequence[Document], settings: Sequence[str]) -> list[Doc
 def _read(file: str) -> str:
     if file == STDIN:
         return decode(sys.stdin.buffer.read())
+    refuse_script(file)
     try:
         return decode(Path(file).read_bytes())
     except OSError as error:

@@ -27,9 +27,6 @@ from ddpjob.jobs.spec_fields import SpecFields
 # Characters such as those with which the API server completes `generateName`.
 GENERATED = "x7k2p"
 
-# The fields of the object.
-FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
-
 # What a user writes into the metadata, beside the name and the namespace.
 USERS_METADATA = ("labels", "annotations")
 
@@ -63,8 +60,8 @@ class DDPJob:
         if kind != f"{names.API_VERSION} {names.KIND}":
             raise SpecError(f"expected a {names.API_VERSION} {names.KIND}, got {quoted(kind)}")
         for key in manifest:
-            if key not in FIELDS:
-                raise SpecError(f"{key}: unknown field{did_you_mean(str(key), FIELDS)}")
+            if key not in names.FIELDS:
+                raise SpecError(f"{key}: unknown field{did_you_mean(str(key), names.FIELDS)}")
         metadata = require_object(manifest.get("metadata"), "metadata")
         return cls(
             name=_text(metadata.get("name")),

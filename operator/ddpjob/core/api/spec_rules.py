@@ -342,6 +342,21 @@ TRAINERS_ENV = Rule(
 )
 
 
+IMAGES = Rule(
+    at=f"{POD_TEMPLATE}.spec",
+    clauses=(
+        Clause(
+            "a container has no image; to change the container that trains, name it "
+            f"{names.TRAINER}, otherwise give it an image",
+            "!has(self.containers) || self.containers.all(c, "
+            f"c.name == '{names.TRAINER}' || (has(c.image) && c.image != ''))",
+            "containers",
+        ),
+    ),
+    check=_of_template(pod_fields.check_images, "spec"),
+)
+
+
 def _check_working_dir(written: Written) -> None:
     if written.gang.code:
         pod_fields.check_working_dir(written.pod_template.get("spec", {}))
@@ -379,5 +394,5 @@ RETRIES = Rule(
 RULES = (
     *(PROCESSES, SIZES, COMMAND, FLAGS_OF_TORCHRUN, RDZV_CONF, ARGS),
     *(MOUNT_OF_CHECKPOINT, ENV, MOUNTS),
-    *(METADATA, OWNED_BY_OPERATOR, TRAINER, TRAINERS_ENV, WORKING_DIR, RETRIES),
+    *(METADATA, OWNED_BY_OPERATOR, TRAINER, TRAINERS_ENV, IMAGES, WORKING_DIR, RETRIES),
 )
