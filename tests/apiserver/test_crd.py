@@ -200,6 +200,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"torchrun": {"command": []}},
         "spec.torchrun.command in body should have at least 1 items",
     ),
+    "a container without an image": (
+        {"podTemplate": {"spec": {"containers": [{"name": "pytorch"}]}}},
+        "to change the container that trains, name it trainer, otherwise give it an image",
+    ),
     "two volumes of a name": (
         {"volumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "configMap": {"name": "c"}}]},
         'spec.volumes[1]: Duplicate value: {"name":"v"}',
