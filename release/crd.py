@@ -205,7 +205,7 @@ def _default(value: Any) -> Any:
         return {}
     if isinstance(value, tuple):
         return list(value)
-    return str(value) if isinstance(value, StrEnum) else value
+    return str(value) if isinstance(value, StrEnum) else _number(value)
 
 
 def _type(kind: Any, metadata: Sequence[Any]) -> Schema:

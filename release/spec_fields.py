@@ -19,6 +19,9 @@ from ddpjob.core.api.declare import (
 from ddpjob.core.api.pod_fields import POD_TEMPLATE, pod_field_names
 from ddpjob.core.api.spec import GROUPS
 
+# The fields that follow from a script and its arguments.
+OF_SCRIPT = ("args", "code")
+
 HEADER = '''\
 """The fields of a DDPJob's spec as types, written by `make generate` from their declarations."""
 
@@ -47,8 +50,12 @@ def types_text() -> str:
     lines = [f"{name}: {kind}" for group in GROUPS for name, kind in _typed_fields(group)]
     lines += [f"{name}: {_shape_type(shapes.shapes()[name])}" for name in pod_field_names()]
     lines.append(f"{POD_TEMPLATE}: PodTemplate")
+    of_script = [line for line in lines if line.partition(":")[0] in OF_SCRIPT]
+    others = [line for line in lines if line not in of_script]
+    summary = "The fields of `spec` that a script of one's own does not decide."
+    parts.append(_class("ScriptFields", summary, others))
     summary = "The fields of `spec`, with the names of the CRD."
-    parts.append(_class("SpecFields", summary, lines))
+    parts.append(_class("SpecFields", summary, of_script, base="ScriptFields"))
     return "\n\n".join(parts)
 
 
@@ -57,9 +64,9 @@ def _typed_dict(kind: type[Any]) -> str:
     return _class(kind.__name__, summary, [f"{name}: {one}" for name, one in _typed_fields(kind)])
 
 
-def _class(name: str, summary: str, fields: list[str]) -> str:
+def _class(name: str, summary: str, fields: list[str], base: str = "TypedDict") -> str:
     body = "".join(f"    {line}\n" for line in fields)
-    return f'class {name}(TypedDict, total=False):\n    """{summary}"""\n\n{body}'
+    return f'class {name}({base}, total=False):\n    """{summary}"""\n\n{body}'
 
 
 def _typed_fields(kind: type[Any]) -> Iterator[tuple[str, str]]:

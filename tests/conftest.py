@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,15 @@ def real_data() -> Callable[..., Path]:
         return below
 
     return put
+
+
+# Some packages raise the limit of recursion for the whole process, and other tests would have it.
+RECURSION_LIMIT = sys.getrecursionlimit()
+
+
+def pytest_runtest_setup() -> None:
+    if sys.getrecursionlimit() != RECURSION_LIMIT:
+        sys.setrecursionlimit(RECURSION_LIMIT)
 
 
 @pytest.hookimpl(optionalhook=True)

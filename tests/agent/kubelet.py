@@ -59,6 +59,8 @@ class Pod:
             "work": None,
             "code": None,
             "place": str(folder / "work"),
+            "setup": None,
+            "setup_seconds": 1800,
             "own_files": False,
             "own_ipc": False,
             "port": None,

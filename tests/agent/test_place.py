@@ -38,7 +38,13 @@ def folder() -> Iterator[Path]:
 
 def options(work: Path | None, *, own: bool = False) -> SimpleNamespace:
     return SimpleNamespace(
-        work=work and str(work), code=None, place="", clear=None, own_files=own, own_ipc=own
+        work=work and str(work),
+        code=None,
+        place="",
+        clear=None,
+        setup=None,
+        own_files=own,
+        own_ipc=own,
     )
 
 

@@ -80,7 +80,7 @@ def test_metrics_are_numbers_only(pod, port):
     assert "ddpjob_agent_epoch" not in numbers
     assert float(numbers["ddpjob_agent_heartbeat_age_seconds"]) < 10
     activities = [name for name in numbers if "activity=" in name]
-    assert len(activities) == 4
+    assert len(activities) == 5
     assert "secret" not in body
 
 

@@ -144,7 +144,12 @@ class ApiServer:
             wait = ("wait", "--for=condition=Established", "--timeout=30s", crd)
             return self.kubectl(*wait, check=False).returncode == 0
 
+        def has_storage() -> bool:
+            # Right after that, requests get 429: storage is (re)initializing.
+            return self.request("GET", "/apis/ddpjob.dev/v1alpha1/ddpjobs").code == 200
+
         self._wait_for(is_established)
+        self._wait_for(has_storage)
 
     def request(
         self,

@@ -4,6 +4,7 @@ The administrator impersonates the users, so that none needs a certificate. What
 asked and tried.
 """
 
+import json
 import shutil
 import subprocess
 import time
@@ -74,15 +75,21 @@ def with_the_rights_of(
     """Grant the chart's rights. Return a kubeconfig of its ServiceAccount, and its options."""
     grant(apiserver, chart)
     pod = chart["Deployment"][0]["spec"]["template"]["spec"]
-    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{pod['serviceAccountName']}/token"
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    answer = apiserver.request("POST", path, request)
-    assert answer.code == 201, answer.body
     kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(apiserver.kubeconfig_for(answer.body["status"]["token"]))
+    token = token_of(apiserver, namespace, pod["serviceAccountName"])
+    kubeconfig.write_text(apiserver.kubeconfig_for(token))
     options = pod["containers"][0]["args"]
     assert options[0] == "operator"
     return kubeconfig, [o for o in options[1:] if not o.startswith(("--http-port", "--log-format"))]
+
+
+def token_of(apiserver: ApiServer, namespace: str, account: str) -> str:
+    """Return a token of a ServiceAccount."""
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    answer = apiserver.request("POST", path, request)
+    assert answer.code == 201, answer.body
+    return str(answer.body["status"]["token"])
 
 
 def aggregated(apiserver: ApiServer, chart: Chart, name: str) -> list[Object]:
@@ -178,16 +185,36 @@ def without_token(apiserver: ApiServer) -> User:
 
 def user_with(apiserver: ApiServer, namespace: str, rules: Sequence[Object]) -> User:
     """Return a new user who has these rules in one namespace, and no other rights."""
-    name = f"user-of-{namespace}"
+    user = impersonated(apiserver, f"user-of-{namespace}")
+    _bind(apiserver, namespace, user, rules)
+    return user
+
+
+def kubeconfig_with(
+    apiserver: ApiServer, namespace: str, rules: Sequence[Object], folder: Path
+) -> Path:
+    """Return a kubeconfig of one who has these rules in one namespace, and no other rights."""
+    metadata = {"name": "person", "namespace": namespace}
+    _apply(apiserver, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    name = f"system:serviceaccount:{namespace}:person"
+    _bind(apiserver, namespace, impersonated(apiserver, name), rules)
+    config = json.loads(apiserver.kubeconfig_for(token_of(apiserver, namespace, "person")))
+    config["contexts"][0]["context"]["namespace"] = namespace
+    path = folder / "kubeconfig-of-person"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def _bind(apiserver: ApiServer, namespace: str, user: User, rules: Sequence[Object]) -> None:
+    """Give a user these rules in one namespace."""
+    name = user.credentials["Impersonate-User"]
     metadata = {"name": name, "namespace": namespace}
     head = {"apiVersion": f"{RBAC}/v1", "metadata": metadata}
     subject = {"apiGroup": RBAC, "kind": "User", "name": name}
     role = {"apiGroup": RBAC, "kind": "Role", "name": name}
     _apply(apiserver, {**head, "kind": "Role", "rules": list(rules)})
     _apply(apiserver, {**head, "kind": "RoleBinding", "roleRef": role, "subjects": [subject]})
-    user = impersonated(apiserver, name)
     _wait_for_rights(user, namespace, {one for rule in rules for one in rule["resources"]})
-    return user
 
 
 def _wait_for_rights(user: User, namespace: str, resources: Set[str]) -> None:

@@ -269,6 +269,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"code": {"configMap": "c"}, "podTemplate": overlay(workingDir="/app")},
         "workingDir of the container trainer cannot be set with code",
     ),
+    "a startup probe beside setup": (
+        {"setup": "true", "podTemplate": overlay(startupProbe={})},
+        "startupProbe of the container trainer cannot be set with setup",
+    ),
     "a name in the overlay": (
         {"podTemplate": {"metadata": {"name": "mine"}}},
         "must have only labels and annotations; remove the rest",
@@ -825,6 +829,7 @@ def test_defaults_are_filled_in(jobs: Jobs) -> None:
         "nodes": 1,
         "nprocPerNode": "auto",
         "accelerator": "cpu",
+        "setupTimeoutSeconds": 1800,
         "torchrun": {"command": ["torchrun"]},
         "checkpoint": {"claimName": "c", "mountPath": "/checkpoints"},
         "failurePolicy": {

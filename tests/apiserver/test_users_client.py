@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,41 @@ def test_a_refusal_is_a_sentence(run: Command, tmp_path: Path, change: str, mess
     assert refused.exit_code == 2
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def a_claim(name: str) -> dict[str, Any]:
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": name}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--replace",)])
+def test_a_claim_that_does_not_exist_is_refused_before_anything_is_created(
+    run: Command, client: Client, apiserver: ApiServer, tmp_path: Path, options: Sequence[str]
+) -> None:
+    claims = f"/api/v1/namespaces/{client.namespace}/persistentvolumeclaims"
+    assert apiserver.request("POST", claims, a_claim("checkpoints")).code == 201
+    job = a_job(checkpoint={"claimName": "checkpoint"}).manifest()
+    refused = run("submit", write(tmp_path / "job.yaml", job), *options)
+    assert (refused.exit_code, client.list()) == (2, [])
+    missing = f"""job digits: PersistentVolumeClaim "checkpoint" does not exist in namespace {
+        client.namespace
+    } (did you mean 'checkpoints'?)"""
+    assert missing in refused.stderr
+
+
+def test_a_claim_may_be_in_the_same_manifest(run: Command, client: Client, tmp_path: Path) -> None:
+    job = a_job(checkpoint={"claimName": "new"}).manifest()
+    done = run("submit", write(tmp_path / "both.yaml", job, a_claim("new")))
+    assert (done.exit_code, [one.name for one in client.list()]) == (0, ["digits"])
+
+
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"managedBy": "example.com/queue"}])
+def test_a_job_that_does_not_start_here_and_now_needs_no_claim_yet(
+    run: Command, tmp_path: Path, spec: dict[str, Any]
+) -> None:
+    job = a_job(checkpoint={"claimName": "later"}, **spec).manifest()
+    assert run("submit", write(tmp_path / "job.yaml", job)).exit_code == 0
 
 
 def test_an_unknown_kind_is_refused_with_its_name(run: Command, tmp_path: Path) -> None:
@@ -500,8 +535,45 @@ def test_wait_ends_with_124_after_its_time(run: Command, client: Client) -> None
     client.submit(a_job())
     ended = run("wait", "digits", "--timeout", "1s")
     assert (ended.exit_code, "has not finished after 1 s: Pending" in ended.stderr) == (124, True)
+    assert "the job goes on; ddpjob logs digits -f follows it again" in ended.stderr
     with pytest.raises(WaitTimeout):
         client.wait("digits", timeout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "stdout"),
+    [
+        ("submit job.yaml other.yaml --wait", "ddpjob/digits unchanged\nddpjob/other created\n"),
+        ("submit job.yaml --follow", "ddpjob/digits unchanged\n"),
+        ("logs digits --follow", ""),
+    ],
+)
+def test_a_command_that_waits_ends_after_its_time(
+    run: Command, client: Client, tmp_path: Path, words: str, stdout: str
+) -> None:
+    write(tmp_path / "job.yaml", a_job().manifest())
+    write(tmp_path / "other.yaml", a_job("other").manifest())
+    client.submit(a_job())
+    ended = run(*words.split(), "--timeout", "1s")
+    assert ended.exit_code == 124
+    assert ended.stdout.startswith(stdout)
+    # The time is that of the command, and not of each job.
+    for name in ("digits", "other") if "other" in words else ("digits",):
+        assert f"error: job {name} has not finished after 1 s: Pending" in ended.stderr
+        goes_on = f"the job goes on; ddpjob logs {name} -f follows it again\n"
+        assert ended.stderr.count(goes_on) == 1
+    assert client.get("digits").phase == "Pending"
+
+
+def test_a_time_needs_something_to_wait_for(run: Command, client: Client, tmp_path: Path) -> None:
+    write(tmp_path / "job.yaml", a_job().manifest())
+    for words, message in (
+        ("submit job.yaml", "--timeout: requires --follow or --wait"),
+        ("logs digits", "--timeout: requires --follow"),
+    ):
+        refused = run(*words.split(), "--timeout", "1s")
+        assert (refused.exit_code, message in refused.stderr) == (2, True)
+    assert client.list() == []
 
 
 def test_wait_for_a_job_that_is_deleted_ends(run: Command, client: Client) -> None:

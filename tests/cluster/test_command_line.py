@@ -15,7 +15,7 @@ from .namespace import Namespace
 
 # A script that knows nothing of this project. Rank 3 fails in the first attempt.
 SCRIPT = """
-import os, signal
+import os, signal, time
 import helper
 import torch.distributed as dist
 
@@ -25,11 +25,18 @@ print(helper.greeting(rank), flush=True)
 if os.environ["DDP_ATTEMPT"] == "0":
     dist.barrier()
     if rank == 3:
+        # It trains, and the pods become ready meanwhile.
+        time.sleep(5)
         raise ValueError("bad data")
     signal.pause()
 dist.destroy_process_group()
 """
-HELPER = 'def greeting(rank):\n    return f"hello from rank {rank}"\n'
+HELPER = 'import built\n\n\ndef greeting(rank):\n    return f"hello from {built.WHAT} {rank}"\n'
+# It builds a module beside the script, which the attempt after a recovery in place needs too.
+SETUP = """echo "the setup of node $DDP_NODE_INDEX"
+sleep 3
+echo 'WHAT = "rank"' > built.py
+"""
 
 
 class User:
@@ -82,7 +89,7 @@ def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
     project.mkdir()
     (project / "train.py").write_text(SCRIPT)
     (project / "helper.py").write_text(HELPER)
-    own = ("--script", "project/train.py", "--code", "project", "--image", PLAIN)
+    own = ("--script", "project/train.py", "--code", "project", "--image", PLAIN, "--setup", SETUP)
     # With it, a pod stays and has the logs of both attempts.
     stay = ("--set", "spec.recovery=InPlace")
 
@@ -91,6 +98,7 @@ def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
     # The whole run is shown, with the failure and the restart, and the code is that of the job.
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr
     assert "ddpjob/train created" in submitted.stdout
+    assert "runs spec.setup" in submitted.stdout
     assert "Restarting" in submitted.stdout
     assert "Complete" in submitted.stdout
 
@@ -99,6 +107,9 @@ def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
     for rank in range(4):
         line = f"[n{rank // 2}] [rank{rank}]: hello from rank {rank}"
         assert everything.splitlines().count(line) == 2
+    # Each pod has run the setup once. The one of the rank that failed was made anew.
+    setups = [everything.count(f"[n{node}] the setup of node {node}\n") for node in range(2)]
+    assert setups == [1, 2]
     assert "ValueError: bad data" in everything
     of_one = user.run("ddpjob", "logs", "train", "--rank", "3", "--attempt", "1").stdout
     assert of_one.splitlines() == ["[n1] [rank3]: hello from rank 3"]

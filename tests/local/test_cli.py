@@ -74,6 +74,9 @@ def test_the_log_level_may_be_in_upper_case(logging_is_restored):
         ("job.yaml job.yaml --local", "FILE: give one manifest, or --script with its arguments"),
         ("--local", "FILE: give one manifest, or --script with its arguments"),
         ("job.yaml --local --name a", "--name: requires --script"),
+        ("job.yaml --local --gpus 2", "--gpus: requires --script"),
+        ("job.yaml --local --setup", "--setup: the job has no spec.setup; leave the option out"),
+        ("--local --setup --script a.py", "--setup: is for a manifest with spec.setup"),
         ("job.yaml --local --claim ckpt", '--claim: must be NAME=FOLDER, got "ckpt"'),
         ("job.yaml --local --claim ckpt=no", "--claim: ckpt=no: folder no does not exist"),
         (

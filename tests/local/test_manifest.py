@@ -255,6 +255,8 @@ HONOURED = {
     "accelerator",
     "args",
     "code",
+    "setup",
+    "setupTimeoutSeconds",
     "torchrun",
     "env",
     "envFrom",

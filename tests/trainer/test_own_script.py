@@ -78,6 +78,50 @@ def test_a_script_finds_the_files_of_its_folder(tmp_path, way):
     assert (folder / "out").is_dir()
 
 
+# Without an index of packages: the setup writes a module to where pip would install it.
+SETUP = """
+pip --version
+folder=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+echo "SIZE = $(cat size)" > "$folder/installed.py"
+"""
+
+IN_AN_ENVIRONMENT = """
+import sys
+
+import installed
+import torch
+
+print("found", installed.SIZE, torch.__name__, sys.prefix, flush=True)
+"""
+
+
+def test_a_setup_installs_into_an_environment_of_the_run(tmp_path):
+    project = tmp_path / "my project"
+    project.mkdir()
+    (project / "train.py").write_text(IN_AN_ENVIRONMENT)
+    (project / "size").write_text("7")
+    script = ["--script", str(project / "train.py"), "--code", str(project), "--nodes", "2"]
+    manifest = project / "job.yaml"
+    manifest.write_text(ddpjob("init", *script, "--image", "i", "--setup", SETUP))
+    runs = ["--runs", str(tmp_path / "my runs")]
+    done = ddpjob("run", "--local", "--setup", str(manifest), *runs)
+    for pod in ("train-0-0", "train-0-1"):
+        environment = tmp_path / "my runs" / "train" / "pods" / pod / "environment"
+        assert f"found 7 torch {environment}" in done
+        assert f"from {environment}" in done
+    assert "Starting   0 of 2 nodes are ready; pod train-0-0 runs spec.setup" in done
+
+
+def test_a_setup_runs_on_this_machine_only_if_that_is_asked_for(tmp_path):
+    (tmp_path / "train.py").write_text("print('trains', flush=True)\n")
+    script = ["--script", str(tmp_path / "train.py"), "--nodes", "1", "--image", "i"]
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(ddpjob("init", *script, "--setup", "exit 3"))
+    done = ddpjob("run", "--local", str(manifest), "--runs", str(tmp_path / "runs"))
+    assert "spec.setup: not run" in done
+    assert "trains" in done
+
+
 def ddpjob(*words):
     """Return what a command prints."""
     command = [sys.executable, "-m", "ddpjob.cli.main", *words]

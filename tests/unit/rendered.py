@@ -4,6 +4,7 @@ import json
 
 from builders import a_job, a_status
 
+from ddpjob.core.api.names import ANNOTATION_ASSIGNMENT
 from ddpjob.core.render.objects import pods
 from ddpjob.core.render.pod_context import Settings
 
@@ -34,6 +35,11 @@ def env_of(pod):
 def options_of(pod):
     """Return the options of the pod's agent."""
     return json.loads(trainer_of(pod)["command"][-1])
+
+
+def assignment_of(pod):
+    """Return the assignment of a new pod."""
+    return json.loads(pod["metadata"]["annotations"][ANNOTATION_ASSIGNMENT])
 
 
 def mounts_of(pod):

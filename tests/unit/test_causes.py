@@ -96,6 +96,29 @@ def test_the_message_of_a_killed_rank_names_the_usual_cause(code, has_hint):
     assert ("raise resources.limits.memory" in verdict.message) is has_hint
 
 
+@pytest.mark.parametrize(
+    ("exception", "has_hint"),
+    [
+        ("PermissionError: [Errno 13] Permission denied: '/checkpoints/digits'", True),
+        ("PermissionError: [Errno 13] Permission denied: '/checkpoints'", True),
+        ("RuntimeError: File /checkpoints/digits/last.pt cannot be opened.", True),
+        ("ddp_trainer.errors.UserError: cannot write /checkpoints/digits: Permission denied", True),
+        ("PermissionError: [Errno 13] Permission denied: '/checkpoints-of-others/x'", False),
+        ("PermissionError: [Errno 13] Permission denied: '/data/checkpoints/x'", False),
+        ("PermissionError: [Errno 13] Permission denied: '/data'", False),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/checkpoints/x'", False),
+    ],
+)
+def test_the_message_of_a_rank_that_may_not_write_checkpoints_names_the_claim(exception, has_hint):
+    job = a_running_job(nodes=1, spec={"checkpoint": {"claimName": "shared"}})
+    pod = a_pod(0, failed(torchrun_summary(0, 1, error=exception)))
+    verdict = judge(observation(job, pod), NOW)
+    assert exception in verdict.message
+    assert ("may not write to claim shared" in verdict.message) is has_hint
+    without = judge(observation(a_running_job(nodes=1), pod), NOW)
+    assert without.message.endswith(exception)
+
+
 def test_a_summary_with_an_impossible_time_is_a_cause_too():
     text = torchrun_summary(rank=1).replace("2026-11-21_", "2026-99-99_")
     assert verdict_on(a_pod(1, failed(text))).rank == 1

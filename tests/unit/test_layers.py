@@ -86,8 +86,8 @@ CORE_MODULES = {
     "yaml",
 }
 
-# What people read has HTML, and what they write may get a random name.
-JOBS_MODULES = {"html", "secrets"}
+# What people read has HTML, and what they write may get a random name, or have a path.
+JOBS_MODULES = {"html", "pathlib", "secrets"}
 
 # Calls that read a clock, or that read or write something.
 CLOCKS = {"now", "utcnow", "today", "time", "monotonic"}
@@ -287,7 +287,7 @@ sys.stderr.write(" ".join(sys.modules))
 # What `ddpjob submit` imports once it works: its help would take a quarter longer.
 LATE_IN_SUBMIT = {
     "asyncio",
-    "ddpjob.client.code",
+    "ddpjob.sources.code",
     "ddpjob.client.logs",
     "ddpjob.core.api.spec",
     "ddpjob.core.api.status",

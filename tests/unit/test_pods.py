@@ -255,6 +255,16 @@ def test_the_tolerations_that_kubernetes_adds_to_every_pod_are_not_read():
     ("status", "reason", "message"),
     [
         (unschedulable("no room"), "Unschedulable", "no room"),
+        (
+            unschedulable('0/3 nodes: persistentvolumeclaim "a" not found. not found'),
+            "ClaimNotFound",
+            'PersistentVolumeClaim "a" does not exist in the namespace of the job',
+        ),
+        (
+            unschedulable('persistentvolumeclaim "a" not found'),
+            "ClaimNotFound",
+            'PersistentVolumeClaim "a" does not exist in the namespace of the job',
+        ),
         (waiting("ErrImagePull", "not found"), "ImagePull", "not found"),
         (waiting("ImagePullBackOff"), "ImagePull", "ImagePullBackOff"),
         (waiting("InvalidImageName", "bad"), "ImagePull", "bad"),

@@ -236,6 +236,19 @@ REFUSED = {
         "spec.podTemplate.spec.containers[trainer].workingDir: with spec.code, the working "
         "directory is the one with the code; remove it",
     ),
+    "an empty setup": (
+        {"setup": ""},
+        f'spec.setup: must be {A_STRING}, got ""',
+    ),
+    "a setup that may last for two days": (
+        {"setupTimeoutSeconds": 172800},
+        "spec.setupTimeoutSeconds: must be an integer from 1 to 86400, got 172800",
+    ),
+    "a startup probe beside setup": (
+        {"setup": "true", "podTemplate": trainer_overlay(startupProbe={})},
+        "spec.podTemplate.spec.containers[trainer].startupProbe: with spec.setup, the startup "
+        "probe asks the agent whether the setup has ended; remove it",
+    ),
     "empty checkpoint": (
         {"checkpoint": {}},
         f"spec.checkpoint.claimName: is required; it must be {A_STRING}",

@@ -57,6 +57,22 @@ def test_a_job_becomes_a_manifest_and_back():
     assert DDPJob.from_manifest(manifest).manifest() == manifest
 
 
+def test_the_claims_of_a_job_are_those_of_its_checkpoints_its_volumes_and_its_pod_template():
+    def volume(name, claim):
+        return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+
+    job = DDPJob.create(
+        "digits",
+        image="i",
+        args=["train.py"],
+        checkpoint={"claimName": "ckpt"},
+        volumes=[volume("a", "data"), {"name": "b", "emptyDir": {}}, volume("c", "ckpt")],
+        podTemplate={"spec": {"volumes": [volume("d", "more")]}},
+    )
+    assert job.claims == ("ckpt", "data", "more")
+    assert DDPJob.create("digits", image="i", args=["train.py"]).claims == ()
+
+
 def test_what_the_api_server_adds_is_left_out_of_a_manifest():
     metadata = {"name": "j", "uid": "u", "resourceVersion": "7", "labels": {"team": "a"}}
     body = {**DDPJob.create("j", image="i", args=["a"]).manifest(), "metadata": metadata}
@@ -137,3 +153,57 @@ def test_jobs_are_printed_as_a_table():
     ]
     assert jobs._repr_html_().startswith("<pre>NAME")
     assert jobs[0].name == "b"
+
+
+# A job of a script
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "train.py").write_text("import lib.model\n")
+    (tmp_path / "lib" / "model.py").write_text("x = 1\n")
+    (tmp_path / "requirements.txt").write_text("tqdm\n")
+    return tmp_path
+
+
+def test_a_script_becomes_a_job_with_its_code(project):
+    job = DDPJob.from_script(project / "train.py", ["--epochs", "3"], image="i", nodes=2)
+    assert (job.name, job.spec["nodes"], job.spec["args"]) == (
+        "train",
+        2,
+        ["train.py", "--epochs", "3"],
+    )
+    config_map, manifest = job.documents
+    assert config_map["data"] == {"train.py": "import lib.model\n"}
+    assert manifest["spec"]["code"] == {"configMap": config_map["metadata"]["name"]}
+
+
+def test_the_folder_of_a_script_goes_with_it(project):
+    script = str(project / "lib" / "model.py")
+    job = DDPJob.from_script(script, folder=str(project), image="i", namespace="team")
+    assert job.spec["args"] == ["lib/model.py"]
+    config_map, manifest = job.documents
+    assert "code.zip" in config_map["binaryData"]
+    assert config_map["metadata"]["namespace"] == manifest["metadata"]["namespace"] == "team"
+
+
+def test_a_setup_without_versions_is_advised_against(project):
+    setup = "pip install -r requirements.txt"
+    job = DDPJob.from_script(project / "train.py", folder=project, image="i", setup=setup)
+    assert "tqdm has no version" in job.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("script", "fields", "message"),
+    [
+        ("nowhere.py", {"image": "i"}, "nowhere.py: the file does not exist"),
+        ("lib", {"image": "i"}, "lib: the file is a folder"),
+        ("train.py", {}, "spec.image: is required"),
+        ("train.py", {"image": "i", "nodez": 2}, r"spec\.nodez: unknown field"),
+        ("train.py", {"image": "i", "name": "A_b"}, 'metadata.name: must be .*, got "A_b"'),
+    ],
+)
+def test_a_script_that_cannot_run_is_refused(project, script, fields, message):
+    with pytest.raises(SpecError, match=message):
+        DDPJob.from_script(project / script, **fields)

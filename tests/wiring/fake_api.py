@@ -33,11 +33,15 @@ KINDS = {
         "events": "Event",
         "namespaces": "Namespace",
         "nodes": "Node",
+        "persistentvolumeclaims": "PersistentVolumeClaim",
+        "resourcequotas": "ResourceQuota",
+        "limitranges": "LimitRange",
     },
     "apis/ddpjob.dev/v1alpha1": {"ddpjobs": "DDPJob"},
     "apis/coordination.k8s.io/v1": {"leases": "Lease"},
     "apis/networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
     "apis/apps/v1": {"deployments": "Deployment"},
+    "apis/storage.k8s.io/v1": {"storageclasses": "StorageClass"},
     "apis/apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
 }
 

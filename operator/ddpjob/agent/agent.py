@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from . import FOLDER, PIPE, PYTHON, SOCKET, place, report
+from . import FOLDER, PYTHON, SOCKET, place, report
 from .answers import answers_of
 from .assignment import must_dump, read_assignment
 from .files import changed_at, empty_folder, read_file
@@ -38,13 +38,16 @@ from .processes import (
     abort,
     become_reaper,
     descendants,
+    exit_status,
     is_worker_of_torchrun,
     kill,
     open_standard_streams,
     program,
+    start,
     start_zygote,
     write_wrapper,
 )
+from .setup import Setup
 from .suspicion import Suspicion, is_too_old
 from .times import Times
 
@@ -81,7 +84,8 @@ class Agent:
         patience = float(self.environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
         self.judge = report.Judge(read_file(options.words), patience)
         self.output = Output(options.hang_seconds or 0.0)
-        self.port = Port(self.is_ready, answers_of(self))
+        self.setup = Setup(options)
+        self.port = Port(self.is_ready, lambda: self.setup.is_over, answers_of(self))
         self.attempt = -1
         # The attempt that must not start yet.
         self.held = -1
@@ -106,6 +110,8 @@ class Agent:
         try:
             if self.options.port is not None:
                 self.port.serve(int(self.options.port))
+            if not self.setup.is_over:
+                self.set_up()
             while self.torchrun or (time.monotonic() < self.wait_ends and not self.stop_signal):
                 self.look()
         except Exception as error:
@@ -147,6 +153,20 @@ class Agent:
             if self.suspicion.is_due(must_dump(self.options.assignment, self.attempt), is_silent):
                 self.end_hang()
 
+    def set_up(self) -> None:
+        """Run the setup of the job. If it fails, that is the report, and the pod ends."""
+        place.prepare(self.options, self.environment, is_first=True)
+        self.setup.start(self.environment, self.output)
+        while self.setup.runs() and not self.stop_signal:
+            self.watch(POLL)
+        code = self.setup.code
+        # Nothing that it has started goes on.
+        self.kill_processes()
+        failure = self.setup.conclude(code, self.output.streams[0])
+        self.wait_ends = 0.0 if failure else time.monotonic() + ASSIGNMENT_SECONDS
+        if failure:
+            self.report, self.exit_code = failure, exit_status(failure["exitCode"])
+
     def newer_assignment(self) -> dict[str, Any] | None:
         """Return an assignment that this pod has not followed yet."""
         if self.stop_signal:
@@ -162,7 +182,7 @@ class Agent:
     def conclude(self, code: int) -> None:
         """Judge the attempt that has ended, and decide whether the pod waits for another one."""
         self.kill_processes(spares_zygote=True)
-        self.exit_code = code if code >= 0 else 128 - code
+        self.exit_code = exit_status(code)
         record = report.read_record(self.folder)
         if code == 0:
             self.report = report.on_success(read_file(self.environment["DDP_RESULT_FILE"]))
@@ -179,8 +199,11 @@ class Agent:
 
     def start(self, assignment: dict[str, Any]) -> None:
         """Start the attempt of an assignment."""
-        place.prepare(self.options, self.environment, is_first=self.attempt < 0)
-        empty_folder(self.folder, self.folder / SOCKET if self.zygote else None)
+        is_first = self.attempt < 0
+        # The setup has had the same place, and has changed it.
+        if not (is_first and self.setup.process):
+            place.prepare(self.options, self.environment, is_first=is_first, kept=self.setup.added)
+        empty_folder(self.folder, [self.folder / SOCKET] if self.zygote else ())
         self.attempt = assignment["attempt"]
         self.follower_wait = assignment["wait"]
         self.report = {"cause": "Stopped"}
@@ -194,31 +217,14 @@ class Agent:
         if self.options.fast_start and self.zygote is None:
             self.zygote = start_zygote(self.folder, environment)
         log(f"attempt {self.attempt} begins: torchrun {' '.join(assignment['flags'])}")
-        self.start_torchrun(assignment, {**environment, **own})
-        # A request to stop may have come before there was a torchrun.
-        if self.stop_signal and self.torchrun:
-            self.torchrun.send_signal(signal.SIGTERM)
-
-    def start_torchrun(self, assignment: dict[str, Any], environment: dict[str, str]) -> None:
         self.output.begin(self.attempt)
-        for index in range(assignment["ranks"]):
-            path = self.folder / PIPE.format(index=index)
-            os.mkfifo(path)
-            self.output.add(os.open(path, os.O_RDONLY | os.O_NONBLOCK), index)
-        read_end, write_end = os.pipe()
-        self.output.add(read_end)
+        self.output.open_pipes(self.folder, assignment["ranks"])
         command = self.options.command or program("launch", "torchrun")
-        try:
-            self.torchrun = subprocess.Popen(
-                [*command, *self.options.flags, *assignment["flags"], *self.options.arguments],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        finally:
-            os.close(write_end)
+        words = [*command, *self.options.flags, *assignment["flags"], *self.options.arguments]
+        self.torchrun = start(words, {**environment, **own}, self.output)
+        # A request to stop may have come before there was a torchrun.
+        if self.stop_signal:
+            self.torchrun.send_signal(signal.SIGTERM)
 
     # The end of an attempt
 
@@ -261,8 +267,9 @@ class Agent:
         with suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(found[1])
-                if self.torchrun and found[0] == self.torchrun.pid:
-                    self.torchrun.returncode = code
+                for process in (self.torchrun, self.setup.process):
+                    if process and found[0] == process.pid:
+                        process.returncode = code
                 if self.zygote and found[0] == self.zygote.pid:
                     self.zygote.returncode = code
                     self.zygote = None
@@ -332,6 +339,8 @@ class Agent:
 
     def activity(self) -> str:
         """Return what the pod's time is spent on, one of ACTIVITIES."""
+        if not self.setup.is_over:
+            return "setup"
         if self.torchrun is None:
             return "waiting"
         if self.stop_signal or any(stream.ended for stream in self.output.ranks()):

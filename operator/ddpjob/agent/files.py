@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,17 @@ def socket_path(folder: int) -> str:
     return f"/proc/self/fd/{folder}/{SOCKET}"
 
 
-def empty_folder(root: str | Path, kept: Path | None = None) -> None:
-    """Remove what is in a folder, except `kept`, and except what is mounted below the folder."""
+def files_below(folder: str | Path) -> set[str]:
+    """Return the paths of all files in a folder, relative to it."""
+    return {
+        os.path.relpath(os.path.join(parent, name), folder)
+        for parent, _, names in os.walk(folder)
+        for name in names
+    }
+
+
+def empty_folder(root: str | Path, kept: Collection[Path] = ()) -> None:
+    """Remove what is in a folder, except the files `kept`, and what is mounted below the folder."""
     found: list[Path] = []
     for folder, inside, files in os.walk(root):
         for path in [Path(folder, name) for name in inside]:
@@ -76,7 +86,7 @@ def empty_folder(root: str | Path, kept: Path | None = None) -> None:
                 found.append(path)
         for path in [Path(folder, name) for name in files]:
             with suppress(OSError):
-                if path != kept:
+                if path not in kept:
                     path.unlink()
     for path in reversed(found):
         with suppress(OSError):

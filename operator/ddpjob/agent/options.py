@@ -23,6 +23,10 @@ class Options(NamedTuple):
     code: str | None
     place: str
 
+    # Shell text that runs once, before the first attempt, and the longest time for it.
+    setup: str | None
+    setup_seconds: float
+
     # No other pod uses the files outside of these folders, nor System V IPC.
     own_files: bool
     own_ipc: bool

@@ -7,9 +7,10 @@ import re
 import selectors
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from . import HEADER
+from . import HEADER, PIPE
 from .exceptions import LastException
 from .files import exit_code_of, read_json
 
@@ -126,6 +127,13 @@ class Output:
         self.checkpoint: int | None = None
         self.last_time = self.met_time = 0.0
         self.windows, self.last_window = 0, -1
+
+    def open_pipes(self, folder: Path, ranks: int) -> None:
+        """Make the pipe of each rank, and read from it."""
+        for index in range(ranks):
+            path = folder / PIPE.format(index=index)
+            os.mkfifo(path)
+            self.add(os.open(path, os.O_RDONLY | os.O_NONBLOCK), index)
 
     def add(self, descriptor: int, local_rank: int | None = None) -> None:
         os.set_blocking(descriptor, False)

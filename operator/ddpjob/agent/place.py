@@ -7,7 +7,7 @@ in the pod that stays.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,36 +33,51 @@ def variables(options: Options) -> dict[str, str]:
         # By default they are below TMPDIR, or in a home folder that may not be writable.
         "TORCHINDUCTOR_CACHE_DIR": f"{options.work}/{CACHE}/inductor",
         "TRITON_CACHE_DIR": f"{options.work}/{CACHE}/triton",
+        **user_base(options),
     }
 
 
-def prepare(options: Options, environment: Mapping[str, str], *, is_first: bool) -> None:
+def user_base(options: Options) -> dict[str, str]:
+    """Return where pip installs for a user without a home folder, and Python looks for it."""
+    if not options.setup or os.access(os.path.expanduser("~"), os.W_OK):
+        return {}
+    return {"PYTHONUSERBASE": f"{options.work}/{CACHE}/python"}
+
+
+def prepare(
+    options: Options,
+    environment: Mapping[str, str],
+    *,
+    is_first: bool,
+    kept: Collection[str] = (),
+) -> None:
     """Prepare the pod for an attempt. No process of the last one runs.
 
-    Before the first one, only an init container has written anything.
+    Before the first one, only an init container has written anything. `kept` are the paths of files
+    in the working directory that stay.
     """
     if options.work:
         # Without it, as on a full disk, Python's `tempfile` takes another folder.
         with suppress(OSError):
             Path(options.work, WORK).mkdir(exist_ok=True)
     if not is_first:
-        clean(options, environment)
+        clean(options, environment, kept)
     if options.code:
         place = Path(options.place)
         place.mkdir(parents=True, exist_ok=True)
         if not options.work:
-            empty_folder(place)
+            empty_folder(place, {place / path for path in kept})
         unpack(Path(options.code), place)
         # torchrun and the zygote start there.
         os.chdir(place)
 
 
-def clean(options: Options, environment: Mapping[str, str]) -> None:
+def clean(options: Options, environment: Mapping[str, str], kept: Collection[str] = ()) -> None:
     """Remove what the last attempt has left."""
     if options.clear:
         empty_folder(options.clear)
     if options.work:
-        keep_last(Path(options.work))
+        keep_last(Path(options.work), kept)
     if options.own_files:
         remove_locks(environment)
     if options.own_ipc:
@@ -71,8 +86,8 @@ def clean(options: Options, environment: Mapping[str, str]) -> None:
             remove_segments()
 
 
-def keep_last(folder: Path) -> None:
-    """Move what is in `work` to `work.last`, in place of what was there.
+def keep_last(folder: Path, kept: Collection[str] = ()) -> None:
+    """Move what is in `work` to `work.last`, in place of what was there, except the files `kept`.
 
     The folder `work` itself stays: it may be the working directory of the zygote.
     """
@@ -85,6 +100,11 @@ def keep_last(folder: Path) -> None:
                 path.rename(last / path.name)
     # What could not be moved, such as a folder that its owner may not change.
     empty_folder(folder / WORK)
+    for name in kept:
+        with suppress(OSError):
+            target = folder / WORK / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (last / name).rename(target)
 
 
 def remove_locks(environment: Mapping[str, str]) -> None:

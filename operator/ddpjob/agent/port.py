@@ -1,4 +1,4 @@
-"""Answer GET /ready, and the other paths that the agent has."""
+"""Answer GET /ready and GET /started, and the other paths that the agent has."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from contextlib import suppress
 # How many requests are answered at a time, and the longest wait for the rest of a request.
 CLIENTS, REQUEST_SECONDS = 32, 0.2
 
+OK, UNAVAILABLE = "200 OK", "503 Service Unavailable"
+
 # After an error, such as no descriptor left, the next try comes so many seconds later.
 PAUSE = 0.05
 
@@ -18,12 +20,18 @@ PAUSE = 0.05
 class Port:
     """A server in a thread of its own.
 
-    - `is_ready`: whether the attempt is ready.
+    - `is_ready`: whether the attempt is ready. `has_started`: whether the setup has ended.
     - `bodies`: what returns the body of each other path.
     """
 
-    def __init__(self, is_ready: Callable[[], bool], bodies: dict[str, Callable[[], str]]) -> None:
+    def __init__(
+        self,
+        is_ready: Callable[[], bool],
+        has_started: Callable[[], bool],
+        bodies: dict[str, Callable[[], str]],
+    ) -> None:
         self.is_ready = is_ready
+        self.has_started = has_started
         self.bodies = bodies
         self.clients = threading.BoundedSemaphore(CLIENTS)
         # True once a probe has failed in this attempt: the operator must see each become ready.
@@ -55,10 +63,12 @@ class Port:
             status, body = "404 Not Found", ""
             if path == "/ready":
                 is_ready = self.is_ready() and self.has_refused
-                status = "200 OK" if is_ready else "503 Service Unavailable"
+                status = OK if is_ready else UNAVAILABLE
                 self.has_refused |= not is_ready
+            if path == "/started":
+                status = OK if self.has_started() else UNAVAILABLE
             if path in self.bodies:
-                status, body = "200 OK", self.bodies[path]()
+                status, body = OK, self.bodies[path]()
             head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n"
             head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             connection.sendall((head + body).encode())

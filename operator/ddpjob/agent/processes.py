@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from .files import read_file, socket_path, stat_fields
-from .output import log
+from .output import Output, log
 
 
 def open_standard_streams() -> None:
@@ -36,6 +36,30 @@ def program(name: str, *arguments: str, flags: str = "-IS") -> list[str]:
     """Return the command that runs another program of this folder."""
     folder = os.path.dirname(os.path.abspath(__file__))
     return [sys.executable, flags, folder, name, *arguments]
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], output: Output
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with its output as a stream of `output`."""
+    read_end, write_end = os.pipe()
+    output.add(read_end)
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    finally:
+        os.close(write_end)
+
+
+def exit_status(code: int) -> int:
+    """Return an exit code as a shell has it: that of a signal is 128 and its number."""
+    return code if code >= 0 else 128 - code
 
 
 def write_wrapper(folder: Path) -> Path:

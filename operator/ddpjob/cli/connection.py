@@ -6,12 +6,14 @@ The client is imported late, so that `--help` is quick.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,3 +37,18 @@ class Connection:
         from ddpjob.cli.session import run_with_client
 
         raise typer.Exit(run_with_client(self.connect, work))
+
+    def ask(self, question: "Callable[[AsyncClient], Awaitable[T]]") -> T:
+        """Return what a client of the cluster finds out. Ends the program if that fails."""
+        from ddpjob.cli.session import run_with_client
+
+        answers: list[T] = []
+
+        async def work(client: "AsyncClient") -> int:
+            answers.append(await question(client))
+            return 0
+
+        code = run_with_client(self.connect, work)
+        if code:
+            raise typer.Exit(code)
+        return answers[0]

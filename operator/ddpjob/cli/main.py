@@ -17,6 +17,8 @@ COMMANDS = {
         "list": "List jobs.",
         "status": "Show all that concerns a job.",
         "logs": "Print the output of a job's nodes.",
+        "exec": "Run a command in the pod of a rank.",
+        "cp": "Copy files out of the pod of a rank.",
         "plot": "Draw the curves of jobs in the terminal.",
         "ui": "Show jobs in a browser.",
         "wait": "Wait for the end of a job.",

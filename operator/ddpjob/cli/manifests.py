@@ -10,7 +10,6 @@ import yaml
 
 from ddpjob.cli.own_script import OwnScript
 from ddpjob.cli.session import note
-from ddpjob.client.code import SUBMITTED_BYTES
 from ddpjob.client.errors import Rejected
 from ddpjob.core.api.readers import SpecError
 from ddpjob.jobs.documents import (
@@ -23,6 +22,7 @@ from ddpjob.jobs.documents import (
     set_fields,
 )
 from ddpjob.jobs.user_job import DDPJob
+from ddpjob.sources.code import SUBMITTED_BYTES
 
 STDIN = "-"
 
@@ -45,7 +45,7 @@ def file_documents(files: Sequence[str], settings: Sequence[str]) -> list[Docume
 def script_documents(own: OwnScript, settings: Sequence[str]) -> list[Document]:
     """Return the documents of a user's script, with changes of the job. Raises BadParameter."""
     try:
-        documents = own.documents(SUBMITTED_BYTES)
+        documents = own.job(SUBMITTED_BYTES).documents
     except SpecError as error:
         raise typer.BadParameter(str(error), param_hint="--script") from error
     return _changed(documents, settings)

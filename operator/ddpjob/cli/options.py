@@ -65,6 +65,16 @@ JobName = Annotated[
     str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=complete_jobs)
 ]
 
+Timeout = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        show_default="none",
+        help="Longest time to wait, such as 90s, 5m or 2h. Then the exit code is 124, and the job "
+        "goes on.",
+    ),
+]
+
 Settings = Annotated[
     list[str] | None,
     typer.Option(

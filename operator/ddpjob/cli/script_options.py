@@ -32,8 +32,7 @@ Code = Annotated[
 Image = Annotated[
     str | None,
     typer.Option(
-        help="Image with Python, torch and what the script imports.",
-        show_default="the trainer's image for the accelerator",
+        help="Image with Python, torch and what the script imports. Required in a cluster.",
         rich_help_panel=OWN,
     ),
 ]
@@ -84,6 +83,15 @@ Memory = Annotated[
     str | None,
     typer.Option(help="Memory request and limit of each pod, such as 16Gi.", rich_help_panel=OWN),
 ]
+Setup = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COMMANDS",
+        help="Shell text that each pod runs once before the script, such as "
+        "'pip install -r requirements.txt'.",
+        rich_help_panel=OWN,
+    ),
+]
 Nodes = Annotated[
     int | None,
     typer.Option(
@@ -119,10 +127,12 @@ class OwnOptions:
     secret_env: list[str] | None = None
     cpu: str | None = None
     memory: str | None = None
+    setup: str | None = None
 
-    def refuse(self, **others: object) -> None:
+    def refuse(self, accelerator: str = profiles.DEFAULT, **others: object) -> None:
         """Raise BadParameter for an option that is given without --script, also of `others`."""
-        for option, value in {**vars(self), **others}.items():
+        chosen = None if accelerator == profiles.DEFAULT else accelerator
+        for option, value in {**vars(self), **others, "accelerator": chosen}.items():
             if value is not None:
                 message = (
                     "requires --script; to change a manifest use --set, such as --set spec.nodes=4"

@@ -69,8 +69,8 @@ class AsyncClient(JobReader):
     ) -> DDPJob:
         """Create a job, or change the fields of it that may change. Raises Rejected."""
         job = replace(job, namespace=job.namespace or namespace or "")
-        applied = await self.apply([job.manifest()], dry_run=dry_run)
-        return DDPJob.from_manifest(applied[0].body)
+        applied = await self.apply(job.documents, dry_run=dry_run)
+        return DDPJob.from_manifest(applied[-1].body)
 
     async def apply(
         self, documents: Iterable[Dict], *, namespace: str | None = None, dry_run: bool = False

@@ -1,55 +1,69 @@
-"""Checks of a cluster: the operator, the user's rights, and what jobs need in a namespace."""
+"""Checks of a cluster: the operator, the user's rights, and what jobs need in a namespace.
 
+An ordinary user may not read everything. What such a user cannot see is one finding, and what only
+some jobs need is no problem.
+"""
+
+import re
+import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ddpjob import __version__
 from ddpjob.client.async_client import AsyncClient
-from ddpjob.client.errors import ClientError, NotConnected, client_errors
+from ddpjob.client.errors import ClientError, NotConnected, Rejected, client_errors
+from ddpjob.client.findings import (
+    Finding,
+    is_forbidden,
+    jobs_of_namespace,
+    list_all,
+    list_if_allowed,
+)
 from ddpjob.client.networks import Gap, find_gaps
+from ddpjob.client.operators import OPERATOR, VERSION_LABEL, check_operator
+from ddpjob.client.quotas import unnamed_resources
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.kubernetes import advice_on_version, note_on_version
-from ddpjob.core.api.readers import Dict, child, children, either, integer_or_zero, strings_or_empty
-from ddpjob.core.api.times import parse_time
+from ddpjob.core.api.readers import Dict, child, children, either
 from ddpjob.kube.kinds import (
     ACCESS_REVIEWS,
+    CLAIMS,
     CRDS,
     DEPLOYMENTS,
     JOBS,
-    LEASES,
     NAMESPACES,
     NODES,
+    SELF_REVIEWS,
     Kind,
 )
 from ddpjob.kube.request import ReadDocument, Request, Verb
-from ddpjob.kube.watch import list_objects
-
-# Labels of the operator's Deployment, as the chart sets them.
-OPERATOR = "app.kubernetes.io/part-of=ddpjob,app.kubernetes.io/component=operator"
-VERSION_LABEL = "app.kubernetes.io/version"
-
-# A leader renews its Lease every few seconds. The clock of this machine may be another one.
-STALE_LEASE = timedelta(seconds=120)
 
 POD_SECURITY = "pod-security.kubernetes.io/enforce"
 
-# What commands of this program do: verb, group, resource, and the command.
+# What commands of this program do: verb, group, resource, and the commands.
 RIGHTS = (
-    ("create", names.GROUP, names.PLURAL, "submit"),
-    ("get", names.GROUP, names.PLURAL, "status"),
-    ("list", names.GROUP, names.PLURAL, "list"),
-    ("watch", names.GROUP, names.PLURAL, "wait"),
-    ("patch", names.GROUP, names.PLURAL, "submit, suspend and scale"),
-    ("delete", names.GROUP, names.PLURAL, "delete"),
-    ("list", "", "pods", "logs and status"),
-    ("watch", "", "pods", "logs --follow"),
-    ("get", "", "pods/log", "logs"),
-    ("create", "", "configmaps", "submit --script"),
-    ("patch", "", "configmaps", "submit --script"),
+    ("create", names.GROUP, names.PLURAL, ("submit",)),
+    ("get", names.GROUP, names.PLURAL, ("status",)),
+    ("list", names.GROUP, names.PLURAL, ("list",)),
+    ("watch", names.GROUP, names.PLURAL, ("wait",)),
+    ("patch", names.GROUP, names.PLURAL, ("submit", "suspend", "scale")),
+    ("delete", names.GROUP, names.PLURAL, ("delete",)),
+    ("list", "", "pods", ("logs", "status")),
+    ("watch", "", "pods", ("logs --follow",)),
+    ("get", "", "pods/log", ("logs",)),
+    ("create", "", "configmaps", ("submit --script",)),
+    ("patch", "", "configmaps", ("submit --script",)),
 )
+READING = ("get", "list", "watch")
+
+# How to name the resources that a quota demands: options of `ddpjob submit`.
+QUOTA_OPTIONS = {
+    "requests.cpu": "--cpu 4",
+    "requests.memory": "--memory 16Gi",
+    "limits.memory": "--memory 16Gi",
+    "limits.cpu": "--set spec.resources.limits.cpu=4",
+}
 
 # Provisioners of volumes that several nodes can mount for writing.
 SHARED_PROVISIONERS = ("efs.csi", "fsx", "nfs", "filestore", "file.csi", "cephfs", "longhorn")
@@ -58,21 +72,15 @@ SHARED_PROVISIONERS = ("efs.csi", "fsx", "nfs", "filestore", "file.csi", "cephfs
 # The label that the API server gives each namespace: its name.
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
-NETWORK_ADVICE = (
-    "create the NetworkPolicy of docs/users/teams.md: workers connect to each other on random ports"
-)
+NETWORK_ADVICE = "create a NetworkPolicy that admits all ports: workers connect on random ones"
+NETWORK_PAGE = "users/teams.md#networks"
 
+QUOTAS = Kind("", "v1", "resourcequotas")
+LIMIT_RANGES = Kind("", "v1", "limitranges")
+STORAGE_CLASSES = Kind("storage.k8s.io", "v1", "storageclasses", namespaced=False)
 
-@dataclass(frozen=True)
-class Finding:
-    """What a check found. `advice` says what to do; without one all is well."""
-
-    subject: str
-    found: str
-    advice: str = ""
-    # True if the user may not look.
-    is_hidden: bool = False
-
+# The kinds of the objects in requests for reviews.
+REVIEWS = {ACCESS_REVIEWS: "SelfSubjectAccessReview", SELF_REVIEWS: "SelfSubjectReview"}
 
 Check = Callable[[AsyncClient], Awaitable[Sequence[Finding]]]
 
@@ -84,6 +92,7 @@ async def examine(client: AsyncClient) -> AsyncGenerator[Finding, None]:
     found = version["gitVersion"]
     answer = f"{found} answers{note_on_version(found)}"
     yield Finding("Kubernetes", answer, advice_on_version(found))
+    hidden = []
     for check in CHECKS:
         try:
             for finding in await check(client):
@@ -91,16 +100,15 @@ async def examine(client: AsyncClient) -> AsyncGenerator[Finding, None]:
         except NotConnected:
             raise
         except ClientError as error:
-            yield Finding(SUBJECTS[check], f"cannot be read: {error}", is_hidden=True)
-
-
-async def _list(
-    client: AsyncClient, kind: Kind, namespace: str | None = None, labels: str = ""
-) -> list[dict[str, Any]]:
-    query = {"labelSelector": labels} if labels else {}
-    with client_errors():
-        found, _ = await list_objects(client.api, kind, namespace, query)
-    return found
+            if is_forbidden(error):
+                hidden.append(SUBJECTS[check])
+            else:
+                found = f"cannot be read: {error}"
+                yield Finding(SUBJECTS[check], found, "run ddpjob doctor again", is_unknown=True)
+    if hidden:
+        seen = f"you may not look at: {', '.join(hidden)}"
+        advice = f"if jobs do not run, ask an administrator for ddpjob doctor -n {client.namespace}"
+        yield Finding("Not checked", seen, advice, is_unknown=True)
 
 
 async def check_crd(client: AsyncClient) -> Sequence[Finding]:
@@ -121,97 +129,54 @@ async def check_crd(client: AsyncClient) -> Sequence[Finding]:
     return [Finding("DDPJobs", f"the CRD is of {version}, this program of {__version__}", advice)]
 
 
-async def check_operator(client: AsyncClient) -> Sequence[Finding]:
-    """Check that an operator runs, leads, and has the version of this program."""
-    deployments = await _list(client, DEPLOYMENTS, None, OPERATOR)
-    if not deployments:
-        advice = "install the operator's chart, or start one with ddpjob operator"
-        return [Finding("Operator", "no Deployment of it was found in the cluster", advice)]
-    findings = []
-    for deployment in deployments:
-        metadata = deployment["metadata"]
-        place = f"{metadata['namespace']}/{metadata['name']}"
-        ready = integer_or_zero(child(deployment, "status").get("readyReplicas"))
-        version = child(metadata, "labels").get(VERSION_LABEL, "")
-        if not ready:
-            advice = f"see kubectl -n {metadata['namespace']} logs deployment/{metadata['name']}"
-            findings.append(Finding("Operator", f"{place} has no ready pod", advice))
-        elif version != __version__:
-            found = f"{place} is of version {version}, this program of {__version__}"
-            findings.append(Finding("Operator", found, "use the same version of both"))
-        else:
-            findings.append(Finding("Operator", f"{place} {version} is ready"))
-        findings += _check_watched(client, deployment)
-        findings += await _check_lease(client, deployment)
-    return findings
-
-
-def _arguments(deployment: Dict, option: str) -> list[str]:
-    """Return the values of an option of the operator."""
-    template = child(child(deployment, "spec"), "template")
-    found = []
-    for container in children(child(template, "spec"), "containers"):
-        for word in strings_or_empty(container.get("args")):
-            name, equals, value = word.partition("=")
-            if name == option and equals:
-                found.append(value)
-    return found
-
-
-def _check_watched(client: AsyncClient, deployment: Dict) -> Sequence[Finding]:
-    name = deployment["metadata"]["name"]
-    watched = _arguments(deployment, "--namespace")
-    if watched and client.namespace not in watched:
-        found = f"{name} watches only {', '.join(watched)}"
-        advice = f"add {client.namespace} to watchNamespaces in the values of its chart"
-        return [Finding("Operator", found, advice)]
-    if client.namespace in _arguments(deployment, "--exclude-namespace"):
-        found = f"{name} excludes the namespace {client.namespace}"
-        advice = "use another one, or remove it from excludedNamespaces in the values of its chart"
-        return [Finding("Operator", found, advice)]
-    return ()
-
-
-async def _check_lease(client: AsyncClient, deployment: Dict) -> Sequence[Finding]:
-    namespace = deployment["metadata"]["namespace"]
-    wanted = _arguments(deployment, "--lease-name") or [names.MANAGER]
-    for lease in await _list(client, LEASES, namespace):
-        if lease["metadata"]["name"] not in wanted:
-            continue
-        renewed = parse_time(child(lease, "spec").get("renewTime"))
-        if renewed and datetime.now(UTC) - renewed < STALE_LEASE:
-            holder = str(child(lease, "spec").get("holderIdentity")).partition("_")[0]
-            return [Finding("Leader", f"{holder} leads")]
-    advice = "its pods wait for the Lease, or cannot write it; see their logs"
-    return [Finding("Leader", f"no operator in namespace {namespace} leads", advice)]
-
-
 async def check_rights(client: AsyncClient) -> Sequence[Finding]:
     """Check what the user may do in the namespace."""
-    missing = []
-    for verb, group, resource, command in RIGHTS:
-        name, _, subresource = resource.partition("/")
-        attributes = {
-            "namespace": client.namespace,
-            "verb": verb,
-            "group": group,
-            "resource": name,
-            "subresource": subresource,
-        }
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        with client_errors():
-            answer = await client.api.call(Request(Verb.CREATE, ACCESS_REVIEWS, body=review))
-        if not child(answer, "status").get("allowed"):
-            missing.append(f"{verb} {resource} (for {command})")
+    missing = [right for right in RIGHTS if not await _is_allowed(client, *right[:3])]
     where = f"in namespace {client.namespace}"
-    if missing:
-        advice = "ask for a RoleBinding to the chart's ClusterRole for users of jobs"
-        return [Finding("Rights", f"you may not {', '.join(missing)} {where}", advice)]
-    return [Finding("Rights", f"you may submit, follow, change and delete jobs {where}")]
+    if not missing:
+        return [Finding("Rights", f"you may submit, follow, change and delete jobs {where}")]
+    verbs: dict[str, list[str]] = {}
+    for verb, _, resource, _ in missing:
+        verbs.setdefault(resource, []).append(verb)
+    lacks = "; ".join(f"{', '.join(each)} {resource}" for resource, each in verbs.items())
+    commands = dict.fromkeys(command for *_, each in missing for command in each)
+    found = f"{', '.join(commands)} cannot work {where}: you may not {lacks}"
+    is_reading = all(verb in READING for verb, *_ in missing)
+    return [Finding("Rights", found, await _advise_role(client, "view" if is_reading else "edit"))]
+
+
+async def _is_allowed(client: AsyncClient, verb: str, group: str, resource: str) -> bool:
+    name, _, subresource = resource.partition("/")
+    attributes = {
+        "namespace": client.namespace,
+        "verb": verb,
+        "group": group,
+        "resource": name,
+        "subresource": subresource,
+    }
+    answer = await _review(client, ACCESS_REVIEWS, {"resourceAttributes": attributes})
+    return bool(child(answer, "status").get("allowed"))
+
+
+async def _advise_role(client: AsyncClient, role: str) -> str:
+    """Return the command for a role of Kubernetes, to which the chart adds the rights on jobs."""
+    user = ""
+    with suppress(Rejected):
+        review = await _review(client, SELF_REVIEWS, {})
+        user = str(child(child(review, "status"), "userInfo").get("username") or "")
+    name = re.sub(r"[^\w.@:-]", "-", f"{role}-{user or 'jobs'}")
+    return (
+        f"ask an administrator: kubectl -n {client.namespace} create rolebinding {name} "
+        f"--clusterrole={role} --user={shlex.quote(user or 'NAME')}; the chart's "
+        f"rbac.aggregateRoles, which is on by default, adds DDPJobs to {role}"
+    )
+
+
+async def _review(client: AsyncClient, kind: Kind, spec: Dict) -> dict[str, Any]:
+    head = {"apiVersion": f"{kind.group}/{kind.version}", "kind": REVIEWS[kind]}
+    body = {**head, "spec": spec} if spec else head
+    with client_errors():
+        return await client.api.call(Request(Verb.CREATE, kind, body=body))
 
 
 async def check_pod_security(client: AsyncClient) -> Sequence[Finding]:
@@ -224,17 +189,22 @@ async def check_pod_security(client: AsyncClient) -> Sequence[Finding]:
     level = child(namespace["metadata"], "labels").get(POD_SECURITY, "privileged")
     if level != "restricted":
         return [Finding("Pod Security", f"level {level}, which takes the operator's pods")]
-    advice = "set spec.podSecurity: Restricted in the jobs, or podSecurity=restricted in the chart"
-    deployments = await _list(client, DEPLOYMENTS, None, OPERATOR)
+    deployments = await list_if_allowed(client, DEPLOYMENTS, None, OPERATOR)
+    if deployments is None:
+        advice = "set spec.podSecurity: Restricted in your jobs, if the operator does not do so"
+        return [Finding("Pod Security", "level restricted", advice, is_unknown=True)]
     if any("--pod-security=restricted" in str(found["spec"]) for found in deployments):
         return [Finding("Pod Security", "level restricted, which the operator follows")]
+    advice = "set spec.podSecurity: Restricted in the jobs, or podSecurity=restricted in the chart"
     return [Finding("Pod Security", "level restricted, not the default of the pods", advice)]
 
 
 async def check_quota(client: AsyncClient) -> Sequence[Finding]:
-    """Check that the quotas of the namespace are not used up."""
+    """Check that the quotas of the namespace have room, and demand nothing that jobs lack."""
     findings = []
-    for quota in await _list(client, Kind("", "v1", "resourcequotas"), client.namespace):
+    quotas = await list_all(client, QUOTAS, client.namespace)
+    limit_ranges = await list_if_allowed(client, LIMIT_RANGES, client.namespace) if quotas else ()
+    for quota in quotas:
         status = child(quota, "status")
         used, hard = child(status, "used"), child(status, "hard")
         # A limit of 0 forbids a kind of object, and says nothing of room.
@@ -244,12 +214,23 @@ async def check_quota(client: AsyncClient) -> Sequence[Finding]:
             if _is_used_up(str(used.get(key)), str(limit))
         ]
         name = quota["metadata"]["name"]
+        unnamed = unnamed_resources(quota, limit_ranges or ())
+        if unnamed:
+            is_unknown = limit_ranges is None
+            findings.append(_describe_unnamed(name, unnamed, is_unknown=is_unknown))
         if full:
             advice = "delete finished jobs, or ask for more; jobs wait until there is room"
             findings.append(Finding("Quota", f"{name} is used up: {', '.join(full)}", advice))
-        else:
+        elif not unnamed:
             findings.append(Finding("Quota", f"{name} has room"))
     return findings or [Finding("Quota", f"namespace {client.namespace} has none")]
+
+
+def _describe_unnamed(quota: str, unnamed: Sequence[str], *, is_unknown: bool) -> Finding:
+    options = " ".join(dict.fromkeys(QUOTA_OPTIONS[resource] for resource in unnamed))
+    found = f"{quota} refuses jobs without {', '.join(unnamed)} in spec.resources"
+    advice = f"submit jobs with {options}, or ask for a LimitRange with defaults in the namespace"
+    return Finding("Quota", found, advice, is_unknown=is_unknown)
 
 
 def _is_used_up(used: str, limit: str) -> bool:
@@ -261,7 +242,7 @@ def _is_used_up(used: str, limit: str) -> bool:
 
 async def check_devices(client: AsyncClient) -> Sequence[Finding]:
     """Check which devices the nodes have, and that there is a node to run on."""
-    nodes = [node for node in await _list(client, NODES) if _is_usable(node)]
+    nodes = [node for node in await list_all(client, NODES) if _is_usable(node)]
     if not nodes:
         advice = "add a node, or uncordon one: kubectl get nodes"
         return [Finding("Nodes", "no node is ready and takes pods", advice)]
@@ -291,8 +272,24 @@ def _is_usable(node: Dict) -> bool:
 
 
 async def check_storage(client: AsyncClient) -> Sequence[Finding]:
-    """Check that several nodes can share a claim for checkpoints."""
-    claims = await _list(client, Kind("", "v1", "persistentvolumeclaims"), client.namespace)
+    """Check that the claims of the jobs exist, and that several nodes can share one."""
+    claims = await list_all(client, CLAIMS, client.namespace)
+    known = {claim["metadata"]["name"] for claim in claims}
+    missing = [
+        Finding(
+            "Storage",
+            f"job {job.name} mounts claim {name}, which does not exist",
+            "create the claim, or submit the job again with another one",
+        )
+        for job in await jobs_of_namespace(client)
+        for name in job.claims
+        if not job.finished and name not in known
+    ]
+    return missing or [Finding("Storage", await _describe_sharing(client, claims))]
+
+
+async def _describe_sharing(client: AsyncClient, claims: Iterable[Dict]) -> str:
+    """Return by what the nodes of a job can share checkpoints, which not every job needs."""
     shared = [
         claim["metadata"]["name"]
         for claim in claims
@@ -300,26 +297,23 @@ async def check_storage(client: AsyncClient) -> Sequence[Finding]:
         and child(claim, "status").get("phase") == "Bound"
     ]
     if shared:
-        return [Finding("Storage", f"claims that all nodes can mount: {', '.join(shared)}")]
-    classes = await _list(client, Kind("storage.k8s.io", "v1", "storageclasses", namespaced=False))
+        return f"claims that all nodes can mount: {', '.join(shared)}"
     fitting = [
         one["metadata"]["name"]
-        for one in classes
+        for one in await list_if_allowed(client, STORAGE_CLASSES) or ()
         if any(words in str(one.get("provisioner")) for words in SHARED_PROVISIONERS)
     ]
     if fitting:
-        found = f"no claim with ReadWriteMany is bound, but class {', '.join(fitting)} can give one"
-        return [Finding("Storage", found)]
-    advice = (
-        "jobs of several nodes with spec.checkpoint need one, such as EFS, FSx or NFS; see "
-        "docs/users/storage.md"
+        return f"no claim with ReadWriteMany is bound, but class {', '.join(fitting)} can give one"
+    return (
+        "no claim or class with ReadWriteMany is known; only jobs of several nodes with "
+        "spec.checkpoint need one"
     )
-    return [Finding("Storage", "no claim or class with ReadWriteMany is known", advice)]
 
 
 async def check_dns(client: AsyncClient) -> Sequence[Finding]:
     """Check that the cluster's DNS answers, by which the nodes of a job find each other."""
-    slices = await _list(
+    slices = await list_all(
         client,
         Kind("discovery.k8s.io", "v1", "endpointslices"),
         "kube-system",
@@ -332,7 +326,8 @@ async def check_dns(client: AsyncClient) -> Sequence[Finding]:
     if ready:
         return [Finding("DNS", f"{ready} servers of kube-dns are ready")]
     if not slices:
-        return [Finding("DNS", "there is no kube-dns in kube-system", is_hidden=True)]
+        advice = "if workers do not find each other, look at the DNS that the cluster has instead"
+        return [Finding("DNS", "there is no kube-dns in kube-system", advice, is_unknown=True)]
     advice = "see kubectl -n kube-system get pods -l k8s-app=kube-dns"
     return [Finding("DNS", "no server of kube-dns is ready", advice)]
 
@@ -340,14 +335,14 @@ async def check_dns(client: AsyncClient) -> Sequence[Finding]:
 async def check_networks(client: AsyncClient) -> Sequence[Finding]:
     """Check that no NetworkPolicy keeps the pods of a job from each other, or from the DNS."""
     kind = Kind("networking.k8s.io", "v1", "networkpolicies")
-    policies = await _list(client, kind, client.namespace)
+    policies = await list_all(client, kind, client.namespace)
     namespace = None
     # Who may not read it knows one of its labels: its name.
     with suppress(ClientError), client_errors():
         namespace = await client.api.read(Request(Verb.GET, NAMESPACES, name=client.namespace))
     labels = child(child(namespace or {}, "metadata"), "labels")
     findings = [
-        Finding("Networks", _describe_gap(gap), NETWORK_ADVICE)
+        Finding("Networks", _describe_gap(gap), NETWORK_ADVICE, NETWORK_PAGE)
         for gap in find_gaps(policies, {NAMESPACE_LABEL: client.namespace, **labels})
     ]
     if findings:

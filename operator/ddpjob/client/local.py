@@ -65,7 +65,7 @@ class LocalClient:
         folder = self.runs / SUBMITTED
         folder.mkdir(parents=True, exist_ok=True)
         manifest = folder / f"{job.name}.yaml"
-        manifest.write_text(yaml.safe_dump_all([*others, job.manifest()], sort_keys=False))
+        manifest.write_text(yaml.safe_dump_all([*others, *job.documents], sort_keys=False))
         before = self._status_file(job.name)
         before.unlink(missing_ok=True)
         process = self._start(manifest, job.name)

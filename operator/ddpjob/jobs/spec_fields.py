@@ -47,15 +47,15 @@ class FailurePolicy(TypedDict, total=False):
     maxAttemptsWithoutProgress: int
 
 
-class SpecFields(TypedDict, total=False):
-    """The fields of `spec`, with the names of the CRD."""
+class ScriptFields(TypedDict, total=False):
+    """The fields of `spec` that a script of one's own does not decide."""
 
     nodes: int
     nprocPerNode: int | Literal["auto"]
     accelerator: Literal["cpu", "gpu", "trn1.32xlarge", "trn1.2xlarge"]
     image: Required[str]
-    args: Required[list[str]]
-    code: Code
+    setup: str
+    setupTimeoutSeconds: int
     torchrun: Torchrun
     checkpoint: Checkpoint
     failurePolicy: FailurePolicy
@@ -86,3 +86,10 @@ class SpecFields(TypedDict, total=False):
     serviceAccountName: str
     priorityClassName: str
     podTemplate: PodTemplate
+
+
+class SpecFields(ScriptFields, total=False):
+    """The fields of `spec`, with the names of the CRD."""
+
+    args: Required[list[str]]
+    code: Code

@@ -1,9 +1,10 @@
 """A DDPJob as a user writes and reads it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from html import escape
+from pathlib import Path
 from secrets import token_hex
 from typing import Any, Self, Unpack
 
@@ -14,6 +15,7 @@ from ddpjob.core.api.readers import (
     Dict,
     SpecError,
     child,
+    children,
     did_you_mean,
     integer_or_zero,
     quoted,
@@ -22,7 +24,16 @@ from ddpjob.core.api.readers import (
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import parse_time
-from ddpjob.jobs.spec_fields import SpecFields
+from ddpjob.jobs.spec_fields import ScriptFields, SpecFields
+from ddpjob.sources.code import (
+    SUBMITTED_BYTES,
+    check_size,
+    config_map_of,
+    read_code,
+    size_note,
+)
+from ddpjob.sources.requirements import unpinned_advice
+from ddpjob.sources.script import check_script, job_name
 
 # Characters such as those with which the API server completes `generateName`.
 GENERATED = "x7k2p"
@@ -37,7 +48,8 @@ class DDPJob:
 
     Make one with `DDPJob.create("digits", image=…, args=[…], nodes=2)`. `namespace` is empty if the
     client chooses it. `metadata` is what else the manifest has in it. A job that was read from a
-    cluster has its `status`.
+    cluster has its `status`. `needs` are documents that are submitted with it: its code. `notes`
+    are part of its `advice`.
     """
 
     name: str
@@ -45,11 +57,54 @@ class DDPJob:
     namespace: str = ""
     metadata: Dict = field(default_factory=dict)
     status: Status = field(default_factory=Status)
+    needs: tuple[Dict, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def create(cls, name: str, *, namespace: str = "", **spec: Unpack[SpecFields]) -> Self:
         """Return a job to submit. Raises SpecError for a field that is wrong or not known."""
         job = cls(require_job_name(name), spec, namespace)
+        job.check()
+        return job
+
+    @classmethod
+    def from_script(
+        cls,
+        script: str | Path,
+        args: Sequence[str] = (),
+        *,
+        folder: str | Path | None = None,
+        name: str = "",
+        namespace: str = "",
+        **spec: Unpack[ScriptFields],
+    ) -> Self:
+        """Return a job that runs a script of your own, which is submitted with it.
+
+        `args` are the arguments of the script. All files of `folder` go with it, except hidden and
+        ignored ones; the script is one of them. The default name is that of the script. `spec` are
+        the other fields of the spec, such as `image` and `nodes`. Raises SpecError, also for more
+        code than a ConfigMap can have.
+        """
+        path, place = Path(script), Path(folder) if folder is not None else None
+        check_script(path)
+        code = read_code(path, place)
+        config_map = config_map_of(code)
+        check_size(config_map, place or path, SUBMITTED_BYTES)
+        fields: dict[str, Any] = {
+            **spec,
+            "args": [code.path_of(path, place), *args],
+            "code": {"configMap": config_map["metadata"]["name"]},
+        }
+        files = {name: content for name, (content, _) in code.files.items()}
+        advice = unpinned_advice(spec.get("setup", ""), files)
+        notes = tuple(filter(None, (size_note(config_map, place or path), advice)))
+        job = cls(
+            require_job_name(name or job_name(path)),
+            fields,
+            namespace,
+            needs=(config_map,),
+            notes=notes,
+        )
         job.check()
         return job
 
@@ -157,6 +212,15 @@ class DDPJob:
         return f"claim {claim}, folder {self.name}/" if claim else ""
 
     @property
+    def claims(self) -> tuple[str, ...]:
+        """Return the names of the PersistentVolumeClaims that the pods mount, each once."""
+        overlay = child(child(self.spec, "podTemplate"), "spec")
+        volumes = [*children(self.spec, "volumes"), *children(overlay, "volumes")]
+        sources = [child(volume, "persistentVolumeClaim") for volume in volumes]
+        found = [source.get("claimName") for source in (child(self.spec, "checkpoint"), *sources)]
+        return tuple(dict.fromkeys(str(name) for name in found if name))
+
+    @property
     def code(self) -> str:
         """Return the name of the ConfigMap with the job's code, or an empty string."""
         return str(child(self.spec, "code").get("configMap", ""))
@@ -175,10 +239,17 @@ class DDPJob:
     def advice(self) -> tuple[str, ...]:
         """Return what to change although it is allowed: unused devices, shell variables."""
         try:
-            return Spec.from_dict(self.spec).advice
+            return (*Spec.from_dict(self.spec).advice, *self.notes)
         except SpecError:
             # The cluster has a newer version of the CRD.
-            return ()
+            return self.notes
+
+    @property
+    def documents(self) -> tuple[dict[str, Any], ...]:
+        """Return the manifest of the job, after what it needs."""
+        place = {"namespace": self.namespace} if self.namespace else {}
+        needs = [{**one, "metadata": {**one["metadata"], **place}} for one in self.needs]
+        return (*needs, self.manifest())
 
     def __repr__(self) -> str:
         """Return the job in short. `manifest()` and `status` have all of it."""

@@ -34,11 +34,13 @@ NODES = Kind("", "v1", "nodes", namespaced=False)
 SERVICES = Kind("", "v1", "services")
 CONFIG_MAPS = Kind("", "v1", "configmaps")
 EVENTS = Kind("", "v1", "events")
+CLAIMS = Kind("", "v1", "persistentvolumeclaims")
 NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
 DEPLOYMENTS = Kind("apps", "v1", "deployments")
 CRDS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", namespaced=False)
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 ACCESS_REVIEWS = Kind("authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False)
+SELF_REVIEWS = Kind("authentication.k8s.io", "v1", "selfsubjectreviews", namespaced=False)
 
 # In the order of a LIST. A job's pods are complete only after the job itself is known.
 WATCHED = (NODES, JOBS, PODS)

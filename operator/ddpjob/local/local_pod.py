@@ -21,6 +21,7 @@ from ddpjob.core.api.times import format_time
 from ddpjob.core.observe.agent_state import AgentState, read_state
 from ddpjob.core.observe.pods import grace_of
 from ddpjob.local import processes
+from ddpjob.local.environment import create_environment
 from ddpjob.local.output import Output
 from ddpjob.local.run_files import write_whole
 from ddpjob.local.translate import Command
@@ -109,6 +110,8 @@ class LocalPod:
         if "deletionTimestamp" in self.body["metadata"]:
             self._send_sigterm()
         self._set_state({"running": {"startedAt": _now()}}, "Running")
+        if command.environment:
+            self._set_started(False)
         probing = asyncio.create_task(self._probe())
         # Wait for the agent alone. Processes that it leaves behind must not keep the pod alive.
         reading = asyncio.create_task(self._read(output, read_end))
@@ -127,6 +130,8 @@ class LocalPod:
 
     async def _start(self, command: Command, output: int) -> asyncio.subprocess.Process:
         _prepare_files(command)
+        if command.environment:
+            await asyncio.to_thread(create_environment, command.environment)
         self._assignment = command.assignment
         return await asyncio.create_subprocess_exec(
             *command.argv,
@@ -139,12 +144,16 @@ class LocalPod:
         )
 
     def _environment(self, command: Command) -> Mapping[str, str]:
-        # torchrun and python must be those of the environment that runs this process.
-        own_folder = str(Path(sys.executable).parent)
+        # torchrun and python must be those of the environment that runs this process, or of the
+        # one for the setup.
+        own = command.environment
+        own_folder = str(own / "bin" if own else Path(sys.executable).parent)
+        of_environment = {"VIRTUAL_ENV": str(own)} if own else {}
         path = command.env.get("PATH", os.environ.get("PATH", os.defpath))
         return {
             **processes.inherited_environment(),
             "PYTHONUNBUFFERED": "1",
+            **of_environment,
             **command.env,
             "PATH": os.pathsep.join([own_folder, path]),
             processes.POD_UID: self.uid,
@@ -173,7 +182,14 @@ class LocalPod:
         self._changed()
 
     async def _probe(self) -> None:
-        """Set the condition Ready as the agent answers, until the task is cancelled."""
+        """Set the condition Ready as the agent answers, until the task is cancelled.
+
+        A pod that runs a setup is asked for that first.
+        """
+        while self._port and self._trainer.get("started") is False:
+            if (await self._ask_agent(names.STARTED_PATH))[0]:
+                self._set_started(True)
+            await asyncio.sleep(PROBE_INTERVAL)
         is_ready = False
         while self._port:
             answer, _ = await self._ask_agent()
@@ -188,9 +204,19 @@ class LocalPod:
                     "lastTransitionTime": moment,
                 }
                 self.body["status"]["conditions"] = [condition]
-                self.body["status"]["containerStatuses"][0]["ready"] = is_ready
+                self._trainer["ready"] = is_ready
                 self._changed()
             await asyncio.sleep(PROBE_INTERVAL)
+
+    @property
+    def _trainer(self) -> dict[str, Any]:
+        """Return the status of the container `trainer`."""
+        found: dict[str, Any] = self.body["status"]["containerStatuses"][0]
+        return found
+
+    def _set_started(self, has_started: bool) -> None:
+        self._trainer["started"] = has_started
+        self._changed()
 
     async def _ask_agent(self, path: str = "/ready") -> tuple[bool, bytes]:
         """Return whether the agent has answered with 200, and what it said."""

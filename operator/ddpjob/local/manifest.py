@@ -27,6 +27,11 @@ from ddpjob.local.user_pod import UserPod, projected_sources
 STDIN = Path("-")
 AS_WRITTEN = Overrides()
 
+NO_SETUP = (
+    "spec.setup: not run, the job has the packages of this Python environment; --setup runs it in "
+    "a virtual environment of the run"
+)
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -64,6 +69,10 @@ def from_documents(
         hint = f"; it has {', '.join(others)}" if others and not jobs else ""
         raise SpecError(f"must contain one {names.KIND}, got {len(jobs)}{hint}")
     manifest = _read_job(wanted.apply(jobs[0]), read_config_maps(documents))
+    if wanted.runs_setup and not manifest.spec.setup:
+        raise SpecError("--setup: the job has no spec.setup; leave the option out")
+    if not wanted.runs_setup:
+        manifest = _without_setup(manifest)
     if cores is None:
         return manifest
     size, sentence = fit(manifest.spec, wanted, cores)
@@ -99,6 +108,14 @@ def _read_job(document: Dict, config_maps: ConfigMaps) -> Manifest:
         claims=pod.claims,
         notes=(*spec.advice, *find_notes(document["spec"], spec, pod)),
     )
+
+
+def _without_setup(manifest: Manifest) -> Manifest:
+    if not manifest.spec.setup:
+        return manifest
+    spec = replace(manifest.spec, setup="")
+    job = replace(manifest.job, spec=_local_spec(spec))
+    return replace(manifest, job=job, spec=spec, notes=(*manifest.notes, NO_SETUP))
 
 
 def _resized(manifest: Manifest, size: tuple[int, int], sentence: str) -> Manifest:

@@ -14,12 +14,16 @@ ALWAYS_FIT = 4
 
 @dataclass(frozen=True)
 class Overrides:
-    """Values that take the place of those in the manifest. None leaves a value as it is."""
+    """Values that take the place of those in the manifest. None leaves a value as it is.
+
+    With `runs_setup`, the pods run the setup of the job.
+    """
 
     nodes: int | None = None
     nproc: int | None = None
     max_restarts: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    runs_setup: bool = False
 
     def apply(self, document: Dict) -> dict[str, Any]:
         """Return a copy of a DDPJob with the values, except its size."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, children
+from ddpjob.core.observe.pods import has_setup
 from ddpjob.local.env import expand, read_env
 from ddpjob.local.mounts import Mounts, read_mounts
 from ddpjob.local.run_files import RunFiles
@@ -20,6 +21,7 @@ class Command:
     - `folders`: folders that must exist before the start.
     - `files`: the content of files that must be written before the start, by path.
     - `cwd`: the working folder; None keeps the current one.
+    - `environment`: the folder of a virtual environment that is made first; None uses this one.
     """
 
     argv: tuple[str, ...]
@@ -29,6 +31,7 @@ class Command:
     folders: tuple[Path, ...] = ()
     files: Mapping[Path, str | bytes] = field(default_factory=dict)
     cwd: Path | None = None
+    environment: Path | None = None
 
 
 def translate(pod: Dict, files: RunFiles) -> Command:
@@ -51,7 +54,15 @@ def translate(pod: Dict, files: RunFiles) -> Command:
         folders=_folders(pod, mounts, cwd, files),
         files=mounts.files,
         cwd=cwd,
+        environment=_environment(pod, container, files),
     )
+
+
+def _environment(pod: Dict, container: Dict, files: RunFiles) -> Path | None:
+    """Return the folder of a virtual environment for a pod with a setup."""
+    if not has_setup(container):
+        return None
+    return files.pod(pod["metadata"]["name"]) / "environment"
 
 
 def _trainer(pod: Dict) -> Dict:

@@ -26,7 +26,7 @@ def advice_facts(reason: str) -> Iterator[tuple[str, str]]:
     advice = plain_text(row.advice) if row else ""
     if len(advice) <= LONGEST:
         yield "What to do", advice
-    yield "See", _address(f"{PAGE}#{row.anchor if row else SECTION}")
+    yield "See", address_of(f"{PAGE}#{row.anchor if row else SECTION}")
 
 
 def next_commands(job: DDPJob, place: str = "") -> dict[str, str]:
@@ -54,7 +54,7 @@ def plain_text(markdown: str) -> str:
     return LINK.sub(r"\1", markdown).replace("`", "")
 
 
-def _address(page: str) -> str:
+def address_of(page: str) -> str:
     """Return the address of a page below docs/, or an empty string if it is not known."""
     root = _documentation()
     return urljoin(root, page) if root else ""

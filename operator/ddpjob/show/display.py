@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ddpjob.core.api.names import Phase
 from ddpjob.core.api.readers import Dict
+from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.plan import NEXT_STEP
 from ddpjob.jobs.progress import Progress as Reached
@@ -83,8 +84,10 @@ class Display:
 
     def status(self, status: Status) -> None:
         """Print a status if its phase, or the reason for it, is a new one."""
-        # While pods start, the reason changes with each step. The phase is enough.
-        reason = "" if status.phase == Phase.STARTING else status.reason
+        # While pods start, the reason changes with each step. The phase is enough, except for a
+        # setup, which may take long.
+        is_start = status.phase == Phase.STARTING and status.reason != Reason.SETTING_UP
+        reason = "" if is_start else status.reason
         if (status.phase, reason) == self._printed:
             return
         self._printed = (status.phase, reason)

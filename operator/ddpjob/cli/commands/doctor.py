@@ -11,9 +11,10 @@ from ddpjob.cli.session import Output
 
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
-    from ddpjob.client.doctor import Finding
+    from ddpjob.client.findings import Finding
 
 SUBJECT_WIDTH = 14
+NEXT_LINE = f"\n{'':<{SUBJECT_WIDTH + 4}}"
 
 
 def command(
@@ -21,13 +22,14 @@ def command(
 ) -> None:
     """Check the operator, your rights, and what jobs need in a namespace.
 
-    Each line is ok, or says what to do. Exit code 1 tells that there is something to do.
+    A line with !! says what to do, and the exit code is then 1. A line with ? is about what you may
+    not look at, or what is not known yet.
     """
     Connection(namespace, context, kubeconfig).run(doctor)
 
 
 async def doctor(client: "AsyncClient") -> int:
-    """Print a line for each finding. Return 1 if there is something to do, else 0."""
+    """Print what was found. Return 1 if there is something to do, else 0."""
     from ddpjob.client.doctor import examine
 
     console = Output()
@@ -35,20 +37,24 @@ async def doctor(client: "AsyncClient") -> int:
     async with aclosing(examine(client)) as findings:
         async for finding in findings:
             console.print(_line(finding))
-            if finding.advice:
+            if finding.is_problem:
                 code = 1
     return code
 
 
 def _line(finding: "Finding") -> Text:
     mark, style = ("ok", "green")
-    if finding.advice:
+    if finding.is_problem:
         mark, style = ("!!", "bold red")
-    elif finding.is_hidden:
+    elif finding.is_unknown:
         mark, style = ("?", "yellow")
     text = Text.assemble(
         (f"{mark:<4}", style), f"{finding.subject:<{SUBJECT_WIDTH}}", finding.found
     )
     if finding.advice:
-        text.append(f"\n{'':<{SUBJECT_WIDTH + 4}}→ {finding.advice}")
+        text.append(f"{NEXT_LINE}→ {finding.advice}")
+    if finding.page:
+        from ddpjob.show.advice import address_of
+
+        text.append(f"{NEXT_LINE}  {address_of(finding.page) or f'docs/{finding.page}'}")
     return text

@@ -25,6 +25,7 @@ from ddpjob.cli.script_options import (
     OwnOptions,
     Script,
     SecretEnv,
+    Setup,
 )
 from ddpjob.cli.sizes import resolve_gpus, resolve_nodes
 from ddpjob.core.api import profiles
@@ -66,6 +67,7 @@ def command(
     secret_env: SecretEnv = None,
     cpu: Cpu = None,
     memory: Memory = None,
+    setup: Setup = None,
 ) -> None:
     """Print the manifest of an example workload or of a script, or list the workloads.
 
@@ -73,7 +75,7 @@ def command(
     ddpjob init --script train.py --image IMAGE --nodes 4 -- --epochs 3 > job.yaml
     """
     words = workload or []
-    options = OwnOptions(code, image, name, nproc, checkpoints, env, secret_env, cpu, memory)
+    options = OwnOptions(code, image, name, nproc, checkpoints, env, secret_env, cpu, memory, setup)
     if script:
         own = OwnScript(script, args=words, nodes=nodes, accelerator=accelerator, gpus=gpus)
         print_manifest(own.with_options(options).resolved())

@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ddpjob.cli.connection import Connection
-from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace, read_duration
+from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace, Timeout, read_duration
+from ddpjob.cli.pods import require_node, require_rank
 from ddpjob.cli.session import Output, note
+from ddpjob.cli.waiting import TimeLimit, place_of
 from ddpjob.client.logs import LogChoice, LogLine
 from ddpjob.core.api.readers import quoted
 from ddpjob.jobs.lost_logs import lost_attempts, previous_attempt, require_attempt, why_lost
@@ -35,6 +37,7 @@ class LogOptions:
     timestamps: bool = False
     prefix: bool = True
     previous: bool = False
+    timeout: int | None = None
 
 
 def command(
@@ -65,6 +68,7 @@ def command(
         bool, typer.Option("--timestamps", help="Print the time of each line, in UTC.")
     ] = False,
     prefix: Annotated[bool, typer.Option(help="Begin each line with its node, such as n0.")] = True,
+    timeout: Timeout = None,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -84,7 +88,10 @@ def command(
         message = "cannot be combined with --since or --tail"
         raise typer.BadParameter(message, param_hint="--previous" if previous else "--attempt")
     choice = LogChoice(read_nodes(node or []), rank, attempt, read_duration(since, "--since"), tail)
-    options = LogOptions(follow, timestamps, prefix, previous)
+    seconds = read_duration(timeout, "--timeout")
+    if seconds is not None and not follow:
+        raise typer.BadParameter("requires --follow", param_hint="--timeout")
+    options = LogOptions(follow, timestamps, prefix, previous, seconds)
     Connection(namespace, context, kubeconfig).run(
         lambda client: logs(client, job, choice, options)
     )
@@ -108,16 +115,16 @@ def read_nodes(texts: list[str]) -> frozenset[int]:
 
 
 async def logs(client: "AsyncClient", name: str, choice: LogChoice, options: LogOptions) -> int:
-    """Print the lines that a user chose. Return 0."""
+    """Print the lines that a user chose. Return 0, or 124 when the time is over."""
     job = await client.get(name)
     choice = replace(choice, ranks_per_node=job.processes_per_node)
     if options.previous:
         choice = replace(choice, attempt=previous_attempt(job))
     _require_existing(job, choice)
     if options.follow:
-        await _follow(client, job, choice, options)
-    else:
-        await _print_logs(client, job, choice, options)
+        limit = TimeLimit(options.timeout)
+        return await limit.apply(client, job, _follow(client, job, choice, options), lambda _: 0)
+    await _print_logs(client, job, choice, options)
     return 0
 
 
@@ -150,8 +157,8 @@ async def _print_logs(
 
 async def _follow(
     client: "AsyncClient", job: DDPJob, choice: LogChoice, options: LogOptions
-) -> None:
-    """Print lines until the job has finished, then its attempts and the next commands."""
+) -> int:
+    """Print lines until the job has finished, then its attempts and the next commands. Return 0."""
     console = Output()
     shown = ("", "")
     async with aclosing(client.follow(job.name, choice)) as items:
@@ -165,9 +172,9 @@ async def _follow(
                 note(f"{job.name} {job.phase}: {job.message}")
     for text in attempt_lines(job.status):
         note(text.plain)
-    place = "" if job.namespace == client.namespace else f" -n {job.namespace}"
-    for command in command_lines(next_commands(job, place)):
+    for command in command_lines(next_commands(job, place_of(client, job))):
         note(command)
+    return 0
 
 
 def _require_existing(job: DDPJob, choice: LogChoice) -> None:
@@ -176,14 +183,10 @@ def _require_existing(job: DDPJob, choice: LogChoice) -> None:
     if choice.attempt is not None:
         require_attempt(job, choice.attempt)
         return
-    ranks = choice.ranks_per_node
-    nodes = max(job.status.pods.desired, int(job.spec.get("nodes", 1)))
-    if choice.nodes and max(choice.nodes) >= nodes:
-        message = f"job {job.name} has {nodes} nodes, 0 to {nodes - 1}"
-        raise typer.BadParameter(message, param_hint="--node")
-    if choice.rank is not None and choice.rank >= nodes * ranks:
-        message = f"job {job.name} has {nodes * ranks} ranks, 0 to {nodes * ranks - 1}"
-        raise typer.BadParameter(message, param_hint="--rank")
+    if choice.nodes:
+        require_node(job, max(choice.nodes))
+    if choice.rank is not None:
+        require_rank(job, choice.rank)
 
 
 def _print(console: Console, line: LogLine, options: LogOptions) -> None:

@@ -20,7 +20,20 @@ from rich.text import Text
 from ddpjob.cli.extras import require_extra
 from ddpjob.cli.options import read_pairs
 from ddpjob.cli.own_script import OwnScript
-from ddpjob.cli.script_options import Code, Name, OwnOptions, Script
+from ddpjob.cli.script_options import (
+    Accelerator,
+    Checkpoints,
+    Code,
+    Cpu,
+    Gpus,
+    Image,
+    Memory,
+    Name,
+    OwnOptions,
+    Script,
+    SecretEnv,
+)
+from ddpjob.core.api import profiles
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
@@ -48,6 +61,11 @@ REFUSED = 2
 
 # A shell's exit code for a process that a signal ended is this and the signal's number.
 SIGNAL_BASE = 128
+
+NO_SETUP = (
+    "is for a manifest with spec.setup; a script of your own runs in this Python environment. For "
+    "the same as in a cluster, make a manifest first: ddpjob init --script FILE --setup COMMANDS"
+)
 
 # Printed after a failure that a cluster would have followed by another attempt.
 NO_RESTARTS = (
@@ -130,13 +148,28 @@ def command(
             rich_help_panel=SIZE,
         ),
     ] = None,
+    setup: Annotated[
+        bool,
+        typer.Option(
+            "--setup",
+            help="Run spec.setup of the manifest, in a virtual environment of the run.",
+        ),
+    ] = False,
     script: Script = None,
     code: Code = None,
+    image: Image = None,
     name: Name = None,
+    accelerator: Accelerator = profiles.DEFAULT,
+    gpus: Gpus = None,
+    checkpoints: Checkpoints = None,
+    secret_env: SecretEnv = None,
+    cpu: Cpu = None,
+    memory: Memory = None,
 ) -> None:
     """Run a job on this machine, without a cluster. Each node is one group of processes.
 
-    With --script, the script runs where it is: in the folder of --code, or in the current one.
+    With --script, the script runs where it is: in the folder of --code, or in the current one. It
+    takes the options of `ddpjob submit`, and prints which of them have no effect here.
 
     Example: ddpjob run --local --script train.py --nodes 2 -- --epochs 3
 
@@ -158,17 +191,19 @@ def command(
                 f"{chosen}={folder}: folder {folder} does not exist", param_hint="--claim"
             )
     config_maps = _read_places(config_map or [], "--config-map", "NAME=PATH")
-    overrides = Overrides(
-        nodes, nproc, max_restarts, dict(read_pairs(env or [], "--env", "NAME=VALUE"))
+    variables = dict(read_pairs(env or [], "--env", "NAME=VALUE"))
+    overrides = Overrides(nodes, nproc, max_restarts, variables, setup)
+    script_options = OwnOptions(
+        code, image, name, None, checkpoints, None, secret_env, cpu, memory, None
     )
-    script_options = OwnOptions(code=code, name=name)
     if script:
-        own = (
-            OwnScript(script, args=words or [], nodes=None).with_options(script_options).resolved()
-        )
+        if setup:
+            raise typer.BadParameter(NO_SETUP, param_hint="--setup")
+        own = OwnScript(script, args=words or [], nodes=None, accelerator=accelerator, gpus=gpus)
+        own = own.with_options(script_options).resolved()
         manifest = script
     else:
-        script_options.refuse()
+        script_options.refuse(accelerator, gpus=gpus)
         own, manifest = None, _one_file(words or [])
     options = RunOptions(fresh, overrides, own)
     with require_extra("local"):
@@ -253,9 +288,11 @@ def _read(path: Path, options: RunOptions) -> Manifest:
     if options.script is None:
         return read(path, options.overrides, cores)
     manifest = from_documents([options.script.local_document()], options.overrides, cores)
-    # The image of the profile is not the user's choice.
-    notes = tuple(note for note in manifest.notes if not note.startswith("spec.image:"))
-    return replace(manifest, notes=notes)
+    if options.script.image is None:
+        # The image of the profile is not the user's choice.
+        notes = tuple(note for note in manifest.notes if not note.startswith("spec.image:"))
+        manifest = replace(manifest, notes=notes)
+    return manifest
 
 
 def _working_folder(script: OwnScript | None) -> Path | None:

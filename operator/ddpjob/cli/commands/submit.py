@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpjob.cli.connection import Connection
-from ddpjob.cli.options import Context, Kubeconfig, Namespace, Settings
+from ddpjob.cli.options import Context, Kubeconfig, Namespace, Settings, Timeout, read_duration
 from ddpjob.cli.script_options import (
     Accelerator,
     Checkpoints,
@@ -28,8 +28,10 @@ from ddpjob.cli.script_options import (
     OwnOptions,
     Script,
     SecretEnv,
+    Setup,
 )
 from ddpjob.cli.session import REFUSED, Output, note
+from ddpjob.cli.waiting import TimeLimit, place_of, wait_for_end
 from ddpjob.client.errors import ClientError, NotFound, Rejected
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.readers import Dict, SpecError, child
@@ -52,6 +54,7 @@ class SubmitOptions:
     follow: bool = False
     wait: bool = False
     namespace: str | None = None
+    timeout: int | None = None
 
 
 def command(
@@ -74,6 +77,7 @@ def command(
         bool, typer.Option("--follow", "-f", help="Show progress and output until the end.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the jobs.")] = False,
+    timeout: Timeout = None,
     script: Script = None,
     code: Code = None,
     image: Image = None,
@@ -87,6 +91,7 @@ def command(
     secret_env: SecretEnv = None,
     cpu: Cpu = None,
     memory: Memory = None,
+    setup: Setup = None,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -102,23 +107,25 @@ def command(
     0: the jobs are Complete
     1: a job Failed
     2: the cluster or this command refused something
+    124: the time of --timeout is over, and the job goes on
     """
     from ddpjob.cli.manifests import file_documents, script_documents
     from ddpjob.cli.own_script import OwnScript
 
     words = files or []
-    options = SubmitOptions(dry_run, replace, follow, wait, namespace)
-    script_options = OwnOptions(code, image, name, nproc, checkpoints, env, secret_env, cpu, memory)
+    seconds = read_duration(timeout, "--timeout")
+    if seconds is not None and not (follow or wait):
+        raise typer.BadParameter("requires --follow or --wait", param_hint="--timeout")
+    options = SubmitOptions(dry_run, replace, follow, wait, namespace, seconds)
+    script_options = OwnOptions(
+        code, image, name, nproc, checkpoints, env, secret_env, cpu, memory, setup
+    )
     if script:
         own = OwnScript(script, args=words, nodes=nodes, accelerator=accelerator, gpus=gpus)
         own = own.with_options(script_options).resolved()
         documents = script_documents(own, settings or [])
     else:
-        script_options.refuse(
-            nodes=nodes,
-            gpus=gpus,
-            accelerator=None if accelerator == profiles.DEFAULT else accelerator,
-        )
+        script_options.refuse(accelerator, nodes=nodes, gpus=gpus)
         documents = file_documents(words, settings or [])
     Connection(namespace, context, kubeconfig).run(
         lambda client: submit(client, documents, options)
@@ -129,8 +136,11 @@ async def submit(
     client: "AsyncClient", documents: Sequence[Document], options: SubmitOptions
 ) -> int:
     """Apply documents, and print whether each was created, configured or unchanged."""
+    from ddpjob.client.claims import check_claims
+
     documents = [_in_namespace(client, document, options.namespace) for document in documents]
     jobs = _jobs_of(documents)
+    await check_claims(client, documents)
     console = Output()
     try:
         if options.replace:
@@ -151,7 +161,8 @@ async def submit(
     if options.dry_run:
         return 0
     submitted = _jobs_of(one.body for one in applied)
-    codes = [await _finish(client, job, options) for job in submitted]
+    limit = TimeLimit(options.timeout)
+    codes = [await _finish(client, job, options, limit) for job in submitted]
     return max(codes)
 
 
@@ -229,12 +240,14 @@ def _advise(job: "DDPJob") -> None:
         note(f"{job.name}: {advice}")
 
 
-async def _finish(client: "AsyncClient", job: "DDPJob", options: SubmitOptions) -> int:
+async def _finish(
+    client: "AsyncClient", job: "DDPJob", options: SubmitOptions, limit: TimeLimit
+) -> int:
     """Wait for the end of a job if that was asked for. Return 0 if it is Complete, 1 if it Failed.
 
     Return 2 for a job that had finished before, and so did not run.
     """
-    place = "" if job.namespace == client.namespace else f" -n {job.namespace}"
+    place = place_of(client, job)
     if job.finished:
         note(
             f"{job.name} has finished already, {job.phase}; ddpjob restart {job.name}{place} runs "
@@ -242,19 +255,15 @@ async def _finish(client: "AsyncClient", job: "DDPJob", options: SubmitOptions) 
         )
         return REFUSED if options.follow or options.wait else 0
     if options.follow:
-        return await follow(client, job, place)
+        return await limit.apply(client, job, follow(client, job, place))
     if options.wait:
-        job = await client.wait(job.name, namespace=job.namespace)
-        Output().print(f"{job.name} {job.phase}: {job.message}")
-        return job.status.exit_code
+        return await limit.apply(client, job, wait_for_end(client, job))
     note(f"ddpjob logs {job.name}{place} -f follows it, ddpjob status {job.name}{place} shows it")
     return 0
 
 
 async def follow(client: "AsyncClient", job: "DDPJob", place: str) -> int:
     """Show a job until it has finished, as `ddpjob run --local` does. Return the exit code."""
-    import asyncio
-
     from ddpjob.client.logs import ALL_LINES, MAX_STREAMS, LogChoice
     from ddpjob.jobs.run_metrics import RunMetrics
     from ddpjob.jobs.user_job import DDPJob
@@ -267,19 +276,14 @@ async def follow(client: "AsyncClient", job: "DDPJob", place: str) -> int:
     if nodes > MAX_STREAMS:
         choice = LogChoice(nodes=frozenset(range(MAX_STREAMS)))
         note(f"showing the output of nodes 0 to {MAX_STREAMS - 1} of {nodes}")
-    try:
-        with Display(Output(), metrics) as display:
-            items = client.follow(job.name, choice, namespace=job.namespace)
-            async with aclosing(items):
-                async for item in items:
-                    if isinstance(item, DDPJob):
-                        job = item
-                        display.status(job.status)
-                    else:
-                        _show(display, item)
-    except asyncio.CancelledError:
-        note(f"the job goes on; ddpjob logs {job.name}{place} -f follows it again")
-        raise
+    with Display(Output(), metrics) as display:
+        async with aclosing(client.follow(job.name, choice, namespace=job.namespace)) as items:
+            async for item in items:
+                if isinstance(item, DDPJob):
+                    job = item
+                    display.status(job.status)
+                else:
+                    _show(display, item)
     metrics.end_time = time.time()
     display.summary(job.status, {"Checkpoints": job.checkpoint} if job.checkpoint else {})
     display.next(next_commands(job, place))

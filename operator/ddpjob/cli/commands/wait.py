@@ -1,27 +1,18 @@
 """`ddpjob wait`: wait for the end of a job."""
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ddpjob.cli.connection import Connection
-from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace, read_duration
-from ddpjob.cli.session import Output, print_error
-from ddpjob.client.errors import WaitTimeout
+from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace, Timeout, read_duration
+from ddpjob.cli.waiting import TimeLimit, wait_for_end
 
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
 
-# The exit code of the command `timeout`.
-TIMED_OUT = 124
-
 
 def command(
     job: JobName,
-    timeout: Annotated[
-        str | None,
-        typer.Option(show_default="none", help="Longest time to wait, such as 90s, 5m or 2h."),
-    ] = None,
+    timeout: Timeout = None,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -32,18 +23,13 @@ def command(
     0: the job is Complete
     1: the job Failed
     2: there is no such job, it was deleted, or the cluster does not answer
-    124: the time is over
+    124: the time is over, and the job goes on
     """
-    seconds = read_duration(timeout, "--timeout")
-    Connection(namespace, context, kubeconfig).run(lambda client: wait(client, job, seconds))
+    limit = TimeLimit(read_duration(timeout, "--timeout"))
+    Connection(namespace, context, kubeconfig).run(lambda client: wait(client, job, limit))
 
 
-async def wait(client: "AsyncClient", name: str, timeout: float | None) -> int:
-    """Return 0 once a job is Complete, 1 if it Failed, or 124 after the time-out."""
-    try:
-        job = await client.wait(name, timeout=timeout)
-    except WaitTimeout as error:
-        print_error(str(error))
-        return TIMED_OUT
-    Output().print(f"{name} {job.phase}: {job.message}")
-    return job.status.exit_code
+async def wait(client: "AsyncClient", name: str, limit: TimeLimit) -> int:
+    """Return 0 once a job is Complete, 1 if it Failed, or 124 when the time is over."""
+    job = await client.get(name)
+    return await limit.apply(client, job, wait_for_end(client, job))

@@ -44,6 +44,7 @@ RENDEZVOUS_PORT = 29400
 RENDEZVOUS_PORTS = 8
 AGENT_PORT = 29401
 STATE_PATH = "/state"
+STARTED_PATH = "/started"
 HOME = "/home/ddpjob"
 SHARED_MEMORY = "/dev/shm"
 

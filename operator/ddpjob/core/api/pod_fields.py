@@ -128,6 +128,16 @@ def check_working_dir(pod: Dict) -> None:
             )
 
 
+def check_startup_probe(pod: Dict) -> None:
+    """Refuse a startup probe of the container trainer, which is that of spec.setup."""
+    for where, container in _trainers(pod):
+        if container.get("startupProbe") is not None:
+            raise SpecError(
+                f"{where}.startupProbe: with spec.setup, the startup probe asks the agent whether "
+                "the setup has ended; remove it"
+            )
+
+
 def _trainers(pod: Dict) -> Iterator[tuple[str, Dict]]:
     for container in children(pod, "containers"):
         if container["name"] == names.TRAINER:

@@ -46,6 +46,12 @@ class Reason(StrEnum):
         "if it takes long, run `kubectl describe pod` for the pod in the message; its events often "
         "name a missing claim, ConfigMap or Secret",
     )
+    SETTING_UP = (
+        "SettingUp",
+        "all containers run, and the pods in the message run `spec.setup`",
+        "usually nothing: the output is in the log of the pod, and `setupTimeoutSeconds` limits "
+        "the time. An image that has the packages starts sooner",
+    )
     WAITING_FOR_PEERS = (
         "WaitingForPeers",
         "all containers have run for a minute, and the workers of the pods in the message have not "
@@ -65,6 +71,11 @@ class Reason(StrEnum):
         "Unschedulable",
         "no node fits; the message is the scheduler's",
         "add nodes, or request less in `resources`; the waiting gang uses up no budget",
+    )
+    CLAIM_NOT_FOUND = (
+        "ClaimNotFound",
+        "the pods mount a PersistentVolumeClaim that does not exist in the namespace of the job",
+        "create the claim: the job then starts by itself; or submit the job again with another one",
     )
     GATED = (
         "SchedulingGated",
@@ -199,6 +210,13 @@ class Reason(StrEnum):
         "a rank ended with exit code 0 while others were still training, and they lost it",
         "make the same number of steps on all ranks: uneven data needs `drop_last`, a sampler that "
         "pads, or `Join`",
+    )
+    SETUP_FAILED = (
+        "SetupFailed",
+        "`spec.setup` failed in the named pod, or lasted longer than `setupTimeoutSeconds`; the "
+        "message has its last line. It is tried again, and counts as a failure",
+        "read the output with `ddpjob logs`; an index that does not answer: check the way out of "
+        "the cluster, or use an image that has the packages",
     )
     NODE_UNREACHABLE = (
         "NodeUnreachable",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from ddpjob.core.api import launcher, profiles
@@ -9,6 +10,7 @@ from ddpjob.core.api.policy import FailurePolicy, Lifecycle
 from ddpjob.core.api.readers import Dict, either, require_object
 from ddpjob.core.api.recovery import Recovery, shared_volume
 from ddpjob.core.api.spec import (
+    SETUP_TIME,
     Checkpoint,
     Written,
     find_unknown_fields,
@@ -22,7 +24,8 @@ from ddpjob.core.api.spec_rules import check_rules
 class Spec:
     """A user's request, with the defaults filled in.
 
-    - `code`: the name of a ConfigMap, or empty. `nodes`: the size of the gang.
+    - `code`: the name of a ConfigMap, or empty. `setup`: a shell text, or empty. `nodes`: the size
+      of the gang.
     - `nproc_per_node` and `devices` (extended resources of a pod, by name) are resolved: `auto` has
       become what the accelerator's profile gives.
     - torchrun is started by `command`, `torchrun_args`, the flags of the operator, and `args`.
@@ -37,6 +40,8 @@ class Spec:
     image: str
     args: tuple[str, ...]
     code: str = ""
+    setup: str = ""
+    setup_timeout: timedelta = SETUP_TIME
     nodes: int = 1
     nproc_per_node: int = 1
     accelerator: str = profiles.DEFAULT
@@ -129,6 +134,8 @@ def _resolve(written: Written, unknown_fields: tuple[str, ...]) -> Spec:
         image=gang.image,
         args=gang.args,
         code=gang.code.config_map if gang.code else "",
+        setup=gang.setup,
+        setup_timeout=gang.setup_timeout,
         nodes=gang.nodes,
         nproc_per_node=profiles.resolve_processes(profile.name, requested, resources),
         accelerator=profile.name,

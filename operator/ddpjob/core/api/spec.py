@@ -11,6 +11,7 @@ operator reads it. On one machine only `read_spec` checks it. tests/apiserver co
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,7 @@ from ddpjob.core.api.declare import (
     Int,
     Items,
     OneOf,
+    Seconds,
     Text,
     entry,
     fields_of,
@@ -55,6 +57,9 @@ from ddpjob.core.api.readers import (
 )
 
 MAX_PROCESSES = 256
+
+# The setup of a pod may take so long, unless the job says otherwise.
+SETUP_TIME = timedelta(seconds=1800)
 
 MOUNT_PATH = re.compile(r"/[^:]*[^:/][^:]*")
 RDZV_NAME = re.compile(r"[a-z_]+")
@@ -205,6 +210,21 @@ class Gang(Declared):
         max_length=256,
     )
     code: Code | None = entry(default=None)
+    setup: Text = entry(
+        """Shell text, such as `pip install -r requirements.txt`. Each pod runs it once, in the
+        container trainer and in the working directory, before torch is imported. It ends at the
+        first command that fails.""",
+        "",
+        min_length=1,
+        max_length=16384,
+    )
+    setup_timeout: Seconds = entry(
+        "The setup of a pod fails after so many seconds.",
+        SETUP_TIME,
+        name="setupTimeoutSeconds",
+        ge=timedelta(seconds=1),
+        le=timedelta(days=1),
+    )
     torchrun: Torchrun = entry(default=Torchrun())
     checkpoint: Checkpoint | None = entry(default=None)
     failure_policy: FailurePolicy = entry(default=FailurePolicy(), change=Change.ALWAYS)

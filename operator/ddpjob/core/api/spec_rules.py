@@ -357,25 +357,35 @@ IMAGES = Rule(
 )
 
 
-def _check_working_dir(written: Written) -> None:
-    if written.gang.code:
-        pod_fields.check_working_dir(written.pod_template.get("spec", {}))
+def _trainer_beside(field: str, message: str, condition: str, check: Callable[[Any], None]) -> Rule:
+    """Return the rule that, with a field of the spec, a condition holds for the trainer."""
+    pod = "self.podTemplate.spec"
+    cel = (
+        f"!has(self.{field}) || !has(self.podTemplate) || !has({pod}) || !has({pod}.containers) || "
+        f"{pod}.containers.all(c, c.name != '{names.TRAINER}' || {condition})"
+    )
+
+    def check_beside(written: Written) -> None:
+        if getattr(written.gang, field):
+            check(written.pod_template.get("spec", {}))
+
+    return Rule(at="", clauses=(Clause(message, cel, POD_TEMPLATE),), check=check_beside)
 
 
-WORKING_DIR = Rule(
-    at="",
-    clauses=(
-        Clause(
-            "workingDir of the container trainer cannot be set with code, which is in a working "
-            "directory of its own; remove one of them",
-            "!has(self.code) || !has(self.podTemplate) || !has(self.podTemplate.spec) || "
-            "!has(self.podTemplate.spec.containers) || "
-            f"self.podTemplate.spec.containers.all(c, c.name != '{names.TRAINER}' || "
-            "!has(c.workingDir) || c.workingDir == '')",
-            "podTemplate",
-        ),
-    ),
-    check=_check_working_dir,
+WORKING_DIR = _trainer_beside(
+    "code",
+    "workingDir of the container trainer cannot be set with code, which is in a working directory "
+    "of its own; remove one of them",
+    "!has(c.workingDir) || c.workingDir == ''",
+    pod_fields.check_working_dir,
+)
+
+STARTUP_PROBE = _trainer_beside(
+    "setup",
+    "startupProbe of the container trainer cannot be set with setup, since it waits for the end of "
+    "the setup; remove one of them",
+    "!has(c.startupProbe)",
+    pod_fields.check_startup_probe,
 )
 
 # A change of a job, which no check sees.
@@ -394,5 +404,14 @@ RETRIES = Rule(
 RULES = (
     *(PROCESSES, SIZES, COMMAND, FLAGS_OF_TORCHRUN, RDZV_CONF, ARGS),
     *(MOUNT_OF_CHECKPOINT, ENV, MOUNTS),
-    *(METADATA, OWNED_BY_OPERATOR, TRAINER, TRAINERS_ENV, IMAGES, WORKING_DIR, RETRIES),
+    *(
+        METADATA,
+        OWNED_BY_OPERATOR,
+        TRAINER,
+        TRAINERS_ENV,
+        IMAGES,
+        WORKING_DIR,
+        STARTUP_PROBE,
+        RETRIES,
+    ),
 )

@@ -19,10 +19,12 @@ from ddpjob.core.decide.budget import BY_TAINT
 from ddpjob.core.decide.dead_nodes import find_end_of_node, is_not_ready, is_unreachable
 from ddpjob.core.decide.describe import describe_pods
 from ddpjob.core.decide.hangs import are_to_come
+from ddpjob.core.decide.hints import hint_for
 from ddpjob.core.decide.stacks import find_culprit, read_stacks
 from ddpjob.core.observe.agent_state import WAITING
 from ddpjob.core.observe.observation import Finding, Observation, Pod, TrainerState
 from ddpjob.core.observe.pods import OOM_KILLED
+from ddpjob.core.observe.termination import SETUP_FAILED
 from ddpjob.core.observe.torchrun_log import (
     RENDEZVOUS_TIMEOUT,
     Summary,
@@ -35,11 +37,8 @@ SETTLE_TIME = timedelta(seconds=10)
 # A kubelet's reasons for a pod that it does not admit. The node, not the job, is at fault.
 REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\w+")
 
-# What may have ended a process, by its exit code as torchrun and as a shell report it: SIGKILL, and
-# SIGBUS.
-MEMORY_HINT = "if nobody killed it, memory ran out: raise resources.limits.memory or use less"
-SHM_HINT = "/dev/shm may be full: raise resources.limits.memory, or use fewer DataLoader workers"
-HINTS = {-9: MEMORY_HINT, 137: MEMORY_HINT, -7: SHM_HINT, 135: SHM_HINT}
+# Reasons of a pod whose failure is its own, whatever the others report.
+CERTAIN_REASONS = (OOM_KILLED, SETUP_FAILED)
 
 # Pods that one message names.
 MAX_NAMED = 5
@@ -133,7 +132,7 @@ def judge(obs: Observation, now: datetime) -> Verdict | Undecided | None:
     return (
         _rendezvous_verdict(first, obs)
         or _silent_peer_verdict(failed, silent, obs)
-        or _failure(first, first.summary)
+        or _failure(obs, first, first.summary)
     )
 
 
@@ -233,13 +232,13 @@ def _certain_failures(obs: Observation, now: datetime) -> list[Ranked]:
         summary = pod.summary
         has_cause = summary is not None and summary.certain
         is_certain = not waits if pod.hang else has_cause
-        if is_certain or pod.own_limit or pod.exit_reason == OOM_KILLED:
+        if is_certain or pod.own_limit or pod.exit_reason in CERTAIN_REASONS:
             time = _summary_time(pod, summary) or pod.finished or BEGINNING
-            found.append((Precedence(time, True, pod.index), _failure(pod, summary)))
+            found.append((Precedence(time, True, pod.index), _failure(obs, pod, summary)))
     return found
 
 
-def _failure(pod: Pod, summary: Summary | None) -> Verdict:
+def _failure(obs: Observation, pod: Pod, summary: Summary | None) -> Verdict:
     if pod.hang:
         return Verdict(Cause.HANG, Reason.HANG, pod.message, pod.index, pod, None, pod.exit_code)
     rank = None
@@ -257,6 +256,10 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
             f"pod {pod.name} ran out of memory (OOMKilled); raise resources.limits.memory or "
             "use less memory"
         )
+    elif pod.exit_reason == SETUP_FAILED:
+        reason = Reason.SETUP_FAILED
+        message = f"spec.setup failed in pod {pod.name} with exit code {pod.exit_code}"
+        message += f": {last_line(pod.message)}" if pod.message else ""
     elif summary is None:
         reason = pod.exit_reason or "Error"
         exception = last_line(pod.message)
@@ -271,8 +274,9 @@ def _failure(pod: Pod, summary: Summary | None) -> Verdict:
         message = f"rank {rank} in pod {pod.name} failed with exit code {exit_code}"
         if exception:
             message += f": {exception}"
-        if exit_code in HINTS:
-            message += f"; {HINTS[exit_code]}"
+        hint = hint_for(obs.job, exit_code, exception)
+        if hint:
+            message += f"; {hint}"
     missing = summary is not None and summary.script_missing
     return Verdict(
         Cause.FAILURE, reason, message, pod.index, pod, rank, exit_code, missing, exception

@@ -22,6 +22,7 @@ from ddpjob.core.decide.script_errors import is_permanent, is_same_error
 from ddpjob.core.decide.transitions import Ending
 from ddpjob.core.observe.observation import Observation
 from ddpjob.core.observe.pods import INIT_FAILED
+from ddpjob.core.observe.termination import SETUP_FAILED
 
 # A fault of the cluster, such as a volume that is not mounted yet, may last for so long.
 PASSING = timedelta(seconds=30)
@@ -110,8 +111,8 @@ def _script_was_there(failure: Failure) -> bool:
 
 def _non_retryable_exit_code(failure: Failure) -> Found | None:
     verdict = failure.verdict
-    # A follower and an init container have exit codes too.
-    is_of_worker = verdict.is_own_failure and verdict.reason != INIT_FAILED
+    # A follower, an init container and a setup have exit codes too.
+    is_of_worker = verdict.is_own_failure and verdict.reason not in (INIT_FAILED, SETUP_FAILED)
     if not is_of_worker or _script_was_there(failure):
         return None
     if failure.policy.is_retryable(verdict.exit_code):

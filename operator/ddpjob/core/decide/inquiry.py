@@ -23,7 +23,7 @@ LOOK_INTERVAL = timedelta(seconds=10)
 def asked_from(obs: Observation) -> datetime | None:
     """Return when the pods that are not ready are asked, or None."""
     since = obs.status.attempt.silent_since
-    return later(since, SILENT_TIME) if since and obs.silent else None
+    return later(since, SILENT_TIME) if since and obs.must_be_ready and obs.silent else None
 
 
 def questions(obs: Observation, spec: Spec, now: datetime) -> tuple[Question, ...]:

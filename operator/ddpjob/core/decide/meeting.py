@@ -36,11 +36,12 @@ def late_from(obs: Observation) -> datetime | None:
 
 
 def _all_run_since(obs: Observation) -> datetime | None:
-    """Return when the last container of the attempt was started.
+    """Return when the last pod of the attempt began to wait for the others.
 
-    The container of a pod that stayed is older than the attempt.
+    The container of a pod that stayed is older than the attempt, and one with a setup older than
+    the end of it.
     """
-    if obs.status.attempt.births:
+    if obs.status.attempt.births or (obs.job.spec and obs.job.spec.setup):
         return obs.status.attempt.silent_since
     running = [pod for pod in obs.current if pod.state is TrainerState.RUNNING]
     return max((pod.running_since for pod in running if pod.running_since), default=None)

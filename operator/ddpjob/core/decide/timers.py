@@ -77,12 +77,10 @@ def _has_failed_pod(obs: Observation) -> bool:
 
 
 def _is_silent(obs: Observation) -> bool:
-    """Return True if pods run and are not ready, although they were, or have stayed.
-
-    An attempt that has just begun with new pods has the time of startupDeadlineSeconds.
-    """
-    has_begun = obs.status.attempt.running_time or obs.status.attempt.births
-    return bool(has_begun and obs.silent)
+    """Return True if pods run and are not ready, although they must be, or their setup is over."""
+    spec = obs.job.spec
+    has_setup = spec is not None and bool(spec.setup)
+    return bool((obs.must_be_ready or has_setup) and obs.silent)
 
 
 def _is_starting(obs: Observation, now: datetime) -> bool:
@@ -109,7 +107,8 @@ def failure_settles(obs: Observation, spec: Spec, now: datetime) -> datetime | N
 
 def silence_ends(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
     started = obs.status.attempt.silent_since
-    return later(started, silent_time(obs)) if started and _is_silent(obs) else None
+    is_silent = obs.must_be_ready and _is_silent(obs)
+    return later(started, silent_time(obs)) if started and is_silent else None
 
 
 def silence_is_asked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:

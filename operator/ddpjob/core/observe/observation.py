@@ -56,6 +56,7 @@ class Pod:
     - `held`: the pod knows its attempt, and must not start it yet. `dumps`: it was told to write
       the stacks of its ranks, and to end.
     - `ready`: the workers of its attempt have met. `ready_since`: since when, or an empty string.
+    - `sets_up`: the agent runs the setup of the job. Such a pod is pending.
     - `creating_since`: the pod has had a node since then, and no container yet.
     - `released`: no container of the pod runs any more. A kubelet reports the end of the containers
       before the pod's phase.
@@ -91,6 +92,7 @@ class Pod:
     dumps: bool
     ready: bool
     ready_since: str
+    sets_up: bool
     creating_since: datetime | None
     released: bool
     grace: int
@@ -337,6 +339,14 @@ class Observation:
     def all_run(self) -> bool:
         """True if every node of the attempt has met the others or has succeeded."""
         return len(self.succeeded) + self.ready == self.status.pods.desired
+
+    @property
+    def must_be_ready(self) -> bool:
+        """True if a pod that is not ready is silent: the gang has met, or pods have stayed for it.
+
+        An attempt that has just begun with new pods has the time of startupDeadlineSeconds.
+        """
+        return bool(self.status.attempt.running_time or self.status.attempt.births)
 
     @property
     def silent(self) -> tuple[Pod, ...]:

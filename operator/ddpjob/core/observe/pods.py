@@ -1,6 +1,7 @@
 """Read a pod, as the API server shows it, into a Pod. No state of a pod is an error."""
 
 import json
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.times import LAST_MOMENT, MAX_SECONDS, parse_time
 from ddpjob.core.observe.observation import Finding, Pod, TrainerState
 from ddpjob.core.observe.placement import read_placement, read_requests
-from ddpjob.core.observe.termination import Termination, read_termination
+from ddpjob.core.observe.termination import SETUP_FAILED, Termination, read_termination
 from ddpjob.core.observe.torchrun_log import last_line
 
 # Reasons of a waiting container whose image cannot be pulled.
@@ -37,6 +38,10 @@ NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
 
 # The reason of the condition PodScheduled while a scheduling gate holds a pod.
 GATED = "SchedulingGated"
+
+# The scheduler's message if a claim of the pod does not exist. Some versions end it with the words
+# "not found" once more.
+CLAIM_NOT_FOUND = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
 # What a container's end says after its kubelet or its runtime has lost it, as in a crash of the
 # node: the kubelet's own reason, and containerd's after a restart, with its exit code.
@@ -90,6 +95,8 @@ def read_pod(body: Dict) -> Pod | None:
     told = _assignment(metadata)
     container = _trainer_container(status)
     state, end, termination = _state_and_end(metadata, status, container)
+    if state is TrainerState.RUNNING and _sets_up(spec, status):
+        state = TrainerState.PENDING
     return Pod(
         name=name,
         uid=str(metadata.get("uid", "")),
@@ -104,6 +111,7 @@ def read_pod(body: Dict) -> Pod | None:
         dumps=told.get("dump") is True,
         ready=_is_ready(metadata, status),
         ready_since=_ready_since(status),
+        sets_up=state is TrainerState.PENDING and "running" in container,
         creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
         released=_is_removed(metadata) or _is_released(status, end),
         grace=grace_of(spec),
@@ -121,7 +129,7 @@ def read_pod(body: Dict) -> Pod | None:
         own_limit=_own_limit(status),
         blocked=_blocked(status, container) if state is TrainerState.PENDING else None,
         exit_code=integer_or_none((end or {}).get("exitCode")),
-        exit_reason=str((end or {}).get("reason") or ""),
+        exit_reason=SETUP_FAILED if termination.setup else str((end or {}).get("reason") or ""),
         message=termination.text,
         follower=termination.follower,
         timed_out=termination.timed_out,
@@ -228,6 +236,20 @@ def _trainer_state(phase: Any, container: Dict) -> TrainerState:
         # The end of the trainer was never reported: the pod was refused, evicted or lost.
         return TrainerState.FAILED
     return TrainerState.RUNNING if "running" in container else TrainerState.PENDING
+
+
+def _sets_up(spec: Dict, status: Dict) -> bool:
+    """Return True if the agent of a pod still runs the setup: its startup probe has failed."""
+    if _trainer_status(status).get("started") is not False:
+        return False
+    trainers = [one for one in children(spec, "containers") if one.get("name") == names.TRAINER]
+    return any(map(has_setup, trainers))
+
+
+def has_setup(trainer: Dict) -> bool:
+    """Return True if a container `trainer` runs a setup. A user's own startup probe is no sign."""
+    probe = child(child(trainer, "startupProbe"), "httpGet")
+    return probe.get("path") == names.STARTED_PATH
 
 
 def _finished(end: Dict) -> datetime | None:
@@ -394,14 +416,25 @@ def _blocked(status: Dict, container: Dict) -> Finding | None:
     """Return what keeps a pending pod from starting, or None."""
     scheduled = _schedule_condition(status)
     if scheduled:
-        gated = scheduled.get("reason") == GATED
-        message = str(scheduled.get("message") or "no node fits yet")
-        return Finding(Reason.GATED if gated else Reason.UNSCHEDULABLE, message)
+        return _unscheduled(scheduled)
     for init in children(status, "initContainerStatuses"):
         finding = _waiting(child(init, "state"))
         if finding:
             return Finding(finding.reason, f"init container {init.get('name')}: {finding.message}")
     return _waiting(container)
+
+
+def _unscheduled(condition: Dict) -> Finding:
+    """Return why a pod has no node, from its condition PodScheduled."""
+    message = str(condition.get("message") or "no node fits yet")
+    if condition.get("reason") == GATED:
+        return Finding(Reason.GATED, message)
+    claim = CLAIM_NOT_FOUND.search(message)
+    if claim:
+        # The scheduler's own words speak of nodes, which are not at fault.
+        missing = f'PersistentVolumeClaim "{claim[1]}" does not exist in the namespace of the job'
+        return Finding(Reason.CLAIM_NOT_FOUND, missing)
+    return Finding(Reason.UNSCHEDULABLE, message)
 
 
 def _waiting(container: Dict) -> Finding | None:

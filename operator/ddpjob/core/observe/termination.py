@@ -24,6 +24,9 @@ from ddpjob.core.observe.torchrun_log import (
     parse_summary,
 )
 
+# The cause in the report on a setup that failed, and the reason of such a pod.
+SETUP_FAILED = "SetupFailed"
+
 # The largest rank and exit code that a report may have.
 MAX_NUMBER = 1_000_000_000
 
@@ -41,7 +44,8 @@ class Termination:
     - `summary`: the first failure of the node; None if no rank is known to have failed.
     - `result`: what the script wrote to $DDP_RESULT_FILE.
     - `attempt`: the attempt that the agent's report is about; None without a report.
-    - `hang`: the agent has ended the attempt because its heartbeat stopped.
+    - `hang`: the agent has ended the attempt because its heartbeat stopped. `setup`: the setup of
+      the pod has failed, so no process of the job has begun.
     - `steps`: the first and the last step of attempts that ran in the pod.
     - `trained`: when attempts made their first step, or gave their first heartbeat, in the pod.
     """
@@ -53,6 +57,7 @@ class Termination:
     result: Mapping[str, str] = field(default_factory=dict)
     attempt: int | None = None
     hang: bool = False
+    setup: bool = False
     steps: Mapping[int, Steps] = field(default_factory=dict)
     trained: Mapping[int, datetime] = field(default_factory=dict)
 
@@ -75,6 +80,7 @@ def read_termination(message: str) -> Termination:
         result=result_of(child(report, "result")),
         attempt=_number(report.get("attempt")),
         hang=report.get("cause") == "Hang",
+        setup=report.get("cause") == SETUP_FAILED,
         steps=_steps(child(report, "steps")),
         trained=_training_times(child(report, "trained")),
     )

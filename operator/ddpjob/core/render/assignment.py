@@ -17,7 +17,7 @@ from ddpjob.core.plan import Assign
 
 # Seconds. Peers may stay Pending for long, in a full cluster or while it is scaled up. Waiting for
 # them must not end an attempt.
-RENDEZVOUS_TIMEOUT = "3600"
+RENDEZVOUS_SECONDS = 3600
 
 # Seconds that a pod which has only lost its peer waits for the next attempt.
 FOLLOWER_WAIT = 8
@@ -89,9 +89,12 @@ def _wait(assign: Assign | None) -> float:
 def _flags(job: Job, spec: Spec, index: int, addresses: Addresses) -> list[str]:
     """Return torchrun's flags. It has only flags that torch 2.5 to 2.15 know."""
     status = job.status
+    # The setup of one pod may take longer than that of another.
+    setup = int(spec.setup_timeout.total_seconds()) if spec.setup else 0
+    timeout = str(RENDEZVOUS_SECONDS + setup)
     conf = {
-        "join_timeout": RENDEZVOUS_TIMEOUT,
-        "read_timeout": RENDEZVOUS_TIMEOUT,
+        "join_timeout": timeout,
+        "read_timeout": timeout,
         **spec.rdzv_conf,
         # torchrun would guess wrong: behind a Service name every agent looks like a client.
         "is_host": "true" if index == status.attempt.host.index else "false",
@@ -127,6 +130,9 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
         "work": names.FOLDER if isolated else None,
         "code": names.CODE_FOLDER if spec.code else None,
         "place": names.WORK_FOLDER,
+        # Kubernetes reads `$` in a command as a reference to a variable.
+        "setup": spec.setup.replace("$", "$$") or None,
+        "setup_seconds": spec.setup_timeout.total_seconds(),
         "own_files": isolated,
         # No other field of the spec can set it.
         "own_ipc": isolated and not child(spec.pod_template, "spec").get("hostIPC"),

@@ -36,6 +36,10 @@ POD_LEVEL_FIELDS = (
 )
 CONTAINER_LEVEL_FIELDS = ("imagePullPolicy", "envFrom")
 
+# The agent ends a setup that lasts too long, and reports that. The kubelet would end the agent so
+# many seconds later.
+SETUP_MARGIN = 300
+
 # The name of the file with the assignment.
 ASSIGNMENT_NAME = names.ASSIGNMENT_FILE.rpartition("/")[2]
 
@@ -104,6 +108,8 @@ def pod_context(job: Job, spec: Spec, settings: Settings) -> dict[str, Any]:
         "resources": _resources(spec),
         "port": names.RENDEZVOUS_PORT,
         "agent_port": names.AGENT_PORT,
+        "started_path": names.STARTED_PATH,
+        "startup_failures": int(spec.setup_timeout.total_seconds()) + SETUP_MARGIN,
         "volumes": volumes,
         "mounts": mounts,
         "pod_fields": {key: fields[key] for key in POD_LEVEL_FIELDS if key in fields},

@@ -1,0 +1,61 @@
+"""The PersistentVolumeClaims that jobs mount, looked for before the jobs are created."""
+
+from collections.abc import Iterable, Sequence, Set
+
+from ddpjob.client.errors import Rejected, client_errors
+from ddpjob.client.reader import JobReader
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, child, did_you_mean
+from ddpjob.jobs.documents import is_job
+from ddpjob.jobs.user_job import DDPJob
+from ddpjob.kube.kinds import CLAIMS
+from ddpjob.kube.watch import list_objects
+
+
+async def check_claims(client: JobReader, documents: Sequence[Dict]) -> None:
+    """Raise Rejected for a job whose pods would wait for a claim that does not exist.
+
+    A claim among the documents counts as one that exists. Without the right to read claims, nothing
+    is checked.
+    """
+    for job in _jobs_that_start(documents):
+        namespace = job.namespace or client.namespace
+        wanted = set(job.claims) - _claims_in(documents, namespace, client.namespace)
+        if wanted:
+            await _require(client, job, namespace, wanted)
+
+
+async def _require(client: JobReader, job: DDPJob, namespace: str, wanted: Set[str]) -> None:
+    try:
+        with client_errors():
+            found, _ = await list_objects(client.api, CLAIMS, namespace, {})
+    except Rejected:
+        # The API server accepts the job nevertheless. Its status names the claim then.
+        return
+    known = {claim["metadata"]["name"] for claim in found}
+    for name in sorted(wanted - known):
+        raise Rejected(
+            f'job {job.name}: PersistentVolumeClaim "{name}" does not exist in namespace '
+            f"{namespace}{did_you_mean(name, known)}; create the claim first, or in the same "
+            "manifest. Nothing was created"
+        )
+
+
+def _jobs_that_start(documents: Iterable[Dict]) -> Iterable[DDPJob]:
+    """Yield the jobs whose pods are created in this cluster, and now."""
+    for document in documents:
+        spec = child(document, "spec")
+        is_here = spec.get("managedBy", names.CONTROLLER) == names.CONTROLLER
+        if is_job(document) and is_here and not spec.get("suspend"):
+            yield DDPJob.from_manifest(document)
+
+
+def _claims_in(documents: Iterable[Dict], namespace: str, default: str) -> set[str]:
+    """Return the names of the claims that the documents create in a namespace."""
+    found = set()
+    for document in documents:
+        metadata = child(document, "metadata")
+        is_claim = document.get("kind") == "PersistentVolumeClaim"
+        if is_claim and (metadata.get("namespace") or default) == namespace:
+            found.add(str(metadata.get("name")))
+    return found

@@ -1,0 +1,54 @@
+"""ResourceQuotas that refuse pods because these do not name a resource.
+
+If a quota limits CPU or memory, the API server refuses each pod with a container that does not
+name them (`must specify requests.cpu`). A LimitRange of the namespace may name them for it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from ddpjob.core.api.readers import Dict, child, children, strings_or_empty
+
+# The limits of a quota that each container has to name, as the resource that it has to name.
+TO_NAME = {
+    "cpu": "requests.cpu",
+    "memory": "requests.memory",
+    "requests.cpu": "requests.cpu",
+    "requests.memory": "requests.memory",
+    "limits.cpu": "limits.cpu",
+    "limits.memory": "limits.memory",
+}
+
+# The fields of a LimitRange with defaults, and what they are defaults of.
+DEFAULTS = {"defaultRequest": "requests", "default": "limits"}
+
+# The scope of pods without a deadline of their own, as those of jobs are. Which of the pods have
+# another scope depends on the job.
+SCOPE = "NotTerminating"
+
+
+def unnamed_resources(quota: Dict, limit_ranges: Iterable[Dict]) -> Sequence[str]:
+    """Return what a quota demands of each container and no LimitRange gives to it."""
+    spec = child(quota, "spec")
+    if not set(_scopes(spec)) <= {SCOPE}:
+        return ()
+    given = {name for one in limit_ranges for name in _defaults(one)}
+    wanted = {TO_NAME[key] for key in child(spec, "hard") if key in TO_NAME}
+    return sorted(wanted - given, reverse=True)
+
+
+def _scopes(spec: Dict) -> Iterable[str]:
+    yield from strings_or_empty(spec.get("scopes"))
+    for one in children(child(spec, "scopeSelector"), "matchExpressions"):
+        is_positive = one.get("operator") in ("Exists", "In")
+        yield str(one.get("scopeName")) if is_positive else ""
+
+
+def _defaults(limit_range: Dict) -> Iterable[str]:
+    for item in children(child(limit_range, "spec"), "limits"):
+        if item.get("type") != "Container":
+            continue
+        for field, kind in DEFAULTS.items():
+            for resource in child(item, field):
+                yield f"{kind}.{resource}"
+                # Without a request, a container requests as much as its limit.
+                yield f"requests.{resource}"

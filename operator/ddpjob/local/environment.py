@@ -1,0 +1,33 @@
+"""A virtual environment of a pod on this machine, in which the setup of a job installs packages."""
+
+import site
+import venv
+from pathlib import Path
+
+# A path may have spaces, which the first line of a script cannot have. pip writes its scripts so.
+TORCHRUN = """\
+#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
+from torch.distributed.run import main
+
+main()
+"""
+
+
+def create_environment(folder: Path) -> None:
+    """Make a virtual environment that also has the packages of this Python, and its torchrun.
+
+    What is installed into it comes first. Raises OSError, or CalledProcessError without pip.
+    """
+    venv.EnvBuilder(symlinks=True, with_pip=True).create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    parents = site.getsitepackages()
+    if site.ENABLE_USER_SITE:
+        parents.append(site.getusersitepackages())
+    # Unlike a path in this file, `addsitedir` also reads the .pth files there.
+    lines = [f"import site; site.addsitedir({parent!r})\n" for parent in parents]
+    (packages / "packages-of-parent.pth").write_text("".join(lines))
+    torchrun = folder / "bin" / "torchrun"
+    torchrun.write_text(TORCHRUN.format(python=folder / "bin" / "python"))
+    torchrun.chmod(0o755)

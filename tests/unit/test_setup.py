@@ -1,0 +1,161 @@
+"""A job with `spec.setup`: pods that run it are pending, and a failure has its own reason."""
+
+import pytest
+from builders import (
+    a_pod,
+    a_running_job,
+    agent_report,
+    at,
+    ended,
+    follower_summary,
+    plan_for,
+    running,
+    starting,
+    waiting,
+    written,
+)
+from rendered import assignment_of, options_of, render, trainer_of
+
+from ddpjob.core.api.names import Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.observe.pods import read_pod
+
+SETUP = {"setup": "pip install -r requirements.txt"}
+PROBE = {"startupProbe": {"httpGet": {"path": "/started", "port": 8080}}}
+SPEC = {"containers": [{"name": "trainer", **PROBE}]}
+JOB = a_running_job(ran=False, spec=SETUP)
+
+
+def setting_up(status=None):
+    """Return the status of a pod whose startup probe has not succeeded."""
+    status = status or starting(since=at(-300))
+    status["containerStatuses"][0]["started"] = False
+    return status
+
+
+def set_up(status):
+    status["containerStatuses"][0]["started"] = True
+    return status
+
+
+def setup_failed(code=1, line="no such package", **report):
+    text = agent_report(-1, "SetupFailed", rank=None, exit_code=code, exception=line, **report)
+    return ended(code, text)
+
+
+# A pod that runs the setup
+
+
+def test_a_gang_in_its_setup_has_a_reason_of_its_own():
+    pods = a_pod(0, set_up(starting()), **SPEC), a_pod(1, setting_up(), **SPEC)
+    status = plan_for(JOB, *pods, now=at(3600)).status
+    assert (status.phase, status.reason) == (Phase.STARTING, Reason.SETTING_UP)
+    assert status.message == (
+        "0 of 2 nodes are ready; pod digits-0-1 runs spec.setup on node-1 (for details: kubectl -n "
+        "ml logs digits-0-1 -c trainer)"
+    )
+
+
+def test_a_pod_without_a_container_explains_more_than_one_in_its_setup():
+    pods = a_pod(0, setting_up(), **SPEC), a_pod(1, waiting(), **SPEC)
+    assert plan_for(JOB, *pods).status.reason == Reason.STARTING
+
+
+def test_the_wait_for_peers_begins_when_the_last_setup_is_over():
+    pods = a_pod(0, set_up(starting(since=at(-900))), **SPEC), a_pod(1, setting_up(), **SPEC)
+    job = written(JOB, plan_for(JOB, *pods, now=at(600)))
+    pods = pods[0], a_pod(1, set_up(starting(since=at(-900))), **SPEC)
+    plan = plan_for(job, *pods, now=at(601))
+    assert plan.status.reason == Reason.STARTING
+    assert plan.wake_after == 60
+    job = written(job, plan)
+    plan = plan_for(job, *pods, now=at(620))
+    # In the normal course no agent is asked.
+    assert (plan.status.reason, plan.ask) == (Reason.STARTING, ())
+    plan = plan_for(job, *pods, now=at(661))
+    assert plan.status.reason == Reason.WAITING_FOR_PEERS
+    assert len(plan.ask) == 2
+
+
+def test_pods_that_have_not_met_after_their_setup_are_not_taken_for_lost():
+    pods = [a_pod(index, set_up(starting()), **SPEC) for index in range(2)]
+    job = written(JOB, plan_for(JOB, *pods, now=at(0)))
+    plan = plan_for(job, *pods, now=at(3600))
+    assert (plan.new_pods, plan.delete) == ((), ())
+
+
+def test_the_startup_probe_of_a_users_own_is_no_setup():
+    probe = {"startupProbe": {"httpGet": {"path": "/healthz", "port": 80}}}
+    pod = a_pod(0, setting_up(), containers=[{"name": "trainer", **probe}])
+    assert not read_pod(pod).sets_up
+
+
+def test_a_container_that_has_ended_is_not_in_its_setup():
+    status = setting_up(ended(137))
+    assert not read_pod(a_pod(0, status, **SPEC)).sets_up
+
+
+# A setup that failed
+
+
+def test_a_setup_that_failed_ends_the_attempt_as_a_failure_does():
+    pods = a_pod(0, set_up(starting()), **SPEC), a_pod(1, setup_failed(3), **SPEC)
+    plan = plan_for(JOB, *pods)
+    failure = plan.status.last_failure
+    assert (failure.cause, failure.reason) == ("Failure", "SetupFailed")
+    assert failure.message == (
+        "spec.setup failed in pod digits-0-1 with exit code 3: no such package"
+    )
+    assert plan.status.budget.failures == 1
+    assert plan.status.backoff.count == 1
+
+
+def test_a_setup_that_failed_is_the_cause_of_what_its_peers_say():
+    peer = ended(1, follower_summary(0), when=at(-5))
+    pods = a_pod(0, peer, **SPEC), a_pod(1, setup_failed(), **SPEC)
+    assert plan_for(JOB, *pods).status.last_failure.reason == "SetupFailed"
+
+
+def test_a_setup_without_a_word_has_its_exit_code():
+    pods = a_pod(0, running(), **SPEC), a_pod(1, setup_failed(7, "", lines=[]), **SPEC)
+    message = plan_for(JOB, *pods).status.last_failure.message
+    assert message == "spec.setup failed in pod digits-0-1 with exit code 7"
+
+
+@pytest.mark.parametrize("line", ["ModuleNotFoundError: No module named 'x'", "NameError: y"])
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_setup_that_failed_is_tried_again_whatever_its_code_and_words(code, line):
+    job = JOB
+    for attempt in range(3):
+        pods = (
+            a_pod(0, setup_failed(code, line), attempt=attempt, **SPEC),
+            a_pod(1, starting(), attempt=attempt, **SPEC),
+        )
+        job = written(job, plan_for(job, *pods, now=at(60 * attempt)))
+        assert job.status.attempt.number == attempt + 1
+        assert not job.status.finished
+
+
+# The pod of a job with a setup
+
+
+def test_a_pod_has_its_setup_with_no_reference_of_kubernetes_in_it():
+    pod = render(setup='echo "$(date) $HOME $$"', setupTimeoutSeconds=60)
+    assert options_of(pod)["setup"] == 'echo "$$(date) $$HOME $$$$"'
+    assert options_of(pod)["setup_seconds"] == 60
+    # The agent ends a setup before the kubelet ends the agent.
+    assert trainer_of(pod)["startupProbe"]["failureThreshold"] > 60
+
+
+def test_a_pod_without_a_setup_has_no_startup_probe():
+    assert "startupProbe" not in trainer_of(render())
+    assert options_of(render())["setup"] is None
+
+
+def test_the_rendezvous_waits_for_the_setup_of_all_nodes():
+    def timeout(**spec):
+        told = assignment_of(render(**spec))
+        (conf,) = [flag for flag in told["flags"] if flag.startswith("--rdzv-conf")]
+        return int(conf.partition("join_timeout=")[2].split(",")[0])
+
+    assert timeout(**SETUP, setupTimeoutSeconds=7200) == timeout() + 7200
