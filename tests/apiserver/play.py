@@ -242,6 +242,15 @@ class Cluster:
         status: dict[str, Any] = body.get("status", {})
         return status
 
+    def managers(self, job: str) -> set[tuple[str, str]]:
+        """Return (manager, subresource) of all who have written fields of a job and of its pods."""
+        jobs = [self.apiserver.request("GET", self._path("ddpjobs", job)).body]
+        found = set()
+        for body in (*jobs, *self.pods(job).values()):
+            for entry in body["metadata"]["managedFields"]:
+                found.add((entry["manager"], entry.get("subresource", "")))
+        return found
+
     def pods(self, job: str) -> dict[str, dict[str, Any]]:
         """Return the pods of a job by name."""
         found = self.apiserver.request(

@@ -200,6 +200,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"torchrun": {"command": []}},
         "spec.torchrun.command in body should have at least 1 items",
     ),
+    "a container without an image": (
+        {"podTemplate": {"spec": {"containers": [{"name": "pytorch"}]}}},
+        "to change the container that trains, name it trainer, otherwise give it an image",
+    ),
     "two volumes of a name": (
         {"volumes": [{"name": "v", "emptyDir": {}}, {"name": "v", "configMap": {"name": "c"}}]},
         'spec.volumes[1]: Duplicate value: {"name":"v"}',
@@ -719,8 +723,14 @@ def instance(schema: dict[str, Any], path: tuple[str, ...], value: Any) -> Any:
         return [instance(schema["items"], rest, value)]
     if "properties" not in schema:
         return {step: instance(schema["additionalProperties"], rest, value)}
-    filled = {name: _least(schema["properties"][name], name) for name in schema.get("required", ())}
+    needed = {*schema.get("required", ()), *needed_by_rules(schema)}
+    filled = {name: _least(schema["properties"][name], name) for name in needed}
     return {**filled, step: instance(schema["properties"][step], rest, value)}
+
+
+def needed_by_rules(schema: dict[str, Any]) -> set[str]:
+    """Return the field that a rule requires of a container: its image."""
+    return {"image"} & set(schema["properties"]) if "workingDir" in schema["properties"] else set()
 
 
 def _least(schema: dict[str, Any], name: str = "") -> Any:

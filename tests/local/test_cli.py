@@ -120,3 +120,54 @@ def test_validate_says_what_the_operator_would_refuse(tmp_path):
     done = CliRunner().invoke(app, ["validate", str(manifest)])
     assert done.exit_code == 1
     assert "with a mount at /checkpoints, checkpoints would not get to" in done.stdout
+
+
+AFTER = "No such option: --epochs; an argument of the script follows after --, such as"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("submit --script train.py --epochs 3", AFTER),
+        ("run --local --script train.py --epochs 3", AFTER),
+        ("init --script train.py --epochs 3", AFTER),
+        ("submit job.yaml --folow", "(Possible options: --follow)"),
+        ("submit train.py", "train.py: is a Python script and not a manifest; give it as --script"),
+        ("run --local train.py", "train.py: is a Python script and not a manifest"),
+        ("submit job.yaml --set env.X=1", "a job has no field env; did you mean spec.env.X?"),
+        ("plot folder", "folder: the run has printed no figures; print lines such as {"),
+        ("logs j --previous --attempt 1", "--previous: cannot be combined with --follow or"),
+        ("logs j --previous --tail 1", "--previous: cannot be combined with --since or --tail"),
+    ],
+)
+def test_a_hint_leads_to_what_was_meant(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(JOB)
+    Path("train.py").write_text("print({'a': 1}['a'])\n")
+    Path("folder").mkdir()
+    shown = refusal(*words.split())
+    assert message in shown
+    assert "--nproc" not in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("logs", "[OPTIONS] JOB"),
+        ("scale", "[OPTIONS] JOB NODES"),
+        ("submit", "[OPTIONS] [FILE…]"),
+        ("init", "[OPTIONS] [WORKLOAD…]"),
+        ("delete", "[OPTIONS] JOB…"),
+    ],
+)
+def test_the_usage_has_the_arguments_as_they_are_typed(command, usage):
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
+    (line,) = [one.strip() for one in shown.splitlines() if "Usage:" in one]
+    assert line.endswith(f"{command} {usage}")
+
+
+@pytest.mark.parametrize("words", [[], ["logs"], ["submit"], ["list"]])
+def test_a_flag_has_no_type(words):
+    shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200"}).stdout
+    assert "--help" in shown
+    assert "bool" not in shown.lower()

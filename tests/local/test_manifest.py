@@ -101,7 +101,7 @@ def test_each_field_without_effect_has_one_note(tmp_path):
 
 
 def test_sidecars_and_pod_settings_have_notes(tmp_path):
-    template = "{dnsPolicy: None, containers: [{name: trainer}, {name: proxy}]}"
+    template = "{dnsPolicy: None, containers: [{name: trainer}, {name: proxy, image: p}]}"
     notes = read_spec(tmp_path, f"podTemplate: {{spec: {template}}}").notes
     assert any("proxy" in note for note in notes)
     assert any("dnsPolicy" in note for note in notes)

@@ -318,6 +318,7 @@ def test_help_imports_no_command_and_no_slow_package():
         "ddpjob",
         "ddpjob.cli",
         "ddpjob.cli.main",
+        "ddpjob.cli.usage",
     }
     assert not imported & {*KUBERNETES_PACKAGES, *EXTRA_PACKAGES, "pydantic", "yaml", "jinja2"}
 

@@ -4,6 +4,7 @@ import pytest
 import typer
 
 from ddpjob import DDPJob
+from ddpjob.cli.commands import submit
 from ddpjob.cli.commands.logs import LogOptions, logs, read_nodes
 from ddpjob.cli.options import read_duration
 from ddpjob.client.logs import LogChoice, LogLine, PodLog
@@ -171,7 +172,7 @@ class FakeClient:
             if choice.attempt in (None, one.attempt) and one.index in (choice.nodes or {0, 1}):
                 yield one
 
-    async def follow(self, name, choice):
+    async def follow(self, name, choice, namespace=None):
         for item in (*self.lines, self.job):
             yield item
 
@@ -257,6 +258,29 @@ async def test_a_log_that_is_followed_ends_with_the_attempts_and_the_next_comman
     assert err[1] == "Attempts"
     assert err[3].endswith("ended by Failure")
     assert err[-1].startswith("ddpjob retry digits")
+
+
+async def test_submit_shows_lines_of_any_form_then_the_attempts_and_the_next_commands(capsys):
+    job = a_job(0, "Failure", phase="Failed")
+    lines = [
+        (0, 0, BEGINS),
+        (0, 0, '{"step": 950, "steps": 1500, "lr": 0.1}'),
+        (0, 0, '{"event": "train", "step": 951, "steps": 1500, "loss": 0.1}'),
+        (0, 1, "plain text"),
+    ]
+    assert await submit.follow(FakeClient(job, *lines), job, "") == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[:4] == [
+        '[n0] {"step": 950, "steps": 1500, "lr": 0.1}',
+        "            step 951/1500, loss 0.1000",
+        "[n1] plain text",
+        "Failed      for a test",
+    ]
+    assert out[4] == "Attempts"
+    assert [line.split()[:3] for line in out[-2:]] == [
+        ["Next", "ddpjob", "logs"],
+        ["Next", "ddpjob", "retry"],
+    ]
 
 
 async def test_an_attempt_that_has_not_begun_is_refused():

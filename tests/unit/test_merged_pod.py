@@ -93,7 +93,9 @@ def test_the_status_gets_the_last_line_of_an_init_container_that_sets_nothing():
 
 
 def test_a_container_beside_the_trainer_keeps_its_policy():
-    pod = render(podTemplate={"spec": {"containers": [{"name": "proxy"}, {"name": "trainer"}]}})
+    pod = render(
+        podTemplate={"spec": {"containers": [{"name": "proxy", "image": "p"}, {"name": "trainer"}]}}
+    )
     (proxy,) = (one for one in pod["spec"]["containers"] if one["name"] == "proxy")
     assert "terminationMessagePolicy" not in proxy
 

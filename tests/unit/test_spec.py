@@ -409,6 +409,11 @@ REFUSED = {
         "spec.podTemplate.spec.containers[trainer].env: RANK is set by torchrun for each process; "
         "remove it",
     ),
+    "a container of a PyTorchJob": (
+        {"podTemplate": {"spec": {"containers": [{"name": "pytorch", "env": []}]}}},
+        "spec.podTemplate.spec.containers[pytorch]: has no image; to change the container that "
+        "trains, name it trainer, otherwise give it an image",
+    ),
     "a number as a variable in the template": (
         {"podTemplate": trainer_overlay(env=[{"name": "SEED", "value": 0}])},
         "spec.podTemplate.spec.containers[0].env[0].value: must be a string, got 0; put it in "
@@ -477,12 +482,32 @@ def test_a_trainer_field_that_the_operator_sets_is_refused(field):
 
 
 def test_a_sidecar_may_set_what_the_trainer_must_not():
-    sidecar = {"name": "mesh", "command": ["x"], "env": [{"name": "RANK", "value": "0"}]}
+    sidecar = {
+        "name": "mesh",
+        "image": "m",
+        "command": ["x"],
+        "env": [{"name": "RANK", "value": "0"}],
+    }
     spec = Spec.from_dict(a_spec(podTemplate={"spec": {"containers": [sidecar]}}))
     assert spec.pod_template == {"spec": {"containers": [sidecar]}}
 
 
 # Fields that this version does not know
+
+
+@pytest.mark.parametrize(
+    ("field", "instead"),
+    [
+        ("backoffLimit", "write failurePolicy.maxRestarts"),
+        ("command", "write args, which begins with the script, or torchrun.command for a wrapper"),
+        ("schedulerName", "write podTemplate.spec.schedulerName"),
+    ],
+)
+def test_a_field_of_another_kind_is_refused_with_what_to_write_instead(field, instead):
+    with pytest.raises(SpecError) as refused:
+        Spec.from_user(a_spec(**{field: 1}))
+    assert str(refused.value) == f"spec.{field}: unknown field; {instead}"
+
 
 UNKNOWN = {
     "a field of a later version": ({"later": True}, "spec.later"),

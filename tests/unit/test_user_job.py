@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from ddpjob import DDPJob
+from ddpjob.client.logs import LogLine
+from ddpjob.client.reader import Jobs
 from ddpjob.core.api.readers import SpecError
 from ddpjob.jobs.user_job import SpecFields
 
@@ -131,6 +133,26 @@ def test_the_place_of_checkpoints_is_the_claim_and_the_folder_of_the_job():
 def test_a_notebook_shows_a_job_without_its_markup():
     job = DDPJob.create("j", image="i", args=["a"])
     assert job._repr_html_().startswith("<b>j</b> · Pending · 0/1 nodes")
+
+
+def test_a_job_and_a_line_are_short_if_they_are_printed():
+    status = {"phase": "Running", "nodes": {"desired": 2, "ready": 2}}
+    body = DDPJob.create("digits", namespace="team", image="i", args=["a"], nodes=2).manifest()
+    job = DDPJob.from_manifest({**body, "status": status})
+    assert repr(job) == "<DDPJob team/digits: Running, 2/2 nodes>"
+    assert str(LogLine("2026-01-01T00:00:00Z", 0, "digits-0-0", 0, "hello")) == "hello"
+
+
+def test_jobs_are_printed_as_a_table():
+    jobs = Jobs(DDPJob.create(name, image="i", args=["a"], nodes=2) for name in ("b", "longer"))
+    header, *rows = str(jobs).splitlines()
+    assert header.split()[:3] == ["NAME", "PHASE", "NODES"]
+    assert [row.split() for row in rows] == [
+        ["b", "Pending", "0/2", "0"],
+        ["longer", "Pending", "0/2", "0"],
+    ]
+    assert jobs._repr_html_().startswith("<pre>NAME")
+    assert jobs[0].name == "b"
 
 
 # A job of a script

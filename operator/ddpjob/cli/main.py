@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from ddpjob import __version__
+from ddpjob.cli.usage import Command, without_types
 
 # The sections of `ddpjob --help`, with the short help of each command. The command NAME is the
 # module `commands/NAME.py`.
@@ -54,7 +55,7 @@ def load(name: str) -> Any:
     """Import the module of a command, and return the command with its options."""
     module = import_module(f"ddpjob.cli.commands.{name}")
     one = typer.Typer(add_completion=False)
-    one.command(name)(module.command)
+    one.command(name, cls=Command)(module.command)
     return typer.main.get_command(one)
 
 
@@ -82,6 +83,9 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_options_after_command(args))
+
+    def get_params(self, ctx: Any) -> Any:
+        return without_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)

@@ -12,7 +12,15 @@ from ddpjob.cli.own_script import OwnScript
 from ddpjob.cli.session import note
 from ddpjob.client.errors import Rejected
 from ddpjob.core.api.readers import SpecError
-from ddpjob.jobs.documents import Document, decode, is_job, read_documents, require_jobs, set_fields
+from ddpjob.jobs.documents import (
+    Document,
+    decode,
+    is_job,
+    read_documents,
+    refuse_script,
+    require_jobs,
+    set_fields,
+)
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.sources.code import SUBMITTED_BYTES
 
@@ -53,6 +61,7 @@ def _changed(documents: Sequence[Document], settings: Sequence[str]) -> list[Doc
 def _read(file: str) -> str:
     if file == STDIN:
         return decode(sys.stdin.buffer.read())
+    refuse_script(file)
     try:
         return decode(Path(file).read_bytes())
     except OSError as error:

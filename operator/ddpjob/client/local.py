@@ -108,7 +108,7 @@ class LocalClient:
         If two runs of a job go on at once, the second one has the name of its folder, `NAME.2`.
         """
         found = [self._read(name) for name in self._names()]
-        return [job for job in found if job is not None]
+        return Jobs(job for job in found if job is not None)
 
     def _names(self) -> Sequence[str]:
         return sorted(path.parent.name for path in self.runs.glob("*/job.yaml"))

@@ -46,6 +46,9 @@ class LogLine:
     text: str
     rank: int | None = None
 
+    def __str__(self) -> str:
+        return self.text
+
     def __lt__(self, other: "LogLine") -> bool:
         """Return True if this line was written earlier."""
         return (self.time, self.index) < (other.time, other.index)

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
+from html import escape
 
 from ddpjob.client.errors import (
     ClientError,
@@ -25,10 +27,23 @@ from ddpjob.kube.kinds import JOBS, PODS
 from ddpjob.kube.request import Request, Verb
 from ddpjob.kube.watch import list_objects, watch
 
-Jobs = list[DDPJob]
-
 # Lines at the end of a log that tell how far a training is.
 PROGRESS_LINES = 200
+
+
+class Jobs(list[DDPJob]):
+    """Jobs in their order. Printed, and in a notebook, they are a table."""
+
+    def __str__(self) -> str:
+        # Imported late, so that commands are quick.
+        from ddpjob.show.jobs import job_table
+
+        several = len({job.namespace for job in self}) > 1
+        lines = job_table(self, {}, datetime.now(UTC), namespaces=several)
+        return "\n".join(line.plain for line in lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 class JobReader:
@@ -53,7 +68,7 @@ class JobReader:
         with client_errors():
             found, _ = await list_objects(self.api, JOBS, place, {"limit": "250"})
         jobs = [DDPJob.from_manifest(body) for body in found]
-        return sorted(jobs, key=lambda job: (job.namespace, job.name))
+        return Jobs(sorted(jobs, key=lambda job: (job.namespace, job.name)))
 
     async def watch(
         self, name: str | None = None, *, namespace: str | None = None, all_namespaces: bool = False
@@ -74,7 +89,7 @@ class JobReader:
                     if what == "DELETED":
                         del jobs[job.uid]
                 if is_listed:
-                    yield sorted(jobs.values(), key=lambda job: (job.namespace, job.name))
+                    yield Jobs(sorted(jobs.values(), key=lambda job: (job.namespace, job.name)))
 
     async def pods(self, job: DDPJob, *, node: int | None = None) -> Sequence[Dict]:
         """Return the pods of a job or of one of its nodes, as the API server shows them."""

@@ -153,7 +153,7 @@ async def operate(options: Options) -> None:
 
 def _assemble(options: Options, settings: Configuration) -> Operator:
     """Create the parts of one operator and connect them."""
-    api = ApiClient(settings)
+    api = ApiClient(settings, names.MANAGER)
     host = os.environ.get("POD_NAME") or socket.gethostname()
     identity = f"{host}_{os.getpid()}"
     clock = time.monotonic

@@ -66,6 +66,15 @@ def decode(data: bytes) -> str:
         raise SpecError("is not text in UTF-8; save it as UTF-8") from error
 
 
+def refuse_script(file: str) -> None:
+    """Raise SpecError for a file that is a script and not a manifest."""
+    if file.endswith(".py"):
+        raise SpecError(
+            f"is a Python script and not a manifest; give it as --script {file} to ddpjob submit, "
+            "ddpjob run --local or ddpjob init"
+        )
+
+
 def read_yaml(text: str) -> list[Any]:
     """Return the documents of a text that are not empty. Raises SpecError."""
     try:
@@ -160,6 +169,9 @@ def set_fields(document: Dict, settings: Iterable[str]) -> Document:
 
 def _set(document: Document, path: str, value: Any) -> None:
     *parents, last = path.split(".")
+    first = (*parents, last)[0]
+    if first not in names.FIELDS:
+        raise SpecError(f"{path}: a job has no field {first}; did you mean spec.{path}?")
     place: Any = document
     for number, key in enumerate(parents, 1):
         where = ".".join(parents[:number])

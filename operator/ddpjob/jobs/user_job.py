@@ -38,14 +38,11 @@ from ddpjob.sources.script import check_script, job_name
 # Characters such as those with which the API server completes `generateName`.
 GENERATED = "x7k2p"
 
-# The fields of the object.
-FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
-
 # What a user writes into the metadata, beside the name and the namespace.
 USERS_METADATA = ("labels", "annotations")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DDPJob:
     """A DDPJob: its name, its spec in the form of the manifest, and its status.
 
@@ -118,8 +115,8 @@ class DDPJob:
         if kind != f"{names.API_VERSION} {names.KIND}":
             raise SpecError(f"expected a {names.API_VERSION} {names.KIND}, got {quoted(kind)}")
         for key in manifest:
-            if key not in FIELDS:
-                raise SpecError(f"{key}: unknown field{did_you_mean(str(key), FIELDS)}")
+            if key not in names.FIELDS:
+                raise SpecError(f"{key}: unknown field{did_you_mean(str(key), names.FIELDS)}")
         metadata = require_object(manifest.get("metadata"), "metadata")
         return cls(
             name=_text(metadata.get("name")),
@@ -254,10 +251,19 @@ class DDPJob:
         needs = [{**one, "metadata": {**one["metadata"], **place}} for one in self.needs]
         return (*needs, self.manifest())
 
+    def __repr__(self) -> str:
+        """Return the job in short. `manifest()` and `status` have all of it."""
+        place = f"{self.namespace}/" if self.namespace else ""
+        return f"<DDPJob {place}{self.name}: {self.phase}, {self._ready_nodes}>"
+
+    @property
+    def _ready_nodes(self) -> str:
+        ready = self.status.pods.ready + self.status.pods.succeeded
+        return f"{ready}/{self.spec.get('nodes', 1)} nodes"
+
     def _repr_html_(self) -> str:
         """Return the job as a notebook shows it."""
-        ready = self.status.pods.ready + self.status.pods.succeeded
-        cells = (self.name, self.phase, f"{ready}/{self.spec.get('nodes', 1)} nodes", self.message)
+        cells = (self.name, self.phase, self._ready_nodes, self.message)
         return "<b>{}</b> · {} · {}<br>{}".format(*map(escape, cells))
 
 

@@ -18,6 +18,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
+from ddpjob import __version__
 from ddpjob.core.api.backoff import exponential_delay
 from ddpjob.kube.errors import ApiError, CallFailed, Unreachable, is_admission
 from ddpjob.kube.kinds import Kind
@@ -100,10 +101,15 @@ class Transport(RESTClientObject):
 
 
 class ApiClient:
-    """One connection pool to one API server."""
+    """One connection pool to one API server.
 
-    def __init__(self, settings: Configuration) -> None:
+    `program` is the name of this program in the audit log, and the manager of the fields that it
+    writes.
+    """
+
+    def __init__(self, settings: Configuration, program: str = "ddpjob") -> None:
         self._settings = settings
+        self._program = program
         self._transport = Transport(settings)
         # Time of the event loop until which the API server asked for a pause.
         self._paused_until = 0.0
@@ -194,7 +200,7 @@ class ApiClient:
         )
 
     async def _headers(self, request: AnyRequest) -> dict[str, str]:
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": "application/json", "User-Agent": f"{self._program}/{__version__}"}
         token = await self._settings.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:
             headers["Authorization"] = token

@@ -18,7 +18,7 @@ from ddpjob.core.api.readers import (
     require_object,
 )
 from ddpjob.core.api.resolved import Spec
-from ddpjob.jobs.documents import decode, read_yaml, without_lists
+from ddpjob.jobs.documents import decode, read_yaml, refuse_script, without_lists
 from ddpjob.local.config_maps import ConfigMaps, read_config_maps
 from ddpjob.local.notes import find_notes
 from ddpjob.local.sizes import Overrides, fit
@@ -82,6 +82,7 @@ def from_documents(
 
 
 def _read_documents(path: Path) -> list[Dict]:
+    refuse_script(str(path))
     try:
         data = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
     except OSError as error:

@@ -49,7 +49,7 @@ def command(
     workload: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORKLOAD]",
+            metavar="WORKLOAD",
             help="Name of an example workload. Without it, list all workloads. With --script, the "
             "arguments of the script.",
         ),

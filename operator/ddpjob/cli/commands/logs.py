@@ -75,8 +75,9 @@ def command(
 ) -> None:
     """Print the output of all nodes of a job and all its attempts, in the order of time.
 
-    With --follow, new pods are followed too, so the output goes on after a restart. The log of a
-    pod is gone when the pod is deleted.
+    With --follow, new pods are followed too, so the output goes on after a restart.
+
+    The log of a pod is gone when the pod is deleted.
 
     Examples: ddpjob logs digits -f; ddpjob logs digits --no-prefix --rank 0
     """

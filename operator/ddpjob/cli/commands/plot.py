@@ -27,6 +27,10 @@ STDIN = "-"
 METRICS_FILE = "metrics.jsonl"
 
 
+# An example of a line that is found in the output of any script.
+HOW_TO_PRINT = 'print lines such as {"step": 50, "steps": 1500, "loss": 0.1} on rank 0'
+
+
 class PlotError(ValueError):
     """The curves cannot be read or drawn. The message says what to do."""
 
@@ -77,7 +81,7 @@ def plot_jobs(names: list[str], out: Path | None, connection: Connection) -> Non
     if not figures:
         raise PlotError(
             f"{', '.join(names)}: no losses, accuracies or speeds found; the trainer has not "
-            "printed any, or the pods with its output are deleted"
+            f"printed any, or the pods with its output are deleted; {HOW_TO_PRINT}"
         )
     print("\n".join(figures))
     if out is not None:
@@ -107,6 +111,8 @@ def _read_run(name: str, connection: Connection) -> RunMetrics:
     if name == STDIN or Path(name).is_file():
         return RunMetrics(events=_read_events(name))
     if Path(name).is_dir():
+        if not (Path(name) / METRICS_FILE).exists():
+            raise PlotError(f"{name}: the run has printed no figures; {HOW_TO_PRINT}")
         return RunMetrics(events=_read_events(str(Path(name) / METRICS_FILE)))
     if "/" in name or "." in name:
         raise PlotError(f"{name}: the file does not exist")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def command(
     job: JobName,
-    nodes: Annotated[int, typer.Argument(min=1, help="New number of nodes.")],
+    nodes: Annotated[int, typer.Argument(metavar="NODES", min=1, help="New number of nodes.")],
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,

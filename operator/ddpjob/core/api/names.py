@@ -12,6 +12,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "DDPJob"
 PLURAL = "ddpjobs"
 
+# The fields of the object.
+FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
+
 MANAGER = "ddpjob-operator"
 
 # The Lease in each namespace with jobs that names the installation which serves it.

@@ -107,6 +107,17 @@ def check_trainers_variables(pod: Dict) -> None:
         check_variables(container.get("env"), f"{where}.env")
 
 
+def check_images(pod: Dict) -> None:
+    """Refuse another container without an image, such as `pytorch` of a PyTorchJob."""
+    for container in children(pod, "containers"):
+        name = container["name"]
+        if name != names.TRAINER and not container.get("image"):
+            raise SpecError(
+                f"spec.{POD_TEMPLATE}.spec.containers[{name}]: has no image; to change the "
+                f"container that trains, name it {names.TRAINER}, otherwise give it an image"
+            )
+
+
 def check_working_dir(pod: Dict) -> None:
     """Refuse a working directory of the container trainer, which is that of spec.code."""
     for where, container in _trainers(pod):

@@ -35,6 +35,7 @@ from ddpjob.core.api.declare import (
     read,
     type_of,
 )
+from ddpjob.core.api.foreign import instead_of
 from ddpjob.core.api.names import MAX_NODES
 from ddpjob.core.api.pod_fields import (
     POD_TEMPLATE,
@@ -311,7 +312,8 @@ def refuse_unknown_fields(fields: Dict) -> None:
         parent = max((p for p in known_fields() if path.startswith(f"{p}.")), key=len)
         key = path.removeprefix(f"{parent}.")
         known = known_fields()[parent]
-        hint = did_you_mean(key, known) or f"; {parent} has {', '.join(sorted(known))}"
+        hint = instead_of(path) or did_you_mean(key, known)
+        hint = hint or f"; {parent} has {', '.join(sorted(known))}"
         raise SpecError(f"{path}: unknown field{hint}")
     for sentence in find_unknown_pod_fields(fields):
         raise SpecError(sentence)

@@ -342,6 +342,21 @@ TRAINERS_ENV = Rule(
 )
 
 
+IMAGES = Rule(
+    at=f"{POD_TEMPLATE}.spec",
+    clauses=(
+        Clause(
+            "a container has no image; to change the container that trains, name it "
+            f"{names.TRAINER}, otherwise give it an image",
+            "!has(self.containers) || self.containers.all(c, "
+            f"c.name == '{names.TRAINER}' || (has(c.image) && c.image != ''))",
+            "containers",
+        ),
+    ),
+    check=_of_template(pod_fields.check_images, "spec"),
+)
+
+
 def _trainer_beside(field: str, message: str, condition: str, check: Callable[[Any], None]) -> Rule:
     """Return the rule that, with a field of the spec, a condition holds for the trainer."""
     pod = "self.podTemplate.spec"
@@ -389,5 +404,14 @@ RETRIES = Rule(
 RULES = (
     *(PROCESSES, SIZES, COMMAND, FLAGS_OF_TORCHRUN, RDZV_CONF, ARGS),
     *(MOUNT_OF_CHECKPOINT, ENV, MOUNTS),
-    *(METADATA, OWNED_BY_OPERATOR, TRAINER, TRAINERS_ENV, WORKING_DIR, STARTUP_PROBE, RETRIES),
+    *(
+        METADATA,
+        OWNED_BY_OPERATOR,
+        TRAINER,
+        TRAINERS_ENV,
+        IMAGES,
+        WORKING_DIR,
+        STARTUP_PROBE,
+        RETRIES,
+    ),
 )

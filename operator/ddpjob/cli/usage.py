@@ -1,0 +1,55 @@
+"""How the help and the errors of a command look."""
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+# From here on a known option is close to a misspelt one.
+CLOSE = 0.75
+
+
+def without_types(params: Any) -> Any:
+    """Return the options of a command, of which a flag takes no value and shows no type."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose usage has its arguments as they are typed: `JOB`, or `[FILE…]`."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return without_types(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = [self.options_metavar] if self.options_metavar else []
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                word = param.metavar or param.name.upper()
+                repeats = "…" if param.nargs != 1 and not word.endswith("…") else ""
+                word += repeats
+                pieces.append(word if param.required else f"[{word}]")
+        return pieces
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        # typer has a copy of click since some version, and does not export the class.
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":
+                self._explain(error)
+            raise
+
+    def _explain(self, error: Any) -> None:
+        """Say where an argument of a script belongs, and suggest only options that are close."""
+        # Imported late, so that `--help` is quick.
+        from difflib import get_close_matches
+
+        option = str(error.option_name)
+        error.possibilities = get_close_matches(option, error.possibilities or (), cutoff=CLOSE)
+        if any(param.name == "script" for param in self.params):
+            error.message += (
+                f"; an argument of the script follows after --, such as: --script train.py -- "
+                f"{option}"
+            )
