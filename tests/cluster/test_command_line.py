@@ -110,14 +110,16 @@ def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
     # With it, a pod stays and has the logs of both attempts.
     stay = ("--set", "spec.recovery=InPlace")
 
-    submitted = user.run("ddpjob", "submit", *own, *stay, "--nproc", "2", "--follow")
+    following = user.start("ddpjob", "submit", *own, *stay, "--nproc", "2", "--follow")
+    look_into_its_pods(user)
+    shown, errors = following.communicate(timeout=240)
 
     # The whole run is shown, with the failure and the restart, and the code is that of the job.
-    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
-    assert "ddpjob/train created" in submitted.stdout
-    assert "runs spec.setup" in submitted.stdout
-    assert "Restarting" in submitted.stdout
-    assert "Complete" in submitted.stdout
+    assert following.returncode == 0, shown + errors
+    assert "ddpjob/train created" in shown
+    assert "runs spec.setup" in shown
+    assert "Restarting" in shown
+    assert "Complete" in shown
 
     # All nodes and attempts, then less of it.
     everything = user.run("kubectl", "ddpjob", "logs", "train").stdout
@@ -172,6 +174,8 @@ def look_into_its_pods(user: User) -> None:
     missing = user.run("ddpjob", "cp", "train:0:out/9.pt", ".")
     assert (missing.returncode, "has no 'out/9.pt'" in missing.stderr) == (2, True)
 
+    # Only pods of a gang that has met stay for the next attempt.
+    wait_until("the pods are ready", lambda: "2/2" in user.run("ddpjob", "list").stdout, 60)
     assert user.run(*execute, "--node", "1", "--", "sh", "-c", "touch fail; exit 7").returncode == 7
 
 
