@@ -125,11 +125,12 @@ def test_what_a_setup_adds_beside_the_code_stays_for_all_attempts(pod, tmp_path,
 
 
 def test_a_setup_has_the_python_of_the_workers(pod):
-    found = pod(setup='command -v python; echo "base: $PYTHONUSERBASE"', env={"PATH": "/bin"})
+    shows = 'command -v python; echo "base: $PYTHONUSERBASE, $PIP_DISABLE_PIP_VERSION_CHECK"'
+    found = pod(setup=shows, env={"PATH": "/bin"})
     found.start()
     found.wait_for("setup has ended")
     assert f"{os.path.dirname(sys.executable)}/python" in found.log
-    assert "base: \n" in found.log
+    assert "base: , 1\n" in found.log
 
 
 def test_without_a_home_folder_packages_are_installed_in_the_volume_of_the_pod(pod, tmp_path):

@@ -40,7 +40,9 @@ class Setup:
         python = environment.get("PYTHON_EXEC", sys.executable)
         path = os.pathsep.join([os.path.dirname(python), environment.get("PATH", os.defpath)])
         command = ["/bin/sh", "-ec", str(self.options.setup)]
-        self.process = start(command, {**environment, "PATH": path}, output)
+        # After an error, pip would end with a notice of its new version, which is no reason.
+        defaults = {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        self.process = start(command, {**defaults, **environment, "PATH": path}, output)
 
     @property
     def code(self) -> int | None:
