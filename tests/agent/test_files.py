@@ -23,7 +23,7 @@ def test_a_folder_is_emptied_but_for_one_file(tmp_path):
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     for name in ("a", "kept", "deep/deeper/b"):
         (tmp_path / name).touch()
-    empty_folder(tmp_path, [tmp_path / "kept"])
+    empty_folder(tmp_path, tmp_path / "kept")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 

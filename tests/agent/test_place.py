@@ -36,11 +36,10 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-def options(work: Path | None, *, own: bool = False) -> SimpleNamespace:
+def options(work: Path, *, own: bool = False) -> SimpleNamespace:
     return SimpleNamespace(
-        work=work and str(work),
+        work=str(work),
         code=None,
-        place="",
         clear=None,
         setup=None,
         own_files=own,
@@ -82,7 +81,7 @@ for path in (Path("config.json"), Path("parts/words")):
 Path("out").touch()
 os.kill(os.getpid(), 15)
 """
-    found = pod(script, work=str(folder), code=str(code), place=str(folder / "work"))
+    found = pod(script, work=str(folder), code=str(code))
     found.assign(0)
     found.start()
     files = f"folder ['config.json', 'parts', 'parts/words'] {folder}/work"
@@ -94,9 +93,9 @@ os.kill(os.getpid(), 15)
     assert (code / "config.json").read_text() == "as sent"
 
 
-@pytest.mark.parametrize("has_work", [True, False])
+@pytest.mark.parametrize("is_isolated", [True, False])
 def test_each_attempt_has_its_archive_unpacked_in_its_working_directory(
-    pod, folder, tmp_path, has_work
+    pod, folder, tmp_path, is_isolated
 ):
     code = tmp_path / "code"
     code.mkdir()
@@ -111,8 +110,7 @@ Path("out").touch()
 os.kill(os.getpid(), 15)
 """
     place = folder / "work"
-    work = str(folder) if has_work else None
-    found = pod(script, work=work, code=str(code), place=str(place))
+    found = pod(script, work=str(folder), own_files=is_isolated, code=str(code))
     found.assign(0)
     found.start()
     seen = f"folder ['parts', 'parts/words'] {place} as sent"
@@ -125,7 +123,7 @@ os.kill(os.getpid(), 15)
 def test_a_hostile_archive_ends_the_pod_with_a_sentence(pod, folder, tmp_path):
     with ZipFile(tmp_path / "code.zip", "w") as archive:
         archive.writestr("../escaped", "x")
-    found = pod("", code=str(tmp_path), place=str(folder / "work"))
+    found = pod("", work=str(folder), code=str(tmp_path))
     found.assign(0)
     assert found.start().end() == 1
     assert "code.zip has the path '../escaped', outside of its folder" in found.report["exception"]
@@ -141,7 +139,7 @@ def test_variables_of_the_pod_stay(pod, folder):
 
 
 def test_processes_of_one_machine_have_its_folders():
-    assert place.variables(options(None)) == {}
+    assert place.variables(options(Path())) == {}
 
 
 def test_what_is_left_moves_aside_in_place_of_what_was_there(folder):
@@ -161,7 +159,7 @@ def test_what_is_left_moves_aside_in_place_of_what_was_there(folder):
 def test_the_first_attempt_finds_what_an_init_container_has_prepared(folder):
     (folder / "work").mkdir()
     (folder / "work" / "prepared").touch()
-    place.prepare(options(folder), {}, is_first=True)
+    place.prepare(options(folder, own=True), {}, is_first=True)
     assert (folder / "work" / "prepared").exists()
 
 

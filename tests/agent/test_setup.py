@@ -54,12 +54,25 @@ def test_a_pod_without_a_setup_has_started_at_once(pod, port):
 @pytest.mark.parametrize(
     ("setup", "code", "words"),
     [
-        ("echo reads the list\necho no such package >&2\nexit 3", 3, "no such package"),
+        (
+            "echo reads the list\necho no such package >&2\nexit 3",
+            3,
+            "no such package (exit code 3)",
+        ),
         # The shell ends at the first command that fails, and a pipe is not one.
-        ("echo before\nfalse\necho after", 1, "before"),
-        ("no-such-program --version", 127, "no-such-program: not found"),
-        ("echo lasts\nkill -9 $$", 137, "lasts"),
-        ("exit 1", 1, ""),
+        ("echo before\nfalse\necho after", 1, "before (exit code 1)"),
+        ("no-such-program --version", 127, "no-such-program: not found (exit code 127)"),
+        ("echo lasts\nkill -9 $$", 137, "lasts (exit code -9)"),
+        ("exit 1", 1, "exit code 1"),
+        # What pip writes after an error.
+        (
+            "echo ERROR: no version; echo '[notice] upgrade pip'; exit 1",
+            1,
+            "no version (exit code 1)",
+        ),
+        # A text is no option of the shell.
+        ("- pip install x", 127, "not found (exit code 127)"),
+        ("exec >&- 2>&-; exit 5", 5, "exit code 5"),
     ],
 )
 def test_a_setup_that_fails_ends_the_pod_with_its_last_line(pod, setup, code, words):
@@ -77,7 +90,7 @@ def test_a_setup_that_lasts_too_long_is_killed_with_all_that_it_has_started(pod)
     found = pod(setup="echo installs; sleep 600 & sleep 600", setup_seconds=0.5)
     found.start()
     assert found.end() == 137
-    assert found.report["exception"] == "not over after 0 s; its last line: installs"
+    assert found.report["exception"] == "installs (took longer than setupTimeoutSeconds=0.5)"
     assert not found.processes()
 
 
@@ -100,43 +113,91 @@ def test_what_a_setup_has_started_does_not_go_on(pod):
     assert not found.processes()
 
 
+ATTEMPTS = """
+import os
+from pathlib import Path
+for path in sorted(Path().rglob("*")):
+    print("found", path, "->", os.readlink(path) if path.is_symlink() else "")
+print("reads", Path("part/train.py").read_text().strip(), os.access("run.sh", os.X_OK))
+Path("logs/of-attempt").touch()
+Path("part/train.py").write_text("by the attempt")
+os.kill(os.getpid(), 15)
+"""
+
+
 @pytest.mark.parametrize("in_cluster", [True, False])
-def test_what_a_setup_adds_beside_the_code_stays_for_all_attempts(pod, tmp_path, in_cluster):
+def test_each_attempt_of_a_pod_begins_with_what_the_setup_has_left(pod, tmp_path, in_cluster):
     code, work = tmp_path / "code", tmp_path / "volume"
     code.mkdir()
     work.mkdir()
     with ZipFile(code / "code.zip", "w") as archive:
         archive.writestr("part/train.py", "as sent")
-    setup = "mkdir -p data/deep; touch data/deep/set part/built.so; echo changed > part/train.py"
-    options = {"code": str(code), "place": str(work / "work")}
-    script = LOSES_PEER.replace("os.kill", "Path('of-attempt').touch(); os.kill")
-    found = pod(script, setup=setup, work=str(work) if in_cluster else None, **options)
+        archive.writestr("run.sh", "as sent")
+        archive.writestr("notes.md", "as sent")
+    # It adds files, links and folders, and changes and removes what was sent.
+    setup = """
+mkdir -p data/deep logs
+touch data/deep/set part/built.so
+ln -s /usr/share big
+echo changed > part/train.py
+chmod +x run.sh
+rm notes.md
+"""
+    options = {"code": str(code), "work": str(work), "own_files": in_cluster}
+    found = pod(ATTEMPTS, setup=setup, **options)
     found.assign(0)
     found.start()
-    paths = ["data", "data/deep", "data/deep/set", "part", "part/built.so", "part/train.py"]
-    found.wait_for("waiting for the next attempt")
-    # The first attempt has what the setup has changed; the others have the code as it was sent.
-    assert (work / "work" / "part" / "train.py").read_text() == "changed\n"
-    for attempt in (1, 2):
-        found.assign(attempt)
+    for attempt in range(3):
         found.wait_for("waiting for the next attempt", attempt + 1)
-        assert (work / "work" / "part" / "train.py").read_text() == "as sent"
-    assert found.log.count(f"found {paths}") == 3
+        found.assign(attempt + 1)
+    shown = [line for line in found.log.splitlines() if line.startswith(("found", "reads"))]
+    first = [
+        "found big -> /usr/share",
+        *(f"found {path} -> " for path in ("data", "data/deep", "data/deep/set", "logs", "part")),
+        *(f"found part/{name} -> " for name in ("built.so", "train.py")),
+        "found run.sh -> ",
+        "reads changed True",
+    ]
+    assert [line.strip() for line in shown[: 3 * len(first)]] == [one.strip() for one in first] * 3
+
+
+def test_temporary_files_of_a_setup_stay_for_all_attempts(pod, tmp_path):
+    shows = """
+import os
+print("found", os.listdir(os.environ["TMPDIR"]))
+os.kill(os.getpid(), 15)
+"""
+    found = pod(shows, setup="touch $TMPDIR/staged", work=str(tmp_path), own_files=True)
+    found.assign(0)
+    found.start()
+    for attempt in range(2):
+        found.wait_for("waiting for the next attempt", attempt + 1)
+        found.assign(attempt + 1)
+    assert found.log.count("found ['staged']") == 2
+
+
+def test_lines_of_json_in_a_setup_are_no_figures_of_the_training(pod):
+    found = pod("print('trains')", setup='echo \'{"step": 7, "loss": 1.5}\'')
+    found.assign(0)
+    found.start()
+    assert found.end() == 0
+    assert not {"steps", "trained"} & set(found.report)
 
 
 def test_a_setup_has_the_python_of_the_workers(pod):
-    shows = 'command -v python; echo "base: $PYTHONUSERBASE, $PIP_DISABLE_PIP_VERSION_CHECK"'
-    found = pod(setup=shows, env={"PATH": "/bin"})
+    found = pod(setup='command -v python; echo "base: $PYTHONUSERBASE"', env={"PATH": "/bin"})
     found.start()
     found.wait_for("setup has ended")
     assert f"{os.path.dirname(sys.executable)}/python" in found.log
-    assert "base: , 1\n" in found.log
+    assert "base: \n" in found.log
 
 
 def test_without_a_home_folder_packages_are_installed_in_the_volume_of_the_pod(pod, tmp_path):
     env = {"HOME": str(tmp_path / "absent")}
     shows = "import site; print('workers:', site.getuserbase())"
-    found = pod(shows, setup='echo "base: $PYTHONUSERBASE"', env=env, work=str(tmp_path))
+    found = pod(
+        shows, setup='echo "base: $PYTHONUSERBASE"', env=env, work=str(tmp_path), own_files=True
+    )
     found.assign(0)
     found.start()
     assert found.end() == 0

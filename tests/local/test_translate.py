@@ -107,7 +107,7 @@ def test_the_files_of_the_agent_are_in_the_folder_of_the_pod(tmp_path):
     # The shared memory of the machine is not the pod's.
     assert options["clear"] == str(folder / "volumes/ddpjob-shm")
     # Other programs of the machine have the same files and IPC.
-    assert options["work"] is None
+    assert options["work"] == str(folder / "volumes/ddpjob-work")
     assert not options["own_files"]
     assert not options["own_ipc"]
 

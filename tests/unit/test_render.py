@@ -383,7 +383,7 @@ def test_code_is_mounted_for_the_agent_which_unpacks_it_into_the_working_directo
     assert volumes_of(pod)["ddpjob-code"]["configMap"] == {"name": "train-1"}
     assert mounts_of(pod)["/ddpjob/code"] == "ddpjob-code"
     options = options_of(pod)
-    assert (options["code"], options["place"]) == ("/ddpjob/code", "/ddpjob/work")
+    assert (options["code"], options["work"]) == ("/ddpjob/code", "/ddpjob")
     assert options_of(render())["code"] is None
     assert "ddpjob-code" not in volumes_of(render())
 

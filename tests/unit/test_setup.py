@@ -2,11 +2,14 @@
 
 import pytest
 from builders import (
+    a_job,
     a_pod,
     a_running_job,
     agent_report,
+    an_agents_pod,
     at,
     ended,
+    failed,
     follower_summary,
     plan_for,
     running,
@@ -21,8 +24,6 @@ from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.pods import read_pod
 
 SETUP = {"setup": "pip install -r requirements.txt"}
-PROBE = {"startupProbe": {"httpGet": {"path": "/started", "port": 8080}}}
-SPEC = {"containers": [{"name": "trainer", **PROBE}]}
 JOB = a_running_job(ran=False, spec=SETUP)
 
 
@@ -38,33 +39,41 @@ def set_up(status):
     return status
 
 
-def setup_failed(code=1, line="no such package", **report):
-    text = agent_report(-1, "SetupFailed", rank=None, exit_code=code, exception=line, **report)
-    return ended(code, text)
+def setup_failed(code=1, line="no such package", *, reason=None, **report):
+    words = f"{line} (exit code {code})"
+    text = agent_report(-1, "SetupFailed", rank=None, exit_code=code, exception=words, **report)
+    return ended(code, text, reason=reason)
 
 
 # A pod that runs the setup
 
 
 def test_a_gang_in_its_setup_has_a_reason_of_its_own():
-    pods = a_pod(0, set_up(starting()), **SPEC), a_pod(1, setting_up(), **SPEC)
+    pods = a_pod(0, set_up(starting())), a_pod(1, setting_up())
     status = plan_for(JOB, *pods, now=at(3600)).status
     assert (status.phase, status.reason) == (Phase.STARTING, Reason.SETTING_UP)
     assert status.message == (
-        "0 of 2 nodes are ready; pod digits-0-1 runs spec.setup on node-1 (for details: kubectl -n "
-        "ml logs digits-0-1 -c trainer)"
+        "0 of 2 nodes are ready; pod digits-0-1 on node node-1 runs spec.setup"
+    )
+
+
+def test_the_message_tells_how_many_pods_run_the_setup():
+    pods = [a_pod(index, setting_up()) for index in range(2)]
+    assert (
+        "; pod digits-0-0 on node node-0 and 1 more run spec.setup"
+        in plan_for(JOB, *pods).status.message
     )
 
 
 def test_a_pod_without_a_container_explains_more_than_one_in_its_setup():
-    pods = a_pod(0, setting_up(), **SPEC), a_pod(1, waiting(), **SPEC)
+    pods = a_pod(0, setting_up()), a_pod(1, waiting())
     assert plan_for(JOB, *pods).status.reason == Reason.STARTING
 
 
 def test_the_wait_for_peers_begins_when_the_last_setup_is_over():
-    pods = a_pod(0, set_up(starting(since=at(-900))), **SPEC), a_pod(1, setting_up(), **SPEC)
+    pods = a_pod(0, set_up(starting(since=at(-900)))), a_pod(1, setting_up())
     job = written(JOB, plan_for(JOB, *pods, now=at(600)))
-    pods = pods[0], a_pod(1, set_up(starting(since=at(-900))), **SPEC)
+    pods = pods[0], a_pod(1, set_up(starting(since=at(-900))))
     plan = plan_for(job, *pods, now=at(601))
     assert plan.status.reason == Reason.STARTING
     assert plan.wake_after == 60
@@ -78,48 +87,95 @@ def test_the_wait_for_peers_begins_when_the_last_setup_is_over():
 
 
 def test_pods_that_have_not_met_after_their_setup_are_not_taken_for_lost():
-    pods = [a_pod(index, set_up(starting()), **SPEC) for index in range(2)]
+    pods = [a_pod(index, set_up(starting())) for index in range(2)]
     job = written(JOB, plan_for(JOB, *pods, now=at(0)))
     plan = plan_for(job, *pods, now=at(3600))
     assert (plan.new_pods, plan.delete) == ((), ())
 
 
 def test_the_startup_probe_of_a_users_own_is_no_setup():
-    probe = {"startupProbe": {"httpGet": {"path": "/healthz", "port": 80}}}
-    pod = a_pod(0, setting_up(), containers=[{"name": "trainer", **probe}])
-    assert not read_pod(pod).sets_up
+    pods = [a_pod(index, setting_up()) for index in range(2)]
+    status = plan_for(a_running_job(ran=False), *pods, now=at(10)).status
+    assert status.reason == Reason.WAITING_FOR_PEERS
+
+
+def test_a_gang_that_has_met_is_not_in_its_setup_when_a_kubelet_starts_anew():
+    pods = a_pod(0, running()), a_pod(1, setting_up())
+    job = a_running_job(spec=SETUP)
+    job = written(job, plan_for(job, *pods))
+    assert plan_for(job, *pods, now=at(121)).status.last_failure.reason == "Silent"
 
 
 def test_a_container_that_has_ended_is_not_in_its_setup():
-    status = setting_up(ended(137))
-    assert not read_pod(a_pod(0, status, **SPEC)).sets_up
+    assert not read_pod(a_pod(0, setting_up(ended(137)))).sets_up
+
+
+def test_a_status_that_is_replaced_during_the_setup_is_not_taken_for_a_run():
+    job = a_job(status=None, **SETUP)
+    pods = [a_pod(index, setting_up(), attempt=2) for index in range(2)]
+    attempt = plan_for(job, *pods, is_current=True).status.attempt
+    assert (attempt.number, attempt.running_time) == (2, None)
+
+
+def test_a_rendezvous_that_times_out_during_a_setup_names_the_pod_in_it():
+    words = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"
+    pods = a_pod(0, failed(words)), a_pod(1, setting_up())
+    job = written(JOB, plan_for(JOB, *pods))
+    failure = plan_for(job, *pods, now=at(20)).status.last_failure
+    assert failure.reason == Reason.RENDEZVOUS_TIMEOUT
+    assert failure.message.endswith("not started by then: digits-0-1")
+
+
+def test_a_pod_in_its_setup_is_no_peer_that_was_lost():
+    pods = a_pod(0, failed(follower_summary(0))), a_pod(1, setting_up())
+    job = written(JOB, plan_for(JOB, *pods))
+    failure = plan_for(job, *pods, now=at(20)).status.last_failure
+    assert (failure.cause, failure.pod) == ("Failure", "digits-0-0")
 
 
 # A setup that failed
 
 
 def test_a_setup_that_failed_ends_the_attempt_as_a_failure_does():
-    pods = a_pod(0, set_up(starting()), **SPEC), a_pod(1, setup_failed(3), **SPEC)
+    pods = a_pod(0, set_up(starting())), a_pod(1, setup_failed(3))
     plan = plan_for(JOB, *pods)
     failure = plan.status.last_failure
     assert (failure.cause, failure.reason) == ("Failure", "SetupFailed")
-    assert failure.message == (
-        "spec.setup failed in pod digits-0-1 with exit code 3: no such package"
-    )
+    assert failure.message == ("spec.setup failed in pod digits-0-1: no such package (exit code 3)")
     assert plan.status.budget.failures == 1
     assert plan.status.backoff.count == 1
 
 
 def test_a_setup_that_failed_is_the_cause_of_what_its_peers_say():
     peer = ended(1, follower_summary(0), when=at(-5))
-    pods = a_pod(0, peer, **SPEC), a_pod(1, setup_failed(), **SPEC)
+    pods = a_pod(0, peer), a_pod(1, setup_failed())
     assert plan_for(JOB, *pods).status.last_failure.reason == "SetupFailed"
 
 
-def test_a_setup_without_a_word_has_its_exit_code():
-    pods = a_pod(0, running(), **SPEC), a_pod(1, setup_failed(7, "", lines=[]), **SPEC)
-    message = plan_for(JOB, *pods).status.last_failure.message
-    assert message == "spec.setup failed in pod digits-0-1 with exit code 7"
+def test_a_setup_that_was_killed_has_a_hint():
+    pods = a_pod(0, starting()), a_pod(1, setup_failed(137, "Killed"))
+    assert (
+        "; if nobody killed it, memory ran out" in plan_for(JOB, *pods).status.last_failure.message
+    )
+    pods = a_pod(0, starting()), a_pod(1, setup_failed(137, "Killed", reason="OOMKilled"))
+    assert plan_for(JOB, *pods).status.last_failure.reason == "OOMKilled"
+
+
+def test_a_setup_that_failed_says_nothing_about_its_node():
+    pods = a_pod(0, starting()), a_pod(1, setup_failed())
+    assert plan_for(JOB, *pods).status.failed_nodes == ()
+
+
+def test_pods_stay_when_the_setup_of_another_one_has_failed():
+    job = a_running_job(ran=False, spec={**SETUP, "recovery": "InPlace"}, nodes=3)
+    pods = (
+        an_agents_pod(0, set_up(starting())),
+        an_agents_pod(1, setup_failed()),
+        # It would have to install again.
+        an_agents_pod(2, setting_up()),
+    )
+    attempt = plan_for(job, *pods).status.attempt
+    assert (attempt.number, attempt.births) == (1, (0, 1, 1))
 
 
 @pytest.mark.parametrize("line", ["ModuleNotFoundError: No module named 'x'", "NameError: y"])
@@ -128,8 +184,8 @@ def test_a_setup_that_failed_is_tried_again_whatever_its_code_and_words(code, li
     job = JOB
     for attempt in range(3):
         pods = (
-            a_pod(0, setup_failed(code, line), attempt=attempt, **SPEC),
-            a_pod(1, starting(), attempt=attempt, **SPEC),
+            a_pod(0, setup_failed(code, line), attempt=attempt),
+            a_pod(1, starting(), attempt=attempt),
         )
         job = written(job, plan_for(job, *pods, now=at(60 * attempt)))
         assert job.status.attempt.number == attempt + 1

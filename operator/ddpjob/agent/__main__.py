@@ -2,7 +2,13 @@
 
 import importlib.util
 import os
+import signal
 import sys
+
+# Process 1 ignores a signal that it has no handler for: a pod that is deleted while the agent is
+# being imported would last for its whole grace period.
+if sys.argv[1] == "agent":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
 
 # A name that no module of a user has.
 PACKAGE = "ddpjob_agent"

@@ -202,8 +202,9 @@ class Agent:
         is_first = self.attempt < 0
         # The setup has had the same place, and has changed it.
         if not (is_first and self.setup.process):
-            place.prepare(self.options, self.environment, is_first=is_first, kept=self.setup.added)
-        empty_folder(self.folder, [self.folder / SOCKET] if self.zygote else ())
+            added = self.setup.added
+            place.prepare(self.options, self.environment, is_first=is_first, added=added)
+        empty_folder(self.folder, self.folder / SOCKET if self.zygote else None)
         self.attempt = assignment["attempt"]
         self.follower_wait = assignment["wait"]
         self.report = {"cause": "Stopped"}

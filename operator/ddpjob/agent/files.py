@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,17 +58,20 @@ def socket_path(folder: int) -> str:
     return f"/proc/self/fd/{folder}/{SOCKET}"
 
 
-def files_below(folder: str | Path) -> set[str]:
-    """Return the paths of all files in a folder, relative to it."""
-    return {
-        os.path.relpath(os.path.join(parent, name), folder)
-        for parent, _, names in os.walk(folder)
-        for name in names
-    }
+def paths_below(root: str | Path) -> set[str]:
+    """Return the paths of the files, links and empty folders in a folder, relative to it."""
+    found: set[str] = set()
+    for folder, inside, files in os.walk(root):
+        paths = [os.path.join(folder, name) for name in inside]
+        found.update(os.path.join(folder, name) for name in files)
+        found.update(path for path in paths if os.path.islink(path))
+        if not inside and not files and folder != str(root):
+            found.add(folder)
+    return {os.path.relpath(path, root) for path in found}
 
 
-def empty_folder(root: str | Path, kept: Collection[Path] = ()) -> None:
-    """Remove what is in a folder, except the files `kept`, and what is mounted below the folder."""
+def empty_folder(root: str | Path, kept: Path | None = None) -> None:
+    """Remove what is in a folder, except `kept`, and except what is mounted below the folder."""
     found: list[Path] = []
     for folder, inside, files in os.walk(root):
         for path in [Path(folder, name) for name in inside]:
@@ -86,7 +88,7 @@ def empty_folder(root: str | Path, kept: Collection[Path] = ()) -> None:
                 found.append(path)
         for path in [Path(folder, name) for name in files]:
             with suppress(OSError):
-                if path not in kept:
+                if path != kept:
                     path.unlink()
     for path in reversed(found):
         with suppress(OSError):

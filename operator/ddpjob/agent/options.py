@@ -16,12 +16,11 @@ class Options(NamedTuple):
     message: str
     folder: str
 
-    # A folder that is emptied between two attempts; one with `work`, `work.last` and `cache`; and
-    # one with the job's code, which each attempt gets in its working directory `place`.
+    # A folder that is emptied between two attempts; one with `work`, `work.last` and others; and
+    # one with the job's code, which each attempt gets in `work`, its working directory.
     clear: str | None
-    work: str | None
+    work: str
     code: str | None
-    place: str
 
     # Shell text that runs once, before the first attempt, and the longest time for it.
     setup: str | None
@@ -31,7 +30,7 @@ class Options(NamedTuple):
     own_files: bool
     own_ipc: bool
 
-    # The port of /ready and /metrics.
+    # The port of the probes, /metrics and /state.
     port: str | None
 
     # What to start in place of torchrun, and what follows it.

@@ -268,6 +268,9 @@ class Output:
         return line if line.startswith(mark) else mark + line
 
     def take_figures(self, entries: dict[str, Any]) -> None:
+        if self.attempt < 0:
+            # Those of the setup are not of a training.
+            return
         numbers = {name: value for name, value in entries.items() if type(value) in (int, float)}
         self.figures.update((name, numbers[name]) for name in FIGURES if name in numbers)
         step = numbers.get("resumed_step", numbers.get("step"))

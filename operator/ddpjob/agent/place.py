@@ -7,16 +7,18 @@ in the pod that stays.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from .code import unpack
-from .files import empty_folder, read_file
+from .files import empty_folder, paths_below, read_file
 from .options import Options
 
-# In the folder of the option `work`.
-WORK, LAST, CACHE = "work", "work.last", "cache"
+# In the folder of the option `work`: what an attempt has, what the one before has left, the code as
+# the setup has left it, and caches.
+WORK, LAST, CODE, CACHE = "work", "work.last", "work.code", "cache"
 
 # System V IPC: what /proc says of each kind, and numbers of C. GETPID is the process of the last
 # operation on a semaphore.
@@ -26,7 +28,7 @@ IPC_RMID, GETPID = 0, 11
 
 def variables(options: Options) -> dict[str, str]:
     """Return variables with folders for temporary files and caches, for a pod that sets none."""
-    if not options.work:
+    if not options.own_files:
         return {}
     return {
         "TMPDIR": f"{options.work}/{WORK}",
@@ -49,35 +51,36 @@ def prepare(
     environment: Mapping[str, str],
     *,
     is_first: bool,
-    kept: Collection[str] = (),
+    added: Collection[str] | None = None,
 ) -> None:
     """Prepare the pod for an attempt. No process of the last one runs.
 
-    Before the first one, only an init container has written anything. `kept` are the paths of files
-    in the working directory that stay.
+    Before the first one, only an init container has written anything. `added` are the paths that
+    the setup has added to the working directory; None if there was no setup.
     """
-    if options.work:
-        # Without it, as on a full disk, Python's `tempfile` takes another folder.
-        with suppress(OSError):
-            Path(options.work, WORK).mkdir(exist_ok=True)
+    folder = Path(options.work)
+    if options.own_files or options.code:
+        for name in (WORK, LAST):
+            # Without it, as on a full disk, Python's `tempfile` takes another folder.
+            with suppress(OSError):
+                Path(folder, name).mkdir(parents=True, exist_ok=True)
     if not is_first:
-        clean(options, environment, kept)
+        clean(options, environment)
+    if added is not None:
+        restore_setup(folder, added)
+    elif options.code:
+        unpack(Path(options.code), folder / WORK)
     if options.code:
-        place = Path(options.place)
-        place.mkdir(parents=True, exist_ok=True)
-        if not options.work:
-            empty_folder(place, {place / path for path in kept})
-        unpack(Path(options.code), place)
         # torchrun and the zygote start there.
-        os.chdir(place)
+        os.chdir(folder / WORK)
 
 
-def clean(options: Options, environment: Mapping[str, str], kept: Collection[str] = ()) -> None:
+def clean(options: Options, environment: Mapping[str, str]) -> None:
     """Remove what the last attempt has left."""
     if options.clear:
         empty_folder(options.clear)
-    if options.work:
-        keep_last(Path(options.work), kept)
+    if options.own_files or options.code:
+        keep_last(Path(options.work))
     if options.own_files:
         remove_locks(environment)
     if options.own_ipc:
@@ -86,25 +89,53 @@ def clean(options: Options, environment: Mapping[str, str], kept: Collection[str
             remove_segments()
 
 
-def keep_last(folder: Path, kept: Collection[str] = ()) -> None:
-    """Move what is in `work` to `work.last`, in place of what was there, except the files `kept`.
+def keep_last(folder: Path) -> None:
+    """Move what is in `work` to `work.last`, in place of what was there.
 
     The folder `work` itself stays: it may be the working directory of the zygote.
     """
-    last = folder / LAST
-    empty_folder(last)
+    empty_folder(folder / LAST)
     with suppress(OSError):
-        last.mkdir(exist_ok=True)
         for path in (folder / WORK).iterdir():
             with suppress(OSError):
-                path.rename(last / path.name)
+                path.rename(folder / LAST / path.name)
     # What could not be moved, such as a folder that its owner may not change.
     empty_folder(folder / WORK)
-    for name in kept:
+
+
+def keep_setup(folder: Path, sent: Collection[str]) -> set[str]:
+    """Keep what a setup has made of the paths that were sent, and return those that it has added.
+
+    So each attempt of the pod begins with what the setup has left.
+    """
+    found = paths_below(folder / WORK)
+    for name in found.intersection(sent):
+        source, target = folder / WORK / name, folder / CODE / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_folder(source):
+            target.mkdir(exist_ok=True)
+        else:
+            shutil.copy(source, target, follow_symlinks=False)
+    return found.difference(sent)
+
+
+def restore_setup(folder: Path, added: Collection[str]) -> None:
+    """Fill `work` with what a setup has left. What it has added is in `work.last`."""
+    if (folder / CODE).exists():
+        shutil.copytree(folder / CODE, folder / WORK, symlinks=True, dirs_exist_ok=True)
+    for name in added:
+        target, last = folder / WORK / name, folder / LAST / name
         with suppress(OSError):
-            target = folder / WORK / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            (last / name).rename(target)
+            if is_folder(last):
+                # It was empty.
+                target.mkdir()
+            else:
+                last.rename(target)
+
+
+def is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def remove_locks(environment: Mapping[str, str]) -> None:

@@ -3,46 +3,49 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from . import EXCEPTION
-from .files import files_below
+from .files import paths_below
 from .options import Options
 from .output import Output, Stream, log
+from .place import WORK, keep_setup
 from .processes import start
 from .report import Report, last_line, with_lines
+
+# What pip writes after an error.
+COMMENT = re.compile(r"^\s*(\[notice\]|note:|hint:).*", re.MULTILINE)
 
 
 class Setup:
     """The setup of one pod.
 
     - `is_over`: it has succeeded, or the job has none.
-    - `added`: the files that it has added to the working directory with the job's code. They stay
-      there for all attempts of the pod.
+    - `added`: the paths that it has added to the working directory; None before its end.
     """
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.is_over = options.setup is None
         self.process: subprocess.Popen[bytes] | None = None
-        self.added: set[str] = set()
+        self.added: set[str] | None = None
 
     def start(self, environment: Mapping[str, str], output: Output) -> None:
         """Start a shell, which ends at the first command that fails."""
         log("setup begins")
         self.ends = time.monotonic() + self.options.setup_seconds
-        self.sent = self.files()
+        self.sent = paths_below(Path(self.options.work, WORK))
         # `pip` and `python` are those of the Python that runs the workers.
         python = environment.get("PYTHON_EXEC", sys.executable)
         path = os.pathsep.join([os.path.dirname(python), environment.get("PATH", os.defpath)])
-        command = ["/bin/sh", "-ec", str(self.options.setup)]
-        # After an error, pip would end with a notice of its new version, which is no reason.
-        defaults = {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        self.process = start(command, {**defaults, **environment, "PATH": path}, output)
+        command = ["/bin/sh", "-ec", "--", str(self.options.setup)]
+        self.process = start(command, {**environment, "PATH": path}, output)
 
     @property
     def code(self) -> int | None:
@@ -58,15 +61,12 @@ class Setup:
         if code == 0:
             log("setup has ended")
             self.is_over = True
-            self.added = self.files() - self.sent
+            self.added = keep_setup(Path(self.options.work), self.sent)
             return None
-        words = last_line(stream.text())
+        how = f"exit code {code}"
         if code is None:
-            limit = f"not over after {self.options.setup_seconds:.0f} s"
-            code, words = -signal.SIGKILL, f"{limit}; its last line: {words}" if words else limit
-        report = {"cause": "SetupFailed", "exitCode": code, "exception": words[:EXCEPTION]}
-        return with_lines(report, stream)
-
-    def files(self) -> set[str]:
-        """Return the files of the working directory, if each attempt gets a fresh one."""
-        return files_below(".") if self.options.code else set()
+            code = -signal.SIGKILL
+            how = f"took longer than setupTimeoutSeconds={self.options.setup_seconds:g}"
+        words = last_line(COMMENT.sub("", stream.text()))
+        words = f"{words[:EXCEPTION]} ({how})" if words else how
+        return with_lines({"cause": "SetupFailed", "exitCode": code, "exception": words}, stream)

@@ -146,6 +146,9 @@ class LocalRun:
     def _start(self, body: dict[str, Any]) -> None:
         _assign_node(body)
         command = translate(body, self._files)
+        if self._job.spec and self._job.spec.setup:
+            environment = self._files.pod(body["metadata"]["name"]) / "environment"
+            command = replace(command, environment=environment)
         index = int(body["metadata"]["labels"][names.LABEL_INDEX])
         port = self._settings.addresses.port(self._job, index)
         pod = LocalPod(body, self._changed.set, port)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, children
-from ddpjob.core.observe.pods import has_setup
 from ddpjob.local.env import expand, read_env
 from ddpjob.local.mounts import Mounts, read_mounts
 from ddpjob.local.run_files import RunFiles
@@ -54,15 +53,7 @@ def translate(pod: Dict, files: RunFiles) -> Command:
         folders=_folders(pod, mounts, cwd, files),
         files=mounts.files,
         cwd=cwd,
-        environment=_environment(pod, container, files),
     )
-
-
-def _environment(pod: Dict, container: Dict, files: RunFiles) -> Path | None:
-    """Return the folder of a virtual environment for a pod with a setup."""
-    if not has_setup(container):
-        return None
-    return files.pod(pod["metadata"]["name"]) / "environment"
 
 
 def _trainer(pod: Dict) -> Dict:

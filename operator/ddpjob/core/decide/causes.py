@@ -84,7 +84,8 @@ class Verdict:
     @property
     def blames_node(self) -> bool:
         """True if the pod's Kubernetes node may be broken. Followers say nothing about theirs."""
-        is_own = self.is_own_failure and self.reason != Reason.ENDED_EARLY
+        # A rank that ended early, or an index of packages that did not answer, says nothing of it.
+        is_own = self.is_own_failure and self.reason not in (Reason.ENDED_EARLY, SETUP_FAILED)
         return is_own or bool(REJECTED.fullmatch(self.reason))
 
 
@@ -258,8 +259,9 @@ def _failure(obs: Observation, pod: Pod, summary: Summary | None) -> Verdict:
         )
     elif pod.exit_reason == SETUP_FAILED:
         reason = Reason.SETUP_FAILED
-        message = f"spec.setup failed in pod {pod.name} with exit code {pod.exit_code}"
-        message += f": {last_line(pod.message)}" if pod.message else ""
+        message = f"spec.setup failed in pod {pod.name}: {last_line(pod.message)}"
+        hint = hint_for(obs.job, exit_code, "")
+        message += f"; {hint}" if hint else ""
     elif summary is None:
         reason = pod.exit_reason or "Error"
         exception = last_line(pod.message)
@@ -336,7 +338,9 @@ def _silent_peer_verdict(
     """
     unreachable = [pod for pod in silent if is_unreachable(obs, pod.node_name)]
     innocent = all(_is_innocent(pod, bool(unreachable)) for pod in failed)
-    suspects = unreachable or [pod for pod in silent if not _only_waits(obs, pod)]
+    # No process of a pod in its setup has connected to another one.
+    connected = [pod for pod in silent if not pod.sets_up and not _only_waits(obs, pod)]
+    suspects = unreachable or connected
     if not suspects or not innocent:
         return None
     failing = _failing_peer(suspects, obs)

@@ -118,10 +118,12 @@ def _describe_start(obs: Observation, now: datetime) -> Status:
     pending = [pod for pod in obs.current if pod.state is TrainerState.PENDING]
     if pending:
         # A pod that has no container yet is further behind.
-        pending.sort(key=lambda pod: pod.sets_up)
-        message += f"; {_describe_pending(obs, pending[0])}"
-        if pending[0].sets_up:
+        behind = [pod for pod in pending if not pod.sets_up]
+        if not behind:
+            verb = "runs" if len(pending) == 1 else "run"
+            message += f"; {describe_pods(pending)} {verb} spec.setup"
             return describe(obs, Phase.STARTING, Reason.SETTING_UP, message + unreachable)
+        message += f"; {_describe_pending(obs, behind[0])}"
     elif obs.silent:
         message += f"; the workers of {describe_pods(obs.silent)} have not met the others yet"
     return describe(obs, Phase.STARTING, Reason.STARTING, message + unreachable)
@@ -143,9 +145,6 @@ def find_blocker(obs: Observation) -> Finding | None:
 def _describe_pending(obs: Observation, pod: Pod) -> str:
     where = f"is starting on {pod.node_name}" if pod.node_name else "is not scheduled yet"
     command = f"kubectl -n {obs.job.namespace} describe pod {pod.name}"
-    if pod.sets_up:
-        where = f"runs spec.setup on {pod.node_name}"
-        command = f"kubectl -n {obs.job.namespace} logs {pod.name} -c {names.TRAINER}"
     text = f"pod {pod.name} {where} (for details: {command})"
     left = [node.name for node in obs.status.unreachable_nodes]
     if pod.has_claims and left:

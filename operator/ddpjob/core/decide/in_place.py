@@ -14,6 +14,7 @@ from ddpjob.core.api.resolved import Spec
 from ddpjob.core.decide.dead_nodes import find_end_of_node, is_not_ready
 from ddpjob.core.decide.deletions import LOST_PEERS
 from ddpjob.core.observe.observation import Observation, Pod, TrainerState
+from ddpjob.core.observe.termination import SETUP_FAILED
 from ddpjob.core.plan import Assign
 
 # After these causes, pods stay. Resized: with another number of nodes.
@@ -34,11 +35,15 @@ def pods_that_stay(
     """Return the pods of the current attempt that take part in the next one.
 
     None stay if the job has to wait for a back-off: the pods would occupy their devices. None stay
-    if the attempt never trained: what the one before has left in them may be the reason.
+    if the attempt never trained: what the one before has left in them may be the reason. The setup
+    of another pod cannot be that.
     """
     until = obs.status.backoff.until
     has_trained = obs.status.attempt.running_time is not None
-    if not has_trained or cause not in IN_PLACE or (until and until > now):
+    has_other_reason = culprit is not None and culprit.exit_reason == SETUP_FAILED
+    if not (has_trained or has_other_reason):
+        return ()
+    if cause not in IN_PLACE or (until and until > now):
         return ()
     if not spec.in_place:
         return ()

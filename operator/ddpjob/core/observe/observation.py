@@ -4,7 +4,7 @@ Pods are split by attempt and by the state of their container `trainer`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
@@ -56,7 +56,8 @@ class Pod:
     - `held`: the pod knows its attempt, and must not start it yet. `dumps`: it was told to write
       the stacks of its ranks, and to end.
     - `ready`: the workers of its attempt have met. `ready_since`: since when, or an empty string.
-    - `sets_up`: the agent runs the setup of the job. Such a pod is pending.
+    - `sets_up`: the agent runs the setup of the job: its startup probe has not succeeded. Such a
+      pod is pending.
     - `creating_since`: the pod has had a node since then, and no container yet.
     - `released`: no container of the pod runs any more. A kubelet reports the end of the containers
       before the pod's phase.
@@ -372,11 +373,22 @@ def observe(
     strays = []
     for pod in pods:
         if _is_of_gang(pod, job):
-            gang.append(pod)
+            gang.append(_with_setup(pod, job) if pod.sets_up else pod)
         else:
             strays.append(pod.name)
     gang.sort(key=lambda pod: (pod.attempt, pod.index))
     return Observation(job, tuple(gang), refusal, tuple(sorted(strays)), **surroundings)
+
+
+def _with_setup(pod: Pod, job: Job) -> Pod:
+    """Return a pod whose startup probe has not succeeded as one that is pending.
+
+    It is not if the job has no setup, so that the probe is a user's own, or if the gang has met, so
+    that only the kubelet has started anew.
+    """
+    if not (job.spec and job.spec.setup) or job.status.attempt.running_time:
+        return replace(pod, sets_up=False)
+    return replace(pod, state=TrainerState.PENDING, started=False)
 
 
 def _is_of_gang(pod: Pod, job: Job) -> bool:

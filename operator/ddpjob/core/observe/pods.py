@@ -95,8 +95,6 @@ def read_pod(body: Dict) -> Pod | None:
     told = _assignment(metadata)
     container = _trainer_container(status)
     state, end, termination = _state_and_end(metadata, status, container)
-    if state is TrainerState.RUNNING and _sets_up(spec, status):
-        state = TrainerState.PENDING
     return Pod(
         name=name,
         uid=str(metadata.get("uid", "")),
@@ -111,7 +109,7 @@ def read_pod(body: Dict) -> Pod | None:
         dumps=told.get("dump") is True,
         ready=_is_ready(metadata, status),
         ready_since=_ready_since(status),
-        sets_up=state is TrainerState.PENDING and "running" in container,
+        sets_up=state is TrainerState.RUNNING and _trainer_status(status).get("started") is False,
         creating_since=_creating_since(status) if state is TrainerState.PENDING else None,
         released=_is_removed(metadata) or _is_released(status, end),
         grace=grace_of(spec),
@@ -129,7 +127,7 @@ def read_pod(body: Dict) -> Pod | None:
         own_limit=_own_limit(status),
         blocked=_blocked(status, container) if state is TrainerState.PENDING else None,
         exit_code=integer_or_none((end or {}).get("exitCode")),
-        exit_reason=SETUP_FAILED if termination.setup else str((end or {}).get("reason") or ""),
+        exit_reason=_exit_reason(end or {}, termination),
         message=termination.text,
         follower=termination.follower,
         timed_out=termination.timed_out,
@@ -238,18 +236,10 @@ def _trainer_state(phase: Any, container: Dict) -> TrainerState:
     return TrainerState.RUNNING if "running" in container else TrainerState.PENDING
 
 
-def _sets_up(spec: Dict, status: Dict) -> bool:
-    """Return True if the agent of a pod still runs the setup: its startup probe has failed."""
-    if _trainer_status(status).get("started") is not False:
-        return False
-    trainers = [one for one in children(spec, "containers") if one.get("name") == names.TRAINER]
-    return any(map(has_setup, trainers))
-
-
-def has_setup(trainer: Dict) -> bool:
-    """Return True if a container `trainer` runs a setup. A user's own startup probe is no sign."""
-    probe = child(child(trainer, "startupProbe"), "httpGet")
-    return probe.get("path") == names.STARTED_PATH
+def _exit_reason(end: Dict, termination: Termination) -> str:
+    """Return a kubelet's reason for the end of a container, or that of a setup that failed."""
+    reason = str(end.get("reason") or "")
+    return SETUP_FAILED if termination.setup and reason != OOM_KILLED else reason
 
 
 def _finished(end: Dict) -> datetime | None:

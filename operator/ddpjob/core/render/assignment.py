@@ -125,14 +125,13 @@ def agent_options(spec: Spec, port: str, *, isolated: bool) -> str:
         "words": f"{names.AGENT_FOLDER}/words.json",
         "message": names.MESSAGE_FILE,
         "clear": names.MEMORY_FOLDER,
-        # On one machine, temporary files are where its user wants them. Paths in the folder of a
-        # run may be too long for the sockets that programs make in TMPDIR.
-        "work": names.FOLDER if isolated else None,
+        "work": names.FOLDER,
         "code": names.CODE_FOLDER if spec.code else None,
-        "place": names.WORK_FOLDER,
         # Kubernetes reads `$` in a command as a reference to a variable.
         "setup": spec.setup.replace("$", "$$") or None,
         "setup_seconds": spec.setup_timeout.total_seconds(),
+        # On one machine, temporary files are where its user wants them. Paths in the folder of a
+        # run may be too long for the sockets that programs make in TMPDIR.
         "own_files": isolated,
         # No other field of the spec can set it.
         "own_ipc": isolated and not child(spec.pod_template, "spec").get("hostIPC"),
