@@ -118,11 +118,16 @@ def test_a_bar_of_many_states_takes_no_memory():
 
 
 @pytest.mark.parametrize(
-    "line", ['\r10%|#   |{"event": "train", "step": 3}', 'INFO: {"event": "train", "step": 3}']
+    "line",
+    [
+        '\r10%|#   |{"event": "train", "step": 3, "steps": 9}',
+        'INFO: {"event": "train", "step": 3, "steps": 9}',
+    ],
 )
 def test_figures_are_found_at_the_end_of_a_line(pod, line):
     found = run(pod, f"print({line!r})")
     assert found.report["steps"] == {"0": [3, 3]}
+    assert found.report["total"] == 9
 
 
 def test_lines_of_ranks_are_not_mixed(pod):

@@ -139,7 +139,7 @@ def test_variables_of_the_pod_stay(pod, folder):
 
 
 def test_processes_of_one_machine_have_its_folders():
-    assert place.variables(options(Path())) == {}
+    assert place.variables(options(Path()), {"A": "b"}) == {"A": "b"}
 
 
 def test_what_is_left_moves_aside_in_place_of_what_was_there(folder):

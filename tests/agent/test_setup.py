@@ -181,7 +181,7 @@ def test_lines_of_json_in_a_setup_are_no_figures_of_the_training(pod):
     found.assign(0)
     found.start()
     assert found.end() == 0
-    assert not {"steps", "trained"} & set(found.report)
+    assert not {"steps", "total", "trained"} & set(found.report)
 
 
 def test_a_setup_has_the_python_of_the_workers(pod):
@@ -195,11 +195,11 @@ def test_a_setup_has_the_python_of_the_workers(pod):
 def test_without_a_home_folder_packages_are_installed_in_the_volume_of_the_pod(pod, tmp_path):
     env = {"HOME": str(tmp_path / "absent")}
     shows = "import site; print('workers:', site.getuserbase())"
-    found = pod(
-        shows, setup='echo "base: $PYTHONUSERBASE"', env=env, work=str(tmp_path), own_files=True
-    )
+    setup = 'echo "base: $PYTHONUSERBASE"; echo "path: $PATH"'
+    found = pod(shows, setup=setup, env=env, work=str(tmp_path), own_files=True)
     found.assign(0)
     found.start()
     assert found.end() == 0
     assert f"base: {tmp_path}/cache/python" in found.log
+    assert f"{tmp_path}/cache/python/bin:" in found.log
     assert f"workers: {tmp_path}/cache/python" in found.log

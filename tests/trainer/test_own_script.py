@@ -3,7 +3,9 @@
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -102,15 +104,24 @@ def test_a_setup_installs_into_an_environment_of_the_run(tmp_path):
     (project / "size").write_text("7")
     script = ["--script", str(project / "train.py"), "--code", str(project), "--nodes", "2"]
     manifest = project / "job.yaml"
-    manifest.write_text(ddpjob("init", *script, "--image", "i", "--setup", SETUP))
+    # The setup lasts until the status has said that it runs.
+    waits = f"until [ -f '{tmp_path}/seen' ]; do sleep 0.1; done"
+    manifest.write_text(ddpjob("init", *script, "--image", "i", "--setup", SETUP + waits))
     runs = ["--runs", str(tmp_path / "my runs")]
-    done = ddpjob("run", "--local", "--setup", str(manifest), *runs)
+    done = ""
+    with started("run", "--local", "--setup", str(manifest), *runs) as run:
+        for line in run.stdout:
+            done += line
+            # One pod or both may be named.
+            if re.match(
+                r"Starting +\d of 2 nodes are ready; pod train-0-\d .*runs? spec.setup", line
+            ):
+                (tmp_path / "seen").touch()
+    assert run.returncode == 0, done
     for pod in ("train-0-0", "train-0-1"):
         environment = tmp_path / "my runs" / "train" / "pods" / pod / "environment"
         assert f"found 7 torch {environment}" in done
         assert f"from {environment}" in done
-    # Either pod may be the one that is named.
-    assert re.search(r"Starting +\d of 2 nodes are ready; pod train-0-\d runs spec.setup", done)
 
 
 def test_a_setup_runs_on_this_machine_only_if_that_is_asked_for(tmp_path):
@@ -123,9 +134,24 @@ def test_a_setup_runs_on_this_machine_only_if_that_is_asked_for(tmp_path):
     assert "trains" in done
 
 
+COMMAND = [sys.executable, "-m", "ddpjob.cli.main"]
+
+
 def ddpjob(*words):
     """Return what a command prints."""
-    command = [sys.executable, "-m", "ddpjob.cli.main", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@contextmanager
+def started(*words):
+    """Start a command, wait for its end, and end it after two minutes."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([*COMMAND, *words], text=True, **streams) as process:
+        limit = Timer(120, process.terminate)
+        limit.start()
+        try:
+            yield process
+        finally:
+            limit.cancel()

@@ -218,6 +218,7 @@ FULL_STATUS = Status(
             end=at(9),
             first_step=1,
             last_step=9,
+            total_steps=90,
             steps_lost=3,
         ),
     ),

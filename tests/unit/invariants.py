@@ -38,7 +38,7 @@ def is_recovery(turn: Turn) -> bool:
 
 # Entries of the history that the report of a pod adds.
 REPORTED_LATER = dict.fromkeys(
-    ("first_step", "last_step", "steps_lost", "training_time", "untrained_seconds")
+    ("first_step", "last_step", "total_steps", "steps_lost", "training_time", "untrained_seconds")
 )
 
 

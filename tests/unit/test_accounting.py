@@ -250,6 +250,16 @@ def test_an_attempt_that_resumed_at_its_last_step_has_lost_nothing():
     assert steps_of(job) == [(1, 75, 80, None), (0, 0, 75, 0)]
 
 
+def test_the_history_has_the_steps_that_each_attempt_was_to_make():
+    job = a_running_job()
+    report = agent_report(0, steps={"0": [0, 75]}, total=90)
+    job = written(job, plan_for(job, RUN[0], a_pod(1, failed(report)), now=at(60)))
+    last = agent_report(1, "Succeeded", total=120)
+    pods = [a_pod(index, succeeded(last), attempt=1) for index in (0, 1)]
+    job = written(job, plan_for(job, *pods, now=at(90)))
+    assert [ended.total_steps for ended in job.status.attempts] == [120, 90]
+
+
 @pytest.mark.parametrize(
     "steps",
     [None, 7, [1, 2], {"0": 5}, {"0": [1]}, {"0": [1, "x"]}, {"x": [1, 2]}, {"0": [1, 10**30]}],

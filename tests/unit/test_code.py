@@ -4,6 +4,7 @@ import base64
 import io
 import os
 import random
+import re
 from zipfile import ZipFile
 
 import pytest
@@ -14,7 +15,7 @@ from ddpjob.cli.own_script import Container, OwnScript
 from ddpjob.client.code import owned_code
 from ddpjob.core.api.readers import SpecError
 from ddpjob.sources import code
-from ddpjob.sources.code import PRINTED_BYTES, SUBMITTED_BYTES, read_code
+from ddpjob.sources.code import read_code
 from ddpjob.sources.script import job_name
 
 
@@ -57,7 +58,7 @@ def unpacked(config_map):
 
 def test_the_job_has_the_code_and_runs_the_script_in_it(project):
     own = OwnScript(project / "train.py", "i", project, ["--epochs", "3"], nodes=2, claim="ckpt")
-    config_map, job = own.job(PRINTED_BYTES).documents
+    config_map, job = own.job().documents
     assert config_map["immutable"] is True
     assert unpacked(config_map)["lib/model.py"] == b"x = 1\n"
     spec = job["spec"]
@@ -77,7 +78,7 @@ def test_files_that_are_no_text_travel_too_and_programs_stay_programs(project):
 
 def test_a_script_whose_name_is_no_key_travels_in_an_archive(tmp_path):
     (tmp_path / "my train.py").write_text("print(1)\n")
-    config_map, job = OwnScript(tmp_path / "my train.py", "i").job(PRINTED_BYTES).documents
+    config_map, job = OwnScript(tmp_path / "my train.py", "i").job().documents
     assert unpacked(config_map) == {"my train.py": b"print(1)\n"}
     assert "binaryData" in config_map
     assert job["spec"]["args"] == ["my train.py"]
@@ -114,8 +115,8 @@ def test_the_same_folder_gives_the_same_archive(project, tmp_path):
 
 
 def test_two_jobs_with_the_same_code_share_its_config_map(project):
-    one, _ = OwnScript(project / "train.py", "i", name="a").job(PRINTED_BYTES).documents
-    two, _ = OwnScript(project / "train.py", "i", name="b").job(PRINTED_BYTES).documents
+    one, _ = OwnScript(project / "train.py", "i", name="a").job().documents
+    two, _ = OwnScript(project / "train.py", "i", name="b").job().documents
     assert one == two
 
 
@@ -147,31 +148,31 @@ def test_a_file_that_looks_like_a_key_is_refused_unless_it_is_ignored(project, n
     assert f"lib/{name}" not in read_code(project / "train.py", project).files
 
 
-def test_a_note_warns_of_code_that_is_large(project, capsys):
+def test_a_note_warns_of_code_that_is_large(project):
     (project / "noise").write_bytes(random.Random(1).randbytes(300_000))
-    OwnScript(project / "train.py", "i", project).job(SUBMITTED_BYTES)
-    assert "bytes, which etcd keeps as long as the job" in capsys.readouterr().err
+    (text,) = OwnScript(project / "train.py", "i", project).job().notes
+    assert "bytes, which etcd keeps as long as the job" in text
 
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_a_script_may_be_a_link(project, folder):
     (project / "link.py").symlink_to(project / "train.py")
     own = OwnScript(project / "link.py", "i", project if folder else None)
-    config_map, job = own.job(PRINTED_BYTES).documents
+    config_map, job = own.job().documents
     assert unpacked(config_map)[job["spec"]["args"][0]] == b"import lib.model\n"
 
 
 def test_other_code_is_another_config_map(project):
     own = OwnScript(project / "train.py", "i")
-    before, _ = own.job(PRINTED_BYTES).documents
+    before, _ = own.job().documents
     (project / "train.py").write_text("print(2)\n")
-    after, _ = own.job(PRINTED_BYTES).documents
+    after, _ = own.job().documents
     assert before["metadata"]["name"] != after["metadata"]["name"]
 
 
 def test_a_printed_manifest_shows_the_script_line_by_line(project):
     (project / "train.py").write_text("import torch\n\nprint(1)\n")
-    text = OwnScript(project / "train.py", "i").manifest(PRINTED_BYTES)
+    text = OwnScript(project / "train.py", "i").manifest()
     assert "  train.py: |\n    import torch\n\n    print(1)\n" in text
     kinds = [one["kind"] for one in yaml.safe_load_all(text)]
     assert kinds == ["ConfigMap", "DDPJob"]
@@ -198,7 +199,7 @@ def test_the_name_of_a_script_becomes_that_of_the_job(tmp_path, stem, name):
 def test_a_file_that_is_no_script_of_python_is_refused(tmp_path, name, text, sentence):
     (tmp_path / name).write_text(text)
     with pytest.raises(SpecError) as refused:
-        OwnScript(tmp_path / name, "i").job(PRINTED_BYTES)
+        OwnScript(tmp_path / name, "i").job()
     assert str(refused.value).startswith(f"{tmp_path / name}: ")
     assert sentence in str(refused.value)
 
@@ -209,27 +210,38 @@ def test_a_file_that_is_no_script_of_python_is_refused(tmp_path, name, text, sen
 )
 def test_a_script_of_python_may_have_any_name(tmp_path, name, first_line):
     (tmp_path / name).write_text(f"{first_line}\nprint(1)\n")
-    _, job = OwnScript(tmp_path / name, "i").job(PRINTED_BYTES).documents
+    _, job = OwnScript(tmp_path / name, "i").job().documents
     assert job["spec"]["args"] == [name]
 
 
 def test_a_shell_script_beside_the_script_travels_with_it(project):
     (project / "prepare.sh").write_text("#!/bin/sh\n")
     own = OwnScript(project / "train.py", "i", folder=project)
-    config_map, _ = own.job(PRINTED_BYTES).documents
+    config_map, _ = own.job().documents
     assert "prepare.sh" in unpacked(config_map)
 
 
 def test_more_code_than_a_config_map_takes_is_refused(project):
     (project / "train.py").write_text("x" * 300_000)
     with pytest.raises(SpecError, match="has 300,000 bytes of code, and the limit is 190,000"):
-        OwnScript(project / "train.py", "i").job(PRINTED_BYTES)
+        OwnScript(project / "train.py", "i").manifest()
+
+
+def test_code_that_is_too_large_is_refused_with_its_largest_files(project):
+    noise = random.Random(1)
+    for name, size in {"b.bin": 700_000, "a.bin": 500_000, "lib/c.bin": 5_000, "d": 10}.items():
+        (project / name).write_bytes(noise.randbytes(size))
+    with pytest.raises(SpecError) as refused:
+        OwnScript(project / "train.py", "i", project).job()
+    largest = re.findall(r"(\S+) \(([\d,]+)\)", str(refused.value).partition("largest: ")[2])
+    assert [path for path, _ in largest] == ["b.bin", "a.bin", "lib/c.bin"]
+    assert largest[0][1].startswith("700,")
 
 
 def test_more_code_than_the_agent_unpacks_is_refused(project):
     with (project / "data").open("wb") as file:
         file.truncate(65 * 2**20)
-    with pytest.raises(SpecError, match=r"limit is 67,108,864; name data in .ddpjobignore"):
+    with pytest.raises(SpecError, match=r"limit is 67,108,864; the largest: data \(68,157,440\), "):
         read_code(project / "train.py", project)
 
 
@@ -240,7 +252,7 @@ def test_a_script_outside_of_its_folder_is_refused(project):
 
 def test_a_script_that_does_not_exist_is_refused(project):
     with pytest.raises(SpecError, match=r"nowhere.py: the file does not exist"):
-        OwnScript(project / "nowhere.py", "i").job(PRINTED_BYTES)
+        OwnScript(project / "nowhere.py", "i").job()
 
 
 def a_body(kind, name, **fields):
@@ -275,7 +287,7 @@ def test_code_that_a_user_has_made_is_not_owned():
 def test_options_set_variables_and_resources(project):
     container = Container(["A=b=c", "B="], ["TOKEN=hf", "KEY=aws:secret"], "4", "16Gi")
     own = OwnScript(project / "train.py", "i", accelerator="gpu", gpus=2, container=container)
-    _, job = own.job(PRINTED_BYTES).documents
+    _, job = own.job().documents
     assert job["spec"]["env"] == [
         {"name": "A", "value": "b=c"},
         {"name": "B", "value": ""},
@@ -291,7 +303,7 @@ def test_options_set_variables_and_resources(project):
 def test_a_quantity_that_is_none_is_refused(project):
     own = OwnScript(project / "train.py", "i", container=Container(memory="16GB"))
     with pytest.raises(SpecError, match="memory: must be a quantity such as 500m or 2Gi"):
-        own.job(PRINTED_BYTES)
+        own.job()
 
 
 @pytest.mark.parametrize("name", ["ARCHIVE", "MAX_ENTRIES", "MAX_BYTES"])

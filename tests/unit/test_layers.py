@@ -80,6 +80,7 @@ CORE_MODULES = {
     "math",
     "operator",
     "re",
+    "shlex",
     "typing",
     "jinja2",
     "pydantic",

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from builders import a_job, a_status
+from builders import a_job, a_spec, a_status
 from goldens import check_golden
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,6 +22,7 @@ from rendered import (
 
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Host
 from ddpjob.core.plan import Assign, Owned
 from ddpjob.core.render.assignment import assignment
@@ -276,6 +277,17 @@ def test_the_environment_describes_the_job_the_attempt_and_the_node():
 
 def test_without_a_claim_there_is_no_checkpoint_folder():
     assert "DDP_CHECKPOINT_DIR" not in env_of(render())
+
+
+@pytest.mark.parametrize("profile", profiles.catalog())
+@pytest.mark.parametrize("level", ["None", "Restricted"])
+@pytest.mark.parametrize("checkpoint", [{}, {"checkpoint": {"claimName": "c"}}])
+def test_the_variables_that_arguments_may_refer_to_are_those_of_the_pod(profile, level, checkpoint):
+    nodes, own = size_of(profile), [{"name": "OWN", "value": "1"}]
+    fields = {"accelerator": profile, "env": own, "podSecurity": level, **checkpoint}
+    pod = render(nodes=nodes, **fields)
+    spec = Spec.from_dict(a_spec(nodes=nodes, **fields))
+    assert spec.known_variables == set(env_of(pod))
 
 
 @pytest.mark.parametrize(

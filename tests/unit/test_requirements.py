@@ -1,12 +1,14 @@
-"""Packages without a version in the setup of a job."""
+"""What a setup installs with pip."""
 
 import pytest
 
-from ddpjob.sources.requirements import unpinned, unpinned_advice
+from ddpjob.core.api.requirements import code_advice, read_setup, version_advice
 
 FILES = {
     "requirements.txt": b"tqdm\nnumpy==2.1  # pinned\n-r more.txt\n\n# a comment\ntimm[extra]\n",
-    "deep/list.txt": b"einops ; python_version > '3.8'\nsix>=1.16\nx @ https://host/x.whl\n",
+    "more.txt": b"rich\n-r requirements.txt\n",
+    "deep/list.txt": b"einops ; python_version > '3.8'\nsix>=1.16\n-r other.txt\n",
+    "deep/other.txt": b"x @ https://host/x.whl\nattrs \\\n  --hash=sha256:0\nclick\n",
     "noise": b"\xff\xfe\x00",
 }
 
@@ -15,14 +17,20 @@ FILES = {
     ("setup", "names"),
     [
         ("pip install tqdm numpy==2.1", ["tqdm"]),
-        ("pip install -r requirements.txt", ["tqdm", "timm"]),
-        ("pip install --requirement=./requirements.txt tqdm", ["tqdm", "timm"]),
+        ("pip install -r requirements.txt", ["tqdm", "timm", "rich"]),
+        ("pip install --requirement=./requirements.txt tqdm", ["tqdm", "timm", "rich"]),
+        ("pip install -rmore.txt", ["rich", "tqdm", "timm"]),
         ("python3 -m pip install -q -U tqdm && python -c 'import tqdm'", ["tqdm"]),
         ("uv pip install --system tqdm\n/opt/bin/pip3.11 install timm", ["tqdm", "timm"]),
+        ("pip --no-cache-dir install tqdm", ["tqdm"]),
+        ("(pip install tqdm)", ["tqdm"]),
+        ("pip install tqdm > log.txt 2>&1", ["tqdm"]),
         ("pip install \\\n  tqdm \\\n  timm[extra]", ["tqdm", "timm"]),
-        ("pip install -r deep/list.txt", ["einops"]),
+        ("pip install -r deep/list.txt", ["einops", "click"]),
         ("pip install -i https://index/simple tqdm==4.1", []),
-        ("pip install -c tqdm.txt ./pkg -e . git+https://host/x.git x-1.0.whl", []),
+        ("pip install -c versions.txt tqdm", []),
+        ("pip install ./pkg -e . git+https://host/x.git x-1.0.whl", []),
+        ("pip install --progress-bar off --root-user-action ignore tqdm==4.1", []),
         ("pip install 'tqdm>=4' \"numpy<3\" six~=1.16", []),
         ("pip install -r nowhere.txt -r noise", []),
         ("apt-get install git", []),
@@ -34,14 +42,29 @@ FILES = {
     ],
 )
 def test_packages_without_a_version_are_found(setup, names):
-    assert unpinned(setup, FILES) == names
+    assert read_setup(setup, FILES).unpinned == names
 
 
 def test_the_advice_names_some_packages_and_what_to_write():
-    advice = unpinned_advice("pip install a b c d e", {})
-    assert advice == (
+    assert version_advice(["a", "b", "c", "d", "e"]) == (
         "spec.setup: a, b, c and 2 more have no version, so a pod that starts later may get "
         "another one; write a==VERSION"
     )
-    assert unpinned_advice("pip install a", {}).startswith("spec.setup: a has no version")
-    assert unpinned_advice("pip install a==1", {}) == ""
+    assert version_advice(["a"]).startswith("spec.setup: a has no version")
+    assert version_advice([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("setup", "advice"),
+    [
+        ("pip install -r nowhere.txt", ["nowhere.txt is not among the files that are sent"]),
+        ("pip install -r ./nowhere.txt", ["send its folder with --code FOLDER"]),
+        ("pip install -r requirements.txt tqdm", ["timm, rich have no version"]),
+        ("pip install -r /opt/list.txt", []),
+        ("pip install tqdm", []),
+    ],
+)
+def test_the_advice_on_lists_comes_from_the_files(setup, advice):
+    found = list(filter(None, code_advice(setup, FILES)))
+    assert len(found) == len(advice)
+    assert all(part in text for part, text in zip(advice, found, strict=True))

@@ -135,8 +135,11 @@ def test_a_table_has_a_line_for_each_job_and_no_space_at_the_ends():
 
 
 def test_a_finished_job_has_the_last_step_of_its_last_attempt():
-    job = a_job(phase="Complete", attempts=[{"attempt": 1, "lastStep": 138}, {"lastStep": 7}])
+    last = {"attempt": 1, "lastStep": 138}
+    job = a_job(phase="Complete", attempts=[last, {"lastStep": 7}])
     assert texts(job_table([job], {}, NOW))[1].split()[4] == "138"
+    job = a_job(phase="Complete", attempts=[{**last, "totalSteps": 140}])
+    assert texts(job_table([job], {}, NOW))[1].split()[4] == "138/140"
 
 
 def test_a_wide_table_of_all_namespaces_has_more_columns():

@@ -804,16 +804,30 @@ def test_the_advice_for_a_gpu_names_the_accelerator():
     assert "set spec.accelerator to gpu, or remove it" in spec.device_advice
 
 
+OUT = {"env": [{"name": "OUT", "value": "/data"}]}
+OUT_TRAINER = {"name": "trainer", **OUT}
+CHECKPOINT = {"checkpoint": {"claimName": "ckpt"}}
+
+
 @pytest.mark.parametrize(
-    ("args", "torchrun", "advice"),
+    ("args", "fields", "advice"),
     [
-        (["a.py", "--out", "$DDP_CHECKPOINT_DIR/x"], {}, "write $(DDP_CHECKPOINT_DIR)"),
+        (["a.py", "$DDP_CHECKPOINT_DIR/x"], CHECKPOINT, "write $(DDP_CHECKPOINT_DIR)"),
+        (["a.py", "$DDP_CHECKPOINT_DIR/x"], {}, "needs spec.checkpoint, such as --checkpoints"),
+        (["a.py", "$(DDP_CHECKPOINT_DIR)/x"], {}, "needs spec.checkpoint, such as --checkpoints"),
+        (["a.py", "$(DDP_CHECKPOINT_DIR)/x"], CHECKPOINT, ""),
         (["a.py", "--out=${OUT}"], {}, "spec.args: ${OUT} reaches the script as it is"),
-        (["a.py", "$(OUT)", "$$OUT", "cost: 5$", "$1"], {}, ""),
-        (["bash", "-c", "echo $OUT"], {"args": ["--no-python"]}, ""),
+        (["a.py", "--out=${OUT}"], {}, "write $(OUT), and set OUT in spec.env"),
+        (["a.py", "$(OUT)"], {}, "$(OUT) reaches the script as it is; write $(OUT), and set OUT"),
+        (["a.py", "$(OUT)"], OUT, ""),
+        (["a.py", "--out=${OUT}"], OUT, "no shell reads args; write $(OUT)"),
+        (["a.py", "$(OUT)"], {"envFrom": [{"secretRef": {"name": "s"}}]}, ""),
+        (["a.py", "$(OUT)"], {"podTemplate": {"spec": {"containers": [OUT_TRAINER]}}}, ""),
+        (["a.py", "$(DDP_NODE_INDEX)", "$$OUT", "$$(OUT)", "cost: 5$", "$1"], {}, ""),
+        (["bash", "-c", "echo $OUT"], {"torchrun": {"args": ["--no-python"]}}, ""),
     ],
 )
-def test_a_variable_that_only_a_shell_expands_is_warned_about(args, torchrun, advice):
-    spec = Spec.from_dict(a_spec(args=args, torchrun=torchrun))
+def test_a_variable_that_nothing_expands_is_warned_about(args, fields, advice):
+    spec = Spec.from_dict(a_spec(args=args, **fields))
     assert advice in spec.variable_advice
     assert bool(spec.advice) == bool(advice)

@@ -232,9 +232,10 @@ CHECKPOINT = {"checkpoint": {"claimName": "ckpt"}}
             "Complete",
             CHECKPOINT,
             "job train is Complete, so its pods have ended; its checkpoints stay: claim ckpt, "
-            "folder train/; docs/users/storage.md shows how to copy them",
+            "folder train/; ",
         ),
-        ("Failed", {}, "job train is Failed, so its pods have ended; ddpjob logs train prints"),
+        ("Failed", CHECKPOINT, "users/storage.md#copy-checkpoints shows how to copy them"),
+        ("Failed", {}, "are gone with them, and only a claim keeps some: ddpjob submit --check"),
         ("Suspended", {}, "is suspended and has no pods; ddpjob resume train continues it"),
         (
             "Starting",
@@ -273,7 +274,7 @@ async def test_a_file_is_copied_into_a_folder_and_under_another_name(
 
 
 async def test_an_absolute_path_is_copied(run: Run, pod: Path, train: dict[str, Any]) -> None:
-    await run(f"cp train:0:{pod}/work/out/model.pt .")
+    await run(f"cp train:0:{pod / 'work'}/out/model.pt .")
     assert Path("model.pt").read_text() == "weights in work/out"
 
 

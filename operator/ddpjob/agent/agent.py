@@ -74,13 +74,12 @@ class Agent:
         self.options = options
         self.folder = Path(options.folder)
         # With PYTHONFAULTHANDLER, a worker that gets SIGABRT writes its stack.
-        self.environment = {
+        own = {
             "DDP_HEARTBEAT_FILE": str(self.folder / "heartbeat"),
             "DDP_RESULT_FILE": str(self.folder / "result"),
             "PYTHONFAULTHANDLER": "1",
-            **place.variables(options),
-            **os.environ,
         }
+        self.environment = place.variables(options, {**own, **os.environ})
         patience = float(self.environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
         self.judge = report.Judge(read_file(options.words), patience)
         self.output = Output(options.hang_seconds or 0.0)
@@ -125,6 +124,7 @@ class Agent:
         if self.exit_code:
             log(f"ends: {self.report['cause']}: {self.report.get('exception', '')}")
         known = {"steps": self.output.steps, "trained": self.output.trained}
+        known["total"] = self.output.figures.get("steps")
         report.write(self.options.message, {"attempt": self.attempt, **known, **self.report})
         return self.exit_code
 

@@ -26,24 +26,22 @@ SYSV, SHM, SEM, MSG = "/proc/sysvipc", "shm", "sem", "msg"
 IPC_RMID, GETPID = 0, 11
 
 
-def variables(options: Options) -> dict[str, str]:
-    """Return variables with folders for temporary files and caches, for a pod that sets none."""
+def variables(options: Options, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a pod, and folders for temporary files and caches if it sets none."""
     if not options.own_files:
-        return {}
-    return {
+        return dict(given)
+    found = {
         "TMPDIR": f"{options.work}/{WORK}",
         # By default they are below TMPDIR, or in a home folder that may not be writable.
         "TORCHINDUCTOR_CACHE_DIR": f"{options.work}/{CACHE}/inductor",
         "TRITON_CACHE_DIR": f"{options.work}/{CACHE}/triton",
-        **user_base(options),
+        **given,
     }
-
-
-def user_base(options: Options) -> dict[str, str]:
-    """Return where pip installs for a user without a home folder, and Python looks for it."""
-    if not options.setup or os.access(os.path.expanduser("~"), os.W_OK):
-        return {}
-    return {"PYTHONUSERBASE": f"{options.work}/{CACHE}/python"}
+    if options.setup and not os.access(os.path.expanduser("~"), os.W_OK):
+        # Where pip installs for a user without a home folder: modules, and programs such as ninja.
+        base = found.setdefault("PYTHONUSERBASE", f"{options.work}/{CACHE}/python")
+        found["PATH"] = f"{base}/bin:{found.get('PATH', os.defpath)}"
+    return found
 
 
 def prepare(

@@ -21,7 +21,7 @@ MESSAGE = 4096
 RESULT = MESSAGE - 200
 
 # The entries of a report that are left out if it is too long, or if they are empty.
-FIGURES = ("steps", "trained")
+FIGURES = ("steps", "total", "trained")
 
 # Limits of a report: lines of output, and characters of each line.
 LINES, LINE_LENGTH = 12, 160

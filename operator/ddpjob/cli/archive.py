@@ -42,7 +42,7 @@ class LinkOutside(ArchiveError):
 
 
 class Ended(ArchiveError):
-    """The archive ends too early, or is none. The program that sent it may have told why."""
+    """The archive is incomplete, or is no archive. The errors of its sender may have the reason."""
 
 
 class Stream(io.BufferedIOBase):

@@ -22,7 +22,6 @@ from ddpjob.jobs.documents import (
     set_fields,
 )
 from ddpjob.jobs.user_job import DDPJob
-from ddpjob.sources.code import SUBMITTED_BYTES
 
 STDIN = "-"
 
@@ -45,10 +44,13 @@ def file_documents(files: Sequence[str], settings: Sequence[str]) -> list[Docume
 def script_documents(own: OwnScript, settings: Sequence[str]) -> list[Document]:
     """Return the documents of a user's script, with changes of the job. Raises BadParameter."""
     try:
-        documents = own.job(SUBMITTED_BYTES).documents
+        job = own.job()
     except SpecError as error:
-        raise typer.BadParameter(str(error), param_hint="--script") from error
-    return _changed(documents, settings)
+        raise typer.BadParameter(str(error)) from error
+    # The rest of the advice is that on the spec, which is printed for any manifest.
+    for text in job.notes:
+        note(text)
+    return _changed(job.documents, settings)
 
 
 def _changed(documents: Sequence[Document], settings: Sequence[str]) -> list[Document]:

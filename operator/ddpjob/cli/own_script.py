@@ -30,7 +30,7 @@ HEADER = """\
 """
 
 NO_IMAGE = (
-    "--image: is required; give an image with Python, torch and what the script imports, such as "
+    "is required; give an image with Python, torch and what the script imports, such as "
     "pytorch/pytorch, with the tag of your versions. With accelerator {accelerator}, the image of "
     "the examples is {trainer}, where somebody has built it"
 )
@@ -113,26 +113,20 @@ class OwnScript:
         nodes = resolve_nodes(self.accelerator, self.nodes)
         return replace(self, nodes=nodes, gpus=resolve_gpus(self.accelerator, self.gpus, 1))
 
-    def job(self, limit: int) -> DDPJob:
-        """Return the job with its code. Raises SpecError, also for more bytes of code.
-
-        Print notes about code that is large, and packages without a version.
-        """
+    def job(self) -> DDPJob:
+        """Return the job with its code. Raises SpecError, or BadParameter without an image."""
         check_script(self.script)
         if self.image is None:
             trainer = profiles.catalog()[self.accelerator].trainer_image
-            raise SpecError(NO_IMAGE.format(accelerator=self.accelerator, trainer=trainer))
-        job = DDPJob.from_script(
+            message = NO_IMAGE.format(accelerator=self.accelerator, trainer=trainer)
+            raise typer.BadParameter(message, param_hint="--image")
+        return DDPJob.from_script(
             self.script,
             self.args,
             folder=self.folder,
             name=self.name or "",
             **self._spec(self.image),
         )
-        check_size(job.needs[0], self.folder or self.script, limit)
-        for text in job.notes:
-            note(text)
-        return job
 
     def local_document(self) -> dict[str, Any]:
         """Return the DDPJob for a run on this machine, in which the script runs where it is.
@@ -142,6 +136,8 @@ class OwnScript:
         check_script(self.script)
         path = self.script
         if self.folder is not None:
+            if not self.folder.is_dir():
+                raise SpecError(f"{self.folder}: the folder does not exist")
             path = Path(os.path.relpath(path, self.folder))
             if path.is_absolute() or ".." in path.parts:
                 raise SpecError(f"{self.script}: is not in the folder {self.folder}")
@@ -169,9 +165,12 @@ class OwnScript:
             spec["checkpoint"] = {"claimName": self.claim}
         return spec
 
-    def manifest(self, limit: int) -> str:
-        """Return the documents as YAML with comments. Raises SpecError."""
-        job = self.job(limit)
+    def manifest(self) -> str:
+        """Return the documents as YAML with comments, and print advice. Raises SpecError."""
+        job = self.job()
+        check_size(job.needs[0], self.folder or self.script, PRINTED_BYTES)
+        for text in job.advice:
+            note(text)
         header = HEADER.format(script=self.script.name, file=f"{job.name}.yaml")
         return header + yaml.dump_all(job.documents, Dumper=_Dumper, sort_keys=False)
 
@@ -179,9 +178,9 @@ class OwnScript:
 def print_manifest(own: OwnScript) -> None:
     """Print the documents of a script. Raises BadParameter."""
     try:
-        typer.echo(own.manifest(PRINTED_BYTES), nl=False)
+        typer.echo(own.manifest(), nl=False)
     except SpecError as error:
-        raise typer.BadParameter(str(error), param_hint="--script") from error
+        raise typer.BadParameter(str(error)) from error
 
 
 class _Dumper(yaml.SafeDumper):

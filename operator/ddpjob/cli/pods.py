@@ -20,6 +20,7 @@ from ddpjob.core.observe.observation import Pod, TrainerState
 from ddpjob.core.observe.pods import read_pod
 from ddpjob.core.plan import counted
 from ddpjob.jobs.user_job import DDPJob
+from ddpjob.show.advice import address_of
 
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
@@ -29,8 +30,8 @@ NO_KUBECTL = (
     "https://kubernetes.io/docs/tasks/tools/ has it for each system"
 )
 
-# The page on the checkpoints of a job whose pods have ended.
-PAGE = "docs/users/storage.md"
+# The page on the checkpoints of a job whose pods have ended, below docs/.
+PAGE = "users/storage.md#copy-checkpoints"
 
 # A shell of the image changes the folder: kubectl exec has no option for it.
 IN_FOLDER = 'cd "$0" && exec "$@"'
@@ -87,9 +88,13 @@ def _preference(pod: Pod) -> tuple[bool, int, int]:
 
 def _why_none_runs(job: DDPJob, node: int) -> str:
     if job.finished:
-        advice = f"ddpjob logs {job.name} prints what they have written"
+        advice = (
+            "their files are gone with them, and only a claim keeps some: ddpjob submit "
+            "--checkpoints CLAIM"
+        )
         if job.checkpoint:
-            advice = f"its checkpoints stay: {job.checkpoint}; {PAGE} shows how to copy them"
+            page = address_of(PAGE) or f"docs/{PAGE}"
+            advice = f"its checkpoints stay: {job.checkpoint}; {page} shows how to copy them"
         return f"job {job.name} is {job.phase}, so its pods have ended; {advice}"
     if job.phase == Phase.SUSPENDED:
         return f"job {job.name} is suspended and has no pods; ddpjob resume {job.name} continues it"

@@ -33,6 +33,7 @@ class Command(TyperCommand):
         return pieces
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self._note_flags_of_the_script(args)
         try:
             return super().parse_args(ctx, args)
         # typer has a copy of click since some version, and does not export the class.
@@ -41,6 +42,22 @@ class Command(TyperCommand):
                 self._explain(error)
             raise
 
+    def _note_flags_of_the_script(self, args: list[str]) -> None:
+        """Note the flags of this command that are after `--`, and so are the script's."""
+        if "--" not in args or not self._runs_a_script:
+            return
+        words = args[args.index("--") :]
+        flags = [param for param in self.params if getattr(param, "is_flag", False)]
+        for flag in (option for param in flags for option in param.opts if option in words[1:]):
+            # Imported late, so that `--help` is quick.
+            from ddpjob.cli.session import note
+
+            note(f"{flag} is an argument of the script, since it is after --")
+
+    @property
+    def _runs_a_script(self) -> bool:
+        return any(param.name == "script" for param in self.params)
+
     def _explain(self, error: Any) -> None:
         """Say where an argument of a script belongs, and suggest only options that are close."""
         # Imported late, so that `--help` is quick.
@@ -48,8 +65,10 @@ class Command(TyperCommand):
 
         option = str(error.option_name)
         error.possibilities = get_close_matches(option, error.possibilities or (), cutoff=CLOSE)
-        if any(param.name == "script" for param in self.params):
+        if self._runs_a_script:
             error.message += (
                 f"; an argument of the script follows after --, such as: --script train.py -- "
                 f"{option}"
             )
+        if any((param.metavar or "").startswith("--") for param in self.params):
+            error.message += "; the command follows after --"

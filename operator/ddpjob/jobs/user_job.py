@@ -21,6 +21,7 @@ from ddpjob.core.api.readers import (
     quoted,
     require_object,
 )
+from ddpjob.core.api.requirements import code_advice
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status
 from ddpjob.core.api.times import parse_time
@@ -32,7 +33,6 @@ from ddpjob.sources.code import (
     read_code,
     size_note,
 )
-from ddpjob.sources.requirements import unpinned_advice
 from ddpjob.sources.script import check_script, job_name
 
 # Characters such as those with which the API server completes `generateName`.
@@ -95,18 +95,12 @@ class DDPJob:
             "args": [code.path_of(path, place), *args],
             "code": {"configMap": config_map["metadata"]["name"]},
         }
-        files = {name: content for name, (content, _) in code.files.items()}
-        advice = unpinned_advice(spec.get("setup", ""), files)
-        notes = tuple(filter(None, (size_note(config_map, place or path), advice)))
-        job = cls(
-            require_job_name(name or job_name(path)),
-            fields,
-            namespace,
-            needs=(config_map,),
-            notes=notes,
-        )
+        job = cls(require_job_name(name or job_name(path)), fields, namespace, needs=(config_map,))
         job.check()
-        return job
+        files = {name: content for name, (content, _) in code.files.items()}
+        advice = code_advice(spec.get("setup", ""), files)
+        notes = filter(None, (size_note(config_map, place or path), *advice))
+        return replace(job, notes=tuple(notes))
 
     @classmethod
     def from_manifest(cls, manifest: Dict) -> Self:

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Mapping
 
+from ddpjob.core.api.launcher import REFERENCE
 from ddpjob.core.api.readers import (
     Dict,
     SpecError,
@@ -18,9 +19,6 @@ from ddpjob.local.mounts import Mounts
 from ddpjob.local.run_files import RunFiles
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-
-# `$(NAME)` is a reference to a variable, and `$$` is a dollar sign.
-REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 
 def read_env(pod: Dict, container: Dict, mounts: Mounts, files: RunFiles) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import site
 import venv
 from pathlib import Path
+from subprocess import CalledProcessError
 
 # A path may have spaces, which the first line of a script cannot have. pip writes its scripts so.
 TORCHRUN = """\
@@ -15,12 +16,21 @@ main()
 """
 
 
+NO_PIP = (
+    "cannot make a virtual environment for spec.setup, since this Python has no ensurepip; on "
+    "Debian and Ubuntu, install python3-venv"
+)
+
+
 def create_environment(folder: Path) -> None:
     """Make a virtual environment that also has the packages of this Python, and its torchrun.
 
-    What is installed into it comes first. Raises OSError, or CalledProcessError without pip.
+    What is installed into it comes first. Raises OSError.
     """
-    venv.EnvBuilder(symlinks=True, with_pip=True).create(folder)
+    try:
+        venv.EnvBuilder(symlinks=True, with_pip=True).create(folder)
+    except CalledProcessError as error:
+        raise OSError(NO_PIP) from error
     (packages,) = folder.glob("lib/python*/site-packages")
     parents = site.getsitepackages()
     if site.ENABLE_USER_SITE:

@@ -36,9 +36,10 @@ def next_commands(job: DDPJob, place: str = "") -> dict[str, str]:
     """
     name = f"{job.name}{place}"
     if job.succeeded:
+        kept = "; checkpoints stay" if job.checkpoint else ""
         return {
             f"ddpjob logs {name}": "prints its output again",
-            f"ddpjob delete {name}": "deletes the job with its pods; checkpoints stay",
+            f"ddpjob delete {name}": "deletes the job with its pods" + kept,
         }
     failure = job.status.last_failure
     attempt = "" if failure.attempt is None else f" --attempt {failure.attempt}"

@@ -88,7 +88,9 @@ class Display:
         # setup, which may take long.
         is_start = status.phase == Phase.STARTING and status.reason != Reason.SETTING_UP
         reason = "" if is_start else status.reason
-        if (status.phase, reason) == self._printed:
+        if (status.phase, reason) == self._printed or (
+            is_start and self._printed[0] == status.phase
+        ):
             return
         self._printed = (status.phase, reason)
         if status.phase == Phase.STARTING:

@@ -87,7 +87,8 @@ def _last_step(job: DDPJob) -> str:
     """Return the last step of a job that is not training, as its last attempt reported it."""
     if not job.status.attempts:
         return ""
-    return _text(job.status.attempts[0].last_step)
+    last = job.status.attempts[0]
+    return Progress(step=last.last_step, steps=last.total_steps).short()
 
 
 def _nodes(job: DDPJob) -> str:

@@ -169,7 +169,7 @@ def command(
     """Run a job on this machine, without a cluster. Each node is one group of processes.
 
     With --script, the script runs where it is: in the folder of --code, or in the current one. It
-    takes the options of `ddpjob submit`, and prints which of them have no effect here.
+    takes the other options of `ddpjob submit` too, and prints which of them have no effect here.
 
     Example: ddpjob run --local --script train.py --nodes 2 -- --epochs 3
 

@@ -21,6 +21,7 @@ def command(
 
 
 async def suspend(client: "AsyncClient", name: str) -> int:
-    await client.suspend(name)
-    Output().print(f"{name} suspended; ddpjob resume {name} continues it")
+    job = await client.suspend(name)
+    anew = "" if job.checkpoint else ", from its beginning: it has no spec.checkpoint"
+    Output().print(f"{name} suspended; ddpjob resume {name} continues it{anew}")
     return 0

@@ -149,6 +149,9 @@ class EndedAttempt(AttemptEnd):
         None, "First step of the training in the attempt, if the output has it.", long=True
     )
     last_step: int | None = entry(None, "Last step of the training in the attempt.", long=True)
+    total_steps: int | None = entry(
+        None, "Steps that the training was to make, if the output has them.", long=True
+    )
     steps_lost: int | None = entry(
         None, "Steps that the next attempt made again.", low=0, long=True
     )
@@ -180,6 +183,16 @@ def add_attempt(attempts: Sequence[EndedAttempt], ended: EndedAttempt) -> tuple[
         elif attempt.untrained_seconds is not None:
             ended = replace(ended, untrained_seconds=attempt.untrained_seconds)
     return (ended, *others)[:MAX_ATTEMPTS]
+
+
+def with_totals(
+    attempts: Sequence[EndedAttempt], totals: Mapping[int, int]
+) -> tuple[EndedAttempt, ...]:
+    """Return the history with the steps that attempts were to make, as far as they are known."""
+    known = [totals.get(_number(ended), ended.total_steps) for ended in attempts]
+    return tuple(
+        replace(one, total_steps=total) for one, total in zip(attempts, known, strict=True)
+    )
 
 
 def with_steps(

@@ -6,7 +6,7 @@ same patterns.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ddpjob.core.api.readers import SpecError, quoted
 from ddpjob.core.api.torchrun_flags import candidates, check_flags, why_not
@@ -31,6 +31,7 @@ NO_PYTHON = ("--no-python", "--no_python")
 
 # $NAME and ${NAME}. Kubernetes expands $(NAME), and $$ is a dollar sign for it.
 SHELL_VARIABLE = re.compile(r"(?<!\$)\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
+REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 # How spec.args begins.
 BEGIN = "begin with the script or -m and a module"
@@ -45,6 +46,12 @@ def shell_variable(args: Sequence[str], words: Sequence[str]) -> str:
         return ""
     found = (SHELL_VARIABLE.search(word) for word in args)
     return next((one[0] for one in found if one), "")
+
+
+def references(args: Sequence[str]) -> Iterator[str]:
+    """Yield the names of the variables that Kubernetes is to expand in arguments."""
+    for word in args:
+        yield from (found[1] for found in REFERENCE.finditer(word) if found[1])
 
 
 def is_torchrun(command: Sequence[str]) -> bool:

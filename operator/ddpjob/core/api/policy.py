@@ -152,9 +152,10 @@ class Lifecycle(Declared):
     )
     startup_deadline: Seconds | None = seconds(
         """The job fails if not all nodes of an attempt are ready after so many seconds, that is, if
-        their workers have not met. Back-off, the wait for old pods, the time in which the job gives
-        way to an older one, and the time in which a scheduling gate holds the pods do not count. An
-        attempt whose rendezvous timed out does not begin the time anew.""",
+        their workers have not met. The time of setup counts. Back-off, the wait for old pods, the
+        time in which the job gives way to an older one, and the time in which a scheduling gate
+        holds the pods do not count. An attempt whose rendezvous timed out does not begin the time
+        anew.""",
         name="startupDeadlineSeconds",
         change=Change.ALWAYS,
     )

@@ -49,8 +49,8 @@ class Reason(StrEnum):
     SETTING_UP = (
         "SettingUp",
         "all containers run, and the pods in the message run `spec.setup`",
-        "usually nothing: the output is in the log of the pod, and `setupTimeoutSeconds` limits "
-        "the time. An image that has the packages starts sooner",
+        "usually nothing: `ddpjob logs` prints the output, and `setupTimeoutSeconds` limits the "
+        "time. An image that has the packages starts sooner",
     )
     WAITING_FOR_PEERS = (
         "WaitingForPeers",
@@ -213,10 +213,10 @@ class Reason(StrEnum):
     )
     SETUP_FAILED = (
         "SetupFailed",
-        "`spec.setup` failed in the named pod, or lasted longer than `setupTimeoutSeconds`; the "
-        "message has its last line. It is tried again, and counts as a failure",
-        "read the output with `ddpjob logs`; an index that does not answer: check the way out of "
-        "the cluster, or use an image that has the packages",
+        "`spec.setup` failed in the named pod, or took longer than `setupTimeoutSeconds`. The "
+        "message has its last line. It counts as a failure, and is tried again",
+        "read the output with `ddpjob logs`. If the index of packages did not answer, check that "
+        "the pods may reach it, or use an image that has the packages",
     )
     NODE_UNREACHABLE = (
         "NodeUnreachable",

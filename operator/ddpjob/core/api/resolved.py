@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from ddpjob.core.api import launcher, profiles
+from ddpjob.core.api import profiles
 from ddpjob.core.api.policy import FailurePolicy, Lifecycle
 from ddpjob.core.api.readers import Dict, either, require_object
 from ddpjob.core.api.recovery import Recovery, shared_volume
+from ddpjob.core.api.requirements import read_setup, version_advice
 from ddpjob.core.api.spec import (
     SETUP_TIME,
     Checkpoint,
@@ -18,6 +19,7 @@ from ddpjob.core.api.spec import (
     refuse_unknown_fields,
 )
 from ddpjob.core.api.spec_rules import check_rules
+from ddpjob.core.api.variables import pod_variables, variable_advice
 
 
 @dataclass(frozen=True)
@@ -99,18 +101,21 @@ class Spec:
     @property
     def advice(self) -> tuple[str, ...]:
         """Return what to do about what is allowed, but is probably a mistake."""
-        return tuple(filter(None, (self.device_advice, self.variable_advice)))
+        versions = version_advice(read_setup(self.setup).unpinned)
+        return tuple(filter(None, (self.device_advice, self.variable_advice, versions)))
+
+    @property
+    def known_variables(self) -> frozenset[str] | None:
+        """Return the variables of the container trainer; None if they are not known."""
+        profile = profiles.catalog()[self.accelerator]
+        own = (self.checkpoint, self.restricted, self.pod_fields, self.pod_template)
+        return pod_variables(profile, *own)
 
     @property
     def variable_advice(self) -> str:
         """Return what to do about a variable that nothing expands, or nothing."""
-        found = launcher.shell_variable(self.args, (*self.command, *self.torchrun_args))
-        if not found:
-            return ""
-        return (
-            f"spec.args: {found} reaches the script as it is, since no shell reads args; write "
-            f"$({found.strip('${}')})"
-        )
+        words = (*self.command, *self.torchrun_args)
+        return variable_advice(self.args, words, self.known_variables)
 
     @property
     def device_advice(self) -> str:

@@ -382,8 +382,8 @@ WORKING_DIR = _trainer_beside(
 
 STARTUP_PROBE = _trainer_beside(
     "setup",
-    "startupProbe of the container trainer cannot be set with setup, since it waits for the end of "
-    "the setup; remove one of them",
+    "startupProbe of the container trainer cannot be set with setup, which uses it; remove one of "
+    "them",
     "!has(c.startupProbe)",
     pod_fields.check_startup_probe,
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from ddpjob.core.api.history import Steps, with_steps, with_training_times
+from ddpjob.core.api.history import Steps, with_steps, with_totals, with_training_times
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import MAX_STRAYS
 from ddpjob.core.observe.observation import Observation
@@ -25,12 +25,24 @@ def reported_training(obs: Observation) -> Mapping[int, datetime]:
     return found
 
 
+def reported_totals(obs: Observation) -> Mapping[int, int]:
+    """Return the steps that attempts were to make, as far as the agents of ended pods know."""
+    return {
+        pod.reported: pod.total_steps
+        for pod in obs.pods
+        if pod.reported is not None and pod.total_steps is not None
+    }
+
+
 def report_steps(obs: Observation, plan: Plan) -> Plan:
     """Keep the steps of ended attempts in the history, as the agents of ended pods name them."""
     attempts = plan.status.attempts
     steps = reported_steps(obs)
     if steps:
         attempts = with_steps(attempts, steps)
+    totals = reported_totals(obs)
+    if totals:
+        attempts = with_totals(attempts, totals)
     times = reported_training(obs)
     if times:
         attempts = with_training_times(attempts, times)

@@ -120,6 +120,7 @@ class Pod:
     reported: int | None
     hang: bool
     steps: Mapping[int, Steps]
+    total_steps: int | None
     trained: Mapping[int, datetime]
     finished: datetime | None
 

@@ -136,6 +136,7 @@ def read_pod(body: Dict) -> Pod | None:
         reported=termination.attempt,
         hang=termination.hang,
         steps=termination.steps,
+        total_steps=termination.total_steps,
         trained=termination.trained,
         finished=_finished(end or {}),
     )

@@ -46,7 +46,8 @@ class Termination:
     - `attempt`: the attempt that the agent's report is about; None without a report.
     - `hang`: the agent has ended the attempt because its heartbeat stopped. `setup`: the setup of
       the pod has failed, so no process of the job has begun.
-    - `steps`: the first and the last step of attempts that ran in the pod.
+    - `steps`: the first and the last step of attempts that ran in the pod. `total_steps`: those
+      that the training is to make.
     - `trained`: when attempts made their first step, or gave their first heartbeat, in the pod.
     """
 
@@ -59,6 +60,7 @@ class Termination:
     hang: bool = False
     setup: bool = False
     steps: Mapping[int, Steps] = field(default_factory=dict)
+    total_steps: int | None = None
     trained: Mapping[int, datetime] = field(default_factory=dict)
 
 
@@ -82,6 +84,7 @@ def read_termination(message: str) -> Termination:
         hang=report.get("cause") == "Hang",
         setup=report.get("cause") == SETUP_FAILED,
         steps=_steps(child(report, "steps")),
+        total_steps=_number(report.get("total")),
         trained=_training_times(child(report, "trained")),
     )
 

@@ -140,7 +140,7 @@ def _env(job: Job, spec: Spec, profile: Profile, settings: Settings) -> list[Dic
     }
     if spec.checkpoint:
         folder = spec.checkpoint.folder(job.name)
-        variables["DDP_CHECKPOINT_DIR"] = folder
+        variables[names.CHECKPOINT_VARIABLE] = folder
         if profile.node_cache_variable:
             variables[profile.node_cache_variable] = f"{folder}/compile-cache/n{INDEX}"
     if settings.restricted:

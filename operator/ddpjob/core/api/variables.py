@@ -1,0 +1,67 @@
+"""The variables of a pod that arguments may refer to, and what is probably a mistake."""
+
+from collections.abc import Sequence
+
+from ddpjob.core.api import launcher, names, profiles
+from ddpjob.core.api.readers import Dict, child, children
+from ddpjob.core.api.spec import Checkpoint
+
+# Variables that every pod has. tests/unit/test_render.py compares them with a rendered pod.
+OF_EVERY_POD = (
+    *("DDP_JOB_NAME", "DDP_JOB_NAMESPACE", "DDP_NODE_INDEX", "DDP_NODE_NAME"),
+    *("OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+)
+OF_RESTRICTED_PODS = ("HOME", "USER", "LOGNAME")
+
+
+def pod_variables(
+    profile: profiles.Profile,
+    checkpoint: Checkpoint | None,
+    restricted: bool | None,
+    pod_fields: Dict,
+    pod_template: Dict,
+) -> frozenset[str] | None:
+    """Return the variables of the container trainer; None if a ConfigMap or Secret has others.
+
+    Those of the image are not among them: Kubernetes does not expand them.
+    """
+    containers = children(child(pod_template, "spec"), "containers")
+    trainers = [one for one in containers if one.get("name") == names.TRAINER]
+    sources = [pod_fields, *trainers]
+    if any(children(source, "envFrom") for source in sources):
+        return None
+    known = {*OF_EVERY_POD, *profile.env}
+    if restricted is not False:
+        # None: the operator's settings decide.
+        known |= {*OF_RESTRICTED_PODS}
+    if checkpoint:
+        known.add(names.CHECKPOINT_VARIABLE)
+        if profile.node_cache_variable:
+            known.add(profile.node_cache_variable)
+    return frozenset(known | {item["name"] for one in sources for item in children(one, "env")})
+
+
+def variable_advice(
+    args: Sequence[str], launcher_words: Sequence[str], known: frozenset[str] | None
+) -> str:
+    """Return what to do about a variable that nothing expands, or an empty string.
+
+    `known` are the variables of the pods; None if they are not known.
+    """
+    found = launcher.shell_variable(args, launcher_words)
+    if found:
+        name = found.strip("${}")
+        what = f"spec.args: {found} reaches the script as it is, since no shell reads args"
+        if known is None or name in known:
+            return f"{what}; write $({name})"
+        return f"{what}; {_how_to_set(name)}"
+    unknown = [name for name in launcher.references(args) if known and name not in known]
+    if not unknown:
+        return ""
+    return f"spec.args: $({unknown[0]}) reaches the script as it is; {_how_to_set(unknown[0])}"
+
+
+def _how_to_set(name: str) -> str:
+    if name == names.CHECKPOINT_VARIABLE:
+        return f"$({name}) needs spec.checkpoint, such as --checkpoints CLAIM"
+    return f"write $({name}), and set {name} in spec.env: the pods have no such variable"
