@@ -34,10 +34,11 @@ from builders import (
 from world import CORDON, SPOT_TAINT, World
 
 from ddpjob.core.api.history import OlderGang
+from ddpjob.core.api.kueue import LABEL_QUEUE
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.observe.nodes import read_node
-from ddpjob.core.observe.observation import Pod, TrainerState
+from ddpjob.core.observe.observation import Kueue, Pod, TrainerState
 
 Action = Callable[[World, int], None]
 PodAction = Callable[[World, Pod], None]
@@ -113,6 +114,59 @@ def operator_sees_the_next_version_of_a_pod(world: World, choice: int) -> None:
 
 def operator_writes_progress_late(world: World, choice: int) -> None:
     world.operator.throttled = choice % 2 == 0
+
+
+def operator_sees_the_queue(world: World, choice: int) -> None:
+    world.operator.receive_queue()
+
+
+# The queue
+
+
+def queue_admits_the_job(world: World, choice: int) -> None:
+    """Give the job room, unless its Workload still has that which was taken away."""
+    for workload in world.queue.unfinished():
+        if not workload.deleting and not workload.has_quota:
+            granted = {"QuotaReserved": (True, "QuotaReserved"), "Admitted": (True, "Admitted")}
+            flavors = [{"name": "main", "flavors": {"cpu": "workers"}, "count": workload.count}]
+            world.queue.set_conditions(
+                workload.name,
+                {"podSetAssignments": flavors},
+                **granted,
+                Evicted=(False, "QuotaReserved"),
+            )
+
+
+def queue_evicts_the_job(world: World, choice: int) -> None:
+    for workload in world.queue.unfinished():
+        if workload.has_quota:
+            reason = ("Preempted", "ClusterQueueStopped", "PodsReadyTimeout")[choice % 3]
+            world.queue.set_conditions(workload.name, None, Evicted=(True, reason))
+
+
+def queue_has_no_room(world: World, choice: int) -> None:
+    for workload in world.queue.unfinished():
+        if not workload.has_quota:
+            world.queue.set_conditions(workload.name, None, QuotaReserved=(False, "Pending"))
+
+
+def administrator_deletes_the_workloads(world: World, choice: int) -> None:
+    for workload in world.queue.workloads:
+        world.queue.delete(workload.name)
+
+
+def user_chooses_another_queue(world: World, choice: int) -> None:
+    if world.job.queue:
+        world.manifest["metadata"]["labels"] = {LABEL_QUEUE: f"team-{choice % 2}"}
+        world.changed()
+
+
+def queue_cannot_be_read(world: World, choice: int) -> None:
+    world.queue.state = (Kueue.ABSENT, Kueue.UNREADABLE, Kueue.UNKNOWN)[choice % 3]
+
+
+def queue_can_be_read_again(world: World, choice: int) -> None:
+    world.queue.state = Kueue.SERVED
 
 
 # The operator
@@ -446,6 +500,7 @@ OBSERVING = (
     operator_sees_the_next_version_of_a_pod,
     operator_sees_the_next_version_of_a_pod,
     operator_sees_the_nodes,
+    operator_sees_the_queue,
     operator_writes_progress_late,
     operator_stops_after_the_status,
     operator_stops_after_the_assignments,
@@ -474,6 +529,17 @@ OF_NODES = (
     node_gets_a_spot_notice,
     node_is_cordoned,
     node_returns,
+)
+
+OF_QUEUES = (
+    queue_admits_the_job,
+    queue_admits_the_job,
+    queue_evicts_the_job,
+    queue_has_no_room,
+    administrator_deletes_the_workloads,
+    user_chooses_another_queue,
+    queue_cannot_be_read,
+    queue_can_be_read_again,
 )
 
 OF_USERS = (
@@ -511,6 +577,7 @@ def calm_down(world: World) -> None:
     """End what keeps a job from running, but leave dead nodes dead if the operator can see them."""
     world.refuse_pods = None
     world.older_gang = None
+    world.queue.state = Kueue.SERVED
     if world.job.spec and world.job.spec.lifecycle.suspended:
         world.change_spec(suspend=False)
     nodes = world.nodes[-1]
@@ -534,16 +601,21 @@ def run_without_accidents(world: World) -> None:
     calm_down(world)
     world.settle()
     for _ in range(MAX_STEPS):
-        before = str(world.existing())
+        before = _what_exists(world)
         all_deleted_pods_end(world, 0)
+        queue_admits_the_job(world, 0)
         _advance_gang(world)
         wake = world.operator.plan().wake_after
         if world.status.finished or world.job.deleting:
             return
-        if before == str(world.existing()) and wake is None:
+        if before == _what_exists(world) and wake is None:
             return
         world.now += timedelta(seconds=wake or 1)
         world.settle()
+
+
+def _what_exists(world: World) -> object:
+    return str(world.existing()), world.queue.workloads
 
 
 def _advance_gang(world: World) -> None:

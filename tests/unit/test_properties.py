@@ -14,10 +14,13 @@ from actions import (
     FAILING,
     OBSERVING,
     OF_NODES,
+    OF_QUEUES,
     OF_USERS,
     ORDINARY,
     RARE,
+    all_deleted_pods_end,
     operator_sees_everything_and_runs,
+    queue_admits_the_job,
     run_without_accidents,
     the_gang_starts,
 )
@@ -28,7 +31,7 @@ from world import World, a_world
 
 from ddpjob.core.decide.causes import judge
 from ddpjob.core.decide.rules import decide
-from ddpjob.core.observe.observation import observe
+from ddpjob.core.observe.observation import Kueue, observe
 
 # How many histories are drawn: the number of parts, and the histories of each. Those of `ci` are
 # the same in each run. Hypothesis remembers all examples of a part and becomes slower.
@@ -48,6 +51,7 @@ ACTIONS = st.one_of(
     st.sampled_from(FAILING),
     st.sampled_from(OF_NODES),
     st.sampled_from(OF_USERS),
+    st.sampled_from(OF_QUEUES),
     st.sampled_from(ORDINARY * 3 + RARE),
 )
 STEPS = st.lists(st.tuples(ACTIONS, st.integers(0, 11)), min_size=15, max_size=60)
@@ -78,7 +82,11 @@ SPECS = st.fixed_dictionaries(
 @st.composite
 def worlds(draw) -> World:
     """Draw a world in which the operator sees most of what happens, but not all of it."""
-    world = a_world(draw(SPECS), reads_nodes=draw(st.booleans()))
+    queue = draw(st.sampled_from(["", "", "team-0"]))
+    world = a_world(draw(SPECS), reads_nodes=draw(st.booleans()), queue=queue)
+    if queue:
+        world.act(operator_sees_everything_and_runs, 0)
+        world.act(queue_admits_the_job, 0)
     if draw(st.booleans()):
         world.act(the_gang_starts, 0)
     for action, choice in draw(STEPS):
@@ -98,6 +106,17 @@ def test_every_history_keeps_the_invariants_comes_to_rest_and_can_end(part, worl
     run_without_accidents(world)
     assert world.status.finished or world.job.deleting
     check(world)
+    if not world.job.deleting:
+        assert_room_is_given_back(world)
+
+
+def assert_room_is_given_back(world: World) -> None:
+    """Assert that a finished job holds no room in a queue once its pods have ended."""
+    all_deleted_pods_end(world, 0)
+    world.settle()
+    if all(pod.released for pod in world.of_gangs()):
+        assert not [workload for workload in world.queue.workloads if workload.held]
+        assert not world.queue.unfinished()
 
 
 def copy_of(world: World) -> World:
@@ -126,7 +145,7 @@ def assert_at_rest(world: World) -> None:
         world.now += timedelta(seconds=seconds)
         plan = world.operator.plan()
         assert plan.status.to_dict() == status.to_dict()
-        assert (plan.delete, plan.events) == ((), ())
+        assert (plan.delete, plan.events, plan.place) == ((), (), None)
         assert plan.new_pods == () or world.operator.refusal
     assert status.finished or world.job.deleting or waits_for_something(world)
 
@@ -135,7 +154,11 @@ def waits_for_something(world: World) -> bool:
     """Return True if a pod, a moment or the user will go on with the job."""
     if world.job.spec.lifecycle.suspended or world.operator.plan().wake_after is not None:
         return True
-    return any(not pod.released for pod in world.operator.observe().pods)
+    queue = world.queue
+    waits_for_room = world.job.queue is not None and not (
+        queue.state is Kueue.SERVED and queue.holds_room()
+    )
+    return waits_for_room or any(not pod.released for pod in world.operator.observe().pods)
 
 
 @given(worlds(), st.randoms(use_true_random=False))

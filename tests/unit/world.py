@@ -27,6 +27,15 @@ from builders import (
 
 from ddpjob.core.api.history import OlderGang
 from ddpjob.core.api.job import Job
+from ddpjob.core.api.kueue import (
+    LABEL_QUEUE,
+    Workload,
+    ended,
+    given_back,
+    new_workload,
+    pods_ready,
+    read_workload,
+)
 from ddpjob.core.api.names import (
     ANNOTATION_ASSIGNMENT,
     ANNOTATION_READY_BEFORE,
@@ -40,6 +49,7 @@ from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.nodes import read_node
 from ddpjob.core.observe.observation import (
     ClusterPolicy,
+    Kueue,
     Node,
     NodeHealth,
     Observation,
@@ -48,7 +58,7 @@ from ddpjob.core.observe.observation import (
     TrainerState,
     observe,
 )
-from ddpjob.core.plan import Assign, Plan
+from ddpjob.core.plan import Assign, PlaceAction, PlaceStep, Plan
 
 # The largest gang. A pod with a greater index was created by hand.
 LARGEST_GANG = 4
@@ -119,6 +129,7 @@ class World:
         self.jobs = [Job.from_dict(manifest)]
         self.nodes = [{name: read_node(a_node(name)) for name in NODE_NAMES}]
         self.pods: dict[str, list[PodVersion]] = {}
+        self.queue = Queue(self)
         self.refuse_pods: Reason | None = None
         self.older_gang: OlderGang | None = None
         self.created = 0
@@ -190,6 +201,8 @@ class World:
         for other in self.of_gangs():
             if other.name not in members and not other.released:
                 self.violations.append(f"{name} was created while {other.name} runs")
+        if not self.queue.holds_room():
+            self.violations.append(f"{name} was created without room in the queue")
         self.created += 1
         body = an_agents_pod(index, attempt=attempt)
         body["metadata"]["uid"] = f"uid-{self.created}"
@@ -339,7 +352,106 @@ class World:
         action(self, choice)
 
     def _state(self) -> object:
-        return len(self.jobs), str(self.existing()), self.operator.refusal
+        return len(self.jobs), str(self.existing()), self.queue.workloads, self.operator.refusal
+
+
+class Queue:
+    """Kueue, with the Workloads of the job.
+
+    `versions` are what the API server had, by their names, the newest last. `state` is what the
+    operator knows of Kueue.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.versions: list[dict[str, dict[str, Any]]] = [{}]
+        self.made = 0
+        self.state = Kueue.SERVED
+
+    @property
+    def workloads(self) -> tuple[Workload, ...]:
+        return self.seen_at(-1)
+
+    def seen_at(self, version: int) -> tuple[Workload, ...]:
+        found = map(read_workload, self.versions[version].values())
+        return tuple(workload for workload in found if workload)
+
+    def unfinished(self) -> list[Workload]:
+        return [one for one in self.workloads if not one.finished]
+
+    def holds_room(self) -> bool:
+        """Return True if the job needs no room of a queue, or has it."""
+        return self.world.job.queue is None or any(one.has_quota for one in self.unfinished())
+
+    def _put(self, name: str, body: dict[str, Any]) -> None:
+        metadata = {**body["metadata"], "resourceVersion": str(len(self.versions))}
+        others = {key: one for key, one in self.versions[-1].items() if key != name}
+        is_gone = metadata.get("deletionTimestamp") and not metadata["finalizers"]
+        here = {} if is_gone else {name: {**body, "metadata": metadata}}
+        self.versions.append({**others, **here})
+
+    def set_conditions(self, name: str, admission: Any, **conditions: tuple[bool, str]) -> None:
+        """Change a status, as Kueue does."""
+        body = self.versions[-1][name]
+        found = {one["type"]: one for one in body.get("status", {}).get("conditions", ())}
+        for kind, (holds, reason) in conditions.items():
+            found[kind] = {
+                "type": kind,
+                "status": str(holds),
+                "reason": reason,
+                "message": reason,
+                "lastTransitionTime": format_time(self.world.now),
+            }
+        status = {**body.get("status", {}), "conditions": list(found.values())}
+        if admission is not None:
+            status["admission"] = admission
+        self._put(name, {**body, "status": status})
+
+    def delete(self, name: str) -> None:
+        """Delete a Workload, which its finalizer may hold."""
+        body = self.versions[-1][name]
+        deletion = {"deletionTimestamp": format_time(self.world.now)}
+        self._put(name, {**body, "metadata": {**body["metadata"], **deletion}})
+
+    def take(self, step: PlaceStep) -> None:
+        """Carry out a step of the operator, unless the Workload has changed since it was seen."""
+        if step.action is PlaceAction.CREATE:
+            self._create(self.world.job)
+            return
+        assert step.workload is not None
+        name, now = step.workload.name, self.world.now
+        if step.workload not in self.workloads:
+            return
+        if step.action is PlaceAction.REMOVE:
+            self.delete(name)
+            self._let_go(name)
+        elif step.action is PlaceAction.FINISH:
+            self._merge(name, ended(step.workload, succeeded=True, message="", now=now))
+            self._let_go(name)
+        elif step.action is PlaceAction.GIVE_BACK:
+            self._merge(name, given_back(step.workload, now))
+        else:
+            is_ready = step.action is PlaceAction.READY
+            self._merge(name, pods_ready(step.workload, is_ready, now))
+
+    def _create(self, job: Job) -> None:
+        body = new_workload(job.identity, job.status.place.number, job.queue, job.spec.nodes, {})
+        name = body["metadata"]["name"]
+        if name in self.versions[-1]:
+            return
+        self.made += 1
+        body["metadata"]["uid"] = f"uid-of-workload-{self.made}"
+        self._put(name, body)
+
+    def _merge(self, name: str, change: dict[str, Any]) -> None:
+        body = self.versions[-1][name]
+        status = {**body.get("status", {}), **change}
+        present = {key: value for key, value in status.items() if value is not None}
+        self._put(name, {**body, "status": present})
+
+    def _let_go(self, name: str) -> None:
+        body = self.versions[-1][name]
+        self._put(name, {**body, "metadata": {**body["metadata"], "finalizers": []}})
 
 
 @dataclass
@@ -353,6 +465,7 @@ class Operator:
     world: World
     job_version: int = 0
     node_version: int = 0
+    queue_version: int = 0
     pod_versions: dict[str, int] = field(default_factory=dict)
     refusal: Refusal | None = None
     throttled: bool = False
@@ -363,6 +476,7 @@ class Operator:
         world = self.world
         self.job_version = len(world.jobs) - 1
         self.node_version = len(world.nodes) - 1
+        self.receive_queue()
         self.pod_versions = {name: len(seen) - 1 for name, seen in world.pods.items()}
 
     def receive_job(self) -> None:
@@ -371,6 +485,9 @@ class Operator:
 
     def receive_nodes(self) -> None:
         self.node_version = len(self.world.nodes) - 1
+
+    def receive_queue(self) -> None:
+        self.queue_version = len(self.world.queue.versions) - 1
 
     def receive_pod(self, name: str) -> None:
         """Receive the next version of a pod."""
@@ -391,6 +508,8 @@ class Operator:
             nodes=world.nodes[self.node_version] if world.reads_nodes else None,
             policy=POLICY,
             older_gang=world.older_gang,
+            kueue=world.queue.state,
+            workloads=world.queue.seen_at(self.queue_version),
         )
 
     # What it does
@@ -417,6 +536,7 @@ class Operator:
         if stop_after == "status":
             self.refusal = None
             return turn
+        self._take_step(turn.plan.place)
         self._assign(turn.plan)
         if stop_after == "assignments":
             self.refusal = None
@@ -451,8 +571,9 @@ class Operator:
         old = turn.observed.status
         # Equal statuses need not be converted, which takes longer.
         if plan.status == old or plan.status.to_dict() == old.to_dict():
-            return self._read_job() if plan.new_pods or plan.assign or plan.delete_job else True
-        acts = plan.new_pods or plan.assign or plan.delete or plan.delete_job
+            acts = plan.new_pods or plan.assign or plan.delete_job or plan.place
+            return self._read_job() if acts else True
+        acts = plan.new_pods or plan.assign or plan.delete or plan.delete_job or plan.place
         if self.throttled and not acts and not is_transition(old, plan.status):
             return False
         if not self._read_job():
@@ -461,6 +582,18 @@ class Operator:
         self.world.set_status(plan.status.to_dict())
         self.job_version += 1
         return True
+
+    def _take_step(self, step: PlaceStep | None) -> None:
+        """Do what a plan does with the Workload. A LIST shows whether a pod uses its room."""
+        if step is None:
+            return
+        in_use = [pod for pod in self.world.of_gangs() if not pod.released]
+        if step.action.frees_room and in_use:
+            for pod in in_use:
+                self.receive_answer(pod.name)
+            return
+        self.world.queue.take(step)
+        self.receive_queue()
 
     def _assign(self, plan: Plan) -> None:
         for assign in plan.assign:
@@ -490,5 +623,8 @@ class Operator:
             self.receive_answer(pod_name("digits", plan.status.attempt.number, index))
 
 
-def a_world(spec: dict[str, Any] | None = None, reads_nodes: bool = True) -> World:
-    return World(a_manifest(**(spec or {})), reads_nodes)
+def a_world(spec: dict[str, Any] | None = None, reads_nodes: bool = True, queue: str = "") -> World:
+    manifest = a_manifest(**(spec or {}))
+    if queue:
+        manifest["metadata"]["labels"] = {LABEL_QUEUE: queue}
+    return World(manifest, reads_nodes)

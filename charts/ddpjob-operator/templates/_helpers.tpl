@@ -102,6 +102,20 @@ annotations:
   resources: [leases]
   resourceNames: [ddpjob-installation]
   verbs: [get, update]
+{{- if .Values.kueue.enabled }}
+# The operator asks queues for the room of jobs, and gives it back. The finalizer holds a Workload until no pod uses its room.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [patch]
+{{- end }}
+{{- end }}
+
+{{/* What the operator does with jobs that have the label of a queue. */}}
+{{- define "ddpjob.queues" -}}
+{{- if not .Values.kueue.enabled }}off{{ else if .Values.kueue.clusterRead }}on{{ else }}refused{{ end }}
 {{- end }}
 
 {{/* Cluster-wide names contain the namespace, because releases in two namespaces may have the same name. */}}

@@ -13,6 +13,7 @@ from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.errors import GaveWay, NotSent, Refused
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.places import Places
 from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core.api import names
 from ddpjob.core.api.backoff import exponential_delay
@@ -23,7 +24,7 @@ from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.observation import LONGEST_RETRY, Node, Refusal
 from ddpjob.core.observe.pods import owner_of
-from ddpjob.core.plan import Assign, Create, Plan
+from ddpjob.core.plan import Assign, Create, PlaceAction, PlaceStep, Plan
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import JOBS, NODES, PODS
 from ddpjob.kube.request import Request, Verb
@@ -79,6 +80,7 @@ class Actor:
     creator: Creator
     deleter: Deleter
     reporter: Reporter
+    places: Places
     clock: Callable[[], float]
     metrics: Metrics
     now: Callable[[], datetime]
@@ -194,7 +196,7 @@ class Actor:
         self, seen: SeenJob, body: Dict | None, plan: Plan, memory: Memory
     ) -> float | None:
         """Write what a plan has beside the status. `body` is the job with its written status."""
-        if not (plan.delete_job or plan.assign or plan.create):
+        if not (plan.delete_job or plan.assign or plan.create or plan.place):
             await self.deleter.delete_pods(seen.value.unpack(), plan.delete)
             return plan.wake_after
         # If the status was not written, read the job again: a newer version may exist.
@@ -210,6 +212,8 @@ class Actor:
         wake_after = plan.wake_after
         if plan.assign and not await self._assign(job, plan.assign):
             wake_after = _earliest(wake_after, REFUSED_ASSIGNMENT_RETRY)
+        if plan.place and not await self._take_step(job, plan.place, memory):
+            wake_after = AGAIN
         if not plan.create:
             await self.deleter.delete_pods(job, plan.delete)
             return wake_after
@@ -222,6 +226,22 @@ class Actor:
             what = error or "no answer"
             log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, what)
         return AGAIN
+
+    async def _take_step(self, job: Job, step: PlaceStep, memory: Memory) -> bool:
+        """Do what a plan does with the job's Workload. Return False to look again at once."""
+        if step.action is PlaceAction.CREATE:
+            memory.refusal = None
+        try:
+            done = await self.places.take(job, step)
+        except SpecError as error:
+            self._remember(job, memory, Refused(Reason.INVALID_POD, str(error)))
+            return False
+        except Refused as refused:
+            # Such as a class of priority, which may be made later.
+            refused.final = False
+            self._remember(job, memory, refused)
+            return False
+        return done and step.action is not PlaceAction.CREATE
 
     async def _check_agent(self, job: Job, memory: Memory) -> None:
         """Create the agent's ConfigMap anew if it is gone, as a pod that waits for it shows."""
@@ -364,7 +384,8 @@ class Actor:
         memory.refusal = None
         self.under_quota.get(job.namespace, {}).pop(job.uid, None)
         try:
-            await self.creator.create(job, creates)
+            placement = await self.places.placement(job)
+            await self.creator.create(job, creates, placement)
         except SpecError as error:
             log.exception("%s/%s: cannot render a pod", job.namespace, job.name)
             self._remember(job, memory, Refused(Reason.INVALID_POD, str(error), final=True))

@@ -17,6 +17,7 @@ from ddpjob.controller.store import Seen, Store, namespace_of, uid_of, version_o
 from ddpjob.core.api import names
 from ddpjob.core.api.history import OlderGang
 from ddpjob.core.api.job import Job
+from ddpjob.core.api.kueue import Workload, read_workload, workload_name
 from ddpjob.core.api.names import Identity
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.decide.gangs import Contests, older_gang, read_gang
@@ -166,6 +167,26 @@ class Pods(Store[OwnedPod]):
 
 
 @dataclass
+class Workloads(Store[Workload]):
+    """Workloads of Kueue that jobs own, with an index by the key of the job."""
+
+    by_key: dict[Key, dict[str, Workload]] = field(default_factory=lambda: defaultdict(dict))
+
+    def _add(self, seen: Seen[Workload]) -> None:
+        self.by_key[_key_of_owner(seen.value)][seen.uid] = seen.value
+
+    def _remove(self, seen: Seen[Workload]) -> None:
+        key = _key_of_owner(seen.value)
+        del self.by_key[key][seen.uid]
+        if not self.by_key[key]:
+            del self.by_key[key]
+
+
+def _key_of_owner(workload: Workload) -> Key:
+    return workload.namespace, workload.job_name
+
+
+@dataclass
 class Nodes(Store[Node]):
     """Kubernetes nodes, and an index by name."""
 
@@ -200,6 +221,7 @@ class Cache:
     jobs: Jobs = field(default_factory=lambda: Jobs(_read_job))
     pods: Pods = field(default_factory=lambda: Pods(_read_owned_pod))
     nodes: Nodes = field(default_factory=lambda: Nodes(read_node))
+    workloads: Workloads = field(default_factory=lambda: Workloads(read_workload))
 
     @property
     def stores(self) -> Mapping[Kind, Store[Any]]:
@@ -213,6 +235,27 @@ class Cache:
             owner = owner_of(body)
             return {key_of_pod(body), key_of(owner)} if owner else {key_of_pod(body)}
         return set(self.pods.by_node.get(body["metadata"]["name"], {}).values())
+
+    def key_of_workload(self, body: Dict) -> Key | None:
+        """Return the key of the job that owns a Workload."""
+        workload = read_workload(body)
+        return _key_of_owner(workload) if workload else None
+
+    def workloads_of(self, job: Identity) -> tuple[Workload, ...]:
+        found = self.workloads.by_key.get(key_of(job), {}).values()
+        return tuple(one for one in found if one.job_uid == job.uid)
+
+    def workload_of(self, job: Job) -> Workload | None:
+        """Return the Workload of the job's present place, or None."""
+        name = workload_name(job.name, job.uid, job.status.place.number)
+        return next((one for one in self.workloads_of(job.identity) if one.name == name), None)
+
+    def orphans_of(self, key: Key) -> list[Workload]:
+        """Return the Workloads of jobs of this name that do not exist any more."""
+        seen = self.job(key)
+        uid = seen.uid if seen else ""
+        found = self.workloads.by_key.get(key, {}).values()
+        return [one for one in found if one.job_uid != uid and one.held]
 
     def job(self, key: Key) -> SeenJob | None:
         return self.jobs.by_key.get(key)

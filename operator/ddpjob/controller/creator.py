@@ -14,6 +14,7 @@ from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer, run_all
 from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
+from ddpjob.core.api.kueue import Placement
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.pods import owner_of
@@ -57,16 +58,19 @@ class Creator:
     with_agent: dict[str, str] = field(default_factory=dict)
     providing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
-    async def create(self, job: Job, creates: Iterable[Create]) -> None:
+    async def create(
+        self, job: Job, creates: Iterable[Create], placement: Placement | None = None
+    ) -> None:
         """Create objects in their order, and those of one kind side by side.
 
-        The pods need the agent's ConfigMap. Raises Refused or SpecError.
+        `placement` is where a queue has given the pods room. The pods need the agent's ConfigMap.
+        Raises Refused or SpecError.
         """
         for kind, group in groupby(creates, key=lambda create: create.kind):
             if kind is Owned.POD:
                 await self._require_agent(job.namespace)
             indices = [create.index for create in group if create.index is not None]
-            bodies = objects.rendered(job, kind, indices, self.settings)
+            bodies = objects.rendered(job, kind, indices, self.settings, placement)
             await run_all(self._create_object(job, KINDS[kind], body) for body in bodies)
 
     async def _require_agent(self, namespace: str) -> None:

@@ -62,7 +62,11 @@ async def lead(operator: Operator, probes: Probes) -> None:
     reconciler = operator.reconciler
     workers = [reconciler.work() for _ in range(WORKERS)]
     async with _background(
-        operator.lease.keep(), lister.run(), reconciler.keep_marks(), *workers
+        operator.lease.keep(),
+        lister.run(),
+        reconciler.keep_marks(),
+        reconciler.queues.run(),
+        *workers,
     ) as failed:
         watches = asyncio.create_task(_watch(operator))
         try:

@@ -29,13 +29,15 @@ from ddpjob.controller.lead import Operator, lead
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.places import Places
 from ddpjob.controller.probes import Probes, serve
+from ddpjob.controller.queues import Queues
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.controller.writer import Writer
 from ddpjob.core.api import names
-from ddpjob.core.observe.observation import ClusterPolicy
+from ddpjob.core.observe.observation import ClusterPolicy, Kueue
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.api import ApiClient, configuration
 
@@ -65,6 +67,7 @@ class Options:
     http_port: int = 8080
     kubeconfig: Path | None = None
     job_metrics: bool = True
+    queues: Kueue = Kueue.UNKNOWN
 
 
 def set_up_logging(style: str, level: str) -> None:
@@ -166,6 +169,7 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     writer = Writer(api, lease)
     reporter = Reporter(writer, identity)
     installation = f"{options.lease_namespace}/{options.lease_name}"
+    now = SteadyClock().now
     territory = Territory(writer, installation, clock, options.excluded)
     actor = Actor(
         writer=writer,
@@ -173,9 +177,10 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
         creator=Creator(writer, cache, options.settings, territory),
         deleter=Deleter(writer, cache, reporter),
         reporter=reporter,
+        places=Places(writer, cache, options.settings, now),
         clock=clock,
         metrics=metrics,
-        now=SteadyClock().now,
+        now=now,
     )
 
     def forget_what_is_gone() -> None:
@@ -186,7 +191,8 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
 
     lister = Lister(api, cache, queue, forget_what_is_gone, options.namespaces)
     inquiries = Inquiries(clock, queue.add)
+    queues = Queues(api, cache, queue, options.namespaces, options.queues)
     reconciler = Reconciler(
-        api, cache, lister, actor, queue, metrics, options.policy, territory, inquiries
+        api, cache, lister, actor, queue, metrics, options.policy, territory, inquiries, queues
     )
     return Operator(api, settings, lease, lister, reconciler)

@@ -11,6 +11,7 @@ from ddpjob.controller.errors import GaveWay, LeaseLost, MustStop
 from ddpjob.controller.inquiries import Inquiries
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.queues import Queues
 from ddpjob.controller.territory import CHECK_AFTER, Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.controller.writer import run_all
@@ -45,6 +46,7 @@ class Reconciler:
     policy: ClusterPolicy
     territory: Territory
     inquiries: Inquiries
+    queues: Queues
     # Keys of jobs of which a request gave way at their last look.
     gave_way: set[Key] = field(default_factory=set)
 
@@ -115,9 +117,13 @@ class Reconciler:
         """Observe one job, decide and act. Raises CallFailed or LeaseLost."""
         seen = self.cache.job(key)
         # Before the first LIST, pods of an older attempt may be unknown.
-        if seen is None or not self.lister.knows_pods_of(key[0]):
+        if not self.lister.knows_pods_of(key[0]):
+            return
+        if seen is None and not self.cache.orphans_of(key):
             return
         is_served = await self.territory.serves(key[0])
+        if is_served:
+            await self.actor.places.let_orphans_go(key)
         # The job may have changed or gone meanwhile.
         seen = self.cache.job(key)
         if seen is None:
@@ -165,4 +171,6 @@ class Reconciler:
             leftovers=tuple(self.cache.pods_of_earlier_jobs(job.identity)),
             older_gang=self.cache.older_gang_of(job, self.actor.refusal_of(job.uid)),
             answers=self.inquiries.answers(pod.uid for pod in pods),
+            kueue=self.queues.state,
+            workloads=self.cache.workloads_of(job.identity),
         )

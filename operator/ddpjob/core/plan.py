@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from ddpjob.core.api.kueue import Workload
 from ddpjob.core.api.status import Status, is_transition
 
 # Longest message in a status, a condition or an event, in characters. The API server limits those
@@ -94,6 +95,34 @@ class Question:
     attempt: int
 
 
+class PlaceAction(StrEnum):
+    """What is done with a Workload, which asks a queue for the room of a job.
+
+    - CREATE: ask for room. REMOVE: ask no more. FINISH: the job has finished.
+    - GIVE_BACK: Kueue has taken the room back, and no pod uses it any more.
+    - READY, NOT_READY: the workers of all pods have met, or an attempt has ended.
+    """
+
+    CREATE = "create"
+    REMOVE = "remove"
+    FINISH = "finish"
+    GIVE_BACK = "give back"
+    READY = "ready"
+    NOT_READY = "not ready"
+
+    @property
+    def frees_room(self) -> bool:
+        return self in (PlaceAction.REMOVE, PlaceAction.FINISH, PlaceAction.GIVE_BACK)
+
+
+@dataclass(frozen=True)
+class PlaceStep:
+    """What is done with a Workload; None if it is to be created."""
+
+    action: PlaceAction
+    workload: Workload | None = None
+
+
 @dataclass(frozen=True)
 class Event:
     """A Kubernetes event. `kind` is Normal or Warning."""
@@ -115,6 +144,7 @@ class Plan:
     - `create`: the objects to create, of the attempt `status.attempt.number`. Those of one kind are
       created side by side, once those before them exist.
     - `delete`: the pods to delete.
+    - `place`: what is done with the job's Workload, after all else.
     - `events`: the events to post.
 
     Beside that:
@@ -130,6 +160,7 @@ class Plan:
     assign: tuple[Assign, ...] = ()
     create: tuple[Create, ...] = ()
     delete: tuple[Delete, ...] = ()
+    place: PlaceStep | None = None
     events: tuple[Event, ...] = ()
     ask: tuple[Question, ...] = ()
     wake_after: float | None = None
@@ -141,7 +172,7 @@ class Plan:
 
     def only_reports_progress(self, before: Status) -> bool:
         """Return True if nothing depends on this plan's status, so that it may be written later."""
-        if self.create or self.assign or self.delete or self.delete_job:
+        if self.create or self.assign or self.delete or self.delete_job or self.place:
             return False
         return not is_transition(before, self.status)
 

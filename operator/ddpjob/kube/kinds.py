@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ddpjob.core.api import names
+from ddpjob.core.api import kueue, names
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,12 @@ CRDS = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", namespace
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 ACCESS_REVIEWS = Kind("authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False)
 SELF_REVIEWS = Kind("authentication.k8s.io", "v1", "selfsubjectreviews", namespaced=False)
+
+# Those of queues. The operator reads the last three by name.
+WORKLOADS = Kind(kueue.GROUP, kueue.VERSION, "workloads")
+FLAVORS = Kind(kueue.GROUP, kueue.VERSION, "resourceflavors", namespaced=False)
+WORKLOAD_PRIORITIES = Kind(kueue.GROUP, kueue.VERSION, "workloadpriorityclasses", namespaced=False)
+PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)
 
 # In the order of a LIST. A job's pods are complete only after the job itself is known.
 WATCHED = (NODES, JOBS, PODS)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,11 +32,16 @@ Change = tuple[str, Object]
 
 
 async def watch(
-    api: ApiClient, kind: Kind, namespace: str | None, query: Mapping[str, str]
+    api: ApiClient,
+    kind: Kind,
+    namespace: str | None,
+    query: Mapping[str, str],
+    on_list: Callable[[set[str], str], None] | None = None,
 ) -> AsyncGenerator[Change | None, None]:
     """Yield the objects that exist, then None, then each change for ever.
 
-    `query` selects objects by `fieldSelector` or `labelSelector`. None comes after each LIST.
+    `query` selects objects by `fieldSelector` or `labelSelector`. None comes after each LIST, and
+    before it `on_list` gets the UIDs and the resourceVersion of the LIST.
     Raises ApiError or Unreachable if the first LIST fails, or all tries of a later one.
     """
     everything = Request(Verb.GET, kind, namespace, query=query)
@@ -48,6 +53,8 @@ async def watch(
             listed, version = await list_objects(api, kind, namespace, query)
             for change in _differences(known, listed):
                 yield change
+            if on_list:
+                on_list({_uid(found) for found in listed}, version)
             yield None
             known = {_uid(found): found for found in listed}
             has_listed = True

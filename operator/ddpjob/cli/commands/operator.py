@@ -12,7 +12,7 @@ from ddpjob.cli.extras import require_extra
 from ddpjob.cli.options import require_choice
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import SpecError
-from ddpjob.core.observe.observation import ClusterPolicy
+from ddpjob.core.observe.observation import ClusterPolicy, Kueue
 from ddpjob.core.render.job_defaults import read_job_defaults
 from ddpjob.core.render.pod_context import Settings
 
@@ -39,6 +39,9 @@ DisruptionTaints = Annotated[
 ]
 
 
+QUEUES = {"on": Kueue.UNKNOWN, "off": Kueue.OFF, "refused": Kueue.REFUSED}
+
+
 def command(
     namespace: Annotated[
         list[str] | None,
@@ -59,6 +62,13 @@ def command(
     dead_node_seconds: DeadNodeSeconds = 30,
     gang_timeout_seconds: GangTimeoutSeconds = 600,
     disruption_taint: DisruptionTaints = None,
+    queues: Annotated[
+        str,
+        typer.Option(
+            help="What the label of a queue of Kueue does: on makes a job wait for room, off "
+            "ignores the label, and with refused such a job does not start."
+        ),
+    ] = "on",
     lease_namespace: Annotated[
         str,
         typer.Option(envvar="POD_NAMESPACE", help="Namespace of the Lease for leader election."),
@@ -91,6 +101,7 @@ def command(
         message = "cannot be combined with --namespace: only the namespaces given there are watched"
         raise typer.BadParameter(message, param_hint="--exclude-namespace")
     require_choice("--pod-security", pod_security, ("none", "restricted"))
+    require_choice("--queues", queues, QUEUES)
     require_choice("--log-format", log_format, ("json", "plain"))
     log_level = log_level.lower()
     require_choice("--log-level", log_level, ("debug", "info", "warning", "error"))
@@ -114,6 +125,7 @@ def command(
         http_port=http_port,
         kubeconfig=kubeconfig,
         job_metrics=job_metrics,
+        queues=QUEUES[queues],
     )
     raise typer.Exit(run(options))
 

@@ -101,6 +101,17 @@ class Retried(Part):
 
 
 @dataclass(frozen=True, slots=True)
+class Place(Part):
+    """The place of a job in a queue: the Workload that asks for its room.
+
+    The number is written before the Workload is created, and gives it its name.
+    """
+
+    number: int = entry(0, "Number of the Workload; the first is 1.", low=0)
+    uid: str = entry("", "UID of the Workload, once its room was given to the job.")
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptEnd(Part):
     """Why an attempt has ended, and where."""
 

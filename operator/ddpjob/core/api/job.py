@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from ddpjob.core.api import names
+from ddpjob.core.api.kueue import Queue, read_queue
 from ddpjob.core.api.readers import Dict, SpecError, child, integer_or_zero, refuse
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.spec_rules import Clause
@@ -37,6 +38,7 @@ class Job:
     spec_error: str = ""
     created: datetime | None = None
     managed_by: str = names.CONTROLLER
+    queue: Queue | None = None
 
     @classmethod
     def from_dict(cls, data: Dict) -> "Job":
@@ -53,6 +55,7 @@ class Job:
             created=parse_time(metadata.get("creationTimestamp")),
             # Another controller's job may have a spec that this operator cannot read.
             managed_by=str(child(data, "spec").get("managedBy", names.CONTROLLER)),
+            queue=read_queue(metadata.get("labels")),
         )
         try:
             return replace(job, spec=Spec.from_dict(data.get("spec")))
@@ -72,6 +75,7 @@ class Job:
             self,
             status=Status.from_dict(data.get("status")),
             deleting=bool(metadata.get("deletionTimestamp")),
+            queue=read_queue(metadata.get("labels")),
         )
 
     @property

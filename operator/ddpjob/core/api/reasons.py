@@ -145,11 +145,29 @@ class Reason(StrEnum):
         "wait: it goes on when the older one runs, after 10 minutes at the latest",
     )
     SUSPENDED = "Suspended", "`spec.suspend` is true", "set it to false"
+    QUEUED = (
+        "Queued",
+        "the job waits for room in its queue; the message has Kueue's own words",
+        "wait, or ask the administrator of the queue",
+    )
+    PREEMPTED = (
+        "Preempted",
+        "the queue has given the room of the job to one of higher priority, or to a team with a "
+        "better claim; the job saves a checkpoint, and waits for room again",
+        "nothing",
+    )
+    NO_QUEUE = (
+        "QueueUnavailable",
+        "the job has the label of a queue, and the operator cannot ask for room there; a job that "
+        "runs goes on",
+        "the message says what is missing",
+    )
 
     # Why a new attempt begins.
 
     RESIZED = "Resized", "a new attempt begins: `spec.nodes` was changed"
     RESUMED = "Resumed", "a new attempt begins: the job was suspended before"
+    ADMITTED = "Admitted", "a new attempt begins: the queue has given the job room"
     RETRIED = "Retried", "a new attempt begins: `spec.retries` was raised"
     FAILURE = (
         "Failure",

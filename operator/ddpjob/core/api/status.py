@@ -18,6 +18,7 @@ from ddpjob.core.api.history import (
     EndedAttempt,
     FailedNode,
     LastFailure,
+    Place,
     Retried,
     UnreachableNode,
     Yielding,
@@ -269,6 +270,9 @@ class Status(Part):
         0, "The metadata.generation that this status was computed from.", always=True, long=True
     )
     selector: str = entry("", "Label selector of the job's pods, for the scale subresource.")
+    place: Place = entry(
+        Place(), "The Workload that asks a queue for the room of the job.", internal=True
+    )
     active_since: datetime | None = clock(
         "Start of the active time, if the job has pods.", progress=True
     )

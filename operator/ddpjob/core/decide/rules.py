@@ -46,6 +46,7 @@ from ddpjob.core.decide.hangs import dumps, still_writes
 from ddpjob.core.decide.heartbeats import report_heartbeats
 from ddpjob.core.decide.in_place import assignments
 from ddpjob.core.decide.inquiry import questions
+from ddpjob.core.decide.queueing import next_place, next_step, what_holds
 from ddpjob.core.decide.reports import (
     report_ignored_fields,
     report_steps,
@@ -119,9 +120,11 @@ def _complete_plan(obs: Observation, spec: Spec, plan: Plan, now: datetime) -> P
         waits.append(0.0)
     wake_after = min((wait for wait in waits if wait is not None), default=None)
     check_agent = is_due(timers.agent_is_checked, after, spec, now)
+    after = with_status(after, replace(after.status, place=next_place(after, spec)))
     return replace(
         plan,
         status=after.status,
+        place=next_step(after, spec, now),
         assign=assign,
         ask=questions(after, spec, now),
         check_agent=check_agent,
@@ -186,8 +189,9 @@ def all_nodes_succeeded(obs: Observation, spec: Spec, now: datetime) -> Plan | N
     return complete(obs, spec, now)
 
 
-def job_is_suspended(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    return suspend(obs, spec, now) if spec.lifecycle.suspended else None
+def job_may_not_run(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    why = what_holds(obs, spec)
+    return suspend(obs, spec, why, now) if why else None
 
 
 def active_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -334,7 +338,7 @@ RULES: tuple[Rule, ...] = (
     job_is_taken_up_again,  # Before the end: spec.retries has grown since the job has failed.
     job_is_finished,  # Any other finished job never runs again: clean up.
     all_nodes_succeeded,  # Before failures: a node that succeeded cannot be lost any more.
-    job_is_suspended,  # No pods, whatever happens to them while they end.
+    job_may_not_run,  # Suspended, or without room in its queue: no pods, whatever ends them.
     active_deadline_is_over,  # The job has had its time.
     job_is_new,  # The first attempt begins.
     job_is_resumed,  # A new attempt begins. It uses no budget.

@@ -1,4 +1,4 @@
-"""Suspend a job, and resume it."""
+"""Suspend a job, for a user or for a queue, and resume it."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -15,23 +15,23 @@ from ddpjob.core.decide.deletions import delete_all_unfinished
 from ddpjob.core.decide.describe import describe, describe_pods, stop_running, with_status
 from ddpjob.core.decide.restarts import Change, count_failure, lost_pods, replace_gang
 from ddpjob.core.decide.transitions import (
-    RESUMED,
     grace_of,
     not_suspended,
     record,
     selector_of,
+    why_resumed,
     with_ended_attempt,
 )
-from ddpjob.core.observe.observation import Observation
-from ddpjob.core.plan import Event, Plan
+from ddpjob.core.observe.observation import Finding, Observation
+from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
 
 
-def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
-    """Give the pods of the job back. They get their grace period, to write a checkpoint.
+def suspend(obs: Observation, spec: Spec, why: Finding, now: datetime) -> Plan:
+    """Give the pods of the job back, because it may not run. They get their grace period.
 
-    A failure that is certain when the suspension begins is counted. What ends afterwards was ended
-    by the suspension.
+    A failure that is certain when that begins is counted. What ends afterwards was ended by it.
     """
+    is_asked_for = why.reason == Reason.SUSPENDED
     begins = not obs.status.has(Condition.SUSPENDED)
     # After the status was lost, the pods may end because of a suspension before.
     has_begun = obs.status.attempt.number is not None
@@ -43,26 +43,28 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
             return counted_obs
         obs = counted_obs
     remaining = [pod for pod in obs.pods if not pod.released]
-    message = "suspended; to resume, set spec.suspend to false"
+    message = why.message
     if remaining:
         wait = describe_wait(obs, remaining[0], now)
-        message = f"suspending: waiting for {describe_pods(remaining)} to end{wait}"
+        begin = "suspending:" if is_asked_for else f"{why.message};"
+        message = f"{begin} waiting for {describe_pods(remaining)} to end{wait}"
     delete = delete_all_unfinished(obs, grace_of(obs), now)
-    reason = Reason.SUSPENDED
+    reason = why.reason
     events: tuple[Event, ...] = ()
     if begins:
-        events = (Event("Normal", "Suspended", message),)
+        events = (Event("Normal", reason, message[:MAX_MESSAGE]),)
         if has_begun and not failure:
-            entry = record(obs, Cause.SUSPENDED, reason, "the job was suspended")
-            obs = with_ended_attempt(obs, entry, now)
-    status = describe(obs, Phase.SUSPENDED, reason, message)
+            cause = "the job was suspended" if is_asked_for else why.message
+            obs = with_ended_attempt(obs, record(obs, Cause.SUSPENDED, reason, cause), now)
+    phase = Phase.SUSPENDED if is_asked_for else Phase.PENDING
+    status = describe(obs, phase, reason, message)
     if status.attempt.number is None:
         selector = selector_of(obs.job)
         status = replace(status, pods=PodCounts(desired=spec.nodes), selector=selector)
-    conditions = stop_running(status.conditions, reason, message)
+    conditions = stop_running(status.conditions, reason, status.message)
     status = replace(
         status,
-        conditions=set_condition(conditions, Condition.SUSPENDED, True, reason, message),
+        conditions=set_condition(conditions, Condition.SUSPENDED, True, reason, status.message),
         backoff=kept_backoff(status, now) if begins and not failure else status.backoff,
         attempt=replace(status.attempt, undecided_since=None, silent_since=None),
     )
@@ -71,7 +73,8 @@ def suspend(obs: Observation, spec: Spec, now: datetime) -> Plan:
 
 
 def resume(obs: Observation, spec: Spec, now: datetime) -> Plan:
-    """Begin a new attempt after a suspension. It costs nothing."""
-    event = Event("Normal", "Resumed", RESUMED)
+    """Begin a new attempt after a suspension, or with new room in a queue. It costs nothing."""
+    reason, message = why_resumed(obs)
+    event = Event("Normal", reason, message)
     resumed = with_status(obs, replace(obs.status, conditions=not_suspended(obs)))
-    return replace_gang(resumed, spec, Change(Reason.RESUMED, event), now)
+    return replace_gang(resumed, spec, Change(reason, event), now)

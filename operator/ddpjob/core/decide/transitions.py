@@ -26,9 +26,6 @@ from ddpjob.core.decide.describe import describe, with_status
 from ddpjob.core.observe.observation import Observation, Pod
 from ddpjob.core.plan import MAX_MESSAGE, NEXT_STEP, Event, Plan, counted
 
-RESUMED = "the job was resumed"
-
-
 # Begin
 
 
@@ -202,8 +199,14 @@ def _set_finished(obs: Observation, kind: Condition, reason: str, message: str) 
 
 
 def not_suspended(obs: Observation) -> Conditions:
-    conditions = obs.status.conditions
-    return set_condition(conditions, Condition.SUSPENDED, False, Reason.RESUMED, RESUMED)
+    return set_condition(obs.status.conditions, Condition.SUSPENDED, False, *why_resumed(obs))
+
+
+def why_resumed(obs: Observation) -> tuple[Reason, str]:
+    """Return the reason why a job that had no pods may have them again, and its sentence."""
+    if obs.queue is None:
+        return Reason.RESUMED, "the job was resumed"
+    return Reason.ADMITTED, f"the queue {obs.queue} has given the job room"
 
 
 def record(obs: Observation, cause: Cause, reason: str, message: str) -> AttemptEnd:

@@ -13,6 +13,7 @@ from typing import Any
 from ddpjob.core.api import names
 from ddpjob.core.api.history import OlderGang, Steps
 from ddpjob.core.api.job import Job
+from ddpjob.core.api.kueue import API_VERSION, LABEL_QUEUE, Queue, Workload, workload_name
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.agent_state import AgentState
@@ -194,6 +195,37 @@ class Refusal:
         return timedelta(0) < self.retry_at - now <= LONGEST_RETRY
 
 
+class Kueue(StrEnum):
+    """What the operator knows of Kueue. What is not SERVED has the sentence for a job's status."""
+
+    sentence: str
+
+    def __new__(cls, word: str, sentence: str = "") -> "Kueue":
+        known = str.__new__(cls, word)
+        known._value_ = word
+        known.sentence = sentence
+        return known
+
+    # The administrator has switched queues off: labels of queues are ignored.
+    OFF = "off"
+    SERVED = "served"
+    REFUSED = (
+        "refused",
+        "the administrator has not given the operator the rights that queues need "
+        f"(kueue.clusterRead of the chart); remove the label {LABEL_QUEUE} from the job",
+    )
+    UNKNOWN = "unknown", "the operator has not read the Workloads of Kueue yet"
+    ABSENT = (
+        "absent",
+        f"the cluster does not serve {API_VERSION}; install Kueue, or remove the label "
+        f"{LABEL_QUEUE} from the job",
+    )
+    UNREADABLE = (
+        "unreadable",
+        "the operator cannot read the Workloads of Kueue; its log has the reason",
+    )
+
+
 @dataclass(frozen=True)
 class Observation:
     """A job and every pod of its gangs, sorted by attempt and index, and their surroundings.
@@ -203,6 +235,7 @@ class Observation:
     - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
     - `older_gang`: an older job that lacks the room which this one holds, or has given back.
     - `answers`: what agents have answered, by the UIDs of their pods.
+    - `kueue`: whether queues are known. `workloads`: the Workloads of the job, of all numbers.
     - `is_current`: the API server has confirmed that the status is the newest.
     """
 
@@ -215,11 +248,29 @@ class Observation:
     policy: ClusterPolicy = field(default_factory=ClusterPolicy)
     older_gang: OlderGang | None = None
     answers: Mapping[str, AgentState] = field(default_factory=dict)
+    kueue: Kueue = Kueue.OFF
+    workloads: tuple[Workload, ...] = ()
     is_current: bool = False
 
     @property
     def status(self) -> Status:
         return self.job.status
+
+    @property
+    def queue(self) -> Queue | None:
+        """Return the queue that the job waits for, unless queues are switched off."""
+        return None if self.kueue is Kueue.OFF else self.job.queue
+
+    @cached_property
+    def workload(self) -> Workload | None:
+        """Return the Workload of the job's present place, or None."""
+        name = workload_name(self.job.name, self.job.uid, self.status.place.number)
+        return next((one for one in self.workloads if one.name == name), None)
+
+    @cached_property
+    def unreleased(self) -> tuple[Pod, ...]:
+        """Pods of any attempt in which a container still runs."""
+        return tuple(pod for pod in self.pods if not pod.released)
 
     @property
     def attempt(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
+from ddpjob.core.api.kueue import Placement
 from ddpjob.core.api.profiles import Profile, catalog
 from ddpjob.core.api.readers import Dict, SpecError, child, children, normal_path
 from ddpjob.core.api.resolved import Spec
@@ -72,6 +73,19 @@ def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
             own = container.get("securityContext") or {}
             container["securityContext"] = {**RESTRICTED_CONTEXT, **own}
     return pod
+
+
+def add_placement(pod: Object, placement: Placement) -> None:
+    """Restrict a pod to the nodes on which a queue has given it room."""
+    metadata, pod_spec = pod["metadata"], pod["spec"]
+    metadata["labels"] = {**metadata.get("labels", {}), **placement.labels}
+    metadata["annotations"] = {**metadata.get("annotations", {}), **placement.annotations}
+    if placement.node_labels:
+        pod_spec["nodeSelector"] = {**pod_spec.get("nodeSelector", {}), **placement.node_labels}
+    given = pod_spec.get("tolerations") or []
+    added = [dict(one) for one in placement.tolerations if dict(one) not in given]
+    if added:
+        pod_spec["tolerations"] = [*given, *added]
 
 
 def _trainer(pod_spec: Object) -> Object:

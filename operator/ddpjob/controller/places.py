@@ -1,0 +1,212 @@
+"""Carries out what a plan does with the Workload of a job, and reads where its pods may run."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.errors import Refused
+from ddpjob.controller.refusals import refused_or_error
+from ddpjob.controller.writer import Writer, is_gone
+from ddpjob.core.api import kueue, names
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.kueue import Placement, Priority, Queue, Workload, placement_of
+from ddpjob.core.api.names import Condition, Identity
+from ddpjob.core.api.readers import Dict, child
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.observe.pods import owner_of, read_pod
+from ddpjob.core.plan import PlaceAction, PlaceStep
+from ddpjob.core.render.objects import pod_template
+from ddpjob.core.render.pod_context import Settings
+from ddpjob.kube.errors import ApiError
+from ddpjob.kube.kinds import (
+    FLAVORS,
+    JOBS,
+    PODS,
+    PRIORITY_CLASSES,
+    WORKLOAD_PRIORITIES,
+    WORKLOADS,
+)
+from ddpjob.kube.request import Request, Verb
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Places:
+    """The Workloads of jobs, each written only as it was seen."""
+
+    writer: Writer
+    cache: Cache
+    settings: Settings
+    now: Callable[[], datetime]
+
+    async def take(self, job: Job, step: PlaceStep) -> bool:
+        """Carry out a step. `job` has its whole spec.
+
+        Return False if the job has to be looked at again, since the cluster is not as it was seen.
+        Raises Refused, CallFailed or LeaseLost.
+        """
+        workload = step.workload
+        if step.action is PlaceAction.CREATE:
+            await self._create(job)
+            return True
+        assert workload is not None
+        if step.action.frees_room and not await self._is_unused(job.identity):
+            return False
+        try:
+            await self._change(job, workload, step.action)
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+            await self._read(workload)
+            return False
+        return True
+
+    async def _create(self, job: Job) -> None:
+        """Ask for room. A Workload of this number that exists is the answer to a request before."""
+        assert job.spec
+        assert job.queue
+        template = pod_template(job, self.settings)
+        priority = await self._priority(job.queue, template)
+        place, queue = job.status.place.number, job.queue
+        body = kueue.new_workload(job.identity, place, queue, job.spec.nodes, template, priority)
+        name = str(body["metadata"]["name"])
+        request = Request(Verb.CREATE, WORKLOADS, job.namespace, body=body)
+        created: Dict | None
+        try:
+            created = await self.writer.write(request)
+        except ApiError as error:
+            if error.status != 409:
+                raise refused_or_error(error) from error
+            created = await self.writer.read(Request(Verb.GET, WORKLOADS, job.namespace, name))
+        found = kueue.read_workload(created or {})
+        if created is None or found is None or found.job_uid != job.uid:
+            raise Refused(
+                Reason.NO_QUEUE,
+                f"Workload {name} exists, and is not of this job; delete it",
+            )
+        self.cache.workloads.see(created)
+
+    async def _priority(self, queue: Queue, template: Dict) -> Priority | None:
+        """Return the priority of a Workload: of the job's label, or else of its pods."""
+        if queue.priority_class:
+            kind, name = WORKLOAD_PRIORITIES, queue.priority_class
+            word = "WorkloadPriorityClass"
+        else:
+            kind, name = PRIORITY_CLASSES, str(template["spec"].get("priorityClassName") or "")
+            word = "PriorityClass"
+        if not name:
+            return None
+        found = await self.writer.read(Request(Verb.GET, kind, name=name))
+        if found is None:
+            raise Refused(Reason.NO_QUEUE, f"{word} {name} does not exist; choose another one")
+        return Priority(int(found.get("value", 0)), kind.group, word, name)
+
+    async def _is_unused(self, job: Identity) -> bool:
+        """Return True if the API server has no pod of a job in which a container still runs.
+
+        Pods that run enter the cache. Room that a pod still uses must not be given to others.
+        """
+        query = {"labelSelector": f"{names.LABEL_JOB_UID}={job.uid}"}
+        answer = await self.writer.read(Request(Verb.GET, PODS, job.namespace, query=query))
+        is_unused = True
+        for body in (answer or {}).get("items", ()):
+            pod = read_pod(body) if owner_of(body) == job else None
+            if pod and not pod.released:
+                self.cache.pods.restore(body)
+                is_unused = False
+        return is_unused
+
+    async def _change(self, job: Job, workload: Workload, action: PlaceAction) -> None:
+        now = self.now()
+        if action is PlaceAction.GIVE_BACK:
+            await self._write_status(workload, kueue.given_back(workload, now))
+        elif action is PlaceAction.FINISH:
+            if not workload.finished:
+                succeeded = job.status.has(Condition.COMPLETE)
+                change = kueue.ended(workload, succeeded, job.status.message, now)
+                workload = await self._write_status(workload, change)
+            await self._let_go(workload)
+        elif action is PlaceAction.REMOVE:
+            await self._remove(workload)
+        else:
+            is_ready = action is PlaceAction.READY
+            await self._write_status(workload, kueue.pods_ready(workload, is_ready, now))
+
+    async def _write_status(self, workload: Workload, status: dict[str, Any]) -> Workload:
+        """Change the status of a Workload, under the version that was seen, and return it."""
+        body = {"metadata": _as_seen(workload), "status": status}
+        return await self._patch(workload, body, "status")
+
+    async def _let_go(self, workload: Workload) -> None:
+        """Take the operator's finalizer off."""
+        metadata = {**_as_seen(workload), "finalizers": list(workload.finalizers)}
+        await self._patch(workload, {"metadata": metadata})
+        if workload.deleting and not workload.finalizers:
+            self.cache.workloads.drop(workload.uid)
+
+    async def _patch(self, workload: Workload, body: Dict, subresource: str = "") -> Workload:
+        place = (workload.namespace, workload.name, subresource)
+        written = await self.writer.write(Request(Verb.MERGE, WORKLOADS, *place, body=body))
+        self.cache.workloads.see(written)
+        return kueue.read_workload(written) or workload
+
+    async def _remove(self, workload: Workload) -> None:
+        if not workload.deleting:
+            body = {"preconditions": {"uid": workload.uid}}
+            place = (workload.namespace, workload.name)
+            answer = await self.writer.write(Request(Verb.DELETE, WORKLOADS, *place, body=body))
+            # The finalizer holds it, so the answer is the Workload.
+            workload = kueue.read_workload(answer) or workload
+            self.cache.workloads.see(answer)
+        await self._let_go(workload)
+
+    async def _read(self, workload: Workload) -> None:
+        """Read a Workload again, of which a watch has not told what has happened to it."""
+        request = Request(Verb.GET, WORKLOADS, workload.namespace, workload.name)
+        found = await self.writer.read(request)
+        if found and child(found, "metadata").get("uid") == workload.uid:
+            self.cache.workloads.see(found)
+        else:
+            self.cache.workloads.drop(workload.uid)
+
+    async def placement(self, job: Job) -> Placement | None:
+        """Return where the pods of a job may run; None for a job without a queue."""
+        workload = self.cache.workload_of(job)
+        if job.queue is None or workload is None or not workload.may_run:
+            return None
+        flavors = []
+        for name in workload.flavors:
+            found = await self.writer.read(Request(Verb.GET, FLAVORS, name=name))
+            if found is None:
+                raise Refused(Reason.NO_QUEUE, f"ResourceFlavor {name} does not exist any more")
+            flavors.append(found)
+        return placement_of(workload, flavors)
+
+    async def let_orphans_go(self, key: Key) -> None:
+        """Take the finalizer off Workloads whose job is gone, once no pod of it runs.
+
+        A job may be deleted while no operator is there.
+        """
+        for workload in self.cache.orphans_of(key):
+            job = Identity(workload.namespace, workload.job_name, workload.job_uid)
+            if any(not pod.released for pod in self.cache.pods_of(job)):
+                continue
+            found = await self.writer.read(Request(Verb.GET, JOBS, *key))
+            exists = found is not None and child(found, "metadata").get("uid") == job.uid
+            if exists or not await self._is_unused(job):
+                continue
+            log.info("%s/%s: its Workload %s is let go", *key, workload.name)
+            try:
+                await self._let_go(workload)
+            except ApiError as error:
+                if not is_gone(error):
+                    raise
+                await self._read(workload)
+
+
+def _as_seen(workload: Workload) -> dict[str, Any]:
+    return {"uid": workload.uid, "resourceVersion": workload.version}

@@ -1,0 +1,326 @@
+"""Kueue's Workload, `kueue.x-k8s.io/v1beta2`: the only place that knows its labels and fields.
+
+A Workload asks for the room of one job. Kueue admits it, or takes the room back (evicts it). The
+operator makes the Workload of a job, and gives the room back once no pod of the job uses it.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, child, children, integer_or_none, mapping_or_empty
+from ddpjob.core.api.times import format_time
+
+GROUP = "kueue.x-k8s.io"
+VERSION = "v1beta2"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+# Labels of a job, as users of Kueue know them.
+LABEL_QUEUE = f"{GROUP}/queue-name"
+LABEL_PRIORITY = f"{GROUP}/priority-class"
+LABEL_MAX_SECONDS = f"{GROUP}/max-exec-time-seconds"
+
+# What Kueue expects of a Workload and of its pods.
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_POD_SET = f"{GROUP}/podset"
+ANNOTATION_WORKLOAD = f"{GROUP}/workload"
+POD_SET = "main"
+
+# It holds a Workload that is deleted, with its quota, until no pod uses the quota.
+FINALIZER = f"{GROUP}/resource-in-use"
+
+# How Kueue's pod integration marks a pod that it has taken for one without an owner.
+POD_GATE = f"{GROUP}/admission"
+
+# Types of conditions, and the reasons that the operator writes.
+ADMITTED, QUOTA_RESERVED, EVICTED, FINISHED = "Admitted", "QuotaReserved", "Evicted", "Finished"
+PODS_READY, REQUEUED = "PodsReady", "Requeued"
+PREEMPTED = "Preempted"
+
+# Evictions after which Kueue queues the Workload again by itself, once the room is given back.
+REQUEUED_AFTER = (PREEMPTED, "NodeFailures")
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What the labels of a job ask of Kueue.
+
+    `max_seconds` is the longest time for which the job may hold its place; 0 is without a limit.
+    """
+
+    name: str
+    priority_class: str = ""
+    max_seconds: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the operator keeps of a Workload.
+
+    - `job_uid`: UID of the job that owns it. `count`: the number of nodes that it asks for.
+    - `held`: it has the operator's finalizer, and `finalizers` are the others.
+    - `has_quota`: Kueue has reserved quota for it, and nobody has given that back.
+    - `flavors`: the ResourceFlavors of its place. `updates`: what its admission checks ask of pods.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    version: str
+    job_name: str
+    job_uid: str
+    queue: str
+    count: int
+    deleting: bool
+    held: bool
+    finalizers: tuple[str, ...]
+    has_quota: bool
+    conditions: tuple[Dict, ...]
+    flavors: tuple[str, ...]
+    updates: tuple[Dict, ...]
+
+    def condition(self, kind: str) -> Dict:
+        return next((one for one in self.conditions if one.get("type") == kind), {})
+
+    def holds(self, kind: str) -> bool:
+        return self.condition(kind).get("status") == "True"
+
+    @property
+    def finished(self) -> bool:
+        return self.holds(FINISHED)
+
+    @property
+    def evicted(self) -> bool:
+        return self.holds(EVICTED)
+
+    @property
+    def may_run(self) -> bool:
+        """Return True if the pods of the job may exist."""
+        return self.holds(ADMITTED) and not (self.evicted or self.deleting or self.finished)
+
+
+def read_queue(labels: Any) -> Queue | None:
+    """Return the queue in the labels of a job, or None."""
+    found = mapping_or_empty(labels)
+    name = found.get(LABEL_QUEUE)
+    if not isinstance(name, str) or not name:
+        return None
+    seconds = str(found.get(LABEL_MAX_SECONDS) or "")
+    return Queue(
+        name,
+        str(found.get(LABEL_PRIORITY) or ""),
+        int(seconds) if seconds.isdecimal() and len(seconds) < 10 else 0,
+    )
+
+
+def read_workload(body: Dict) -> Workload | None:
+    """Return what is kept of a Workload; None for one that no DDPJob owns."""
+    metadata = child(body, "metadata")
+    owner = _owner(metadata)
+    if owner is None:
+        return None
+    spec, status = child(body, "spec"), child(body, "status")
+    finalizers = [str(one) for one in metadata.get("finalizers") or ()]
+    admission = child(status, "admission")
+    conditions = tuple(children(status, "conditions"))
+    is_reserved = any(
+        one.get("type") == QUOTA_RESERVED and one.get("status") == "True" for one in conditions
+    )
+    return Workload(
+        name=str(metadata.get("name")),
+        namespace=str(metadata.get("namespace")),
+        uid=str(metadata.get("uid")),
+        version=str(metadata.get("resourceVersion")),
+        job_name=str(owner.get("name")),
+        job_uid=str(owner.get("uid")),
+        queue=str(spec.get("queueName", "")),
+        count=sum(integer_or_none(one.get("count")) or 0 for one in children(spec, "podSets")),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        held=FINALIZER in finalizers,
+        finalizers=tuple(one for one in finalizers if one != FINALIZER),
+        has_quota=bool(admission) or is_reserved,
+        conditions=conditions,
+        flavors=tuple(dict.fromkeys(_flavors(admission))),
+        updates=tuple(_updates(status)),
+    )
+
+
+def _owner(metadata: Dict) -> Dict | None:
+    for owner in children(metadata, "ownerReferences"):
+        is_job = (owner.get("apiVersion"), owner.get("kind")) == (names.API_VERSION, names.KIND)
+        if is_job and owner.get("controller") is True:
+            return owner
+    return None
+
+
+def _flavors(admission: Dict) -> Iterator[str]:
+    for assignment in children(admission, "podSetAssignments"):
+        for flavor in child(assignment, "flavors").values():
+            yield str(flavor)
+
+
+def _updates(status: Dict) -> Iterator[Dict]:
+    """Yield what the admission checks ask of the pods."""
+    for check in children(status, "admissionChecks"):
+        for update in children(check, "podSetUpdates"):
+            if update.get("name") == POD_SET:
+                yield update
+
+
+def workload_name(job: str, uid: str, number: int) -> str:
+    """Return the name of a job's Workload. A repeated request finds the same one.
+
+    The hash tells apart the places of one job, and jobs of the same name.
+    """
+    digest = hashlib.sha256(f"{uid}/{number}".encode()).hexdigest()[:8]
+    return f"ddpjob-{job}-{digest}"
+
+
+@dataclass(frozen=True)
+class Priority:
+    """The priority of a Workload, and the class that it has it from."""
+
+    value: int
+    group: str
+    kind: str
+    name: str
+
+
+def new_workload(
+    owner: names.Identity,
+    number: int,
+    queue: Queue,
+    count: int,
+    template: Dict,
+    priority: Priority | None = None,
+) -> dict[str, Any]:
+    """Return the Workload that asks for the room of `count` pods like `template`.
+
+    `owner` is the job, and `number` that of its place.
+    """
+    spec: dict[str, Any] = {
+        "queueName": queue.name,
+        "active": True,
+        "podSets": [{"name": POD_SET, "count": count, "template": template}],
+    }
+    if priority:
+        reference = {"group": priority.group, "kind": priority.kind, "name": priority.name}
+        spec |= {"priority": priority.value, "priorityClassRef": reference}
+    if queue.max_seconds:
+        spec["maximumExecutionTimeSeconds"] = queue.max_seconds
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Workload",
+        "metadata": {
+            "name": workload_name(owner.name, owner.uid, number),
+            "namespace": owner.namespace,
+            "labels": {
+                names.LABEL_MANAGED_BY: names.MANAGER,
+                names.LABEL_JOB: owner.name,
+                LABEL_JOB_UID: owner.uid,
+            },
+            "finalizers": [FINALIZER],
+            "ownerReferences": [
+                {
+                    "apiVersion": names.API_VERSION,
+                    "kind": names.KIND,
+                    "name": owner.name,
+                    "uid": owner.uid,
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": spec,
+    }
+
+
+# Changes of the status. Kueue replaces what is not in a list of conditions, so each change has all.
+
+
+def given_back(workload: Workload, now: datetime) -> dict[str, Any]:
+    """Return the change of a status that gives the room of an evicted Workload back."""
+    reason = str(workload.condition(EVICTED).get("reason", ""))
+    message = str(workload.condition(EVICTED).get("message", ""))
+    requeued = reason in REQUEUED_AFTER
+    return {
+        "admission": None,
+        "conditions": _with_conditions(
+            workload,
+            now,
+            (QUOTA_RESERVED, False, "Pending", message),
+            (ADMITTED, False, "NoReservation", "The workload has no reservation"),
+            (REQUEUED, requeued, reason, message),
+            (PODS_READY, False, "WaitForStart", "the pods of the attempt have ended"),
+        ),
+    }
+
+
+def pods_ready(workload: Workload, is_ready: bool, now: datetime) -> dict[str, Any]:
+    """Return the change of a status that says whether the workers of all pods have met."""
+    before = workload.condition(PODS_READY)
+    if is_ready:
+        reason = "Recovered" if before.get("reason") == "WaitForRecovery" else "Started"
+        change = (PODS_READY, True, reason, "the workers of all pods have met")
+    else:
+        change = (PODS_READY, False, "WaitForRecovery", "an attempt has ended, another one begins")
+    return {"conditions": _with_conditions(workload, now, change)}
+
+
+def ended(workload: Workload, succeeded: bool, message: str, now: datetime) -> dict[str, Any]:
+    """Return the change of a status that says that the job has finished."""
+    reason = "Succeeded" if succeeded else "Failed"
+    return {"conditions": _with_conditions(workload, now, (FINISHED, True, reason, message))}
+
+
+def _with_conditions(
+    workload: Workload, now: datetime, *changes: tuple[str, bool, str, str]
+) -> Sequence[Dict]:
+    """Return all conditions of a Workload. A time changes only with the status of its condition."""
+    conditions: dict[str, Dict] = {str(one.get("type")): one for one in workload.conditions}
+    for kind, holds, reason, message in changes:
+        status = "True" if holds else "False"
+        before = conditions.get(kind, {})
+        is_same = before.get("status") == status
+        conditions[kind] = {
+            "type": kind,
+            "status": status,
+            "reason": reason,
+            "message": message[:32768],
+            "lastTransitionTime": before["lastTransitionTime"] if is_same else format_time(now),
+        }
+    return list(conditions.values())
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the pods of an admitted Workload may run: labels of nodes, and taints to tolerate."""
+
+    workload: str
+    node_labels: Mapping[str, str]
+    tolerations: Sequence[Dict]
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+def placement_of(workload: Workload, flavors: Sequence[Dict]) -> Placement:
+    """Return the placement of a Workload. `flavors` are the ResourceFlavors that it names."""
+    node_labels: dict[str, str] = {}
+    tolerations: list[Dict] = []
+    labels = {LABEL_POD_SET: POD_SET}
+    annotations = {ANNOTATION_WORKLOAD: workload.name}
+    for flavor in flavors:
+        spec = child(flavor, "spec")
+        node_labels |= child(spec, "nodeLabels")
+        tolerations += children(spec, "tolerations")
+    for update in workload.updates:
+        node_labels |= child(update, "nodeSelector")
+        tolerations += children(update, "tolerations")
+        labels |= child(update, "labels")
+        annotations |= child(update, "annotations")
+    return Placement(workload.name, node_labels, tolerations, labels, annotations)

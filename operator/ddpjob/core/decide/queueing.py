@@ -1,0 +1,125 @@
+"""Whether a job may run, and what its Workload needs: the part of a queue in the decisions.
+
+The Workload says what may run, and the status of the job says what runs. A job that may not run is
+treated as one that is suspended, whatever the reason: its pods end, with their grace period.
+
+    no Workload ─▶ created ─▶ admitted ─▶ the job runs ─▶ finished
+                      ▲                        │
+                      └──── given back ◀───────┘ evicted
+
+Room is given back only when no pod of the job uses it.
+"""
+
+from datetime import datetime
+
+from ddpjob.core.api.history import Place
+from ddpjob.core.api.kueue import EVICTED, PODS_READY, QUOTA_RESERVED, Workload
+from ddpjob.core.api.names import Condition
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.api.resolved import Spec
+from ddpjob.core.observe.observation import Finding, Kueue, Observation
+from ddpjob.core.plan import PlaceAction, PlaceStep
+
+SUSPENDED = "suspended; to resume, set spec.suspend to false"
+
+
+def what_holds(obs: Observation, spec: Spec) -> Finding | None:
+    """Return why a job may not run, or None if it may."""
+    if spec.lifecycle.suspended:
+        return Finding(Reason.SUSPENDED, SUSPENDED)
+    if obs.queue is None:
+        return None
+    if obs.kueue is not Kueue.SERVED:
+        # Nothing is stopped for that, and nothing begins.
+        return None if _runs(obs) else Finding(Reason.NO_QUEUE, obs.kueue.sentence)
+    workload = obs.workload
+    waits = f"waits for room in the queue {obs.queue}"
+    if workload is None and obs.refusal:
+        return Finding(obs.refusal.reason, obs.refusal.message)
+    if workload is None or workload.finished or workload.deleting or _is_outdated(obs, spec):
+        return Finding(Reason.QUEUED, waits)
+    if workload.may_run:
+        return None
+    evicted = workload.condition(EVICTED)
+    if workload.evicted and workload.has_quota:
+        lost = f"the queue {obs.queue} has taken the room of the job back"
+        return Finding(str(evicted.get("reason")), _with_words(lost, workload, EVICTED))
+    message = _with_words(waits, workload, QUOTA_RESERVED)
+    return Finding(str(evicted.get("reason")) if workload.evicted else Reason.QUEUED, message)
+
+
+def _runs(obs: Observation) -> bool:
+    has_begun = obs.status.attempt.number is not None
+    return has_begun and not obs.status.has(Condition.SUSPENDED)
+
+
+def _with_words(text: str, workload: Workload, kind: str) -> str:
+    """Return a text with the words of Kueue in a condition."""
+    words = str(workload.condition(kind).get("message") or "")
+    return f"{text}: {words}" if words else text
+
+
+def _is_outdated(obs: Observation, spec: Spec) -> bool:
+    """Return True if the Workload asks for another number of nodes, or waits in another queue."""
+    workload, queue = obs.workload, obs.queue
+    assert workload is not None
+    return workload.count != spec.nodes or (queue is not None and workload.queue != queue.name)
+
+
+def next_place(obs: Observation, spec: Spec) -> Place:
+    """Return the place that a job has or takes. Each new place has a number of its own."""
+    place, workload = obs.status.place, obs.workload
+    if not _wants_room(obs, spec):
+        return place
+    if workload and workload.may_run:
+        return Place(place.number, workload.uid)
+    is_new = place.number == 0 or (workload is None and bool(place.uid))
+    if is_new or (workload is not None and workload.finished):
+        return Place(place.number + 1)
+    return place
+
+
+def _wants_room(obs: Observation, spec: Spec) -> bool:
+    is_over = obs.status.finished or spec.lifecycle.suspended
+    return obs.queue is not None and obs.kueue is Kueue.SERVED and not is_over
+
+
+def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
+    """Return what is to be done with the Workloads of a job, or None."""
+    if obs.kueue is not Kueue.SERVED:
+        return None
+    workload = obs.workload
+    surplus = [one for one in obs.workloads if one is not workload and one.held]
+    if surplus:
+        return _once_free(obs, PlaceStep(PlaceAction.REMOVE, surplus[0]))
+    if obs.status.finished:
+        is_held = workload is not None and workload.held
+        return _once_free(obs, PlaceStep(PlaceAction.FINISH, workload)) if is_held else None
+    if workload is None:
+        is_asked = _wants_room(obs, spec) and obs.status.place.number and not obs.status.place.uid
+        is_too_early = obs.refusal is not None and obs.refusal.is_too_early(now)
+        may_ask = is_asked and not is_too_early
+        return _once_free(obs, PlaceStep(PlaceAction.CREATE)) if may_ask else None
+    is_of_no_use = not _wants_room(obs, spec) or _is_outdated(obs, spec) or workload.deleting
+    if is_of_no_use:
+        step = PlaceStep(PlaceAction.REMOVE, workload)
+        return _once_free(obs, step) if workload.held else None
+    if workload.evicted and workload.has_quota:
+        return _once_free(obs, PlaceStep(PlaceAction.GIVE_BACK, workload))
+    return _readiness(obs, workload) if workload.may_run else None
+
+
+def _once_free(obs: Observation, step: PlaceStep) -> PlaceStep | None:
+    """Return a step that gives room back, or asks for room, once no pod uses the room before."""
+    return None if obs.unreleased else step
+
+
+def _readiness(obs: Observation, workload: Workload) -> PlaceStep | None:
+    """Return the step that tells Kueue whether the workers of all pods have met."""
+    has_met = obs.status.attempt.running_time is not None
+    is_known = workload.holds(PODS_READY)
+    if has_met and not is_known:
+        return PlaceStep(PlaceAction.READY, workload)
+    if is_known and not has_met:
+        return PlaceStep(PlaceAction.NOT_READY, workload)
+    return None

@@ -1,0 +1,346 @@
+"""Jobs with a queue: whether they may run, and what becomes of their Workloads."""
+
+from dataclasses import replace
+
+import pytest
+from builders import (
+    JOB_UID,
+    NOW,
+    a_condition,
+    a_pod,
+    a_running_job,
+    a_status,
+    at,
+    read_pods,
+    running,
+)
+from builders import a_job as a_job_without_queue
+
+from ddpjob.core.api import kueue
+from ddpjob.core.api.history import Place
+from ddpjob.core.api.kueue import FINALIZER, Queue, read_queue, read_workload, workload_name
+from ddpjob.core.api.names import Condition, Identity, Phase
+from ddpjob.core.api.reasons import Reason
+from ddpjob.core.decide.rules import decide
+from ddpjob.core.observe.observation import Kueue, Refusal, observe
+from ddpjob.core.plan import PlaceAction
+
+TEAM = Queue("team")
+OWNER = Identity("ml", "digits", JOB_UID)
+
+GRANTED = {"QuotaReserved": (True, "QuotaReserved", ""), "Admitted": (True, "Admitted", "")}
+NO_ROOM = {"QuotaReserved": (False, "Pending", "insufficient unused quota for cpu")}
+PREEMPTED = {**GRANTED, "Evicted": (True, "Preempted", "a job of team b has a better claim")}
+GIVEN_BACK = {**NO_ROOM, "Evicted": (True, "Preempted", "a job of team b has a better claim")}
+
+
+def a_workload(number=1, *, count=2, queue=TEAM, deleting=False, held=True, **conditions):
+    """Return a Workload of the job, as the API server has it. A condition is given by its type."""
+    body = kueue.new_workload(OWNER, number, queue, count, {"spec": {"containers": []}})
+    body["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": "7"}
+    if deleting:
+        body["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    if not held:
+        body["metadata"]["finalizers"] = ["other/finalizer"]
+    body["status"] = {
+        "conditions": [
+            {
+                "type": kind,
+                "status": str(holds),
+                "reason": reason,
+                "message": message,
+                "lastTransitionTime": "2026-11-21T11:00:00Z",
+            }
+            for kind, (holds, reason, message) in conditions.items()
+        ]
+    }
+    if conditions.get("QuotaReserved", (False,))[0]:
+        assignment = {"name": "main", "count": count, "flavors": {"cpu": "workers", "memory": "m"}}
+        body["status"]["admission"] = {"podSetAssignments": [assignment]}
+    return body
+
+
+def decide_for(job, *bodies, pods=(), state=Kueue.SERVED, queue=TEAM, **surroundings):
+    workloads = tuple(map(read_workload, bodies))
+    job = replace(job, queue=queue)
+    observation = observe(
+        job, read_pods(*pods), kueue=state, workloads=workloads, is_current=True, **surroundings
+    )
+    return decide(observation, NOW)
+
+
+def a_new_job(**fields):
+    return a_job_without_queue(**fields)
+
+
+def a_queued_job(number=1, uid="", **spec):
+    conditions = a_condition(Condition.SUSPENDED)
+    status = a_status(ran=False, latched=False, conditions=conditions, place=Place(number, uid))
+    return a_job_without_queue(status=replace(status, attempt=type(status.attempt)()), **spec)
+
+
+def a_running_job_with_place(**fields):
+    return a_running_job(place=Place(1, "uid-1"), **fields)
+
+
+RUN = [a_pod(0, running()), a_pod(1, running())]
+
+
+# May it run?
+
+
+@pytest.mark.parametrize(
+    ("labels", "queue"),
+    [
+        (None, None),
+        ({}, None),
+        ({"kueue.x-k8s.io/queue-name": ""}, None),
+        ({"kueue.x-k8s.io/queue-name": "team"}, TEAM),
+        (
+            {
+                "kueue.x-k8s.io/queue-name": "team",
+                "kueue.x-k8s.io/priority-class": "high",
+                "kueue.x-k8s.io/max-exec-time-seconds": "60",
+            },
+            Queue("team", "high", 60),
+        ),
+        (
+            {
+                "kueue.x-k8s.io/queue-name": "team",
+                "kueue.x-k8s.io/max-exec-time-seconds": "an hour",
+            },
+            TEAM,
+        ),
+    ],
+)
+def test_the_queue_of_a_job_is_in_its_labels(labels, queue):
+    assert read_queue(labels) == queue
+
+
+def test_a_new_job_takes_a_number_before_it_asks_for_room():
+    plan = decide_for(a_new_job())
+    assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, Reason.QUEUED)
+    assert plan.status.message == "waits for room in the queue team"
+    assert plan.status.place == Place(1)
+    assert plan.place.action is PlaceAction.CREATE
+    assert (plan.create, plan.status.attempt.number) == ((), None)
+    assert [event.reason for event in plan.events] == [Reason.QUEUED]
+
+
+def test_a_job_that_waits_has_the_words_of_kueue():
+    plan = decide_for(a_queued_job(), a_workload(**NO_ROOM))
+    assert plan.status.message == (
+        "waits for room in the queue team: insufficient unused quota for cpu"
+    )
+    assert (plan.place, plan.status.place) == (None, Place(1))
+
+
+def test_a_job_with_room_begins():
+    plan = decide_for(a_queued_job(), a_workload(**GRANTED))
+    assert plan.status.attempt.number == 0
+    assert plan.new_pods == (0, 1)
+    assert plan.status.place == Place(1, "uid-1")
+    suspended = plan.status.conditions[-1]
+    assert not plan.status.has(Condition.SUSPENDED)
+    assert (suspended.reason, suspended.message) == (
+        "Admitted",
+        "the queue team has given the job room",
+    )
+
+
+def test_a_suspended_job_asks_for_no_room_and_gives_its_own_back():
+    plan = decide_for(a_new_job(suspend=True))
+    assert (plan.status.reason, plan.status.place, plan.place) == (
+        Reason.SUSPENDED,
+        Place(),
+        None,
+    )
+    plan = decide_for(a_queued_job(suspend=True), a_workload(**NO_ROOM))
+    assert plan.place.action is PlaceAction.REMOVE
+
+
+@pytest.mark.parametrize(
+    ("workload", "reason", "words"),
+    [
+        (PREEMPTED, "Preempted", "taken the room of the job back: a job of team b has"),
+        (GIVEN_BACK, "Preempted", "waits for room in the queue team: insufficient unused"),
+    ],
+)
+def test_an_evicted_job_ends_its_pods_and_waits_again(workload, reason, words):
+    job = a_running_job_with_place()
+    plan = decide_for(job, a_workload(**workload), pods=RUN)
+    assert (plan.status.phase, plan.status.reason) == (Phase.PENDING, reason)
+    assert words in plan.status.message
+    assert "waiting for pod digits-0-0" in plan.status.message
+    assert [delete.grace for delete in plan.delete] == [None, None]
+    assert plan.place is None
+    assert plan.status.attempts[0].reason == "Preempted"
+    assert plan.status.budget.restarts == 0
+
+
+def test_room_is_given_back_when_no_pod_runs():
+    job = a_running_job_with_place()
+    plan = decide_for(job, a_workload(**PREEMPTED), pods=[])
+    assert plan.place.action is PlaceAction.GIVE_BACK
+
+
+@pytest.mark.parametrize("state", [Kueue.ABSENT, Kueue.UNREADABLE, Kueue.UNKNOWN, Kueue.REFUSED])
+def test_without_kueue_nothing_begins_and_nothing_is_stopped(state):
+    plan = decide_for(a_new_job(), state=state)
+    assert (plan.status.reason, plan.status.message) == (Reason.NO_QUEUE, state.sentence)
+    assert plan.place is None
+    plan = decide_for(a_running_job_with_place(), pods=RUN, state=state)
+    assert (plan.status.phase, plan.delete) == (Phase.RUNNING, ())
+
+
+def test_with_queues_switched_off_the_label_is_ignored():
+    plan = decide_for(a_new_job(), state=Kueue.OFF)
+    assert plan.new_pods == (0, 1)
+    assert plan.place is None
+
+
+def test_a_refusal_of_the_workload_is_told_and_tried_again_later():
+    refusal = Refusal(Reason.NO_QUEUE, "WorkloadPriorityClass high does not exist", at(5))
+    plan = decide_for(a_queued_job(), refusal=refusal)
+    assert plan.status.message == "WorkloadPriorityClass high does not exist"
+    assert (plan.place, plan.wake_after) == (None, 5)
+    later = Refusal(Reason.NO_QUEUE, "WorkloadPriorityClass high does not exist", at(-1))
+    assert decide_for(a_queued_job(), refusal=later).place.action is PlaceAction.CREATE
+
+
+# A new place
+
+
+@pytest.mark.parametrize(
+    ("workload", "fields"),
+    [
+        ({"count": 3}, {}),
+        ({"queue": Queue("other")}, {}),
+        ({"deleting": True}, {}),
+    ],
+    ids=["another number of nodes", "another queue", "deleted by an administrator"],
+)
+def test_a_place_of_no_use_is_left_once_the_pods_have_ended(workload, fields):
+    job = a_running_job_with_place(**fields)
+    body = a_workload(**GRANTED, **workload)
+    plan = decide_for(job, body, pods=RUN)
+    assert (plan.status.reason, len(plan.delete), plan.place) == (Reason.QUEUED, 2, None)
+    plan = decide_for(job, body)
+    assert plan.place.action is PlaceAction.REMOVE
+    # The Workload is gone.
+    plan = decide_for(job)
+    assert plan.status.place == Place(2)
+    assert plan.place.action is PlaceAction.CREATE
+
+
+def test_a_place_that_was_never_had_keeps_its_number():
+    plan = decide_for(a_queued_job(number=3))
+    assert plan.status.place == Place(3)
+    assert plan.place.action is PlaceAction.CREATE
+
+
+def test_a_job_whose_label_was_removed_runs_without_a_place():
+    plan = decide_for(a_queued_job(), a_workload(**NO_ROOM), queue=None)
+    assert plan.status.attempt.number == 0
+    assert plan.place.action is PlaceAction.REMOVE
+
+
+def test_a_workload_of_an_older_number_is_removed():
+    surplus = a_workload(1, **NO_ROOM)
+    plan = decide_for(a_queued_job(number=2), surplus, a_workload(2, **NO_ROOM))
+    assert plan.place.action is PlaceAction.REMOVE
+    assert plan.place.workload.name == workload_name("digits", JOB_UID, 1)
+
+
+# The run, and its end
+
+
+def test_kueue_is_told_when_the_workers_have_met_and_when_they_have_to_meet_again():
+    job = a_running_job_with_place()
+    plan = decide_for(job, a_workload(**GRANTED), pods=RUN)
+    assert plan.place.action is PlaceAction.READY
+    ready = {"PodsReady": (True, "Started", "")}
+    assert decide_for(job, a_workload(**GRANTED, **ready), pods=RUN).place is None
+    again = a_running_job_with_place(ran=False, latched=False)
+    plan = decide_for(again, a_workload(**GRANTED, **ready), pods=RUN[:0])
+    assert plan.place.action is PlaceAction.NOT_READY
+
+
+def test_a_finished_job_gives_its_room_back_when_no_pod_runs():
+    done = a_running_job_with_place(conditions=a_condition(Condition.COMPLETE))
+    granted = a_workload(**GRANTED)
+    assert decide_for(done, granted, pods=RUN).place is None
+    assert decide_for(done, granted).place.action is PlaceAction.FINISH
+    finished = {**GRANTED, "Finished": (True, "Succeeded", "")}
+    assert decide_for(done, a_workload(**finished)).place.action is PlaceAction.FINISH
+    assert decide_for(done, a_workload(held=False, **finished)).place is None
+
+
+# Changes of a Workload
+
+
+def conditions_of(change):
+    return {one["type"]: (one["status"], one["reason"]) for one in change["conditions"]}
+
+
+def test_what_is_given_back_is_queued_again_after_a_preemption_only():
+    change = kueue.given_back(read_workload(a_workload(**PREEMPTED)), NOW)
+    assert change["admission"] is None
+    assert conditions_of(change) == {
+        "QuotaReserved": ("False", "Pending"),
+        "Admitted": ("False", "NoReservation"),
+        "Evicted": ("True", "Preempted"),
+        "Requeued": ("True", "Preempted"),
+        "PodsReady": ("False", "WaitForStart"),
+    }
+    stopped = {**GRANTED, "Evicted": (True, "ClusterQueueStopped", "")}
+    change = kueue.given_back(read_workload(a_workload(**stopped)), NOW)
+    assert conditions_of(change)["Requeued"] == ("False", "ClusterQueueStopped")
+
+
+def test_a_change_keeps_the_other_conditions_and_the_time_of_what_stays():
+    workload = read_workload(a_workload(**GRANTED))
+    change = kueue.pods_ready(workload, is_ready=True, now=NOW)
+    found = {one["type"]: one for one in change["conditions"]}
+    assert set(found) == {"QuotaReserved", "Admitted", "PodsReady"}
+    assert found["Admitted"]["lastTransitionTime"] == "2026-11-21T11:00:00Z"
+    assert found["PodsReady"]["lastTransitionTime"] == "2026-11-21T12:00:00Z"
+
+
+def test_a_workload_of_another_kind_is_not_read():
+    body = a_workload()
+    body["metadata"]["ownerReferences"][0]["kind"] = "Job"
+    assert read_workload(body) is None
+    del body["metadata"]["ownerReferences"]
+    assert read_workload(body) is None
+
+
+def test_the_finalizer_of_others_is_kept():
+    body = a_workload()
+    body["metadata"]["finalizers"].append("other/finalizer")
+    workload = read_workload(body)
+    assert (workload.held, workload.finalizers) == (True, ("other/finalizer",))
+    assert body["metadata"]["finalizers"][0] == FINALIZER
+
+
+def test_the_name_of_a_workload_tells_places_and_jobs_apart():
+    names = {
+        workload_name("digits", uid, number) for uid in (JOB_UID, "other") for number in (1, 2)
+    }
+    assert len(names) == 4
+    assert all(len(name) <= 63 for name in names)
+
+
+def test_the_place_has_the_labels_of_its_flavors_and_what_admission_checks_ask_for():
+    body = a_workload(**GRANTED)
+    update = {"name": "main", "labels": {"a": "b"}, "nodeSelector": {"zone": "z"}}
+    body["status"]["admissionChecks"] = [{"name": "c", "podSetUpdates": [update]}]
+    workload = read_workload(body)
+    assert workload.flavors == ("workers", "m")
+    taint = {"key": "gpu", "operator": "Exists"}
+    flavors = [{"spec": {"nodeLabels": {"pool": "p"}, "tolerations": [taint]}}, {"spec": {}}]
+    found = kueue.placement_of(workload, flavors)
+    assert found.node_labels == {"pool": "p", "zone": "z"}
+    assert found.tolerations == [taint]
+    assert found.labels == {"kueue.x-k8s.io/podset": "main", "a": "b"}
+    assert found.annotations == {"kueue.x-k8s.io/workload": workload.name}
