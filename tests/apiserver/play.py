@@ -224,14 +224,16 @@ class Cluster:
         # Pods whose workers have met, with the attempt.
         self.met: set[tuple[str, str]] = set()
 
-    def create_job(self, name: str, nodes: int = 2, **more: Any) -> None:
+    def create_job(
+        self, name: str, nodes: int = 2, labels: dict[str, str] | None = None, **more: Any
+    ) -> None:
         """Create a job. Each attempt has new pods, unless `recovery` is InPlace."""
         fields = {"nodes": nodes, "image": "trainer:1", "args": ["train.py"]}
         spec = {**fields, "recovery": "Recreate", **more}
         manifest = {
             "apiVersion": "ddpjob.dev/v1alpha1",
             "kind": "DDPJob",
-            "metadata": {"name": name},
+            "metadata": {"name": name, "labels": labels or {}},
             "spec": spec,
         }
         answer = self.apiserver.request("POST", self._path("ddpjobs"), manifest)

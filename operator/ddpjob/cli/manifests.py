@@ -11,7 +11,8 @@ import yaml
 from ddpjob.cli.own_script import OwnScript
 from ddpjob.cli.session import note
 from ddpjob.client.errors import Rejected
-from ddpjob.core.api.readers import SpecError
+from ddpjob.core.api.kueue import LABEL_PRIORITY, LABEL_QUEUE
+from ddpjob.core.api.readers import Dict, SpecError, child
 from ddpjob.jobs.documents import (
     Document,
     decode,
@@ -51,6 +52,25 @@ def script_documents(own: OwnScript, settings: Sequence[str]) -> list[Document]:
     for text in job.notes:
         note(text)
     return _changed(job.documents, settings)
+
+
+def in_queue(documents: Sequence[Document], queue: str, priority: str) -> list[Document]:
+    """Return documents whose jobs wait in a queue, with a priority. Raises BadParameter.
+
+    An empty text leaves what a job says itself.
+    """
+    labels = {LABEL_QUEUE: queue, LABEL_PRIORITY: priority}
+    chosen = {label: value for label, value in labels.items() if value}
+    return [_with_labels(one, chosen) if is_job(one) else one for one in documents]
+
+
+def _with_labels(document: Document, labels: Dict) -> Document:
+    metadata = child(document, "metadata")
+    found = {**child(metadata, "labels"), **labels}
+    if labels and not found.get(LABEL_QUEUE):
+        message = "has an effect only in a queue: give --queue too"
+        raise typer.BadParameter(message, param_hint="--priority-class")
+    return {**document, "metadata": {**metadata, "labels": found}} if labels else document
 
 
 def _changed(documents: Sequence[Document], settings: Sequence[str]) -> list[Document]:

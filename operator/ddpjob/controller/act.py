@@ -38,6 +38,9 @@ PROGRESS_INTERVAL = 2.0
 LONGEST_PROGRESS_INTERVAL = 20.0
 PROGRESS_RATE = 10
 
+# The same for the words of a queue, which may change whenever another job begins or ends.
+QUEUE_INTERVAL = 60.0
+
 # Seconds before a refused object is tried again.
 FIRST_RETRY = 1.0
 
@@ -182,7 +185,10 @@ class Actor:
     def _wait_with_progress(self, job: Job, plan: Plan, memory: Memory) -> float | None:
         """Return when to write a status that only reports progress; None for at once."""
         interval = max(PROGRESS_INTERVAL, len(self.with_progress) / PROGRESS_RATE)
-        wait = memory.last_write + min(interval, LONGEST_PROGRESS_INTERVAL) - self.clock()
+        interval = min(interval, LONGEST_PROGRESS_INTERVAL)
+        if plan.status.reason == Reason.QUEUED:
+            interval = QUEUE_INTERVAL
+        wait = memory.last_write + interval - self.clock()
         if wait <= 0 or not plan.only_reports_progress(job.status):
             return None
         self.with_progress.add(job.uid)
@@ -212,20 +218,22 @@ class Actor:
         wake_after = plan.wake_after
         if plan.assign and not await self._assign(job, plan.assign):
             wake_after = _earliest(wake_after, REFUSED_ASSIGNMENT_RETRY)
+        if plan.create:
+            await self._create(job, plan.create, memory)
+            wake_after = AGAIN
+            # A plan that creates pods deletes only ended ones, so nothing depends on the deletion.
+            try:
+                async with asyncio.timeout(ENDED_PODS_TIMEOUT):
+                    await self.deleter.delete_pods(job, plan.delete)
+            except (CallFailed, TimeoutError) as error:
+                what = error or "no answer"
+                log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, what)
+        else:
+            await self.deleter.delete_pods(job, plan.delete)
+        # At last, since Kueue may be away: nothing else waits for it.
         if plan.place and not await self._take_step(job, plan.place, memory):
             wake_after = AGAIN
-        if not plan.create:
-            await self.deleter.delete_pods(job, plan.delete)
-            return wake_after
-        await self._create(job, plan.create, memory)
-        # A plan that creates pods deletes only ended ones, so nothing depends on the deletion.
-        try:
-            async with asyncio.timeout(ENDED_PODS_TIMEOUT):
-                await self.deleter.delete_pods(job, plan.delete)
-        except (CallFailed, TimeoutError) as error:
-            what = error or "no answer"
-            log.warning("%s/%s: cannot delete ended pods: %s", job.namespace, job.name, what)
-        return AGAIN
+        return wake_after
 
     async def _take_step(self, job: Job, step: PlaceStep, memory: Memory) -> bool:
         """Do what a plan does with the job's Workload. Return False to look again at once."""

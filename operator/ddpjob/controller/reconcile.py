@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 # Seconds before the next look at a job while it is not known whether its namespace is served.
 CLAIM_INTERVAL = 0.5
 
+# Seconds before the next look for the Workloads of jobs that are gone.
+ORPHAN_INTERVAL = 3.0
+
 # Seconds before the next look at a job if one of its requests gave way to others. If many jobs wait
 # for that, each waits longer, so that they do not use up the CPU: so many looks a second.
 GAVE_WAY_INTERVAL = 2.0
@@ -117,12 +120,14 @@ class Reconciler:
         """Observe one job, decide and act. Raises CallFailed or LeaseLost."""
         seen = self.cache.job(key)
         # Before the first LIST, pods of an older attempt may be unknown.
-        if not self.lister.knows_pods_of(key[0]):
-            return
-        if seen is None and not self.cache.orphans_of(key):
+        has_orphans = bool(self.cache.orphans_of(key))
+        if has_orphans:
+            # Without a job, not every change of its pods leads here.
+            self.queue.add(key, ORPHAN_INTERVAL)
+        if not self.lister.knows_pods_of(key[0]) or (seen is None and not has_orphans):
             return
         is_served = await self.territory.serves(key[0])
-        if is_served:
+        if is_served and has_orphans:
             await self.actor.places.let_orphans_go(key)
         # The job may have changed or gone meanwhile.
         seen = self.cache.job(key)

@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 
 from ddpjob.core.api import names
 from ddpjob.core.api.job import require_job_name
+from ddpjob.core.api.kueue import read_queue
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.readers import (
     Dict,
@@ -158,6 +159,12 @@ class DDPJob:
     @property
     def identity(self) -> names.Identity:
         return names.Identity(self.namespace, self.name, self.uid)
+
+    @property
+    def queue(self) -> str:
+        """Return the name of the queue in which the job waits for room, or an empty string."""
+        found = read_queue(self.metadata.get("labels"))
+        return found.name if found else ""
 
     @property
     def created(self) -> datetime | None:

@@ -50,6 +50,10 @@ def job_table(
 ) -> list[Text]:
     """Return the lines of a table. `progress` is by the UIDs of jobs."""
     headers = list(HEADERS)
+    # Most clusters have no queues.
+    queues = any(job.queue for job in jobs)
+    if queues:
+        headers.append("QUEUE")
     if namespaces:
         headers.insert(0, "NAMESPACE")
     if wide:
@@ -58,6 +62,8 @@ def job_table(
     for job in jobs:
         row: list[str | Text] = list(job_row(job, progress.get(job.uid), now))
         row[1] = phase(job.phase)
+        if queues:
+            row.append(job.queue)
         if namespaces:
             row.insert(0, job.namespace)
         if wide:
@@ -143,6 +149,7 @@ def job_facts(
     facts = [
         ("Reason", _reason(status)),
         *advice_facts(status.reason),
+        ("Queue", job.queue),
         ("Nodes", _describe_nodes(job)),
         ("Progress", str(progress)),
         ("Checkpoint", _describe_checkpoint(job, progress, now)),

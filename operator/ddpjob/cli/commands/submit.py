@@ -78,6 +78,16 @@ def command(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the jobs.")] = False,
     timeout: Timeout = None,
+    queue: Annotated[
+        str,
+        typer.Option(
+            help="LocalQueue of Kueue in which the jobs wait for room.", show_default="none"
+        ),
+    ] = "",
+    priority_class: Annotated[
+        str,
+        typer.Option(help="WorkloadPriorityClass of the jobs in their queue.", show_default="none"),
+    ] = "",
     script: Script = None,
     code: Code = None,
     image: Image = None,
@@ -109,7 +119,7 @@ def command(
     2: the cluster or this command refused something
     124: the time of --timeout is over, and the job goes on
     """
-    from ddpjob.cli.manifests import file_documents, script_documents
+    from ddpjob.cli.manifests import file_documents, in_queue, script_documents
     from ddpjob.cli.own_script import OwnScript
 
     words = files or []
@@ -127,6 +137,7 @@ def command(
     else:
         script_options.refuse(accelerator, nodes=nodes, gpus=gpus)
         documents = file_documents(words, settings or [])
+    documents = in_queue(documents, queue, priority_class)
     Connection(namespace, context, kubeconfig).run(
         lambda client: submit(client, documents, options)
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpjob.core.api import names, shapes
+from ddpjob.core.api.kueue import LABEL_QUEUE
 from ddpjob.core.api.readers import Dict, SpecError, child, children, mapping_or_empty
 
 POD_TEMPLATE = "podTemplate"
@@ -75,6 +76,9 @@ def find_unknown_pod_fields(spec: Dict) -> Iterator[str]:
 
 # The checks of the rules for pod fields (spec_rules.py). Each raises SpecError.
 
+# A queue that gave room to single pods would hold a gang in part.
+QUEUE_OF_POD = f"{LABEL_QUEUE} belongs to the job; set it in metadata.labels"
+
 
 def check_variables(env: Any, where: str) -> None:
     """Refuse variables that torchrun sets for each process."""
@@ -90,6 +94,8 @@ def check_metadata(metadata: Dict) -> None:
         for key in mapping_or_empty(metadata.get(kind)):
             if str(key).startswith(f"{names.GROUP}/"):
                 raise SpecError(f"spec.{POD_TEMPLATE}.metadata.{kind}: {key} {OWNED}")
+    if LABEL_QUEUE in mapping_or_empty(metadata.get("labels")):
+        raise SpecError(f"spec.{POD_TEMPLATE}.metadata.labels: {QUEUE_OF_POD}")
 
 
 def check_owned_pod_fields(pod: Dict) -> None:

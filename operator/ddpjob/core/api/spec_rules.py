@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpjob.core.api import launcher, names, pod_fields, profiles
+from ddpjob.core.api.kueue import LABEL_QUEUE
 from ddpjob.core.api.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, POD_TEMPLATE
 from ddpjob.core.api.profiles import Profile
 from ddpjob.core.api.readers import SpecError, either, normal_path
@@ -291,6 +292,11 @@ METADATA = Rule(
             f'names that begin with "{names.GROUP}/" are reserved for the operator; choose another '
             "prefix",
             f"{_own_names('labels')} && {_own_names('annotations')}",
+        ),
+        Clause(
+            pod_fields.QUEUE_OF_POD,
+            f"!has(self.labels) || !('{LABEL_QUEUE}' in self.labels)",
+            "labels",
         ),
     ),
     check=_of_template(pod_fields.check_metadata, "metadata"),

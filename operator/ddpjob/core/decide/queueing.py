@@ -18,7 +18,7 @@ from ddpjob.core.api.names import Condition
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.observe.observation import Finding, Kueue, Observation
-from ddpjob.core.plan import PlaceAction, PlaceStep
+from ddpjob.core.plan import PlaceAction, PlaceStep, counted
 
 SUSPENDED = "suspended; to resume, set spec.suspend to false"
 
@@ -36,8 +36,14 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
     waits = f"waits for room in the queue {obs.queue}"
     if workload is None and obs.refusal:
         return Finding(obs.refusal.reason, obs.refusal.message)
-    if workload is None or workload.finished or workload.deleting or _is_outdated(obs, spec):
+    if workload is None or workload.finished:
         return Finding(Reason.QUEUED, waits)
+    if workload.deleting:
+        lost = f"Workload {workload.name} was deleted, so the job gives its room back"
+        return Finding(Reason.QUEUED, f"{lost} and asks for room again")
+    if _is_outdated(obs, spec):
+        wanted = counted(spec.nodes, "node")
+        return Finding(Reason.QUEUED, f"asks the queue {obs.queue} for room for {wanted}")
     if workload.may_run:
         return None
     evicted = workload.condition(EVICTED)

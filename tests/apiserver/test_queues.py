@@ -1,0 +1,170 @@
+"""Jobs with a queue: the operator against an API server, and Kueue as the test plays it."""
+
+import itertools
+
+import pytest
+from play import Gate
+from queue_of_kueue import Queue, has_room, holds, install_kueue
+
+TEAM = {"kueue.x-k8s.io/queue-name": "team"}
+
+
+@pytest.fixture(scope="session")
+def with_kueue(apiserver):
+    install_kueue(apiserver)
+
+
+@pytest.fixture
+def queue(cluster, with_kueue):
+    return Queue(cluster)
+
+
+def is_waiting(cluster, job, reason="Queued"):
+    cluster.until(job, lambda: cluster.status(job).get("reason") == reason)
+
+
+def is_complete(cluster, job, attempt=0):
+    for index in (0, 1):
+        cluster.ends(f"{job}-{attempt}-{index}")
+    cluster.until(job, lambda: cluster.status(job)["phase"] == "Complete")
+
+
+def test_a_job_waits_for_room_runs_where_it_has_it_and_gives_it_back(cluster, queue, an_operator):
+    an_operator()
+    cluster.create_job("digits", labels=TEAM)
+    is_waiting(cluster, "digits")
+    (workload,) = queue.workloads("digits")
+    assert workload["spec"]["queueName"] == "team"
+    (pod_set,) = workload["spec"]["podSets"]
+    assert pod_set["count"] == 2
+    (trainer,) = pod_set["template"]["spec"]["containers"]
+    assert trainer["image"] == "trainer:1"
+    assert cluster.pods("digits") == {}
+    queue.admit("digits")
+    cluster.is_running("digits")
+    pod = cluster.pods_by_name("digits-0-1")
+    assert pod["spec"]["nodeSelector"] == {"pool": "training"}
+    assert {"key": "training"} in pod["spec"]["tolerations"]
+    assert pod["metadata"]["labels"]["kueue.x-k8s.io/podset"] == "main"
+    assert pod["metadata"]["annotations"]["kueue.x-k8s.io/workload"] == workload["metadata"]["name"]
+    cluster.until("digits", lambda: holds(queue.workloads("digits")[0], "PodsReady"))
+    is_complete(cluster, "digits")
+    cluster.until("digits", lambda: not queue.workloads("digits")[0]["metadata"].get("finalizers"))
+    (workload,) = queue.workloads("digits")
+    assert holds(workload, "Finished")
+    # Create, PodsReady, Finished, and the finalizer.
+    assert workload["metadata"]["generation"] <= 2
+
+
+def test_a_preempted_job_gives_its_room_back_and_goes_on_later(cluster, queue, an_operator):
+    an_operator()
+    cluster.create_job("digits", labels=TEAM)
+    queue.admit("digits")
+    cluster.is_running("digits")
+    queue.evict("digits")
+    is_waiting(cluster, "digits", "Preempted")
+    cluster.until("digits", lambda: not has_room(queue.workloads("digits")[0]))
+    assert "admission" not in queue.workloads("digits")[0]["status"]
+    assert cluster.pods("digits") == {}
+    queue.admit("digits")
+    cluster.is_running("digits", attempt=1)
+    assert cluster.status("digits")["restarts"] == 0
+    is_complete(cluster, "digits", attempt=1)
+
+
+def test_a_class_of_priority_that_does_not_exist_is_named(cluster, queue, an_operator):
+    an_operator()
+    cluster.create_job("digits", labels={**TEAM, "kueue.x-k8s.io/priority-class": "high"})
+    cluster.until("digits", lambda: "does not exist" in cluster.status("digits").get("message", ""))
+    assert cluster.status("digits")["message"] == (
+        "WorkloadPriorityClass high does not exist; choose another one"
+    )
+    assert queue.workloads("digits") == []
+
+
+def test_a_workload_is_let_go_if_its_job_went_while_no_operator_was_there(
+    cluster, queue, an_operator
+):
+    operator = an_operator()
+    cluster.create_job("digits", labels=TEAM)
+    queue.admit("digits")
+    cluster.is_running("digits")
+    operator.kill()
+    cluster.remove_lease("ddpjob-operator")
+    cluster.apiserver.delete_jobs(cluster.namespace)
+    queue.delete("digits")
+    an_operator()
+    # A pod that runs still uses the room.
+    cluster.wait(lambda: cluster.holder())
+    assert len(queue.workloads("digits")) == 1
+    for pod in cluster.pods("digits"):
+        cluster.vanishes(pod)
+    cluster.wait(lambda: not queue.workloads("digits"))
+
+
+# `make test` kills it at every third write, and `make test-slow` at each.
+@pytest.mark.parametrize(
+    ("writes", "passed_on"),
+    [
+        pytest.param(itertools.count(1, 3), False, id="before-the-write"),
+        pytest.param(itertools.count(2, 3), True, id="after-the-write"),
+        pytest.param(itertools.count(1), False, id="before-each-write", marks=pytest.mark.slow),
+        pytest.param(itertools.count(1), True, id="after-each-write", marks=pytest.mark.slow),
+    ],
+)
+def test_an_operator_killed_at_any_write_neither_loses_room_nor_keeps_it(
+    apiserver, cluster, queue, an_operator, writes, passed_on
+):
+    gate = Gate(apiserver)
+
+    def fresh():
+        cluster.remove_lease("ddpjob-operator")
+        return an_operator(kubeconfig=gate.kubeconfig)
+
+    def survives(job, step):
+        """Do a step of a job's life; if the operator was killed meanwhile, start another one."""
+        nonlocal operator, was_killed
+        cluster.until(job, lambda: gate.is_shut or step())
+        if gate.is_shut:
+            was_killed = True
+            gate.open()
+            assert operator.is_over
+            operator = fresh()
+            cluster.until(job, step)
+
+    operator = fresh()
+    for k in writes:
+        job = f"job-{k}"
+        was_killed = False
+        gate.on_shut = operator.kill
+        gate.shut_at(k, passed_on)
+        cluster.create_job(job, labels=TEAM)
+        survives(job, lambda: len(queue.unfinished(job)) == 1)  # noqa: B023
+        queue.admit(job)
+        survives(job, lambda: cluster.status(job).get("phase") == "Running")  # noqa: B023
+        queue.evict(job)
+        survives(job, lambda: not any(map(has_room, queue.workloads(job))))  # noqa: B023
+        assert cluster.pods(job) == {}
+        queue.admit(job)
+        survives(job, lambda: is_running_again(cluster, job))  # noqa: B023
+        attempt = cluster.status(job)["attempt"]["number"]
+        for index in (0, 1):
+            cluster.ends(f"{job}-{attempt}-{index}")
+        survives(job, lambda: is_let_go(queue, job))  # noqa: B023
+        (workload,) = queue.workloads(job)
+        assert holds(workload, "Finished")
+        assert cluster.status(job)["restarts"] == 0
+        gate.open()
+        if not was_killed:
+            break
+    gate.close()
+    assert k > 15, "not every write was tried"
+
+
+def is_running_again(cluster, job):
+    status = cluster.status(job)
+    return status.get("phase") == "Running" and status["attempt"]["number"] > 0
+
+
+def is_let_go(queue, job):
+    return not any(one["metadata"].get("finalizers") for one in queue.workloads(job))
