@@ -194,12 +194,11 @@ def test_a_setup_has_the_python_of_the_workers(pod):
 
 def test_without_a_home_folder_packages_are_installed_in_the_volume_of_the_pod(pod, tmp_path):
     env = {"HOME": str(tmp_path / "absent")}
-    shows = "import site; print('workers:', site.getuserbase())"
-    setup = 'echo "base: $PYTHONUSERBASE"; echo "path: $PATH"'
+    shows = "import os, site; print('workers:', site.getuserbase(), os.environ['PATH'])"
+    setup = 'echo "base: $PYTHONUSERBASE"'
     found = pod(shows, setup=setup, env=env, work=str(tmp_path), own_files=True)
     found.assign(0)
     found.start()
     assert found.end() == 0
     assert f"base: {tmp_path}/cache/python" in found.log
-    assert f"{tmp_path}/cache/python/bin:" in found.log
-    assert f"workers: {tmp_path}/cache/python" in found.log
+    assert f"workers: {tmp_path}/cache/python {tmp_path}/cache/python/bin:" in found.log

@@ -150,6 +150,25 @@ def test_a_hint_leads_to_what_was_meant(tmp_path, monkeypatch, words, message):
     assert "--nproc" not in shown
 
 
+def test_options_of_ddpjob_after_the_dashes_are_noted_as_those_of_the_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print(1)\n")
+    words = ["init", "--script", "train.py", "--image", "i", "--", "--nodes", "4", "--env", "x"]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0
+    assert "--nodes is passed to the script; before --, it is an option of ddpjob" in shown.stderr
+    assert "--env is passed" not in shown.stderr
+    # Without a script, they belong to nothing.
+    assert "is passed to the script" not in refusal("submit", "job.yaml", "--", "--dry-run")
+
+
+def test_the_folder_of_a_script_must_exist_and_its_error_has_one_place(tmp_path):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    script = ["run", "--local", "--script", str(tmp_path / "train.py")]
+    shown = refusal(*script, "--code", str(tmp_path / "nowhere"))
+    assert shown == f"{tmp_path}/nowhere: the folder does not exist"
+
+
 @pytest.mark.parametrize(
     ("command", "usage"),
     [

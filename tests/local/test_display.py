@@ -63,6 +63,17 @@ def displayed(*metrics: dict, terminal: bool = False) -> str:
     return console.file.getvalue()
 
 
+def test_of_a_start_only_what_may_last_long_has_a_line_of_its_own():
+    console = Console(file=io.StringIO(), width=200)
+    reasons = ("CreatingPods", "SettingUp", "ContainersStarting", "SettingUp", "WaitingForPeers")
+    with Display(console, RunMetrics()) as display:
+        for reason in reasons:
+            display.status(Status(phase="Starting", reason=reason, message=reason))
+        display.status(Status(phase="Running", reason="NodesRunning", message="runs"))
+    words = [line.split()[1] for line in console.file.getvalue().splitlines()]
+    assert words == ["CreatingPods", "SettingUp", "WaitingForPeers", "runs"]
+
+
 def shown_lines(*outputs: tuple[int, str]) -> list[str]:
     """Return what is shown of the output of nodes."""
     console = Console(file=io.StringIO(), width=200)

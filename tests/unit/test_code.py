@@ -233,7 +233,7 @@ def test_code_that_is_too_large_is_refused_with_its_largest_files(project):
         (project / name).write_bytes(noise.randbytes(size))
     with pytest.raises(SpecError) as refused:
         OwnScript(project / "train.py", "i", project).job()
-    largest = re.findall(r"(\S+) \(([\d,]+)\)", str(refused.value).partition("largest: ")[2])
+    largest = re.findall(r"(\S+) \(([\d,]+)\)", str(refused.value).partition("files: ")[2])
     assert [path for path, _ in largest] == ["b.bin", "a.bin", "lib/c.bin"]
     assert largest[0][1].startswith("700,")
 
@@ -241,7 +241,9 @@ def test_code_that_is_too_large_is_refused_with_its_largest_files(project):
 def test_more_code_than_the_agent_unpacks_is_refused(project):
     with (project / "data").open("wb") as file:
         file.truncate(65 * 2**20)
-    with pytest.raises(SpecError, match=r"limit is 67,108,864; the largest: data \(68,157,440\), "):
+    with pytest.raises(
+        SpecError, match=r"67,108,864; the largest of its 4 files: data \(68,157,440\), "
+    ):
         read_code(project / "train.py", project)
 
 

@@ -805,6 +805,7 @@ def test_the_advice_for_a_gpu_names_the_accelerator():
 
 
 OUT = {"env": [{"name": "OUT", "value": "/data"}]}
+SERVICE_LINKS = {"podTemplate": {"spec": {"enableServiceLinks": True}}}
 OUT_TRAINER = {"name": "trainer", **OUT}
 CHECKPOINT = {"checkpoint": {"claimName": "ckpt"}}
 
@@ -813,18 +814,23 @@ CHECKPOINT = {"checkpoint": {"claimName": "ckpt"}}
     ("args", "fields", "advice"),
     [
         (["a.py", "$DDP_CHECKPOINT_DIR/x"], CHECKPOINT, "write $(DDP_CHECKPOINT_DIR)"),
-        (["a.py", "$DDP_CHECKPOINT_DIR/x"], {}, "needs spec.checkpoint, such as --checkpoints"),
-        (["a.py", "$(DDP_CHECKPOINT_DIR)/x"], {}, "needs spec.checkpoint, such as --checkpoints"),
+        (["a.py", "$DDP_CHECKPOINT_DIR/x"], {}, "set spec.checkpoint (--checkpoints CLAIM) and"),
+        (["a.py", "$(DDP_CHECKPOINT_DIR)/x"], {}, "set spec.checkpoint (--checkpoints CLAIM)"),
         (["a.py", "$(DDP_CHECKPOINT_DIR)/x"], CHECKPOINT, ""),
         (["a.py", "--out=${OUT}"], {}, "spec.args: ${OUT} reaches the script as it is"),
-        (["a.py", "--out=${OUT}"], {}, "write $(OUT), and set OUT in spec.env"),
-        (["a.py", "$(OUT)"], {}, "$(OUT) reaches the script as it is; write $(OUT), and set OUT"),
+        (["a.py", "--out=${OUT}"], {}, "set OUT in spec.env and write $(OUT)"),
+        (["a.py", "$(OUT)"], {}, "$(OUT) reaches the script as it is; set OUT in spec.env"),
+        (["a.py", "--rank", "$RANK"], {}, 'read os.environ["RANK"] in the script'),
+        (["a.py", "$(DDP_ATTEMPT)"], {}, 'read os.environ["DDP_ATTEMPT"] in the script'),
+        (["a.py", "$(KUBERNETES_SERVICE_HOST)"], {}, ""),
+        (["a.py", "$(REDIS_SERVICE_HOST)"], SERVICE_LINKS, ""),
         (["a.py", "$(OUT)"], OUT, ""),
         (["a.py", "--out=${OUT}"], OUT, "no shell reads args; write $(OUT)"),
         (["a.py", "$(OUT)"], {"envFrom": [{"secretRef": {"name": "s"}}]}, ""),
         (["a.py", "$(OUT)"], {"podTemplate": {"spec": {"containers": [OUT_TRAINER]}}}, ""),
         (["a.py", "$(DDP_NODE_INDEX)", "$$OUT", "$$(OUT)", "cost: 5$", "$1"], {}, ""),
         (["bash", "-c", "echo $OUT"], {"torchrun": {"args": ["--no-python"]}}, ""),
+        (["bash", "-c", "echo $(date)"], {"torchrun": {"args": ["--no-python"]}}, ""),
     ],
 )
 def test_a_variable_that_nothing_expands_is_warned_about(args, fields, advice):

@@ -10,6 +10,7 @@ from gang import a_job
 
 from ddpjob.cli.commands.resume import resume
 from ddpjob.cli.commands.scale import scale
+from ddpjob.cli.commands.suspend import suspend
 from ddpjob.client import AsyncClient
 
 
@@ -25,6 +26,25 @@ def a_job_in(fake: FakeApi, phase: str, **spec: Any) -> None:
 
 def changes(fake: FakeApi) -> list[str]:
     return [asked.method for asked in fake.log if asked.method == "PATCH"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({}, "ddpjob resume digits starts it from the beginning, since it has no volume"),
+        ({"checkpoint": {"claimName": "ckpt"}}, "ddpjob resume digits continues it"),
+        (
+            {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "own"}}]},
+            "ddpjob resume digits continues it",
+        ),
+    ],
+)
+async def test_suspend_says_from_where_the_job_goes_on(
+    fake: FakeApi, client: AsyncClient, capsys: pytest.CaptureFixture[str], spec: Any, words: str
+) -> None:
+    fake.create("ddpjobs", a_job("digits", **spec))
+    assert await suspend(client, "digits") == 0
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("suspend", [{}, {"suspend": False}])

@@ -235,7 +235,7 @@ CHECKPOINT = {"checkpoint": {"claimName": "ckpt"}}
             "folder train/; ",
         ),
         ("Failed", CHECKPOINT, "users/storage.md#copy-checkpoints shows how to copy them"),
-        ("Failed", {}, "are gone with them, and only a claim keeps some: ddpjob submit --check"),
+        ("Failed", {}, "deleted with them; ddpjob submit --checkpoints CLAIM keeps checkpoints"),
         ("Suspended", {}, "is suspended and has no pods; ddpjob resume train continues it"),
         (
             "Starting",

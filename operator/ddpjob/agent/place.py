@@ -40,7 +40,7 @@ def variables(options: Options, given: Mapping[str, str]) -> dict[str, str]:
     if options.setup and not os.access(os.path.expanduser("~"), os.W_OK):
         # Where pip installs for a user without a home folder: modules, and programs such as ninja.
         base = found.setdefault("PYTHONUSERBASE", f"{options.work}/{CACHE}/python")
-        found["PATH"] = f"{base}/bin:{found.get('PATH', os.defpath)}"
+        found["PATH"] = os.pathsep.join([f"{base}/bin", found.get("PATH") or os.defpath])
     return found
 
 

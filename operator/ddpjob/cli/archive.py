@@ -42,7 +42,7 @@ class LinkOutside(ArchiveError):
 
 
 class Ended(ArchiveError):
-    """The archive is incomplete, or is no archive. The errors of its sender may have the reason."""
+    """The archive is incomplete or not an archive. The sender's errors may say why."""
 
 
 class Stream(io.BufferedIOBase):

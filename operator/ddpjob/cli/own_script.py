@@ -32,7 +32,7 @@ HEADER = """\
 NO_IMAGE = (
     "is required; give an image with Python, torch and what the script imports, such as "
     "pytorch/pytorch, with the tag of your versions. With accelerator {accelerator}, the image of "
-    "the examples is {trainer}, where somebody has built it"
+    "the examples is {trainer}, if it has been built"
 )
 
 

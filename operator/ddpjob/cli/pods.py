@@ -88,10 +88,9 @@ def _preference(pod: Pod) -> tuple[bool, int, int]:
 
 def _why_none_runs(job: DDPJob, node: int) -> str:
     if job.finished:
-        advice = (
-            "their files are gone with them, and only a claim keeps some: ddpjob submit "
-            "--checkpoints CLAIM"
-        )
+        advice = "what they wrote outside of a volume was deleted with them"
+        if not job.claims:
+            advice += "; ddpjob submit --checkpoints CLAIM keeps checkpoints"
         if job.checkpoint:
             page = address_of(PAGE) or f"docs/{PAGE}"
             advice = f"its checkpoints stay: {job.checkpoint}; {page} shows how to copy them"

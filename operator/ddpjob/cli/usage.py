@@ -8,6 +8,16 @@ from typer.core import TyperCommand
 CLOSE = 0.75
 
 
+# Options that a script may well have too.
+OF_SCRIPTS = ("--name", "--env", "--code", "--memory", "--cpu", "--gpus", "--setup")
+
+
+def _own_options(params: Any) -> set[str]:
+    """Return the options of a command that are hardly those of a script."""
+    options = {option for param in params for option in param.opts if option.startswith("-")}
+    return options.difference(OF_SCRIPTS, ("--help",))
+
+
 def without_types(params: Any) -> Any:
     """Return the options of a command, of which a flag takes no value and shows no type."""
     for param in params:
@@ -33,26 +43,26 @@ class Command(TyperCommand):
         return pieces
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        self._note_flags_of_the_script(args)
+        # The parser empties the list.
+        words = list(args)
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         # typer has a copy of click since some version, and does not export the class.
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":
                 self._explain(error)
             raise
+        if ctx.params.get("script") and "--" in words and not ctx.resilient_parsing:
+            self._note_options_of_the_script(words[words.index("--") + 1 :])
+        return rest
 
-    def _note_flags_of_the_script(self, args: list[str]) -> None:
-        """Note the flags of this command that are after `--`, and so are the script's."""
-        if "--" not in args or not self._runs_a_script:
-            return
-        words = args[args.index("--") :]
-        flags = [param for param in self.params if getattr(param, "is_flag", False)]
-        for flag in (option for param in flags for option in param.opts if option in words[1:]):
-            # Imported late, so that `--help` is quick.
-            from ddpjob.cli.session import note
+    def _note_options_of_the_script(self, words: list[str]) -> None:
+        """Note the options of this command that follow `--`, and so are the script's."""
+        # Imported late, so that `--help` is quick.
+        from ddpjob.cli.session import note
 
-            note(f"{flag} is an argument of the script, since it is after --")
+        for option in _own_options(self.params).intersection(words):
+            note(f"{option} is passed to the script; before --, it is an option of ddpjob")
 
     @property
     def _runs_a_script(self) -> bool:

@@ -100,8 +100,8 @@ class DDPJob:
         job.check()
         files = {name: content for name, (content, _) in code.files.items()}
         advice = code_advice(spec.get("setup", ""), files)
-        notes = filter(None, (size_note(config_map, place or path), *advice))
-        return replace(job, notes=tuple(notes))
+        notes = (*filter(None, [size_note(config_map, place or path)]), *advice)
+        return replace(job, notes=notes)
 
     @classmethod
     def from_manifest(cls, manifest: Dict) -> Self:

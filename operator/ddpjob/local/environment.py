@@ -2,6 +2,7 @@
 
 import site
 import venv
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CalledProcessError
 
@@ -27,10 +28,13 @@ def create_environment(folder: Path) -> None:
 
     What is installed into it comes first. Raises OSError.
     """
+    if find_spec("ensurepip") is None:
+        raise OSError(NO_PIP)
     try:
         venv.EnvBuilder(symlinks=True, with_pip=True).create(folder)
     except CalledProcessError as error:
-        raise OSError(NO_PIP) from error
+        words = (error.output or b"").decode(errors="replace").strip()
+        raise OSError(f"cannot install pip into {folder}: {words[-200:]}") from error
     (packages,) = folder.glob("lib/python*/site-packages")
     parents = site.getsitepackages()
     if site.ENABLE_USER_SITE:

@@ -29,6 +29,9 @@ from ddpjob.show.jobs import attempt_lines, result_text
 from ddpjob.show.reports import NodeOutput
 from ddpjob.show.text import LABEL_WIDTH, PHASE_STYLES, command_lines
 
+# Reasons of a start that are worth a line: they may last long.
+LASTING = (Reason.SETTING_UP, Reason.WAITING_FOR_PEERS)
+
 NODE_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 BAR_WIDTH = 28  # columns
@@ -84,15 +87,12 @@ class Display:
 
     def status(self, status: Status) -> None:
         """Print a status if its phase, or the reason for it, is a new one."""
-        # While pods start, the reason changes with each step. The phase is enough, except for a
-        # setup, which may take long.
-        is_start = status.phase == Phase.STARTING and status.reason != Reason.SETTING_UP
-        reason = "" if is_start else status.reason
-        if (status.phase, reason) == self._printed or (
-            is_start and self._printed[0] == status.phase
-        ):
+        # While pods start, the reason changes with each step. The phase is enough, except for what
+        # may last long.
+        is_told = status.phase != Phase.STARTING or status.reason in LASTING
+        if status.phase == self._printed[0] and (not is_told or status.reason == self._printed[1]):
             return
-        self._printed = (status.phase, reason)
+        self._printed = (status.phase, status.reason)
         if status.phase == Phase.STARTING:
             self._end_output()
             self._nodes.clear()

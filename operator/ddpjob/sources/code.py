@@ -23,7 +23,7 @@ from ddpjob.core.api.readers import Dict, SpecError, child
 PRINTED_BYTES = 190_000
 SUBMITTED_BYTES = 2**20 - 2**14
 
-# Files that are named if there is too much code.
+# Number of files that an error about their size names.
 LISTED = 3
 
 # From this many bytes on, code is probably not all that is sent.
@@ -124,8 +124,9 @@ def read_code(script: Path, folder: Path | None) -> Code:
         )
     # A folder may have data by mistake, so the sizes come before the content.
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
-    if sum(sizes.values()) > MAX_BYTES:
-        raise _too_large(folder, sizes, MAX_BYTES)
+    size = sum(sizes.values())
+    if size > MAX_BYTES:
+        raise _too_large(folder, size, sizes, MAX_BYTES)
     return Code({path.relative_to(folder).as_posix(): _read(path) for path in paths})
 
 
@@ -184,14 +185,16 @@ def _read(path: Path) -> tuple[bytes, bool]:
         raise SpecError(f"{path}: cannot read the file: {error.strerror}") from error
 
 
-def _too_large(place: Path, sizes: Mapping[str, int], limit: int) -> SpecError:
+def _too_large(place: Path, size: int, sizes: Mapping[str, int], limit: int) -> SpecError:
     """Return the error for code that is too large. `sizes` are the bytes of its files."""
-    size = sum(sizes.values())
+    what = f"{place}: has {size:,} bytes of code, and the limit is {limit:,}"
+    if len(sizes) == 1:
+        return SpecError(f"{what}; put data into a claim, or build an image")
     largest = sorted(sizes, key=lambda path: -sizes[path])[:LISTED]
     listed = ", ".join(f"{path} ({sizes[path]:,})" for path in largest)
     return SpecError(
-        f"{place}: has {size:,} bytes of code, and the limit is {limit:,}; the largest: {listed}; "
-        "name data in .ddpjobignore and put it into a claim, or build an image"
+        f"{what}; the largest of its {len(sizes):,} files: {listed}; name data in .ddpjobignore "
+        "and put it into a claim, or build an image"
     )
 
 
@@ -212,27 +215,24 @@ def config_map_of(code: Code) -> dict[str, Any]:
 
 def check_size(config_map: Dict, place: Path, limit: int) -> None:
     """Raise SpecError for more than `limit` bytes of code. It comes from `place`."""
-    sizes = _sizes(config_map)
-    if sum(sizes.values()) > limit:
-        raise _too_large(place, sizes, limit)
+    size = size_of(config_map)
+    if size > limit:
+        raise _too_large(place, size, _sizes(config_map), limit)
 
 
 def size_of(config_map: Dict) -> int:
     """Return the bytes of the code in a ConfigMap, as an API server counts them."""
-    return sum(_sizes(config_map).values())
+    texts = child(config_map, "data").values()
+    archives = child(config_map, "binaryData").values()
+    return sum(len(one.encode()) for one in texts) + sum(len(b64decode(one)) for one in archives)
 
 
 def _sizes(config_map: Dict) -> dict[str, int]:
-    """Return the bytes that each file takes in a ConfigMap, by its path."""
+    """Return the bytes of each file in a ConfigMap, packed as there, by its path."""
     sizes = {path: len(text.encode()) for path, text in child(config_map, "data").items()}
     for packed in child(config_map, "binaryData").values():
-        archive = b64decode(packed)
-        with zipfile.ZipFile(io.BytesIO(archive)) as found:
-            entries = found.infolist()
-        # What an entry takes ends where the next one begins.
-        ends = [entry.header_offset for entry in entries[1:]] + [len(archive)]
-        for entry, end in zip(entries, ends, strict=True):
-            sizes[entry.filename] = end - entry.header_offset
+        with zipfile.ZipFile(io.BytesIO(b64decode(packed))) as archive:
+            sizes |= {entry.filename: entry.compress_size for entry in archive.infolist()}
     return sizes
 
 

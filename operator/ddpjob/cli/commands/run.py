@@ -276,7 +276,9 @@ def run_local(
                 shutil.rmtree(folder / "claims", ignore_errors=True)
             return _run(manifest, replace(run_files, folder=folder))
     except SpecError as error:
-        message = Text.assemble((f"{path}: ", "bold red"), str(error))
+        # What is wrong with a script names its place.
+        place = "" if options.script else f"{path}: "
+        message = Text.assemble((place, "bold red"), str(error))
         Console(stderr=True, highlight=False).print(message, soft_wrap=True)
         return REFUSED
     except RunFolderError as error:

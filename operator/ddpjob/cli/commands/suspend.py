@@ -22,6 +22,8 @@ def command(
 
 async def suspend(client: "AsyncClient", name: str) -> int:
     job = await client.suspend(name)
-    anew = "" if job.checkpoint else ", from its beginning: it has no spec.checkpoint"
-    Output().print(f"{name} suspended; ddpjob resume {name} continues it{anew}")
+    then = "continues it"
+    if not job.claims:
+        then = "starts it from the beginning, since it has no volume for checkpoints"
+    Output().print(f"{name} suspended; ddpjob resume {name} {then}")
     return 0

@@ -161,7 +161,7 @@ class EndedAttempt(AttemptEnd):
     )
     last_step: int | None = entry(None, "Last step of the training in the attempt.", long=True)
     total_steps: int | None = entry(
-        None, "Steps that the training was to make, if the output has them.", long=True
+        None, "Steps that the training was to make, if the output has them.", low=1, long=True
     )
     steps_lost: int | None = entry(
         None, "Steps that the next attempt made again.", low=0, long=True
@@ -200,9 +200,8 @@ def with_totals(
     attempts: Sequence[EndedAttempt], totals: Mapping[int, int]
 ) -> tuple[EndedAttempt, ...]:
     """Return the history with the steps that attempts were to make, as far as they are known."""
-    known = [totals.get(_number(ended), ended.total_steps) for ended in attempts]
     return tuple(
-        replace(one, total_steps=total) for one, total in zip(attempts, known, strict=True)
+        replace(one, total_steps=totals.get(_number(one), one.total_steps)) for one in attempts
     )
 
 

@@ -37,13 +37,13 @@ REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 BEGIN = "begin with the script or -m and a module"
 
 
-def shell_variable(args: Sequence[str], words: Sequence[str]) -> str:
-    """Return the first reference to a variable that only a shell would expand, or "".
+def starts_another_program(words: Sequence[str]) -> bool:
+    """Return True if torchrun, which these words start, runs no Python script."""
+    return not {*NO_PYTHON}.isdisjoint(words)
 
-    `words` are those that start torchrun. With --no-python, the program may be a shell.
-    """
-    if not {*NO_PYTHON}.isdisjoint(words):
-        return ""
+
+def shell_variable(args: Sequence[str]) -> str:
+    """Return the first reference to a variable that only a shell would expand, or ""."""
     found = (SHELL_VARIABLE.search(word) for word in args)
     return next((one[0] for one in found if one), "")
 

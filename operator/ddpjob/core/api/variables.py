@@ -13,6 +13,17 @@ OF_EVERY_POD = (
 )
 OF_RESTRICTED_PODS = ("HOME", "USER", "LOGNAME")
 
+# Kubernetes itself gives them to every container.
+OF_THE_API_SERVER = "KUBERNETES_"
+
+# Variables that the image, the agent or torchrun sets: arguments cannot refer to them.
+OF_PROCESSES = {
+    *names.RESERVED_VARIABLES,
+    *("LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("DDP_ATTEMPT", "DDP_RESULT_FILE", "DDP_HEARTBEAT_FILE"),
+    *("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PATH", "HOSTNAME", "PYTHONPATH"),
+}
+
 
 def pod_variables(
     profile: profiles.Profile,
@@ -29,6 +40,8 @@ def pod_variables(
     trainers = [one for one in containers if one.get("name") == names.TRAINER]
     sources = [pod_fields, *trainers]
     if any(children(source, "envFrom") for source in sources):
+        return None
+    if child(pod_template, "spec").get("enableServiceLinks"):
         return None
     known = {*OF_EVERY_POD, *profile.env}
     if restricted is not False:
@@ -48,20 +61,27 @@ def variable_advice(
 
     `known` are the variables of the pods; None if they are not known.
     """
-    found = launcher.shell_variable(args, launcher_words)
+    if launcher.starts_another_program(launcher_words):
+        # It may be a shell.
+        return ""
+    found = launcher.shell_variable(args)
     if found:
         name = found.strip("${}")
         what = f"spec.args: {found} reaches the script as it is, since no shell reads args"
         if known is None or name in known:
             return f"{what}; write $({name})"
-        return f"{what}; {_how_to_set(name)}"
-    unknown = [name for name in launcher.references(args) if known and name not in known]
-    if not unknown:
-        return ""
-    return f"spec.args: $({unknown[0]}) reaches the script as it is; {_how_to_set(unknown[0])}"
+        return f"{what}; {_instead(name)}"
+    for name in launcher.references(args):
+        is_known = known is None or name in known or name.startswith(OF_THE_API_SERVER)
+        if not is_known:
+            return f"spec.args: $({name}) reaches the script as it is; {_instead(name)}"
+    return ""
 
 
-def _how_to_set(name: str) -> str:
+def _instead(name: str) -> str:
+    """Return what to do about a variable that Kubernetes does not know."""
+    if name in OF_PROCESSES or name.startswith(names.RESERVED_PREFIX):
+        return f'it exists only in the processes: read os.environ["{name}"] in the script'
     if name == names.CHECKPOINT_VARIABLE:
-        return f"$({name}) needs spec.checkpoint, such as --checkpoints CLAIM"
-    return f"write $({name}), and set {name} in spec.env: the pods have no such variable"
+        return f"set spec.checkpoint (--checkpoints CLAIM) and write $({name})"
+    return f"set {name} in spec.env and write $({name})"

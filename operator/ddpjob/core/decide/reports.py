@@ -27,11 +27,8 @@ def reported_training(obs: Observation) -> Mapping[int, datetime]:
 
 def reported_totals(obs: Observation) -> Mapping[int, int]:
     """Return the steps that attempts were to make, as far as the agents of ended pods know."""
-    return {
-        pod.reported: pod.total_steps
-        for pod in obs.pods
-        if pod.reported is not None and pod.total_steps is not None
-    }
+    totals = ((pod.reported, pod.total_steps or 0) for pod in obs.pods)
+    return {attempt: total for attempt, total in totals if attempt is not None and total > 0}
 
 
 def report_steps(obs: Observation, plan: Plan) -> Plan:
