@@ -278,7 +278,9 @@ def test_the_charts_roles_in_the_watched_namespaces_are_enough(
     apiserver, namespace, cluster, an_operator, tmp_path
 ):
     chart = rendered(
-        namespace, "--set", f"watchNamespaces={{{namespace}}}", "--set", "rbac.aggregateRoles=false"
+        namespace,
+        *("--set", f"watchNamespaces={{{namespace}}}", "--set", "rbac.aggregateRoles=false"),
+        *("--set", "kueue.enabled=false"),
     )
     assert "ClusterRole" not in chart
     kubeconfig, options = with_the_rights_of(chart, apiserver, namespace, tmp_path)

@@ -113,9 +113,9 @@ def test_a_workload_is_let_go_if_its_job_went_while_no_operator_was_there(
     ],
 )
 def test_an_operator_killed_at_any_write_neither_loses_room_nor_keeps_it(
-    apiserver, cluster, queue, an_operator, writes, passed_on
+    cluster, queue, an_operator, writes, passed_on
 ):
-    gate = Gate(apiserver)
+    gate = Gate(cluster.apiserver)
 
     def fresh():
         cluster.remove_lease("ddpjob-operator")

@@ -42,6 +42,15 @@ RIGHTS = {
     ("", "events", "create"),
     ("coordination.k8s.io", "leases", "create"),
     ("coordination.k8s.io", "leases", "get update"),
+    ("kueue.x-k8s.io", "workloads", "create delete get list patch watch"),
+    ("kueue.x-k8s.io", "workloads/status", "patch"),
+}
+OF_QUEUES = {right for right in RIGHTS if right[0] == "kueue.x-k8s.io"}
+# What it reads of the whole cluster for queues.
+PLACES = {
+    ("kueue.x-k8s.io", "resourceflavors", "get"),
+    ("kueue.x-k8s.io", "workloadpriorityclasses", "get"),
+    ("scheduling.k8s.io", "priorityclasses", "get"),
 }
 # What it uses in addition if it watches all namespaces.
 CLUSTER_RIGHTS = {("", "nodes", "list watch")}
@@ -122,7 +131,10 @@ def arguments(manifests: list[Manifest]) -> list[str]:
 
 def test_the_operator_has_exactly_the_rights_that_it_uses() -> None:
     manifests = rendered("rbac.aggregateRoles=false")
-    assert rights(only(manifests, "ClusterRole")) == RIGHTS | CLUSTER_RIGHTS
+    role = named(manifests, "ClusterRole", "ddpjob-operator-system")
+    assert rights(role) == RIGHTS | CLUSTER_RIGHTS
+    places = named(manifests, "ClusterRole", "ddpjob-operator-system-places")
+    assert rights(places) == PLACES
     assert rights(only(manifests, "Role")) == LEASE_RIGHTS
 
 
@@ -136,7 +148,7 @@ def test_the_operator_can_read_and_change_only_its_own_lease() -> None:
 
 def test_the_operator_can_read_only_the_config_map_of_the_agent() -> None:
     """If this fails, write the new name into the chart's files/agent-config-map."""
-    rules = only(rendered("rbac.aggregateRoles=false"), "ClusterRole")["rules"]
+    rules = named(rendered(), "ClusterRole", "ddpjob-operator-system")["rules"]
     (rule,) = (
         rule for rule in rules if (rule["resources"], rule["verbs"]) == (["configmaps"], ["get"])
     )
@@ -144,12 +156,38 @@ def test_the_operator_can_read_only_the_config_map_of_the_agent() -> None:
 
 
 def test_with_watched_namespaces_the_operator_has_no_cluster_wide_right() -> None:
-    manifests = rendered("watchNamespaces={a,b}", "rbac.aggregateRoles=false", "crds.enabled=false")
+    settings = ("watchNamespaces={a,b}", "rbac.aggregateRoles=false", "crds.enabled=false")
+    manifests = rendered(*settings, "kueue.enabled=false")
     assert not [m for m in manifests if m["kind"].startswith("Cluster")]
     roles = {role["metadata"]["namespace"]: rights(role) for role in of_kind(manifests, "Role")}
-    assert roles == {"a": RIGHTS, "b": RIGHTS, "system": LEASE_RIGHTS}
+    own = RIGHTS - OF_QUEUES
+    assert roles == {"a": own, "b": own, "system": LEASE_RIGHTS}
     watched = [arg for arg in arguments(manifests) if arg.startswith("--namespace")]
     assert watched == ["--namespace=a", "--namespace=b"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "queues", "roles"),
+    [
+        ((), "on", {"kueue", "places"}),
+        (("watchNamespaces={a}",), "on", {"kueue", "places"}),
+        (("kueue.clusterRead=false",), "refused", {"kueue"}),
+        (("kueue.enabled=false",), "off", set()),
+    ],
+)
+def test_queues_can_be_switched_off_and_need_rights_in_the_whole_cluster(
+    settings: tuple[str, ...], queues: str, roles: set[str]
+) -> None:
+    manifests = rendered(*settings)
+    assert f"--queues={queues}" in arguments(manifests)
+    names = {role["metadata"]["name"] for role in of_kind(manifests, "ClusterRole")}
+    ends = {name.removeprefix("ddpjob-operator-system-") for name in names}
+    assert ends & {"kueue", "places"} == roles
+
+
+def test_kueue_may_read_jobs_and_nothing_else() -> None:
+    role = named(rendered(), "ClusterRole", "ddpjob-operator-system-kueue")
+    assert rights(role) == {("ddpjob.dev", "ddpjobs", "get list watch")}
 
 
 def test_every_binding_binds_the_operator_to_a_rendered_role() -> None:
@@ -162,7 +200,10 @@ def test_every_binding_binds_the_operator_to_a_rendered_role() -> None:
         role = binding["roleRef"]
         assert (role["kind"], role["name"], binding["metadata"].get("namespace")) in roles
         (subject,) = binding["subjects"]
-        assert (subject["name"], subject["namespace"]) == ("ddpjob-operator", "system")
+        own = ("ddpjob-operator", "system")
+        if role["name"] == "ddpjob-operator-system-kueue":
+            own = ("kueue-controller-manager", "kueue-system")
+        assert (subject["name"], subject["namespace"]) == own
 
 
 def aggregation_labels(role: Manifest) -> set[str]:

@@ -60,7 +60,7 @@ def test_the_rules_have_the_order_of_the_design():
         "job_is_taken_up_again",
         "job_is_finished",
         "all_nodes_succeeded",
-        "job_is_suspended",
+        "job_may_not_run",
         "active_deadline_is_over",
         "job_is_new",
         "job_is_resumed",

@@ -18,7 +18,7 @@ from builders import a_job as a_job_without_queue
 
 from ddpjob.core.api import kueue
 from ddpjob.core.api.history import Place
-from ddpjob.core.api.kueue import FINALIZER, Queue, read_queue, read_workload, workload_name
+from ddpjob.core.api.kueue import FINALIZER, Demand, Queue, read_queue, read_workload, workload_name
 from ddpjob.core.api.names import Condition, Identity, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.rules import decide
@@ -36,7 +36,7 @@ GIVEN_BACK = {**NO_ROOM, "Evicted": (True, "Preempted", "a job of team b has a b
 
 def a_workload(number=1, *, count=2, queue=TEAM, deleting=False, held=True, **conditions):
     """Return a Workload of the job, as the API server has it. A condition is given by its type."""
-    body = kueue.new_workload(OWNER, number, queue, count, {"spec": {"containers": []}})
+    body = kueue.new_workload(OWNER, number, Demand(queue, count, {"spec": {"containers": []}}))
     body["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": "7"}
     if deleting:
         body["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"

@@ -29,6 +29,7 @@ from ddpjob.core.api.history import OlderGang
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.kueue import (
     LABEL_QUEUE,
+    Demand,
     Workload,
     ended,
     given_back,
@@ -435,7 +436,8 @@ class Queue:
             self._merge(name, pods_ready(step.workload, is_ready, now))
 
     def _create(self, job: Job) -> None:
-        body = new_workload(job.identity, job.status.place.number, job.queue, job.spec.nodes, {})
+        demand = Demand(job.queue, job.spec.nodes, {})
+        body = new_workload(job.identity, job.status.place.number, demand)
         name = body["metadata"]["name"]
         if name in self.versions[-1]:
             return

@@ -14,6 +14,7 @@ from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.places import Places
 from ddpjob.core.api.status import Attempt
 from ddpjob.core.plan import Assign, Delete, Event, Owned, Plan, create_gang
 from ddpjob.core.render.pod_context import Settings
@@ -66,6 +67,7 @@ def carry_out(writer):
         creator=creator,
         deleter=Deleter(writer, cache, reporter),
         reporter=reporter,
+        places=Places(writer, cache, Settings(), wall_time),
         clock=lambda: 0.0,
         metrics=Metrics(cache, ()),
         now=wall_time,

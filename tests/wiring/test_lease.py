@@ -20,6 +20,7 @@ from ddpjob.controller.events import Reporter
 from ddpjob.controller.lease import DEADLINE, DURATION, Lease
 from ddpjob.controller.main import operate
 from ddpjob.controller.metrics import Metrics
+from ddpjob.controller.places import Places
 from ddpjob.controller.probes import Probes
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer
@@ -231,7 +232,9 @@ def an_actor(writer, cache, clock):
     creator = Creator(writer, cache, Settings(), Territory(writer, "default/first", clock))
     reporter = Reporter(writer, "first")
     deleter = Deleter(writer, cache, reporter)
-    return Actor(writer, cache, creator, deleter, reporter, clock, Metrics(cache, ()), wall_time)
+    places = Places(writer, cache, Settings(), wall_time)
+    parts = (writer, cache, creator, deleter, reporter, places)
+    return Actor(*parts, clock, Metrics(cache, ()), wall_time)
 
 
 async def test_nothing_is_written_after_the_deadline(fake, api, a_lease, clock):

@@ -12,7 +12,7 @@ from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.writer import Writer, is_gone
 from ddpjob.core.api import kueue, names
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.kueue import Placement, Priority, Queue, Workload, placement_of
+from ddpjob.core.api.kueue import Demand, Placement, Priority, Queue, Workload, placement_of
 from ddpjob.core.api.names import Condition, Identity
 from ddpjob.core.api.readers import Dict, child
 from ddpjob.core.api.reasons import Reason
@@ -71,8 +71,8 @@ class Places:
         assert job.queue
         template = pod_template(job, self.settings)
         priority = await self._priority(job.queue, template)
-        place, queue = job.status.place.number, job.queue
-        body = kueue.new_workload(job.identity, place, queue, job.spec.nodes, template, priority)
+        demand = Demand(job.queue, job.spec.nodes, template, priority)
+        body = kueue.new_workload(job.identity, job.status.place.number, demand)
         name = str(body["metadata"]["name"])
         request = Request(Verb.CREATE, WORKLOADS, job.namespace, body=body)
         created: Dict | None

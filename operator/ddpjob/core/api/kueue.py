@@ -192,22 +192,23 @@ class Priority:
     name: str
 
 
-def new_workload(
-    owner: names.Identity,
-    number: int,
-    queue: Queue,
-    count: int,
-    template: Dict,
-    priority: Priority | None = None,
-) -> dict[str, Any]:
-    """Return the Workload that asks for the room of `count` pods like `template`.
+@dataclass(frozen=True)
+class Demand:
+    """What a job asks a queue for: the room of `count` pods like `template`."""
 
-    `owner` is the job, and `number` that of its place.
-    """
+    queue: Queue
+    count: int
+    template: Dict
+    priority: Priority | None = None
+
+
+def new_workload(owner: names.Identity, number: int, demand: Demand) -> dict[str, Any]:
+    """Return the Workload of a job. `number` is that of its place."""
+    queue, priority = demand.queue, demand.priority
     spec: dict[str, Any] = {
         "queueName": queue.name,
         "active": True,
-        "podSets": [{"name": POD_SET, "count": count, "template": template}],
+        "podSets": [{"name": POD_SET, "count": demand.count, "template": demand.template}],
     }
     if priority:
         reference = {"group": priority.group, "kind": priority.kind, "name": priority.name}
