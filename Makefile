@@ -11,7 +11,7 @@ REGISTRY ?=
 IMAGES := $(if $(REGISTRY),$(REGISTRY)/)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-layer test-slow test-faults soak soak-cluster mutants test-frameworks test-gpu test-xla lint bench images docs dist locks release clean generate crd
+.PHONY: help demo test test-fast test-layer test-slow test-faults test-queues soak soak-cluster mutants test-frameworks test-gpu test-xla lint bench images docs dist locks release clean generate crd
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ test-slow: $(STAMP) ## tests that `make test` covers in part by faster ones
 
 test-faults: $(STAMP) ## the slow faults on a kind cluster: nodes, processes, quotas, webhooks, deadlines
 	$(BIN)/pytest tests/cluster -m faults
+
+test-queues: $(STAMP) ## jobs that share a queue of a real Kueue, on a kind cluster; INSTALL_KUEUE=PROGRAM installs it
+	$(BIN)/pytest tests/cluster/test_queues.py -m queues
 
 soak: $(STAMP) ## 100,000 histories of each property of the operator's decisions: 50 minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest tests/unit/test_properties.py --timeout=0 -n 2

@@ -13,6 +13,7 @@ from builders import (
     at,
     read_pods,
     running,
+    scheduling_gated,
 )
 from builders import a_job as a_job_without_queue
 
@@ -206,6 +207,13 @@ def test_a_refusal_of_the_workload_is_told_and_tried_again_later():
     assert (plan.place, plan.wake_after) == (None, 5)
     later = Refusal(Reason.NO_QUEUE, "WorkloadPriorityClass high does not exist", at(-1))
     assert decide_for(a_queued_job(), refusal=later).place.action is PlaceAction.CREATE
+
+
+def test_a_pod_that_kueue_has_taken_for_one_of_its_own_is_a_reason():
+    gates = [{"name": "kueue.x-k8s.io/admission"}]
+    (pod,) = read_pods(a_pod(0, scheduling_gated(), schedulingGates=gates))
+    assert pod.blocked.reason == Reason.HELD_BY_KUEUE
+    assert "integrations.externalFrameworks" in pod.blocked.message
 
 
 # A new place

@@ -22,6 +22,7 @@ from ddpjob.client.findings import (
 )
 from ddpjob.client.networks import Gap, find_gaps
 from ddpjob.client.operators import OPERATOR, VERSION_LABEL, check_operator
+from ddpjob.client.queues import check_queues
 from ddpjob.client.quotas import unnamed_resources
 from ddpjob.core.api import names, profiles
 from ddpjob.core.api.kubernetes import advice_on_version, note_on_version
@@ -372,5 +373,6 @@ SUBJECTS: Mapping[Check, str] = {
     check_storage: "Storage",
     check_dns: "DNS",
     check_networks: "Networks",
+    check_queues: "Queues",
 }
 CHECKS: Iterable[Check] = tuple(SUBJECTS)

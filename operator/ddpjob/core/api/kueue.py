@@ -32,8 +32,11 @@ POD_SET = "main"
 # It holds a Workload that is deleted, with its quota, until no pod uses the quota.
 FINALIZER = f"{GROUP}/resource-in-use"
 
-# How Kueue's pod integration marks a pod that it has taken for one without an owner.
+# How Kueue's pod integration marks a pod that it takes for one of its own.
 POD_GATE = f"{GROUP}/admission"
+
+# A LocalQueue of this name takes what has no queue.
+DEFAULT_QUEUE = "default"
 
 # Types of conditions, and the reasons that the operator writes.
 ADMITTED, QUOTA_RESERVED, EVICTED, FINISHED = "Admitted", "QuotaReserved", "Evicted", "Finished"

@@ -82,6 +82,13 @@ class Reason(StrEnum):
         "a scheduling gate holds the pods, usually a queue",
         "wait for the queue",
     )
+    HELD_BY_KUEUE = (
+        "HeldByKueue",
+        "Kueue takes the pods of the job one by one: its configuration does not name DDPJobs, or a "
+        "LocalQueue `default` takes jobs without a queue",
+        "[queues](queues.md#for-administrators) has the configuration; give the job the label of a "
+        "queue",
+    )
     IMAGE_PULL = (
         "ImagePull",
         "a node cannot pull the image; the message has the registry's answer",

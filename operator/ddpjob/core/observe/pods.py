@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.api import names
+from ddpjob.core.api.kueue import LABEL_QUEUE, POD_GATE
 from ddpjob.core.api.readers import (
     Dict,
     child,
@@ -38,6 +39,12 @@ NORMAL_REASONS = ("", "ContainerCreating", "PodInitializing")
 
 # The reason of the condition PodScheduled while a scheduling gate holds a pod.
 GATED = "SchedulingGated"
+
+HELD_BY_KUEUE = (
+    "Kueue holds the pod by itself, so the gang may start in part; let its configuration name "
+    "DDPJobs (integrations.externalFrameworks: [DDPJob.v1alpha1.ddpjob.dev]), and give the job the "
+    f"label {LABEL_QUEUE}"
+)
 
 # The scheduler's message if a claim of the pod does not exist. Some versions end it with the words
 # "not found" once more.
@@ -125,7 +132,7 @@ def read_pod(body: Dict) -> Pod | None:
         priority=integer_or_zero(spec.get("priority")),
         disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
         own_limit=_own_limit(status),
-        blocked=_blocked(status, container) if state is TrainerState.PENDING else None,
+        blocked=_blocked(spec, status, container) if state is TrainerState.PENDING else None,
         exit_code=integer_or_none((end or {}).get("exitCode")),
         exit_reason=_exit_reason(end or {}, termination),
         message=termination.text,
@@ -403,8 +410,10 @@ def _schedule_condition(status: Dict) -> Dict:
     return condition if condition.get("status") == "False" else {}
 
 
-def _blocked(status: Dict, container: Dict) -> Finding | None:
+def _blocked(spec: Dict, status: Dict, container: Dict) -> Finding | None:
     """Return what keeps a pending pod from starting, or None."""
+    if any(gate.get("name") == POD_GATE for gate in children(spec, "schedulingGates")):
+        return Finding(Reason.HELD_BY_KUEUE, HELD_BY_KUEUE)
     scheduled = _schedule_condition(status)
     if scheduled:
         return _unscheduled(scheduled)

@@ -1,0 +1,69 @@
+"""What keeps jobs of a namespace from the room that a queue of Kueue could give them."""
+
+from collections.abc import Iterator, Sequence
+
+from ddpjob.client.async_client import AsyncClient
+from ddpjob.client.errors import client_errors
+from ddpjob.client.findings import Finding, jobs_of_namespace, list_if_allowed
+from ddpjob.core.api import names
+from ddpjob.core.api.kueue import DEFAULT_QUEUE, LABEL_QUEUE, Workload, read_workload
+from ddpjob.core.api.readers import Dict
+from ddpjob.jobs.user_job import DDPJob
+from ddpjob.kube.kinds import LOCAL_QUEUES, WORKLOADS
+from ddpjob.kube.request import ReadDocument
+
+SUBJECT = "Queues"
+PAGE = "users/queues.md#for-administrators"
+
+
+async def check_queues(client: AsyncClient) -> Sequence[Finding]:
+    """Check that the queues of jobs exist, and that no Workload waits for an operator."""
+    jobs = await jobs_of_namespace(client)
+    with client_errors():
+        is_served = await client.api.read(ReadDocument(WORKLOADS.api))
+    if not is_served:
+        return list(find_without_kueue(jobs))
+    queues = await list_if_allowed(client, LOCAL_QUEUES, client.namespace) or ()
+    labels = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
+    found = await list_if_allowed(client, WORKLOADS, client.namespace, labels) or ()
+    workloads = [one for one in map(read_workload, found) if one]
+    return [*find_traps(jobs, queues), *find_held(workloads)]
+
+
+def find_without_kueue(jobs: Sequence[DDPJob]) -> Iterator[Finding]:
+    """Yield a job that waits for a queue in a cluster without Kueue."""
+    waiting = [job for job in jobs if job.queue and not job.finished]
+    if waiting:
+        found = (
+            f"job {waiting[0].name} has the queue {waiting[0].queue}, and Kueue is not installed"
+        )
+        yield Finding(SUBJECT, found, f"install Kueue, or remove the label {LABEL_QUEUE}", PAGE)
+
+
+def find_traps(jobs: Sequence[DDPJob], queues: Sequence[Dict]) -> Iterator[Finding]:
+    """Yield the queues that do not exist, and a default queue that takes single pods."""
+    unfinished = [job for job in jobs if not job.finished]
+    known = {str(queue["metadata"]["name"]) for queue in queues}
+    for job in unfinished:
+        if job.queue and job.queue not in known:
+            found = f"job {job.name} waits for the LocalQueue {job.queue}, which does not exist"
+            wanted = f"choose one of {', '.join(sorted(known))}" if known else "create it"
+            yield Finding(SUBJECT, found, wanted, PAGE)
+    if DEFAULT_QUEUE in known and any(not job.queue for job in unfinished):
+        found = f"the LocalQueue {DEFAULT_QUEUE} also takes the pods of jobs without a queue"
+        advice = f"give each job the label {LABEL_QUEUE}, or the LocalQueue another name"
+        yield Finding(SUBJECT, found, advice, PAGE)
+
+
+def find_held(workloads: Sequence[Workload]) -> Iterator[Finding]:
+    """Yield a Workload that is deleted and waits for the operator."""
+    held = [one for one in workloads if one.deleting and one.held]
+    if held:
+        name, namespace = held[0].name, held[0].namespace
+        patch = """--type merge --patch '{"metadata": {"finalizers": null}}'"""
+        yield Finding(
+            SUBJECT,
+            f"Workload {name} is deleted, and waits for the operator and the end of the pods",
+            f"without an operator: kubectl -n {namespace} patch workload {name} {patch}",
+            PAGE,
+        )

@@ -1,0 +1,166 @@
+"""Jobs that share a queue of a real Kueue: `make test-queues`.
+
+Kueue is installed into the cluster of the tests by the program that INSTALL_KUEUE names, which gets
+the name of the cluster. Its configuration must name DDPJobs, see docs/users/queues.md.
+"""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .builders import digits
+from .cluster import NAME, Cluster
+from .commands import ROOT, Object, run, wait_until
+from .conftest import skip_or_fail
+from .namespace import Namespace
+
+pytestmark = [pytest.mark.queues, pytest.mark.alone]
+
+INSTALL = os.environ.get("INSTALL_KUEUE", ROOT.parent / "shared" / "lab" / "kueue")
+
+API = "kueue.x-k8s.io/v1beta2"
+SYSTEM = "kueue-system"
+TEAM = "team"
+REQUESTS = {"requests": {"cpu": "250m", "memory": "256Mi"}}
+
+# Room for one job of two nodes.
+QUOTA = [{"name": "cpu", "nominalQuota": "600m"}, {"name": "memory", "nominalQuota": "1Gi"}]
+
+
+def objects_of(namespace: str) -> list[Object]:
+    """Return a queue with room for one job, and two priorities."""
+    group = {
+        "coveredResources": ["cpu", "memory"],
+        "flavors": [{"name": "workers", "resources": QUOTA}],
+    }
+    labels = {"nodeLabels": {"kubernetes.io/os": "linux"}}
+    queue = {
+        "namespaceSelector": {},
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [group],
+    }
+    return [
+        {
+            "apiVersion": API,
+            "kind": "ResourceFlavor",
+            "metadata": {"name": "workers"},
+            "spec": labels,
+        },
+        {"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": namespace}, "spec": queue},
+        {
+            "apiVersion": API,
+            "kind": "LocalQueue",
+            "metadata": {"name": TEAM},
+            "spec": {"clusterQueue": namespace},
+        },
+        *(
+            {
+                "apiVersion": API,
+                "kind": "WorkloadPriorityClass",
+                "metadata": {"name": name},
+                "value": value,
+            }
+            for name, value in (("low", 1), ("high", 100))
+        ),
+    ]
+
+
+@pytest.fixture(scope="module")
+def with_kueue(cluster: Cluster) -> None:
+    if not Path(INSTALL).exists():
+        skip_or_fail("Kueue cannot be installed: INSTALL_KUEUE=PROGRAM names one that does it")
+    run(str(INSTALL), NAME, KUBECONFIG=str(cluster.kubeconfig))
+
+
+@pytest.fixture
+def team(namespace: Namespace, with_kueue: None) -> Iterator[Namespace]:
+    """Return a namespace with the queue `team`."""
+    namespace.apply(*objects_of(namespace.name))
+    yield namespace
+    namespace.kubectl("delete", "ddpjobs", "--all")
+    namespace.cluster.kubectl("delete", "clusterqueue", namespace.name)
+
+
+def in_queue(name: str, epochs: int, priority: str = "", **spec: object) -> Object:
+    body = digits(name, epochs, resources=REQUESTS, **spec)
+    labels = {"kueue.x-k8s.io/queue-name": TEAM}
+    if priority:
+        labels["kueue.x-k8s.io/priority-class"] = priority
+    body["metadata"]["labels"] = labels
+    return body
+
+
+def used_cpu(namespace: Namespace) -> str:
+    """Return the CPU that the jobs of the queue use, as Kueue counts it."""
+    path = "{.status.flavorsUsage[0].resources[?(@.name=='cpu')].total}"
+    return namespace.kubectl("get", "clusterqueue", namespace.name, f"-o=jsonpath={path}")
+
+
+def test_a_preempted_job_resumes_from_its_checkpoint(team: Namespace) -> None:
+    team.claim("ckpt")
+    checkpoint = {"checkpoint": {"claimName": "ckpt"}}
+    team.apply(in_queue("low", 60, "low", **checkpoint))
+    team.wait_for_status("low", phase="Running")
+    team.wait("low trains", lambda: team.progress("low-0-0", "train"))
+    team.apply(in_queue("high", 2, "high"))
+    team.wait_for_status("low", reason="Preempted")
+    team.wait_for_status("high", phase="Complete")
+    status = team.wait_for_status("low", phase="Complete")
+    assert status["restarts"] == 0
+    first, second = sorted(status["attempts"], key=lambda one: one.get("attempt", 0))[:2]
+    assert first["reason"] == "Preempted"
+    assert 0 < second["firstStep"] <= first["lastStep"]
+    wait_until("the room is given back", lambda: used_cpu(team) == "0", 30)
+
+
+def test_a_queue_that_is_stopped_and_opened_stops_and_continues_its_job(team: Namespace) -> None:
+    team.apply(in_queue("train", 40))
+    team.wait_for_status("train", phase="Running")
+    change = ("patch", "clusterqueue", team.name, "--type=merge", "--patch")
+    team.kubectl(*change, '{"spec": {"stopPolicy": "HoldAndDrain"}}')
+    team.wait_for_status("train", reason="ClusterQueueStopped")
+    wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
+    assert team.unfinished("train") == []
+    team.kubectl(*change, '{"spec": {"stopPolicy": "None"}}')
+    team.wait_for_status("train", phase="Running")
+
+
+def test_kueue_and_the_operator_are_killed_while_jobs_go_through_one_place(
+    team: Namespace, cluster: Cluster
+) -> None:
+    jobs = [f"job-{number}" for number in range(5)]
+    for job in jobs:
+        team.apply(in_queue(job, 4))
+    dice = random.Random(7)
+    kills = 0
+
+    def all_are_complete() -> bool:
+        nonlocal kills
+        if kills < 6 and dice.random() < 0.1:
+            kills += 1
+            if kills % 2:
+                cluster.kill_operator()
+            else:
+                how = ("--all", "--force", "--grace-period=0", "--wait=false")
+                cluster.kubectl("delete", "pods", "--namespace", SYSTEM, *how)
+        return all(team.status(job).get("phase") == "Complete" for job in jobs)
+
+    team.wait("all jobs are complete", all_are_complete, 600)
+    assert kills > 2
+    assert all(team.status(job)["budget"]["failures"] == 0 for job in jobs)
+    wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
+
+
+def test_a_job_deleted_while_no_operator_runs_gives_its_room_back_later(
+    team: Namespace, cluster: Cluster
+) -> None:
+    team.apply(in_queue("train", 400))
+    team.wait_for_status("train", phase="Running")
+    with cluster.operator_down():
+        team.kubectl("delete", "ddpjob", "train")
+        team.wait("its pods are gone", lambda: not team.pods("train"))
+        assert used_cpu(team) == "500m"
+    wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
