@@ -16,6 +16,7 @@ from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.places import Places
 from ddpjob.core.api.status import Attempt
+from ddpjob.core.observe.observation import Kueue
 from ddpjob.core.plan import Assign, Delete, Event, Owned, Plan, create_gang
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError
@@ -25,6 +26,8 @@ STARTING = Event("Normal", "Starting", "it starts")
 OLD = Delete("digits-0-1", "uid-of-old")
 SHARED = [f"CREATE {kind.plural}" for kind in Owned if kind is not Owned.POD]
 STAYS = Assign("digits-0-0", "uid-of-0", 0, grace=30, start=True, ready_since="")
+
+NO_QUEUES = SimpleNamespace(state=Kueue.OFF)
 
 
 class Recorder:
@@ -67,7 +70,7 @@ def carry_out(writer):
         creator=creator,
         deleter=Deleter(writer, cache, reporter),
         reporter=reporter,
-        places=Places(writer, cache, Settings(), wall_time),
+        places=Places(writer, cache, Settings(), wall_time, NO_QUEUES),
         clock=lambda: 0.0,
         metrics=Metrics(cache, ()),
         now=wall_time,

@@ -25,13 +25,15 @@ from ddpjob.controller.probes import Probes
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer
 from ddpjob.core.decide.rules import decide
-from ddpjob.core.observe.observation import observe
+from ddpjob.core.observe.observation import Kueue, observe
 from ddpjob.core.plan import Delete, Plan
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.kinds import PODS
 from ddpjob.kube.request import Request, Verb
 
 LEASE = ".*/leases/op"
+
+NO_QUEUES = SimpleNamespace(state=Kueue.OFF)
 
 
 class Clock:
@@ -232,7 +234,7 @@ def an_actor(writer, cache, clock):
     creator = Creator(writer, cache, Settings(), Territory(writer, "default/first", clock))
     reporter = Reporter(writer, "first")
     deleter = Deleter(writer, cache, reporter)
-    places = Places(writer, cache, Settings(), wall_time)
+    places = Places(writer, cache, Settings(), wall_time, NO_QUEUES)
     parts = (writer, cache, creator, deleter, reporter, places)
     return Actor(*parts, clock, Metrics(cache, ()), wall_time)
 

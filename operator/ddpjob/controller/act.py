@@ -18,6 +18,7 @@ from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core.api import names
 from ddpjob.core.api.backoff import exponential_delay
 from ddpjob.core.api.job import Job
+from ddpjob.core.api.names import Condition
 from ddpjob.core.api.readers import Dict, SpecError
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
@@ -137,7 +138,8 @@ class Actor:
         Returns the seconds until the next look at the job; None: when something changes.
         """
         job = seen.value.unpack()
-        if plan.status.finished or plan.status.reason in (Reason.SUSPENDED, Reason.YIELDED):
+        waits = plan.status.has(Condition.SUSPENDED) or plan.status.reason == Reason.YIELDED
+        if plan.status.finished or waits:
             self.under_quota.get(job.namespace, {}).pop(job.uid, None)
         wait = await self._wait_if_outdated(job, plan)
         if wait is not None:

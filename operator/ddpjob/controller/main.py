@@ -170,6 +170,7 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     reporter = Reporter(writer, identity)
     installation = f"{options.lease_namespace}/{options.lease_name}"
     now = SteadyClock().now
+    queues = Queues(api, cache, queue, options.namespaces, options.queues)
     territory = Territory(writer, installation, clock, options.excluded)
     actor = Actor(
         writer=writer,
@@ -177,7 +178,7 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
         creator=Creator(writer, cache, options.settings, territory),
         deleter=Deleter(writer, cache, reporter),
         reporter=reporter,
-        places=Places(writer, cache, options.settings, now),
+        places=Places(writer, cache, options.settings, now, queues),
         clock=clock,
         metrics=metrics,
         now=now,
@@ -191,7 +192,6 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
 
     lister = Lister(api, cache, queue, forget_what_is_gone, options.namespaces)
     inquiries = Inquiries(clock, queue.add)
-    queues = Queues(api, cache, queue, options.namespaces, options.queues)
     reconciler = Reconciler(
         api, cache, lister, actor, queue, metrics, options.policy, territory, inquiries, queues
     )

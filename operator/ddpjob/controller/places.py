@@ -8,6 +8,7 @@ from typing import Any
 
 from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.errors import Refused
+from ddpjob.controller.queues import Queues
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.writer import Writer, is_gone
 from ddpjob.core.api import kueue, names
@@ -16,6 +17,7 @@ from ddpjob.core.api.kueue import Demand, Placement, Priority, Queue, Workload, 
 from ddpjob.core.api.names import Condition, Identity
 from ddpjob.core.api.readers import Dict, child
 from ddpjob.core.api.reasons import Reason
+from ddpjob.core.observe.observation import Kueue
 from ddpjob.core.observe.pods import owner_of, read_pod
 from ddpjob.core.plan import PlaceAction, PlaceStep
 from ddpjob.core.render.objects import pod_template
@@ -33,6 +35,8 @@ from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
+NO_PLACE = "the room that the queue {queue} has given to the job cannot be read; it is tried again"
+
 
 @dataclass
 class Places:
@@ -42,6 +46,7 @@ class Places:
     cache: Cache
     settings: Settings
     now: Callable[[], datetime]
+    queues: Queues
 
     async def take(self, job: Job, step: PlaceStep) -> bool:
         """Carry out a step. `job` has its whole spec.
@@ -174,10 +179,16 @@ class Places:
             self.cache.workloads.drop(workload.uid)
 
     async def placement(self, job: Job) -> Placement | None:
-        """Return where the pods of a job may run; None for a job without a queue."""
-        workload = self.cache.workload_of(job)
-        if job.queue is None or workload is None or not workload.may_run:
+        """Return where the pods of a job may run; None for a job without a queue.
+
+        Raises Refused if it is not known, or has been taken away meanwhile.
+        """
+        if job.queue is None or self.queues.state is Kueue.OFF:
             return None
+        workload = self.cache.workload_of(job)
+        if workload is None or not workload.may_run:
+            # A job that runs goes on without Kueue, and its new pods wait.
+            raise Refused(Reason.NO_QUEUE, NO_PLACE.format(queue=job.queue))
         flavors = []
         for name in workload.flavors:
             found = await self.writer.read(Request(Verb.GET, FLAVORS, name=name))

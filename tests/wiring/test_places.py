@@ -1,0 +1,82 @@
+"""Where the pods of a job may run, as the cache and the API server say."""
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddpjob.controller.cache import Cache
+from ddpjob.controller.errors import Refused
+from ddpjob.controller.places import Places
+from ddpjob.core.api.job import Job
+from ddpjob.core.api.kueue import Demand, new_workload
+from ddpjob.core.observe.observation import Kueue
+from ddpjob.core.render.pod_context import Settings
+
+TEAM = {"kueue.x-k8s.io/queue-name": "team"}
+FLAVOR = {"metadata": {"name": "workers"}, "spec": {"nodeLabels": {"pool": "training"}}}
+
+
+def a_job(labels: dict[str, str] | None = None) -> Job:
+    metadata = {"name": "digits", "namespace": "ml", "uid": "uid", "labels": labels or {}}
+    status = {"operator": {"place": {"number": 1}}}
+    spec = {"nodes": 2, "image": "i", "args": ["train.py"]}
+    return Job.from_dict({"metadata": metadata, "spec": spec, "status": status})
+
+
+def places(cache: Cache, state: Kueue, flavor: dict[str, Any] | None = None) -> Places:
+    async def read(request: Any) -> dict[str, Any] | None:
+        return flavor
+
+    writer: Any = SimpleNamespace(read=read)
+    queues: Any = SimpleNamespace(state=state)
+    return Places(writer, cache, Settings(), lambda: datetime.now(UTC), queues)
+
+
+def with_workload(job: Job, *kinds: str) -> Cache:
+    """Return a cache with the Workload of a job, of which these conditions are True."""
+    assert job.queue
+    body = new_workload(job.identity, 1, Demand(job.queue, 2, {}))
+    body["metadata"] |= {"uid": "w", "resourceVersion": "1"}
+    assignment = {"name": "main", "flavors": {"cpu": "workers"}, "count": 2}
+    conditions = [{"type": kind, "status": "True"} for kind in kinds]
+    body["status"] = {
+        "admission": {"podSetAssignments": [assignment]},
+        "conditions": conditions,
+    }
+    cache = Cache()
+    cache.workloads.see(body)
+    return cache
+
+
+async def test_a_job_without_a_queue_may_run_anywhere() -> None:
+    assert await places(Cache(), Kueue.SERVED).placement(a_job()) is None
+    assert await places(Cache(), Kueue.OFF).placement(a_job(TEAM)) is None
+
+
+async def test_the_nodes_are_those_of_the_flavor() -> None:
+    job = a_job(TEAM)
+    cache = with_workload(job, "QuotaReserved", "Admitted")
+    found = await places(cache, Kueue.SERVED, FLAVOR).placement(job)
+    assert found
+    assert found.node_labels == {"pool": "training"}
+
+
+@pytest.mark.parametrize("kinds", [(), ("QuotaReserved",), ("Admitted", "Evicted")])
+async def test_without_room_no_pod_is_created(kinds: tuple[str, ...]) -> None:
+    job = a_job(TEAM)
+    with pytest.raises(Refused, match="the room that the queue team has given"):
+        await places(with_workload(job, *kinds), Kueue.SERVED, FLAVOR).placement(job)
+
+
+@pytest.mark.parametrize("state", [Kueue.UNKNOWN, Kueue.ABSENT])
+async def test_a_job_that_runs_waits_with_its_new_pods_while_kueue_is_away(state: Kueue) -> None:
+    with pytest.raises(Refused, match="it is tried again"):
+        await places(Cache(), state).placement(a_job(TEAM))
+
+
+async def test_a_flavor_that_is_gone_is_named() -> None:
+    job = a_job(TEAM)
+    with pytest.raises(Refused, match="ResourceFlavor workers does not exist any more"):
+        await places(with_workload(job, "Admitted"), Kueue.SERVED).placement(job)
