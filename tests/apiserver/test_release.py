@@ -116,7 +116,8 @@ def test_the_owner_of_one_namespace_can_install_for_it(
     )
     mine = [
         "--set",
-        f"crds.enabled=false,rbac.aggregateRoles=false,watchNamespaces={{{namespace}}}",
+        f"crds.enabled=false,rbac.aggregateRoles=false,watchNamespaces={{{namespace}}},"
+        "kueue.enabled=false",
     ]
     helm("install", "mine", str(CHART), "--kube-as-user=owner", *mine)
     assert helm("status", "mine", "-o", "yaml").stdout

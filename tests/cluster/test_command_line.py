@@ -210,7 +210,7 @@ def test_the_logs_go_on_over_a_restart_of_the_command_and_of_the_job(user: User)
     assert user.run("ddpjob", "wait", "digits", "--timeout", "2m").returncode == 0
 
     # How far it is, in a list, for a person and as curves.
-    assert "   138   " in user.run("ddpjob", "list").stdout
+    assert "   138/138   " in user.run("ddpjob", "list").stdout
     assert "step 138/138, epoch 6/6" in user.run("ddpjob", "status", "digits").stdout
     assert "training loss" in user.run("ddpjob", "plot", "digits").stdout
 

@@ -79,6 +79,7 @@ CORE_MODULES = {
     "json",
     "math",
     "operator",
+    "posixpath",
     "re",
     "shlex",
     "typing",
