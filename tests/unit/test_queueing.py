@@ -253,6 +253,34 @@ def test_a_job_whose_label_was_removed_runs_without_a_place():
     assert plan.place.action is PlaceAction.REMOVE
 
 
+@pytest.mark.parametrize("conditions", [GRANTED, PREEMPTED])
+def test_a_job_whose_label_was_removed_gives_its_room_back_before_it_goes_on(conditions):
+    job = a_running_job_with_place()
+    plan = decide_for(job, a_workload(**conditions), pods=RUN, queue=None)
+    assert plan.status.message.startswith("leaves the queue team; waiting for pod digits-0-0")
+    assert (len(plan.delete), plan.place) == (2, None)
+    plan = decide_for(job, a_workload(**conditions), queue=None)
+    assert plan.place.action is PlaceAction.REMOVE
+
+
+def test_a_workload_that_has_lost_its_finalizer_is_finished_and_removed_all_the_same():
+    done = a_running_job_with_place(conditions=a_condition(Condition.COMPLETE))
+    plan = decide_for(done, a_workload(held=False, **GRANTED))
+    assert plan.place.action is PlaceAction.FINISH
+    suspended = a_queued_job(suspend=True)
+    plan = decide_for(suspended, a_workload(held=False, **GRANTED))
+    assert plan.place.action is PlaceAction.REMOVE
+    gone = a_workload(held=False, deleting=True, **GRANTED)
+    assert decide_for(suspended, gone).place is None
+
+
+def test_a_finished_job_whose_spec_cannot_be_read_gives_its_room_back():
+    done = a_running_job_with_place(conditions=a_condition(Condition.COMPLETE))
+    unreadable = replace(done, spec=None, spec_error="spec.nodes: is wrong")
+    plan = decide_for(unreadable, a_workload(**GRANTED))
+    assert plan.place.action is PlaceAction.FINISH
+
+
 def test_a_workload_of_an_older_number_is_removed():
     surplus = a_workload(1, **NO_ROOM)
     plan = decide_for(a_queued_job(number=2), surplus, a_workload(2, **NO_ROOM))
@@ -304,6 +332,15 @@ def test_what_is_given_back_is_queued_again_after_a_preemption_only():
     stopped = {**GRANTED, "Evicted": (True, "ClusterQueueStopped", "")}
     change = kueue.given_back(read_workload(a_workload(**stopped)), NOW)
     assert conditions_of(change)["Requeued"] == ("False", "ClusterQueueStopped")
+
+
+def test_the_time_with_room_is_added_up_for_its_limit():
+    body = a_workload(**PREEMPTED)
+    body["status"]["accumulatedPastExecutionTimeSeconds"] = 100
+    change = kueue.given_back(read_workload(body), NOW)
+    assert change["accumulatedPastExecutionTimeSeconds"] == 100 + 3600
+    again = kueue.given_back(read_workload(a_workload(**GIVEN_BACK)), NOW)
+    assert again["accumulatedPastExecutionTimeSeconds"] == 0
 
 
 def test_a_change_keeps_the_other_conditions_and_the_time_of_what_stays():

@@ -1,8 +1,9 @@
 """Where the pods of a job may run, as the cache and the API server say."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,8 +12,10 @@ from ddpjob.controller.errors import Refused
 from ddpjob.controller.places import Places
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.kueue import Demand, new_workload
+from ddpjob.core.api.status import PodCounts
 from ddpjob.core.observe.observation import Kueue
 from ddpjob.core.render.pod_context import Settings
+from ddpjob.kube.errors import ApiError
 
 TEAM = {"kueue.x-k8s.io/queue-name": "team"}
 FLAVOR = {"metadata": {"name": "workers"}, "spec": {"nodeLabels": {"pool": "training"}}}
@@ -20,7 +23,7 @@ FLAVOR = {"metadata": {"name": "workers"}, "spec": {"nodeLabels": {"pool": "trai
 
 def a_job(labels: dict[str, str] | None = None) -> Job:
     metadata = {"name": "digits", "namespace": "ml", "uid": "uid", "labels": labels or {}}
-    status = {"operator": {"place": {"number": 1}}}
+    status = {"operator": {"place": {"number": 1}}, "nodes": {"desired": 2}}
     spec = {"nodes": 2, "image": "i", "args": ["train.py"]}
     return Job.from_dict({"metadata": metadata, "spec": spec, "status": status})
 
@@ -70,10 +73,37 @@ async def test_without_room_no_pod_is_created(kinds: tuple[str, ...]) -> None:
         await places(with_workload(job, *kinds), Kueue.SERVED, FLAVOR).placement(job)
 
 
-@pytest.mark.parametrize("state", [Kueue.UNKNOWN, Kueue.ABSENT])
+@pytest.mark.parametrize("state", [Kueue.UNKNOWN, Kueue.ABSENT, Kueue.REFUSED])
 async def test_a_job_that_runs_waits_with_its_new_pods_while_kueue_is_away(state: Kueue) -> None:
-    with pytest.raises(Refused, match="it is tried again"):
-        await places(Cache(), state).placement(a_job(TEAM))
+    job = a_job(TEAM)
+    for cache in (Cache(), with_workload(job, "Admitted")):
+        with pytest.raises(Refused, match="it is tried again"):
+            await places(cache, state, FLAVOR).placement(job)
+
+
+async def test_room_for_another_number_of_nodes_is_none() -> None:
+    job = a_job(TEAM)
+    grown = replace(job, status=replace(job.status, pods=PodCounts(desired=4)))
+    with pytest.raises(Refused):
+        await places(with_workload(job, "Admitted"), Kueue.SERVED, FLAVOR).placement(grown)
+
+
+async def test_an_orphan_that_cannot_be_let_go_does_not_keep_others_from_it(caplog: Any) -> None:
+    cache = with_workload(a_job(TEAM), "Admitted")
+    sent: list[str] = []
+
+    async def read(request: Any) -> dict[str, Any] | None:
+        return None
+
+    async def write(request: Any) -> dict[str, Any]:
+        sent.append(request.name)
+        raise ApiError(500, "InternalError", "failed calling webhook vworkload.kb.io")
+
+    found = places(cache, Kueue.SERVED)
+    found.writer = cast(Any, SimpleNamespace(read=read, write=write))
+    await found.let_orphans_go(("ml", "digits"))
+    assert len(sent) == 1
+    assert "cannot let Workload" in caplog.text
 
 
 async def test_a_flavor_that_is_gone_is_named() -> None:

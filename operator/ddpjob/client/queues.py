@@ -23,11 +23,12 @@ async def check_queues(client: AsyncClient) -> Sequence[Finding]:
         is_served = await client.api.read(ReadDocument(WORKLOADS.api))
     if not is_served:
         return list(find_without_kueue(jobs))
-    queues = await list_if_allowed(client, LOCAL_QUEUES, client.namespace) or ()
+    queues = await list_if_allowed(client, LOCAL_QUEUES, client.namespace)
     labels = f"{names.LABEL_MANAGED_BY}={names.MANAGER}"
     found = await list_if_allowed(client, WORKLOADS, client.namespace, labels) or ()
     workloads = [one for one in map(read_workload, found) if one]
-    return [*find_traps(jobs, queues), *find_held(workloads)]
+    traps = find_traps(jobs, queues) if queues is not None else ()
+    return [*traps, *find_held(workloads)]
 
 
 def find_without_kueue(jobs: Sequence[DDPJob]) -> Iterator[Finding]:

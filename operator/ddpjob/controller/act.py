@@ -13,7 +13,7 @@ from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.errors import GaveWay, NotSent, Refused
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.places import Places
+from ddpjob.controller.places import Outcome, Places
 from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core.api import names
 from ddpjob.core.api.backoff import exponential_delay
@@ -188,7 +188,8 @@ class Actor:
         """Return when to write a status that only reports progress; None for at once."""
         interval = max(PROGRESS_INTERVAL, len(self.with_progress) / PROGRESS_RATE)
         interval = min(interval, LONGEST_PROGRESS_INTERVAL)
-        if plan.status.reason == Reason.QUEUED:
+        if plan.status.reason == Reason.QUEUED and ":" in job.status.message:
+            # It has words of the queue already.
             interval = QUEUE_INTERVAL
         wait = memory.last_write + interval - self.clock()
         if wait <= 0 or not plan.only_reports_progress(job.status):
@@ -233,25 +234,34 @@ class Actor:
         else:
             await self.deleter.delete_pods(job, plan.delete)
         # At last, since Kueue may be away: nothing else waits for it.
-        if plan.place and not await self._take_step(job, plan.place, memory):
-            wake_after = AGAIN
+        if plan.place:
+            wake_after = _earliest(wake_after, await self._take_step(job, plan.place, memory))
         return wake_after
 
-    async def _take_step(self, job: Job, step: PlaceStep, memory: Memory) -> bool:
-        """Do what a plan does with the job's Workload. Return False to look again at once."""
-        if step.action is PlaceAction.CREATE:
+    async def _take_step(self, job: Job, step: PlaceStep, memory: Memory) -> float | None:
+        """Do what a plan does with the job's Workload. Return when to look at the job again."""
+        is_new = step.action is PlaceAction.CREATE
+        if is_new:
             memory.refusal = None
         try:
-            done = await self.places.take(job, step)
+            outcome = await self.places.take(job, step)
         except SpecError as error:
             self._remember(job, memory, Refused(Reason.INVALID_POD, str(error)))
-            return False
         except Refused as refused:
             # Such as a class of priority, which may be made later.
             refused.final = False
             self._remember(job, memory, refused)
-            return False
-        return done and step.action is not PlaceAction.CREATE
+        except CallFailed as error:
+            if is_new:
+                # The status needs to know why the job does not wait in its queue.
+                memory.refusal = Refusal(Reason.NO_ANSWER, str(error), self.now())
+            raise
+        else:
+            if is_new:
+                memory.refusals = 0
+            waits = {Outcome.DONE: None, Outcome.CHANGED: AGAIN, Outcome.IN_USE: LATER}
+            return waits[outcome]
+        return AGAIN
 
     async def _check_agent(self, job: Job, memory: Memory) -> None:
         """Create the agent's ConfigMap anew if it is gone, as a pod that waits for it shows."""

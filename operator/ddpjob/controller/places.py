@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
 from ddpjob.controller.cache import Cache, Key
@@ -22,7 +23,7 @@ from ddpjob.core.observe.pods import owner_of, read_pod
 from ddpjob.core.plan import PlaceAction, PlaceStep
 from ddpjob.core.render.objects import pod_template
 from ddpjob.core.render.pod_context import Settings
-from ddpjob.kube.errors import ApiError
+from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import (
     FLAVORS,
     JOBS,
@@ -38,6 +39,17 @@ log = logging.getLogger(__name__)
 NO_PLACE = "the room that the queue {queue} has given to the job cannot be read; it is tried again"
 
 
+class Outcome(Enum):
+    """What became of a step.
+
+    CHANGED: the cluster was not as it was seen, or is not any more. IN_USE: a pod uses the room.
+    """
+
+    DONE = "done"
+    CHANGED = "changed"
+    IN_USE = "in use"
+
+
 @dataclass
 class Places:
     """The Workloads of jobs, each written only as it was seen."""
@@ -48,27 +60,23 @@ class Places:
     now: Callable[[], datetime]
     queues: Queues
 
-    async def take(self, job: Job, step: PlaceStep) -> bool:
-        """Carry out a step. `job` has its whole spec.
-
-        Return False if the job has to be looked at again, since the cluster is not as it was seen.
-        Raises Refused, CallFailed or LeaseLost.
-        """
+    async def take(self, job: Job, step: PlaceStep) -> Outcome:
+        """Carry out a step. `job` has its whole spec. Raises Refused, CallFailed or LeaseLost."""
         workload = step.workload
         if step.action is PlaceAction.CREATE:
             await self._create(job)
-            return True
+            return Outcome.CHANGED
         assert workload is not None
         if step.action.frees_room and not await self._is_unused(job.identity):
-            return False
+            return Outcome.IN_USE
         try:
             await self._change(job, workload, step.action)
         except ApiError as error:
             if not is_gone(error):
                 raise
             await self._read(workload)
-            return False
-        return True
+            return Outcome.CHANGED
+        return Outcome.DONE
 
     async def _create(self, job: Job) -> None:
         """Ask for room. A Workload of this number that exists is the answer to a request before."""
@@ -87,13 +95,16 @@ class Places:
             if error.status != 409:
                 raise refused_or_error(error) from error
             created = await self.writer.read(Request(Verb.GET, WORKLOADS, job.namespace, name))
-        found = kueue.read_workload(created or {})
-        if created is None or found is None or found.job_uid != job.uid:
+        if created is None:
+            # It was removed meanwhile.
+            return
+        found = kueue.read_workload(created)
+        if found is None or found.job_uid != job.uid:
             raise Refused(
                 Reason.NO_QUEUE,
                 f"Workload {name} exists, and is not of this job; delete it",
             )
-        self.cache.workloads.see(created)
+        self.cache.workloads.restore(created)
 
     async def _priority(self, queue: Queue, template: Dict) -> Priority | None:
         """Return the priority of a Workload: of the job's label, or else of its pods."""
@@ -164,8 +175,12 @@ class Places:
             body = {"preconditions": {"uid": workload.uid}}
             place = (workload.namespace, workload.name)
             answer = await self.writer.write(Request(Verb.DELETE, WORKLOADS, *place, body=body))
-            # The finalizer holds it, so the answer is the Workload.
-            workload = kueue.read_workload(answer) or workload
+            held = kueue.read_workload(answer)
+            if held is None:
+                # Without a finalizer it is gone, and the answer is another object.
+                self.cache.workloads.drop(workload.uid)
+                return
+            workload = held
             self.cache.workloads.see(answer)
         await self._let_go(workload)
 
@@ -186,7 +201,8 @@ class Places:
         if job.queue is None or self.queues.state is Kueue.OFF:
             return None
         workload = self.cache.workload_of(job)
-        if workload is None or not workload.may_run:
+        is_known = workload is not None and self.queues.state is Kueue.SERVED
+        if workload is None or not is_known or not has_room(workload, job):
             # A job that runs goes on without Kueue, and its new pods wait.
             raise Refused(Reason.NO_QUEUE, NO_PLACE.format(queue=job.queue))
         flavors = []
@@ -203,20 +219,33 @@ class Places:
         A job may be deleted while no operator is there.
         """
         for workload in self.cache.orphans_of(key):
-            job = Identity(workload.namespace, workload.job_name, workload.job_uid)
-            if any(not pod.released for pod in self.cache.pods_of(job)):
-                continue
-            found = await self.writer.read(Request(Verb.GET, JOBS, *key))
-            exists = found is not None and child(found, "metadata").get("uid") == job.uid
-            if exists or not await self._is_unused(job):
-                continue
-            log.info("%s/%s: its Workload %s is let go", *key, workload.name)
             try:
-                await self._let_go(workload)
-            except ApiError as error:
-                if not is_gone(error):
-                    raise
-                await self._read(workload)
+                await self._let_orphan_go(key, workload)
+            except CallFailed as error:
+                # It must not keep a new job of the name from its look.
+                log.warning("%s/%s: cannot let Workload %s go: %s", *key, workload.name, error)
+
+    async def _let_orphan_go(self, key: Key, workload: Workload) -> None:
+        job = Identity(workload.namespace, workload.job_name, workload.job_uid)
+        if any(not pod.released for pod in self.cache.pods_of(job)):
+            return
+        found = await self.writer.read(Request(Verb.GET, JOBS, *key))
+        exists = found is not None and child(found, "metadata").get("uid") == job.uid
+        if exists or not await self._is_unused(job):
+            return
+        log.info("%s/%s: its Workload %s is let go", *key, workload.name)
+        try:
+            await self._let_go(workload)
+        except ApiError as error:
+            if not is_gone(error):
+                raise
+            await self._read(workload)
+
+
+def has_room(workload: Workload, job: Job) -> bool:
+    """Return True if a Workload gives room to as many nodes as the job has, in its queue."""
+    is_same = job.queue is not None and workload.queue == job.queue.name
+    return workload.may_run and is_same and workload.count == job.status.pods.desired
 
 
 def _as_seen(workload: Workload) -> dict[str, Any]:

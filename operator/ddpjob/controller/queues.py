@@ -40,6 +40,8 @@ class Queues:
     namespaces: Sequence[str] = ()
     state: Kueue = Kueue.UNKNOWN
     _listed: set[str | None] = field(default_factory=set)
+    # The version of the last LIST of each namespace.
+    _listed_before: dict[str | None, int] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Watch Workloads for ever, unless the administrator has decided against it."""
@@ -78,30 +80,18 @@ class Queues:
         return any(kind.get("name") == WORKLOADS.plural for kind in found.get("resources", ()))
 
     async def _watch(self, namespace: str | None, scopes: int) -> None:
-        """Watch the Workloads of a namespace, or of all. One that cannot be read is left out."""
-        try:
-            await self._take_in(namespace, scopes)
-        except ApiError as error:
-            if namespace is None or error.status not in (401, 403):
-                raise
-            log.warning("cannot read the Workloads of namespace %s: %s", namespace, error)
-            self._note_list(namespace, scopes)
-            await asyncio.Event().wait()
-
-    def _note_list(self, namespace: str | None, scopes: int) -> None:
-        self._listed.add(namespace)
-        if len(self._listed) == scopes:
-            self._become(Kueue.SERVED)
-
-    async def _take_in(self, namespace: str | None, scopes: int) -> None:
         store = self.cache.workloads
 
         def on_list(listed: set[str], version: str) -> None:
             store.drop_unlisted(listed, int(version), namespace)
+            store.prune(self._listed_before.get(namespace, 0))
+            self._listed_before[namespace] = int(version)
 
         async for change in watch(self.api, WORKLOADS, namespace, SELECTOR, on_list):
             if change is None:
-                self._note_list(namespace, scopes)
+                self._listed.add(namespace)
+                if len(self._listed) == scopes:
+                    self._become(Kueue.SERVED)
                 continue
             what, body = change
             key = self.cache.key_of_workload(body)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, child, children, integer_or_none, mapping_or_empty
-from ddpjob.core.api.times import format_time
+from ddpjob.core.api.times import format_time, parse_time
 
 GROUP = "kueue.x-k8s.io"
 VERSION = "v1beta2"
@@ -70,6 +70,7 @@ class Workload:
     - `held`: it has the operator's finalizer, and `finalizers` are the others.
     - `has_quota`: Kueue has reserved quota for it, and nobody has given that back.
     - `flavors`: the ResourceFlavors of its place. `updates`: what its admission checks ask of pods.
+    - `past_seconds`: for how long it had room before, which counts for the longest time.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Workload:
     conditions: tuple[Dict, ...]
     flavors: tuple[str, ...]
     updates: tuple[Dict, ...]
+    past_seconds: int = 0
 
     def condition(self, kind: str) -> Dict:
         return next((one for one in self.conditions if one.get("type") == kind), {})
@@ -151,6 +153,7 @@ def read_workload(body: Dict) -> Workload | None:
         conditions=conditions,
         flavors=tuple(dict.fromkeys(_flavors(admission))),
         updates=tuple(_updates(status)),
+        past_seconds=integer_or_none(status.get("accumulatedPastExecutionTimeSeconds")) or 0,
     )
 
 
@@ -254,6 +257,8 @@ def given_back(workload: Workload, now: datetime) -> dict[str, Any]:
     requeued = reason in REQUEUED_AFTER
     return {
         "admission": None,
+        # Kueue ends a job that has had room for longer than its label allows.
+        "accumulatedPastExecutionTimeSeconds": _used_seconds(workload, now),
         "conditions": _with_conditions(
             workload,
             now,
@@ -263,6 +268,14 @@ def given_back(workload: Workload, now: datetime) -> dict[str, Any]:
             (PODS_READY, False, "WaitForStart", "the pods of the attempt have ended"),
         ),
     }
+
+
+def _used_seconds(workload: Workload, now: datetime) -> int:
+    """Return for how long a Workload has had room, in all its admissions."""
+    since = parse_time(workload.condition(ADMITTED).get("lastTransitionTime"))
+    if since is None or not workload.holds(ADMITTED):
+        return workload.past_seconds
+    return workload.past_seconds + max(0, int((now - since).total_seconds()))
 
 
 def pods_ready(workload: Workload, is_ready: bool, now: datetime) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
     if spec.lifecycle.suspended:
         return Finding(Reason.SUSPENDED, SUSPENDED)
     if obs.queue is None:
-        return None
+        return _leaves(obs)
     if obs.kueue is not Kueue.SERVED:
         # Nothing is stopped for that, and nothing begins.
         return None if _runs(obs) else Finding(Reason.NO_QUEUE, obs.kueue.sentence)
@@ -52,6 +52,17 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
         return Finding(str(evicted.get("reason")), _with_words(lost, workload, EVICTED))
     message = _with_words(waits, workload, QUOTA_RESERVED)
     return Finding(str(evicted.get("reason")) if workload.evicted else Reason.QUEUED, message)
+
+
+def _leaves(obs: Observation) -> Finding | None:
+    """Return why a job whose label was removed may not run yet: it still has room of the queue.
+
+    Otherwise the queue could not take that room back.
+    """
+    if obs.kueue is not Kueue.SERVED:
+        return None
+    held = [one for one in obs.workloads if one.has_quota and not one.finished]
+    return Finding(Reason.QUEUED, f"leaves the queue {held[0].queue}") if held else None
 
 
 def _runs(obs: Observation) -> bool:
@@ -95,12 +106,11 @@ def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
     if obs.kueue is not Kueue.SERVED:
         return None
     workload = obs.workload
-    surplus = [one for one in obs.workloads if one is not workload and one.held]
+    surplus = [one for one in obs.workloads if one is not workload and _is_to_remove(one)]
     if surplus:
         return _once_free(obs, PlaceStep(PlaceAction.REMOVE, surplus[0]))
     if obs.status.finished:
-        is_held = workload is not None and workload.held
-        return _once_free(obs, PlaceStep(PlaceAction.FINISH, workload)) if is_held else None
+        return finish(obs)
     if workload is None:
         is_asked = _wants_room(obs, spec) and obs.status.place.number and not obs.status.place.uid
         is_too_early = obs.refusal is not None and obs.refusal.is_too_early(now)
@@ -109,10 +119,23 @@ def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
     is_of_no_use = not _wants_room(obs, spec) or _is_outdated(obs, spec) or workload.deleting
     if is_of_no_use:
         step = PlaceStep(PlaceAction.REMOVE, workload)
-        return _once_free(obs, step) if workload.held else None
+        return _once_free(obs, step) if workload.held or not workload.deleting else None
     if workload.evicted and workload.has_quota:
         return _once_free(obs, PlaceStep(PlaceAction.GIVE_BACK, workload))
     return _readiness(obs, workload) if workload.may_run else None
+
+
+def finish(obs: Observation) -> PlaceStep | None:
+    """Return the step that gives the room of a finished job back, if it still has some."""
+    workload = obs.workload
+    if obs.kueue is not Kueue.SERVED or workload is None:
+        return None
+    is_over = workload.finished and not workload.held
+    return None if is_over else _once_free(obs, PlaceStep(PlaceAction.FINISH, workload))
+
+
+def _is_to_remove(workload: Workload) -> bool:
+    return workload.held or not (workload.deleting or workload.finished)
 
 
 def _once_free(obs: Observation, step: PlaceStep) -> PlaceStep | None:

@@ -46,7 +46,7 @@ from ddpjob.core.decide.hangs import dumps, still_writes
 from ddpjob.core.decide.heartbeats import report_heartbeats
 from ddpjob.core.decide.in_place import assignments
 from ddpjob.core.decide.inquiry import questions
-from ddpjob.core.decide.queueing import next_place, next_step, what_holds
+from ddpjob.core.decide.queueing import finish, next_place, next_step, what_holds
 from ddpjob.core.decide.reports import (
     report_ignored_fields,
     report_steps,
@@ -143,7 +143,7 @@ def _first_match(obs: Observation, spec: Spec, now: datetime) -> Plan:
 def _unreadable_spec(obs: Observation) -> Plan:
     """Change no pod: another version of the CRD accepted a spec that this operator cannot read."""
     if obs.status.finished:
-        return Plan(obs.status)
+        return Plan(obs.status, place=finish(obs))
     message = (
         f"{obs.job.spec_error}. The CRD and the operator have different versions: upgrade the "
         "older one."
