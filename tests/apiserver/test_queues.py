@@ -33,6 +33,8 @@ def test_a_job_waits_for_room_runs_where_it_has_it_and_gives_it_back(cluster, qu
     an_operator()
     cluster.create_job("digits", labels=TEAM)
     is_waiting(cluster, "digits")
+    # The status is written first.
+    cluster.until("digits", lambda: queue.workloads("digits"))
     (workload,) = queue.workloads("digits")
     assert workload["spec"]["queueName"] == "team"
     (pod_set,) = workload["spec"]["podSets"]
