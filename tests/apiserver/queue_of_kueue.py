@@ -10,7 +10,12 @@ GROUP, VERSION = "kueue.x-k8s.io", "v1beta2"
 ROOT = f"/apis/{GROUP}/{VERSION}"
 
 # Whether objects of a kind are in a namespace.
-KINDS = {"Workload": True, "ResourceFlavor": False, "WorkloadPriorityClass": False}
+KINDS = {
+    "Workload": True,
+    "LocalQueue": True,
+    "ResourceFlavor": False,
+    "WorkloadPriorityClass": False,
+}
 
 
 def plural_of(kind: str) -> str:

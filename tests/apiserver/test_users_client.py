@@ -684,7 +684,7 @@ def test_the_manifest_of_a_job_that_cannot_be_created_again_is_kept(
 
 def test_doctor_says_what_to_do(run: Command) -> None:
     found = run("doctor")
-    assert found.exit_code == 1
+    assert found.exit_code == 1, found.stderr
     lines = found.stdout.splitlines()
     assert any(line.startswith("ok  DDPJobs") for line in lines)
     assert any(line.startswith("ok  Rights") for line in lines)
