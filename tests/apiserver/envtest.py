@@ -103,9 +103,9 @@ class ApiServer:
         """Start the processes that do not run, and wait until the API server is ready."""
         self._spawn("etcd", self._etcd_flags())
         self._spawn("kube-apiserver", self._apiserver_flags())
-        self._wait_for(self.certificate.exists)
+        self.wait_for(self.certificate.exists)
         self.kubeconfig.write_text(self.kubeconfig_for(ADMIN_TOKEN))
-        self._wait_for(self._is_ready)
+        self.wait_for(self._is_ready)
 
     def kill(self) -> None:
         """Kill the API server. etcd and the data stay."""
@@ -148,8 +148,8 @@ class ApiServer:
             # Right after that, requests get 429: storage is (re)initializing.
             return self.request("GET", "/apis/ddpjob.dev/v1alpha1/ddpjobs").code == 200
 
-        self._wait_for(is_established)
-        self._wait_for(has_storage)
+        self.wait_for(is_established)
+        self.wait_for(has_storage)
 
     def request(
         self,
@@ -262,7 +262,7 @@ class ApiServer:
         except OSError:
             return False
 
-    def _wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             for name, process in self._processes.items():

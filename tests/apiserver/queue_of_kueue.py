@@ -1,6 +1,5 @@
 """Kueue as a test plays it: its API without its controllers. Each test decides what Kueue does."""
 
-import time
 from typing import Any
 
 from envtest import MERGE, ApiServer
@@ -30,12 +29,7 @@ def install_kueue(apiserver: ApiServer) -> None:
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
             crd_of(kind, is_namespaced),
         )
-    deadline = time.monotonic() + 60
-    while not all(
-        apiserver.request("GET", f"{ROOT}/{plural_of(kind)}").code == 200 for kind in KINDS
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    apiserver.wait_for(lambda: all(is_served(apiserver, kind) for kind in KINDS))
     flavor = {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "ResourceFlavor",
@@ -43,6 +37,10 @@ def install_kueue(apiserver: ApiServer) -> None:
         "spec": {"nodeLabels": {"pool": "training"}, "tolerations": [{"key": "training"}]},
     }
     apiserver.request("POST", f"{ROOT}/resourceflavors", flavor)
+
+
+def is_served(apiserver: ApiServer, kind: str) -> bool:
+    return apiserver.request("GET", f"{ROOT}/{plural_of(kind)}").code == 200
 
 
 def crd_of(kind: str, is_namespaced: bool) -> dict[str, Any]:

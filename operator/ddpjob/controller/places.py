@@ -201,8 +201,9 @@ class Places:
         if job.queue is None or self.queues.state is Kueue.OFF:
             return None
         workload = self.cache.workload_of(job)
-        is_known = workload is not None and self.queues.state is Kueue.SERVED
-        if workload is None or not is_known or not has_room(workload, job):
+        is_fit = workload is not None and workload.is_for(job.queue, job.status.pods.desired)
+        is_known = is_fit and self.queues.state is Kueue.SERVED
+        if workload is None or not (is_known and workload.may_run):
             # A job that runs goes on without Kueue, and its new pods wait.
             raise Refused(Reason.NO_QUEUE, NO_PLACE.format(queue=job.queue))
         flavors = []
@@ -240,12 +241,6 @@ class Places:
             if not is_gone(error):
                 raise
             await self._read(workload)
-
-
-def has_room(workload: Workload, job: Job) -> bool:
-    """Return True if a Workload gives room to as many nodes as the job has, in its queue."""
-    is_same = job.queue is not None and workload.queue == job.queue.name
-    return workload.may_run and is_same and workload.count == job.status.pods.desired
 
 
 def _as_seen(workload: Workload) -> dict[str, Any]:

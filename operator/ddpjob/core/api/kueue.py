@@ -109,6 +109,10 @@ class Workload:
         """Return True if the pods of the job may exist."""
         return self.holds(ADMITTED) and not (self.evicted or self.deleting or self.finished)
 
+    def is_for(self, queue: Queue | None, count: int) -> bool:
+        """Return True if it asks a queue for so many nodes. Without a queue, any will do."""
+        return self.count == count and (queue is None or self.queue == queue.name)
+
 
 def read_queue(labels: Any) -> Queue | None:
     """Return the queue in the labels of a job, or None."""

@@ -41,7 +41,7 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
     if workload.deleting:
         lost = f"Workload {workload.name} was deleted, so the job gives its room back"
         return Finding(Reason.QUEUED, f"{lost} and asks for room again")
-    if _is_outdated(obs, spec):
+    if not workload.is_for(obs.queue, spec.nodes):
         wanted = counted(spec.nodes, "node")
         return Finding(Reason.QUEUED, f"asks the queue {obs.queue} for room for {wanted}")
     if workload.may_run:
@@ -74,13 +74,6 @@ def _with_words(text: str, workload: Workload, kind: str) -> str:
     """Return a text with the words of Kueue in a condition."""
     words = str(workload.condition(kind).get("message") or "")
     return f"{text}: {words}" if words else text
-
-
-def _is_outdated(obs: Observation, spec: Spec) -> bool:
-    """Return True if the Workload asks for another number of nodes, or waits in another queue."""
-    workload, queue = obs.workload, obs.queue
-    assert workload is not None
-    return workload.count != spec.nodes or (queue is not None and workload.queue != queue.name)
 
 
 def next_place(obs: Observation, spec: Spec) -> Place:
@@ -116,7 +109,8 @@ def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
         is_too_early = obs.refusal is not None and obs.refusal.is_too_early(now)
         may_ask = is_asked and not is_too_early
         return _once_free(obs, PlaceStep(PlaceAction.CREATE)) if may_ask else None
-    is_of_no_use = not _wants_room(obs, spec) or _is_outdated(obs, spec) or workload.deleting
+    is_fit = workload.is_for(obs.queue, spec.nodes) and not workload.deleting
+    is_of_no_use = not (_wants_room(obs, spec) and is_fit)
     if is_of_no_use:
         step = PlaceStep(PlaceAction.REMOVE, workload)
         return _once_free(obs, step) if workload.held or not workload.deleting else None
