@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from ddpjob import Client, DDPJob
 from ddpjob.cli.main import app
-from ddpjob.client import ClientError, NotConnected, NotFound, Rejected, WaitTimeout
+from ddpjob.client import AsyncClient, ClientError, NotConnected, NotFound, Rejected, WaitTimeout
 
 JOBS = "/apis/ddpjob.dev/v1alpha1/namespaces/{}/ddpjobs"
 SCRIPT = "print('hello')\n"
@@ -576,9 +576,20 @@ def test_a_time_needs_something_to_wait_for(run: Command, client: Client, tmp_pa
     assert client.list() == []
 
 
-def test_wait_for_a_job_that_is_deleted_ends(run: Command, client: Client) -> None:
+def test_wait_for_a_job_that_is_deleted_ends(
+    run: Command, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client.submit(a_job())
-    later(lambda: void(client.delete("digits")))
+    has_found_the_job = threading.Event()
+    watch = AsyncClient.watch
+
+    def noted(*args: Any, **options: Any) -> Any:
+        has_found_the_job.set()
+        return watch(*args, **options)
+
+    monkeypatch.setattr(AsyncClient, "watch", noted)
+    # A job that is deleted before would not be found.
+    later(lambda: void(client.delete("digits")), when=has_found_the_job.is_set)
     ended = run("wait", "digits")
     assert (ended.exit_code, "was deleted" in ended.stderr) == (2, True)
 
