@@ -43,10 +43,7 @@ class PodTemplate(TypedDict, total=False):
 def types_text() -> str:
     """Return the module with the types of the client."""
     parts = [HEADER]
-    for group in GROUPS:
-        for info in fields_of(group).values():
-            if is_declared(type_of(info)):
-                parts.append(_typed_dict(type_of(info)))
+    parts += [_typed_dict(kind) for group in GROUPS for kind in _objects(group)]
     lines = [f"{name}: {kind}" for group in GROUPS for name, kind in _typed_fields(group)]
     lines += [f"{name}: {_shape_type(shapes.shapes()[name])}" for name in pod_field_names()]
     lines.append(f"{POD_TEMPLATE}: PodTemplate")
@@ -57,6 +54,14 @@ def types_text() -> str:
     summary = "The fields of `spec`, with the names of the CRD."
     parts.append(_class("SpecFields", summary, of_script, base="ScriptFields"))
     return "\n\n".join(parts)
+
+
+def _objects(kind: type[Any]) -> Iterator[type[Any]]:
+    """Yield the types of the objects in a declared one, the inner ones first."""
+    for info in fields_of(kind).values():
+        if is_declared(type_of(info)):
+            yield from _objects(type_of(info))
+            yield type_of(info)
 
 
 def _typed_dict(kind: type[Any]) -> str:
@@ -123,14 +128,15 @@ def table_of_fields(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rows(schema: Mapping[str, Any]) -> Mapping[str, tuple[Mapping[str, Any], str]]:
-    rows = {}
+    rows: dict[str, tuple[Mapping[str, Any], str]] = {}
     for group in GROUPS:
         for name, info in fields_of(group).items():
-            field, change = schema["properties"][name], facts_of(info).change
-            rows[name] = (field, str(change))
+            field, change = schema["properties"][name], str(facts_of(info).change)
+            rows[name] = (field, change)
             if is_declared(type_of(info)):
-                for inner, inner_field in field["properties"].items():
-                    rows[f"{name}.{inner}"] = (inner_field, str(change))
+                rows |= {
+                    path: (one, change) for path, one in _inner_rows(name, type_of(info), field)
+                }
     for name in pod_field_names():
         rows[name] = (schema["properties"][name], str(Change(shapes.shapes()[name][shapes.CHANGE])))
     template = schema["properties"][POD_TEMPLATE]
@@ -139,6 +145,17 @@ def _rows(schema: Mapping[str, Any]) -> Mapping[str, tuple[Mapping[str, Any], st
         change = str(Change(shape[shapes.CHANGE]))
         rows[f"{POD_TEMPLATE}.{part}"] = (template["properties"][part], change)
     return rows
+
+
+def _inner_rows(
+    path: str, kind: type[Any], schema: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the fields of an object, and of the objects in it, by their paths."""
+    for name, info in fields_of(kind).items():
+        field = schema["properties"][name]
+        yield f"{path}.{name}", field
+        if is_declared(type_of(info)):
+            yield from _inner_rows(f"{path}.{name}", type_of(info), field)
 
 
 def _yaml(value: Any) -> str:

@@ -1,7 +1,7 @@
 """A real API server: etcd and kube-apiserver as two processes on this machine, as in envtest.
 
-There is no kubelet, scheduler or controller, so objects stay as they were created. This module
-depends on nothing of the operator but the version of Kubernetes.
+There is no kubelet and no controller, so objects stay as they were created. A scheduler can be
+started beside it. This module depends on nothing of the operator but the version of Kubernetes.
 """
 
 import base64
@@ -28,6 +28,7 @@ from ddpjob.core.api.kubernetes import NEWEST
 ROOT = Path(__file__).resolve().parents[2]
 CRD = ROOT / "charts" / "ddpjob-operator" / "files" / "crd.yaml"
 NEEDED = ("etcd", "kube-apiserver", "kubectl")
+SCHEDULER = "kube-scheduler"
 MISSING = (
     f"{{}} not found: run `setup-envtest use {NEWEST}.x -p path`, and set KUBEBUILDER_ASSETS to "
     "the folder that it prints "
@@ -48,7 +49,7 @@ class Answer(NamedTuple):
 
 
 def find_binaries() -> dict[str, str]:
-    """Return the paths of the programs in NEEDED that exist, by name.
+    """Return the paths of the programs in NEEDED and of the scheduler that exist, by name.
 
     $KUBEBUILDER_ASSETS comes first, then envtest's usual folder, then PATH.
 
@@ -61,7 +62,9 @@ def find_binaries() -> dict[str, str]:
         *os.get_exec_path(),
     ]
     path = os.pathsep.join(folder for folder in folders if folder)
-    return {name: found for name in NEEDED if (found := shutil.which(name, path=path))}
+    return {
+        name: found for name in (*NEEDED, SCHEDULER) if (found := shutil.which(name, path=path))
+    }
 
 
 def free_ports(count: int) -> list[int]:
@@ -81,8 +84,9 @@ class ApiServer:
     over a restart: port, certificate and data stay the same.
     """
 
-    def __init__(self, folder: Path, binaries: dict[str, str]) -> None:
+    def __init__(self, folder: Path, binaries: dict[str, str], *flags: str) -> None:
         self.folder = folder
+        self._flags = flags
         self.kubectl_path = binaries["kubectl"]
         self._binaries = binaries
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -107,6 +111,11 @@ class ApiServer:
         self.kubeconfig.write_text(self.kubeconfig_for(ADMIN_TOKEN))
         self.wait_for(self._is_ready)
 
+    def start_scheduler(self, *flags: str) -> None:
+        """Start the scheduler of Kubernetes, which binds pods to the nodes that exist."""
+        kubeconfig = f"--kubeconfig={self.kubeconfig}"
+        self._spawn(SCHEDULER, [kubeconfig, "--leader-elect=false", "--secure-port=0", *flags])
+
     def kill(self) -> None:
         """Kill the API server. etcd and the data stay."""
         self._end("kube-apiserver")
@@ -117,7 +126,8 @@ class ApiServer:
         self.start()
 
     def stop(self) -> None:
-        """End both processes."""
+        """End all processes."""
+        self._end(SCHEDULER)
         self._end("kube-apiserver")
         self._end("etcd")
 
@@ -173,6 +183,17 @@ class ApiServer:
                 )
         except urllib.error.HTTPError as refusal:
             return Answer(refusal.code, json.load(refusal), refusal.headers.get_all("Warning", []))
+
+    def add_node(self, name: str, labels: Mapping[str, str], room: Mapping[str, str]) -> None:
+        """Create a node that is ready and has room, without a kubelet."""
+        node = {"metadata": {"name": name, "labels": dict(labels)}}
+        assert self.request("POST", "/api/v1/nodes", node).code == 201
+        # The API server taints a new node, until a controller finds it ready.
+        path = f"/api/v1/nodes/{name}"
+        assert self.request("PATCH", path, {"spec": {"taints": None}}, MERGE).code == 200
+        ready = {"type": "Ready", "status": "True"}
+        status = {"capacity": room, "allocatable": room, "conditions": [ready]}
+        assert self.request("PATCH", f"{path}/status", {"status": status}, MERGE).code == 200
 
     def create_namespace(self, prefix: str) -> str:
         """Create a namespace with a new name. Only a controller manager could remove it."""
@@ -237,6 +258,7 @@ class ApiServer:
             "--service-cluster-ip-range=10.0.0.0/24",
             # No controller creates the default ServiceAccount, without which pods are refused.
             "--disable-admission-plugins=ServiceAccount",
+            *self._flags,
         ]
 
     def _spawn(self, name: str, flags: list[str]) -> None:
@@ -274,18 +296,23 @@ class ApiServer:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
 
 
+# What makes an API server serve PodGroups, and its scheduler know them.
+GANG_GATES = "--feature-gates=GenericWorkload=true,TopologyAwareWorkloadScheduling=true"
+GANG_FLAGS = (GANG_GATES, "--runtime-config=scheduling.k8s.io/v1beta1=true")
+
+
 @contextmanager
-def temporary_server() -> Iterator[ApiServer]:
+def temporary_server(*flags: str) -> Iterator[ApiServer]:
     """Run an API server that serves DDPJobs for the time of the block, for a benchmark.
 
     Raises SystemExit with a message if a program is missing.
     """
     binaries = find_binaries()
-    missing = [name for name in NEEDED if name not in binaries]
+    missing = [name for name in (*NEEDED, SCHEDULER) if name not in binaries]
     if missing:
         raise SystemExit(MISSING.format(", ".join(missing)))
     with tempfile.TemporaryDirectory() as folder:
-        server = ApiServer(Path(folder), binaries)
+        server = ApiServer(Path(folder), binaries, *flags)
         try:
             server.start()
             server.install_crd()

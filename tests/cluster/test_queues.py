@@ -4,6 +4,7 @@ Kueue is installed into the cluster of the tests by the program that INSTALL_KUE
 the name of the cluster. Its configuration must name DDPJobs, see docs/users/queues.md.
 """
 
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from .builders import digits
-from .cluster import NAME, Cluster
+from .cluster import NAME, WORKERS, Cluster
 from .commands import ROOT, Object, run, wait_until
 from .conftest import skip_or_fail
 from .namespace import Namespace
@@ -114,6 +115,74 @@ def test_a_preempted_job_resumes_from_its_checkpoint(team: Namespace) -> None:
     assert first["reason"] == "Preempted"
     assert 0 < second["firstStep"] <= first["lastStep"]
     wait_until("the room is given back", lambda: used_cpu(team) == "0", 30)
+
+
+RACK = "example.com/rack"
+HOST = "kubernetes.io/hostname"
+
+
+@pytest.fixture
+def with_topology(team: Namespace, cluster: Cluster) -> Iterator[None]:
+    """Let the queue `team` know which nodes are near each other: each worker is a rack."""
+    for number, node in enumerate(WORKERS):
+        cluster.kubectl("label", "node", node, f"{RACK}=rack-{number}", "--overwrite")
+    topology = {
+        "apiVersion": API,
+        "kind": "Topology",
+        "metadata": {"name": "racks"},
+        "spec": {"levels": [{"nodeLabel": RACK}, {"nodeLabel": HOST}]},
+    }
+    flavor = {
+        "apiVersion": API,
+        "kind": "ResourceFlavor",
+        "metadata": {"name": "racks"},
+        "spec": {"nodeLabels": {"kubernetes.io/os": "linux"}, "topologyName": "racks"},
+    }
+    team.apply(topology, flavor)
+    group = {
+        "coveredResources": ["cpu", "memory"],
+        "flavors": [{"name": "racks", "resources": QUOTA}],
+    }
+    change = json.dumps({"spec": {"resourceGroups": [group]}})
+    team.kubectl("patch", "clusterqueue", team.name, "--type=merge", "--patch", change)
+    yield
+    for node in WORKERS:
+        cluster.kubectl("label", "node", node, f"{RACK}-")
+
+
+@pytest.mark.usefixtures("with_topology")
+def test_pods_run_where_the_topology_of_the_queue_has_put_their_ranks(team: Namespace) -> None:
+    topology = {"scheduling": {"topology": {"required": RACK}}}
+    team.apply(in_queue("near", 4, topologySpreadConstraints=[], **topology))
+    team.wait_for_status("near", phase="Running")
+    assert len(set(team.nodes_of("near").values())) == 1
+    pods = team.pods("near").values()
+    assert {pod["spec"]["nodeSelector"][HOST] for pod in pods} <= set(WORKERS)
+    assert not any(pod["spec"].get("schedulingGates") for pod in pods)
+    team.wait_for_status("near", phase="Complete")
+
+
+@pytest.mark.usefixtures("with_topology")
+def test_the_pods_of_a_dead_node_get_other_nodes_from_the_queue(
+    team: Namespace, cluster: Cluster
+) -> None:
+    team.claim("ckpt")
+    near = {"checkpoint": {"claimName": "ckpt"}, "scheduling": {"topology": {"preferred": RACK}}}
+    team.apply(in_queue("train", 60, topologySpreadConstraints=[], **near))
+    team.wait_for_status("train", phase="Running")
+    victim, *_ = team.nodes_of("train").values()
+    (survivor,) = set(WORKERS) - {victim}
+    # The operator gives a silent node up after 5 s.
+    values = {"deadNodeSeconds": "5", r"nodeSelector.kubernetes\.io/hostname": survivor}
+    cluster.install(**values)
+    try:
+        with cluster.paused(victim):
+            team.wait_for_status("train", 240, attempt=1, phase="Running")
+            assert set(team.nodes_of("train").values()) == {survivor}
+        team.wait_for_status("train", phase="Complete")
+    finally:
+        cluster.install()
+    wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
 
 
 def test_a_queue_that_is_stopped_and_opened_stops_and_continues_its_job(team: Namespace) -> None:

@@ -38,7 +38,7 @@ from ddpjob.core.api.kueue import LABEL_QUEUE
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.decide.dead_nodes import OUT_OF_SERVICE
 from ddpjob.core.observe.nodes import read_node
-from ddpjob.core.observe.observation import Kueue, Pod, TrainerState
+from ddpjob.core.observe.observation import ApiState, Pod, TrainerState
 
 Action = Callable[[World, int], None]
 PodAction = Callable[[World, Pod], None]
@@ -162,11 +162,11 @@ def user_chooses_another_queue(world: World, choice: int) -> None:
 
 
 def queue_cannot_be_read(world: World, choice: int) -> None:
-    world.queue.state = (Kueue.ABSENT, Kueue.UNREADABLE, Kueue.UNKNOWN)[choice % 3]
+    world.queue.state = (ApiState.ABSENT, ApiState.UNREADABLE, ApiState.UNKNOWN)[choice % 3]
 
 
 def queue_can_be_read_again(world: World, choice: int) -> None:
-    world.queue.state = Kueue.SERVED
+    world.queue.state = ApiState.SERVED
 
 
 # The operator
@@ -577,7 +577,7 @@ def calm_down(world: World) -> None:
     """End what keeps a job from running, but leave dead nodes dead if the operator can see them."""
     world.refuse_pods = None
     world.older_gang = None
-    world.queue.state = Kueue.SERVED
+    world.queue.state = ApiState.SERVED
     if world.job.spec and world.job.spec.lifecycle.suspended:
         world.change_spec(suspend=False)
     nodes = world.nodes[-1]

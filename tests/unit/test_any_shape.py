@@ -20,6 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpjob.core.api.job import Job
+from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.spec import MAX_NODES, known_fields
@@ -27,7 +28,7 @@ from ddpjob.core.api.status import Status
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.nodes import read_node
 from ddpjob.core.observe.observation import NodeHealth, observe
-from ddpjob.core.observe.pods import owner_of, read_pod
+from ddpjob.core.observe.pods import read_pod
 from ddpjob.core.observe.termination import read_result
 from ddpjob.core.observe.torchrun_log import is_follower, parse_summary
 

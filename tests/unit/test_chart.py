@@ -19,6 +19,7 @@ from goldens import check_golden
 
 from ddpjob import __version__
 from ddpjob.core.agent_files import config_map_name
+from ddpjob.core.api.pod_groups import BACKENDS
 from ddpjob.core.render.job_defaults import read_job_defaults
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +45,7 @@ RIGHTS = {
     ("coordination.k8s.io", "leases", "get update"),
     ("kueue.x-k8s.io", "workloads", "create delete get list patch watch"),
     ("kueue.x-k8s.io", "workloads/status", "patch"),
+    *((one.group, "podgroups", "create delete get list patch watch") for one in BACKENDS),
 }
 OF_QUEUES = {right for right in RIGHTS if right[0] == "kueue.x-k8s.io"}
 # What it reads of the whole cluster for queues.

@@ -25,9 +25,10 @@ from builders import (
 )
 
 from ddpjob.core.api import names
+from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.observe.observation import TrainerState
-from ddpjob.core.observe.pods import owner_of, read_pod
+from ddpjob.core.observe.pods import read_pod
 
 RUNNING_STATE = {"running": {}}
 SIDECAR = {"name": "mesh", "state": {"running": {}}}

@@ -31,7 +31,7 @@ from world import World, a_world
 
 from ddpjob.core.decide.causes import judge
 from ddpjob.core.decide.rules import decide
-from ddpjob.core.observe.observation import Kueue, observe
+from ddpjob.core.observe.observation import ApiState, observe
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")
 # How many histories are drawn: the number of parts, and the histories of each. Each part is a test
@@ -161,7 +161,7 @@ def waits_for_something(world: World) -> bool:
         return True
     queue = world.queue
     waits_for_room = world.job.queue is not None and not (
-        queue.state is Kueue.SERVED and queue.holds_room()
+        queue.state is ApiState.SERVED and queue.holds_room()
     )
     return waits_for_room or any(not pod.released for pod in world.operator.observe().pods)
 

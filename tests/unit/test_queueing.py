@@ -22,8 +22,9 @@ from ddpjob.core.api.history import Place
 from ddpjob.core.api.kueue import FINALIZER, Demand, Queue, read_queue, read_workload, workload_name
 from ddpjob.core.api.names import Condition, Identity, Phase
 from ddpjob.core.api.reasons import Reason
+from ddpjob.core.decide.queueing import NOT_SERVED
 from ddpjob.core.decide.rules import decide
-from ddpjob.core.observe.observation import Kueue, Refusal, observe
+from ddpjob.core.observe.observation import ApiState, Refusal, observe
 from ddpjob.core.plan import PlaceAction
 
 TEAM = Queue("team")
@@ -61,7 +62,7 @@ def a_workload(number=1, *, count=2, queue=TEAM, deleting=False, held=True, **co
     return body
 
 
-def decide_for(job, *bodies, pods=(), state=Kueue.SERVED, queue=TEAM, **surroundings):
+def decide_for(job, *bodies, pods=(), state=ApiState.SERVED, queue=TEAM, **surroundings):
     workloads = tuple(map(read_workload, bodies))
     job = replace(job, queue=queue)
     observation = observe(
@@ -185,17 +186,17 @@ def test_room_is_given_back_when_no_pod_runs():
     assert plan.place.action is PlaceAction.GIVE_BACK
 
 
-@pytest.mark.parametrize("state", [Kueue.ABSENT, Kueue.UNREADABLE, Kueue.UNKNOWN, Kueue.REFUSED])
+@pytest.mark.parametrize("state", NOT_SERVED)
 def test_without_kueue_nothing_begins_and_nothing_is_stopped(state):
     plan = decide_for(a_new_job(), state=state)
-    assert (plan.status.reason, plan.status.message) == (Reason.NO_QUEUE, state.sentence)
+    assert (plan.status.reason, plan.status.message) == (Reason.NO_QUEUE, NOT_SERVED[state])
     assert plan.place is None
     plan = decide_for(a_running_job_with_place(), pods=RUN, state=state)
     assert (plan.status.phase, plan.delete) == (Phase.RUNNING, ())
 
 
 def test_with_queues_switched_off_the_label_is_ignored():
-    plan = decide_for(a_new_job(), state=Kueue.OFF)
+    plan = decide_for(a_new_job(), state=ApiState.OFF)
     assert plan.new_pods == (0, 1)
     assert plan.place is None
 

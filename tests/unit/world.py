@@ -49,8 +49,8 @@ from ddpjob.core.api.times import format_time
 from ddpjob.core.decide.rules import decide
 from ddpjob.core.observe.nodes import read_node
 from ddpjob.core.observe.observation import (
+    ApiState,
     ClusterPolicy,
-    Kueue,
     Node,
     NodeHealth,
     Observation,
@@ -367,7 +367,7 @@ class Queue:
         self.world = world
         self.versions: list[dict[str, dict[str, Any]]] = [{}]
         self.made = 0
-        self.state = Kueue.SERVED
+        self.state = ApiState.SERVED
 
     @property
     def workloads(self) -> tuple[Workload, ...]:

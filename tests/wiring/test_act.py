@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from extensions import without_extensions
 from gang import a_job
 
 from ddpjob.controller.act import Actor
@@ -14,9 +15,7 @@ from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.places import Places
 from ddpjob.core.api.status import Attempt
-from ddpjob.core.observe.observation import Kueue
 from ddpjob.core.plan import Assign, Delete, Event, Owned, Plan, create_gang
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError
@@ -26,8 +25,6 @@ STARTING = Event("Normal", "Starting", "it starts")
 OLD = Delete("digits-0-1", "uid-of-old")
 SHARED = [f"CREATE {kind.plural}" for kind in Owned if kind is not Owned.POD]
 STAYS = Assign("digits-0-0", "uid-of-0", 0, grace=30, start=True, ready_since="")
-
-NO_QUEUES = SimpleNamespace(state=Kueue.OFF)
 
 
 class Recorder:
@@ -64,13 +61,15 @@ def carry_out(writer):
     reporter = Reporter(writer, "operator")
     territory = SimpleNamespace(uid_of_mark=lambda namespace: "")
     creator = Creator(writer, cache, Settings(), territory, {"ml": ""})
+    places, pod_groups = without_extensions(writer, cache)
     actor = Actor(
         writer=writer,
         cache=cache,
         creator=creator,
         deleter=Deleter(writer, cache, reporter),
         reporter=reporter,
-        places=Places(writer, cache, Settings(), wall_time, NO_QUEUES),
+        places=places,
+        pod_groups=pod_groups,
         clock=lambda: 0.0,
         metrics=Metrics(cache, ()),
         now=wall_time,

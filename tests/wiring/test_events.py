@@ -168,8 +168,11 @@ async def test_the_more_jobs_have_progress_the_rarer_each_writes_it(fake, operat
         await asyncio.sleep(0.05)
     await until(lambda: all(status(fake, name)["nodes"]["ready"] == 11 for name in jobs))
     del fake.log[:before]
-    # Each may write at once, and after a second: five jobs have progress, and five may write it.
-    assert len(fake.writes(".*/status")) <= 3 * len(jobs)
+    # Each may write at once, and after a second: five jobs have progress, and five may write it. On
+    # a slow machine that lasts longer.
+    times = [a.time for a in fake.writes(".*/status")]
+    more_seconds = max(0.0, times[-1] - times[0] - 1)
+    assert len(times) <= 3 * len(jobs) + 2 * act.PROGRESS_RATE * more_seconds
 
 
 @pytest.mark.parametrize("namespaces", [("ml",)])

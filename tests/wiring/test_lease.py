@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
+from extensions import without_extensions
 from fake_api import hanging_webhook, refusal, unanswered
 from gang import a_job, until
 
@@ -20,20 +21,17 @@ from ddpjob.controller.events import Reporter
 from ddpjob.controller.lease import DEADLINE, DURATION, Lease
 from ddpjob.controller.main import operate
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.places import Places
 from ddpjob.controller.probes import Probes
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer
 from ddpjob.core.decide.rules import decide
-from ddpjob.core.observe.observation import Kueue, observe
+from ddpjob.core.observe.observation import observe
 from ddpjob.core.plan import Delete, Plan
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.kinds import PODS
 from ddpjob.kube.request import Request, Verb
 
 LEASE = ".*/leases/op"
-
-NO_QUEUES = SimpleNamespace(state=Kueue.OFF)
 
 
 class Clock:
@@ -234,8 +232,7 @@ def an_actor(writer, cache, clock):
     creator = Creator(writer, cache, Settings(), Territory(writer, "default/first", clock))
     reporter = Reporter(writer, "first")
     deleter = Deleter(writer, cache, reporter)
-    places = Places(writer, cache, Settings(), wall_time, NO_QUEUES)
-    parts = (writer, cache, creator, deleter, reporter, places)
+    parts = (writer, cache, creator, deleter, reporter, *without_extensions(writer, cache))
     return Actor(*parts, clock, Metrics(cache, ()), wall_time)
 
 

@@ -13,7 +13,7 @@ from ddpjob.controller.places import Places
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.kueue import Demand, new_workload
 from ddpjob.core.api.status import PodCounts
-from ddpjob.core.observe.observation import Kueue
+from ddpjob.core.observe.observation import ApiState
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError
 
@@ -28,7 +28,7 @@ def a_job(labels: dict[str, str] | None = None) -> Job:
     return Job.from_dict({"metadata": metadata, "spec": spec, "status": status})
 
 
-def places(cache: Cache, state: Kueue, flavor: dict[str, Any] | None = None) -> Places:
+def places(cache: Cache, state: ApiState, flavor: dict[str, Any] | None = None) -> Places:
     async def read(request: Any) -> dict[str, Any] | None:
         return flavor
 
@@ -54,14 +54,14 @@ def with_workload(job: Job, *kinds: str) -> Cache:
 
 
 async def test_a_job_without_a_queue_may_run_anywhere() -> None:
-    assert await places(Cache(), Kueue.SERVED).placement(a_job()) is None
-    assert await places(Cache(), Kueue.OFF).placement(a_job(TEAM)) is None
+    assert await places(Cache(), ApiState.SERVED).placement(a_job()) is None
+    assert await places(Cache(), ApiState.OFF).placement(a_job(TEAM)) is None
 
 
 async def test_the_nodes_are_those_of_the_flavor() -> None:
     job = a_job(TEAM)
     cache = with_workload(job, "QuotaReserved", "Admitted")
-    found = await places(cache, Kueue.SERVED, FLAVOR).placement(job)
+    found = await places(cache, ApiState.SERVED, FLAVOR).placement(job)
     assert found
     assert found.node_labels == {"pool": "training"}
 
@@ -70,11 +70,11 @@ async def test_the_nodes_are_those_of_the_flavor() -> None:
 async def test_without_room_no_pod_is_created(kinds: tuple[str, ...]) -> None:
     job = a_job(TEAM)
     with pytest.raises(Refused, match="the room that the queue team has given"):
-        await places(with_workload(job, *kinds), Kueue.SERVED, FLAVOR).placement(job)
+        await places(with_workload(job, *kinds), ApiState.SERVED, FLAVOR).placement(job)
 
 
-@pytest.mark.parametrize("state", [Kueue.UNKNOWN, Kueue.ABSENT, Kueue.REFUSED])
-async def test_a_job_that_runs_waits_with_its_new_pods_while_kueue_is_away(state: Kueue) -> None:
+@pytest.mark.parametrize("state", [ApiState.UNKNOWN, ApiState.ABSENT, ApiState.REFUSED])
+async def test_a_job_that_runs_waits_with_its_new_pods_while_kueue_is_away(state: ApiState) -> None:
     job = a_job(TEAM)
     for cache in (Cache(), with_workload(job, "Admitted")):
         with pytest.raises(Refused, match="it is tried again"):
@@ -85,7 +85,7 @@ async def test_room_for_another_number_of_nodes_is_none() -> None:
     job = a_job(TEAM)
     grown = replace(job, status=replace(job.status, pods=PodCounts(desired=4)))
     with pytest.raises(Refused):
-        await places(with_workload(job, "Admitted"), Kueue.SERVED, FLAVOR).placement(grown)
+        await places(with_workload(job, "Admitted"), ApiState.SERVED, FLAVOR).placement(grown)
 
 
 async def test_an_orphan_that_cannot_be_let_go_does_not_keep_others_from_it(caplog: Any) -> None:
@@ -99,7 +99,7 @@ async def test_an_orphan_that_cannot_be_let_go_does_not_keep_others_from_it(capl
         sent.append(request.name)
         raise ApiError(500, "InternalError", "failed calling webhook vworkload.kb.io")
 
-    found = places(cache, Kueue.SERVED)
+    found = places(cache, ApiState.SERVED)
     found.writer = cast(Any, SimpleNamespace(read=read, write=write))
     await found.let_orphans_go(("ml", "digits"))
     assert len(sent) == 1
@@ -109,4 +109,4 @@ async def test_an_orphan_that_cannot_be_let_go_does_not_keep_others_from_it(capl
 async def test_a_flavor_that_is_gone_is_named() -> None:
     job = a_job(TEAM)
     with pytest.raises(Refused, match="ResourceFlavor workers does not exist any more"):
-        await places(with_workload(job, "Admitted"), Kueue.SERVED).placement(job)
+        await places(with_workload(job, "Admitted"), ApiState.SERVED).placement(job)

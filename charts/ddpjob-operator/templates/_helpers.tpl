@@ -102,6 +102,10 @@ annotations:
   resources: [leases]
   resourceNames: [ddpjob-installation]
   verbs: [get, update]
+# Gangs that are scheduled whole: by Kubernetes itself, Volcano or the plugin coscheduling. Harmless without them.
+- apiGroups: [scheduling.k8s.io, scheduling.volcano.sh, scheduling.x-k8s.io]
+  resources: [podgroups]
+  verbs: [get, list, watch, create, patch, delete]
 {{- if .Values.kueue.enabled }}
 # The operator asks queues for the room of jobs, and gives it back. The finalizer holds a Workload until no pod uses its room.
 - apiGroups: [kueue.x-k8s.io]

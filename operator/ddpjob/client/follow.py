@@ -17,8 +17,8 @@ from ddpjob.client.logs import (
     too_many_logs,
 )
 from ddpjob.core.api import names
+from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import Dict
-from ddpjob.core.observe.pods import owner_of
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.kube.api import ApiClient, may_succeed_later
 from ddpjob.kube.errors import ApiError, CallFailed

@@ -17,8 +17,8 @@ from ddpjob.client.errors import (
 from ddpjob.client.follow import Follower, Item
 from ddpjob.client.logs import ALL_LINES, LogChoice, LogLine, merged_logs
 from ddpjob.core.api import names
+from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import Dict, did_you_mean, quoted
-from ddpjob.core.observe.pods import owner_of
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.run_metrics import RunMetrics, parse_metric
 from ddpjob.jobs.user_job import DDPJob

@@ -14,18 +14,20 @@ from ddpjob.controller.errors import GaveWay, NotSent, Refused
 from ddpjob.controller.events import Reporter
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.places import Outcome, Places
+from ddpjob.controller.pod_groups import PodGroups
 from ddpjob.controller.writer import Writer, is_gone, run_all
 from ddpjob.core.api import names
 from ddpjob.core.api.backoff import exponential_delay
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.names import Condition
+from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import Dict, SpecError
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.observation import LONGEST_RETRY, Node, Refusal
-from ddpjob.core.observe.pods import owner_of
 from ddpjob.core.plan import Assign, Create, PlaceAction, PlaceStep, Plan
+from ddpjob.core.render.merged_pod import Constraints
 from ddpjob.kube.errors import ApiError, CallFailed
 from ddpjob.kube.kinds import JOBS, NODES, PODS
 from ddpjob.kube.request import Request, Verb
@@ -85,6 +87,7 @@ class Actor:
     deleter: Deleter
     reporter: Reporter
     places: Places
+    pod_groups: PodGroups
     clock: Callable[[], float]
     metrics: Metrics
     now: Callable[[], datetime]
@@ -405,7 +408,8 @@ class Actor:
         self.under_quota.get(job.namespace, {}).pop(job.uid, None)
         try:
             placement = await self.places.placement(job)
-            await self.creator.create(job, creates, placement)
+            group = await self.pod_groups.group_for(job)
+            await self.creator.create(job, creates, Constraints(placement, group))
         except SpecError as error:
             log.exception("%s/%s: cannot render a pod", job.namespace, job.name)
             self._remember(job, memory, Refused(Reason.INVALID_POD, str(error), final=True))

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from ddpjob.controller.store import Seen, Store, namespace_of, uid_of, version_of
 from ddpjob.core.api import names
@@ -19,12 +19,14 @@ from ddpjob.core.api.history import OlderGang
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.kueue import Workload, read_workload, workload_name
 from ddpjob.core.api.names import Identity
+from ddpjob.core.api.owned import owner_of
+from ddpjob.core.api.pod_groups import PodGroup, read_pod_group
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.decide.gangs import Contests, older_gang, read_gang
 from ddpjob.core.observe.nodes import read_node
 from ddpjob.core.observe.observation import Node, Pod, Refusal
-from ddpjob.core.observe.pods import owner_of, read_pod
-from ddpjob.kube.kinds import JOBS, NODES, PODS, Kind
+from ddpjob.core.observe.pods import read_pod
+from ddpjob.kube.kinds import JOBS, NODES, POD_GROUPS, PODS, Kind
 
 # (namespace, name) of a DDPJob.
 Key = tuple[str, str]
@@ -166,24 +168,32 @@ class Pods(Store[OwnedPod]):
                 del self.owners[owned.key]
 
 
+Owned = TypeVar("Owned", Workload, PodGroup)
+
+
 @dataclass
-class Workloads(Store[Workload]):
-    """Workloads of Kueue that jobs own, with an index by the key of the job."""
+class OfJobs(Store[Owned]):
+    """Objects that jobs own, with an index by the key of the job."""
 
-    by_key: dict[Key, dict[str, Workload]] = field(default_factory=lambda: defaultdict(dict))
+    by_key: dict[Key, dict[str, Owned]] = field(default_factory=lambda: defaultdict(dict))
 
-    def _add(self, seen: Seen[Workload]) -> None:
+    def _add(self, seen: Seen[Owned]) -> None:
         self.by_key[_key_of_owner(seen.value)][seen.uid] = seen.value
 
-    def _remove(self, seen: Seen[Workload]) -> None:
+    def _remove(self, seen: Seen[Owned]) -> None:
         key = _key_of_owner(seen.value)
         del self.by_key[key][seen.uid]
         if not self.by_key[key]:
             del self.by_key[key]
 
+    def of(self, job: Identity) -> tuple[Owned, ...]:
+        """Return the objects of a job, not those of another one of its name."""
+        found = self.by_key.get(key_of(job), {}).values()
+        return tuple(one for one in found if one.job_uid == job.uid)
 
-def _key_of_owner(workload: Workload) -> Key:
-    return workload.namespace, workload.job_name
+
+def _key_of_owner(owned: Workload | PodGroup) -> Key:
+    return owned.namespace, owned.job_name
 
 
 @dataclass
@@ -221,7 +231,11 @@ class Cache:
     jobs: Jobs = field(default_factory=lambda: Jobs(_read_job))
     pods: Pods = field(default_factory=lambda: Pods(_read_owned_pod))
     nodes: Nodes = field(default_factory=lambda: Nodes(read_node))
-    workloads: Workloads = field(default_factory=lambda: Workloads(read_workload))
+    workloads: OfJobs[Workload] = field(default_factory=lambda: OfJobs(read_workload))
+    # By the names of their rows. Each kind has versions of its own.
+    pod_groups: Mapping[str, OfJobs[PodGroup]] = field(
+        default_factory=lambda: {name: OfJobs(read_pod_group) for name in POD_GROUPS}
+    )
 
     @property
     def stores(self) -> Mapping[Kind, Store[Any]]:
@@ -236,14 +250,17 @@ class Cache:
             return {key_of_pod(body), key_of(owner)} if owner else {key_of_pod(body)}
         return set(self.pods.by_node.get(body["metadata"]["name"], {}).values())
 
-    def key_of_workload(self, body: Dict) -> Key | None:
-        """Return the key of the job that owns a Workload."""
-        workload = read_workload(body)
-        return _key_of_owner(workload) if workload else None
+    @staticmethod
+    def key_of_owned(body: Dict) -> Key | None:
+        """Return the key of the job that owns an object, or None."""
+        owner = owner_of(body)
+        return key_of(owner) if owner else None
 
     def workloads_of(self, job: Identity) -> tuple[Workload, ...]:
-        found = self.workloads.by_key.get(key_of(job), {}).values()
-        return tuple(one for one in found if one.job_uid == job.uid)
+        return self.workloads.of(job)
+
+    def pod_groups_of(self, job: Identity) -> tuple[PodGroup, ...]:
+        return tuple(group for store in self.pod_groups.values() for group in store.of(job))
 
     def workload_of(self, job: Job) -> Workload | None:
         """Return the Workload of the job's present place, or None."""

@@ -14,13 +14,13 @@ from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer, run_all
 from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.kueue import Placement
+from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.observe.pods import owner_of
 from ddpjob.core.plan import Assign, Create, Owned
 from ddpjob.core.render import objects
 from ddpjob.core.render.assignment import assignment
+from ddpjob.core.render.merged_pod import NO_CONSTRAINTS, Constraints
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError, Unreachable, is_admission
 from ddpjob.kube.kinds import CONFIG_MAPS, PODS, Kind
@@ -59,18 +59,18 @@ class Creator:
     providing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def create(
-        self, job: Job, creates: Iterable[Create], placement: Placement | None = None
+        self, job: Job, creates: Iterable[Create], constraints: Constraints = NO_CONSTRAINTS
     ) -> None:
         """Create objects in their order, and those of one kind side by side.
 
-        `placement` is where a queue has given the pods room. The pods need the agent's ConfigMap.
+        `constraints` decide about the nodes of the pods, which need the agent's ConfigMap.
         Raises Refused or SpecError.
         """
         for kind, group in groupby(creates, key=lambda create: create.kind):
             if kind is Owned.POD:
                 await self._require_agent(job.namespace)
             indices = [create.index for create in group if create.index is not None]
-            bodies = objects.rendered(job, kind, indices, self.settings, placement)
+            bodies = objects.rendered(job, kind, indices, self.settings, constraints)
             await run_all(self._create_object(job, KINDS[kind], body) for body in bodies)
 
     async def _require_agent(self, namespace: str) -> None:

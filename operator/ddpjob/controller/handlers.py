@@ -16,8 +16,8 @@ from ddpjob.controller.act import SOON, Actor
 from ddpjob.controller.cache import Cache, SeenJob, identity_of, key_of_pod
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.store import namespace_of
+from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import Dict
-from ddpjob.core.observe.pods import owner_of
 from ddpjob.kube.kinds import JOBS, NODES, PODS, WATCHED, Kind
 
 # Seconds that a pod's event waits. The pods of a gang change together, and one look at the job

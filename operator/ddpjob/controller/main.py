@@ -18,28 +18,30 @@ from kubernetes.aio.config import ConfigException
 from pythonjsonlogger.json import JsonFormatter
 
 from ddpjob.controller.act import Actor
-from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.cache import Cache, Key, OfJobs
 from ddpjob.controller.clock import SteadyClock
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.errors import CannotRun
 from ddpjob.controller.events import Reporter
+from ddpjob.controller.extension import Extension
 from ddpjob.controller.inquiries import Inquiries
 from ddpjob.controller.lead import Operator, lead
 from ddpjob.controller.lease import Lease
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
 from ddpjob.controller.places import Places
+from ddpjob.controller.pod_groups import PodGroups
 from ddpjob.controller.probes import Probes, serve
-from ddpjob.controller.queues import Queues
 from ddpjob.controller.reconcile import Reconciler
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.controller.writer import Writer
 from ddpjob.core.api import names
-from ddpjob.core.observe.observation import ClusterPolicy, Kueue
+from ddpjob.core.observe.observation import ApiState, ClusterPolicy
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.api import ApiClient, configuration
+from ddpjob.kube.kinds import POD_GROUPS, WORKLOADS, Kind
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ class Options:
     http_port: int = 8080
     kubeconfig: Path | None = None
     job_metrics: bool = True
-    queues: Kueue = Kueue.UNKNOWN
+    queues: ApiState = ApiState.UNKNOWN
 
 
 def set_up_logging(style: str, level: str) -> None:
@@ -170,7 +172,12 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     reporter = Reporter(writer, identity)
     installation = f"{options.lease_namespace}/{options.lease_name}"
     now = SteadyClock().now
-    queues = Queues(api, cache, queue, options.namespaces, options.queues)
+
+    def extension(kind: Kind, store: OfJobs[Any], state: ApiState = ApiState.UNKNOWN) -> Extension:
+        return Extension(api, cache, queue, kind, store, options.namespaces, state)
+
+    queues = extension(WORKLOADS, cache.workloads, options.queues)
+    groups = {name: extension(kind, cache.pod_groups[name]) for name, kind in POD_GROUPS.items()}
     territory = Territory(writer, installation, clock, options.excluded)
     actor = Actor(
         writer=writer,
@@ -179,6 +186,7 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
         deleter=Deleter(writer, cache, reporter),
         reporter=reporter,
         places=Places(writer, cache, options.settings, now, queues),
+        pod_groups=PodGroups(writer, cache, options.settings, groups),
         clock=clock,
         metrics=metrics,
         now=now,

@@ -9,18 +9,20 @@ from typing import Any
 
 from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.errors import Refused
-from ddpjob.controller.queues import Queues
+from ddpjob.controller.extension import Extension
 from ddpjob.controller.refusals import refused_or_error
 from ddpjob.controller.writer import Writer, is_gone
 from ddpjob.core.api import kueue, names
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.kueue import Demand, Placement, Priority, Queue, Workload, placement_of
 from ddpjob.core.api.names import Condition, Identity
+from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import Dict, child
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.observe.observation import Kueue
-from ddpjob.core.observe.pods import owner_of, read_pod
+from ddpjob.core.observe.observation import ApiState, NodeHealth
+from ddpjob.core.observe.pods import read_pod
 from ddpjob.core.plan import PlaceAction, PlaceStep
+from ddpjob.core.render.merged_pod import HOST_NAME
 from ddpjob.core.render.objects import pod_template
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.errors import ApiError, CallFailed
@@ -37,6 +39,8 @@ from ddpjob.kube.request import Request, Verb
 log = logging.getLogger(__name__)
 
 NO_PLACE = "the room that the queue {queue} has given to the job cannot be read; it is tried again"
+
+OTHER_NODE = "the queue {queue} looks for another node in the place of {node}"
 
 
 class Outcome(Enum):
@@ -58,7 +62,7 @@ class Places:
     cache: Cache
     settings: Settings
     now: Callable[[], datetime]
-    queues: Queues
+    queues: Extension
 
     async def take(self, job: Job, step: PlaceStep) -> Outcome:
         """Carry out a step. `job` has its whole spec. Raises Refused, CallFailed or LeaseLost."""
@@ -82,9 +86,11 @@ class Places:
         """Ask for room. A Workload of this number that exists is the answer to a request before."""
         assert job.spec
         assert job.queue
-        template = pod_template(job, self.settings)
+        # Kueue allows no metadata here that is the operator's own.
+        template = {"spec": pod_template(job, self.settings)["spec"]}
         priority = await self._priority(job.queue, template)
-        demand = Demand(job.queue, job.spec.nodes, template, priority)
+        topology = job.spec.scheduling.topology
+        demand = Demand(job.queue, job.spec.nodes, template, priority, topology)
         body = kueue.new_workload(job.identity, job.status.place.number, demand)
         name = str(body["metadata"]["name"])
         request = Request(Verb.CREATE, WORKLOADS, job.namespace, body=body)
@@ -198,21 +204,38 @@ class Places:
 
         Raises Refused if it is not known, or has been taken away meanwhile.
         """
-        if job.queue is None or self.queues.state is Kueue.OFF:
+        if job.queue is None or self.queues.state is ApiState.OFF:
             return None
         workload = self.cache.workload_of(job)
         is_fit = workload is not None and workload.is_for(job.queue, job.status.pods.desired)
-        is_known = is_fit and self.queues.state is Kueue.SERVED
+        is_known = is_fit and self.queues.state is ApiState.SERVED
         if workload is None or not (is_known and workload.may_run):
             # A job that runs goes on without Kueue, and its new pods wait.
             raise Refused(Reason.NO_QUEUE, NO_PLACE.format(queue=job.queue))
+        lost = workload.unhealthy or self._lost_nodes(workload)
+        if lost:
+            raise Refused(Reason.NO_QUEUE, OTHER_NODE.format(queue=job.queue, node=lost[0]))
         flavors = []
         for name in workload.flavors:
             found = await self.writer.read(Request(Verb.GET, FLAVORS, name=name))
             if found is None:
                 raise Refused(Reason.NO_QUEUE, f"ResourceFlavor {name} does not exist any more")
             flavors.append(found)
-        return placement_of(workload, flavors)
+        assert job.spec
+        topology = job.spec.scheduling.topology
+        if topology and not workload.domains:
+            raise Refused(Reason.NO_QUEUE, NO_PLACE.format(queue=job.queue))
+        return placement_of(workload, flavors, topology)
+
+    def _lost_nodes(self, workload: Workload) -> list[str]:
+        """Return the nodes of a place that are not ready. Kueue gives others in their place.
+
+        It does that a moment after the pod of such a node was deleted.
+        """
+        nodes = self.cache.nodes.by_name
+        chosen = [domain.labels.get(HOST_NAME) for domain in workload.domains]
+        known = [nodes[name] for name in chosen if name in nodes]
+        return [node.name for node in known if node.health is not NodeHealth.READY]
 
     async def let_orphans_go(self, key: Key) -> None:
         """Take the finalizer off Workloads whose job is gone, once no pod of it runs.

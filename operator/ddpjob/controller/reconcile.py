@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key, identity_of
 from ddpjob.controller.errors import GaveWay, LeaseLost, MustStop
+from ddpjob.controller.extension import Extension
 from ddpjob.controller.inquiries import Inquiries
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
-from ddpjob.controller.queues import Queues
 from ddpjob.controller.territory import CHECK_AFTER, Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.controller.writer import run_all
@@ -49,9 +49,14 @@ class Reconciler:
     policy: ClusterPolicy
     territory: Territory
     inquiries: Inquiries
-    queues: Queues
+    queues: Extension
     # Keys of jobs of which a request gave way at their last look.
     gave_way: set[Key] = field(default_factory=set)
+
+    @property
+    def extensions(self) -> tuple[Extension, ...]:
+        """Return the watches of what the cluster may have or not."""
+        return self.queues, *self.actor.pod_groups.extensions.values()
 
     async def work(self) -> None:
         """Look at jobs for ever. Raises LeaseLost."""
@@ -176,6 +181,7 @@ class Reconciler:
             leftovers=tuple(self.cache.pods_of_earlier_jobs(job.identity)),
             older_gang=self.cache.older_gang_of(job, self.actor.refusal_of(job.uid)),
             answers=self.inquiries.answers(pod.uid for pod in pods),
+            waits_for_nodes=self.actor.pod_groups.why_it_waits(job, pods),
             kueue=self.queues.state,
             workloads=self.cache.workloads_of(job.identity),
         )

@@ -36,6 +36,20 @@ class Checkpoint(TypedDict, total=False):
     mountPath: str
 
 
+class Topology(TypedDict, total=False):
+    """Nodes that are near each other: those with the same value of a label."""
+
+    required: str
+    preferred: str
+
+
+class Scheduling(TypedDict, total=False):
+    """How the pods of an attempt get their nodes."""
+
+    gang: Literal["Auto", "Off", "Volcano", "Coscheduling"]
+    topology: Topology
+
+
 class FailurePolicy(TypedDict, total=False):
     """Budgets of restarts of the whole gang, and what ends a job. Can be changed at any time."""
 
@@ -58,6 +72,7 @@ class ScriptFields(TypedDict, total=False):
     setupTimeoutSeconds: int
     torchrun: Torchrun
     checkpoint: Checkpoint
+    scheduling: Scheduling
     failurePolicy: FailurePolicy
     fastStart: bool
     podSecurity: Literal["None", "Restricted"]

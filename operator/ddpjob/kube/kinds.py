@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ddpjob.core.api import kueue, names
+from ddpjob.core.api.pod_groups import BACKENDS
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ LOCAL_QUEUES = Kind(kueue.GROUP, kueue.VERSION, "localqueues")
 FLAVORS = Kind(kueue.GROUP, kueue.VERSION, "resourceflavors", namespaced=False)
 WORKLOAD_PRIORITIES = Kind(kueue.GROUP, kueue.VERSION, "workloadpriorityclasses", namespaced=False)
 PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)
+
+# The PodGroups of the schedulers that start a gang whole, by the names of their rows.
+POD_GROUPS = {one.name: Kind(one.group, one.version, "podgroups") for one in BACKENDS}
 
 # In the order of a LIST. A job's pods are complete only after the job itself is known.
 WATCHED = (NODES, JOBS, PODS)

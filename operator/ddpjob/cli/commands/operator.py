@@ -12,7 +12,7 @@ from ddpjob.cli.extras import require_extra
 from ddpjob.cli.options import require_choice
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import SpecError
-from ddpjob.core.observe.observation import ClusterPolicy, Kueue
+from ddpjob.core.observe.observation import ApiState, ClusterPolicy
 from ddpjob.core.render.job_defaults import read_job_defaults
 from ddpjob.core.render.pod_context import Settings
 
@@ -39,7 +39,7 @@ DisruptionTaints = Annotated[
 ]
 
 
-QUEUES = {"on": Kueue.UNKNOWN, "off": Kueue.OFF, "refused": Kueue.REFUSED}
+QUEUES = {"on": ApiState.UNKNOWN, "off": ApiState.OFF, "refused": ApiState.REFUSED}
 
 
 def command(

@@ -8,10 +8,21 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddpjob.core.api import names
-from ddpjob.core.api.readers import Dict, child, children, integer_or_none, mapping_or_empty
+from ddpjob.core.api.owned import owned_metadata, owner_of
+from ddpjob.core.api.readers import (
+    Dict,
+    child,
+    children,
+    integer_or_none,
+    integer_or_zero,
+    integers_or_empty,
+    mapping_or_empty,
+    strings_or_empty,
+)
+from ddpjob.core.api.scheduling import Topology
 from ddpjob.core.api.times import format_time, parse_time
 
 GROUP = "kueue.x-k8s.io"
@@ -62,6 +73,13 @@ class Queue:
         return self.name
 
 
+class Domain(NamedTuple):
+    """A part of the cluster, by the labels of its nodes, and how many nodes of a job it has."""
+
+    labels: Mapping[str, str]
+    size: int
+
+
 @dataclass(frozen=True)
 class Workload:
     """What the operator keeps of a Workload.
@@ -70,6 +88,8 @@ class Workload:
     - `held`: it has the operator's finalizer, and `finalizers` are the others.
     - `has_quota`: Kueue has reserved quota for it, and nobody has given that back.
     - `flavors`: the ResourceFlavors of its place. `updates`: what its admission checks ask of pods.
+    - `domains`: the parts of the cluster that it has room in, in the order of the nodes of the job.
+      `unhealthy`: nodes of these for which Kueue looks for others.
     - `past_seconds`: for how long it had room before, which counts for the longest time.
     """
 
@@ -89,6 +109,8 @@ class Workload:
     flavors: tuple[str, ...]
     updates: tuple[Dict, ...]
     past_seconds: int = 0
+    domains: tuple[Domain, ...] = ()
+    unhealthy: tuple[str, ...] = ()
 
     def condition(self, kind: str) -> Dict:
         return next((one for one in self.conditions if one.get("type") == kind), {})
@@ -131,7 +153,7 @@ def read_queue(labels: Any) -> Queue | None:
 def read_workload(body: Dict) -> Workload | None:
     """Return what is kept of a Workload; None for one that no DDPJob owns."""
     metadata = child(body, "metadata")
-    owner = _owner(metadata)
+    owner = owner_of(body)
     if owner is None:
         return None
     spec, status = child(body, "spec"), child(body, "status")
@@ -146,8 +168,8 @@ def read_workload(body: Dict) -> Workload | None:
         namespace=str(metadata.get("namespace")),
         uid=str(metadata.get("uid")),
         version=str(metadata.get("resourceVersion")),
-        job_name=str(owner.get("name")),
-        job_uid=str(owner.get("uid")),
+        job_name=owner.name,
+        job_uid=owner.uid,
         queue=str(spec.get("queueName", "")),
         count=sum(integer_or_none(one.get("count")) or 0 for one in children(spec, "podSets")),
         deleting=bool(metadata.get("deletionTimestamp")),
@@ -157,22 +179,43 @@ def read_workload(body: Dict) -> Workload | None:
         conditions=conditions,
         flavors=tuple(dict.fromkeys(_flavors(admission))),
         updates=tuple(_updates(status)),
+        domains=tuple(_domains(admission)),
+        unhealthy=tuple(str(one.get("name")) for one in children(status, "unhealthyNodes")),
         past_seconds=integer_or_none(status.get("accumulatedPastExecutionTimeSeconds")) or 0,
     )
-
-
-def _owner(metadata: Dict) -> Dict | None:
-    for owner in children(metadata, "ownerReferences"):
-        is_job = (owner.get("apiVersion"), owner.get("kind")) == (names.API_VERSION, names.KIND)
-        if is_job and owner.get("controller") is True:
-            return owner
-    return None
 
 
 def _flavors(admission: Dict) -> Iterator[str]:
     for assignment in children(admission, "podSetAssignments"):
         for flavor in child(assignment, "flavors").values():
             yield str(flavor)
+
+
+def _domains(admission: Dict) -> Iterator[Domain]:
+    """Yield the domains of a topology assignment, whose values are compressed.
+
+    A slice has a list of domains. Each value is `universal` for all of them, or `individual`.
+    """
+    for assignment in children(admission, "podSetAssignments"):
+        found = child(assignment, "topologyAssignment")
+        levels = strings_or_empty(found.get("levels"))
+        for one in children(found, "slices"):
+            size = min(integer_or_zero(one.get("domainCount")), names.MAX_NODES)
+            counts = _expanded(child(one, "podCounts"), size)
+            values = [_expanded(level, size) for level in children(one, "valuesPerLevel")]
+            for count, *place in zip(counts, *values, strict=False):
+                labels = dict(zip(levels, map(str, place), strict=False))
+                yield Domain(labels, integer_or_zero(count))
+
+
+def _expanded(values: Dict, size: int) -> Sequence[Any]:
+    if "universal" in values:
+        return [values["universal"]] * size
+    individual = values.get("individual")
+    if not isinstance(individual, Mapping):
+        return integers_or_empty(individual)
+    prefix, suffix = individual.get("prefix") or "", individual.get("suffix") or ""
+    return [f"{prefix}{root}{suffix}" for root in strings_or_empty(individual.get("roots"))]
 
 
 def _updates(status: Dict) -> Iterator[Dict]:
@@ -210,43 +253,28 @@ class Demand:
     count: int
     template: Dict
     priority: Priority | None = None
+    topology: Topology | None = None
 
 
 def new_workload(owner: names.Identity, number: int, demand: Demand) -> dict[str, Any]:
     """Return the Workload of a job. `number` is that of its place."""
     queue, priority = demand.queue, demand.priority
-    spec: dict[str, Any] = {
-        "queueName": queue.name,
-        "active": True,
-        "podSets": [{"name": POD_SET, "count": demand.count, "template": demand.template}],
-    }
+    pod_set = {"name": POD_SET, "count": demand.count, "template": demand.template}
+    if demand.topology:
+        level = {demand.topology.kind: demand.topology.key}
+        pod_set["topologyRequest"] = {**level, "podIndexLabel": names.LABEL_INDEX}
+    spec: dict[str, Any] = {"queueName": queue.name, "active": True, "podSets": [pod_set]}
     if priority:
         reference = {"group": priority.group, "kind": priority.kind, "name": priority.name}
         spec |= {"priority": priority.value, "priorityClassRef": reference}
     if queue.max_seconds:
         spec["maximumExecutionTimeSeconds"] = queue.max_seconds
+    name = workload_name(owner.name, owner.uid, number)
+    metadata = owned_metadata(owner, name, {LABEL_JOB_UID: owner.uid})
     return {
         "apiVersion": API_VERSION,
         "kind": "Workload",
-        "metadata": {
-            "name": workload_name(owner.name, owner.uid, number),
-            "namespace": owner.namespace,
-            "labels": {
-                names.LABEL_MANAGED_BY: names.MANAGER,
-                names.LABEL_JOB: owner.name,
-                LABEL_JOB_UID: owner.uid,
-            },
-            "finalizers": [FINALIZER],
-            "ownerReferences": [
-                {
-                    "apiVersion": names.API_VERSION,
-                    "kind": names.KIND,
-                    "name": owner.name,
-                    "uid": owner.uid,
-                    "controller": True,
-                }
-            ],
-        },
+        "metadata": {**metadata, "finalizers": [FINALIZER]},
         "spec": spec,
     }
 
@@ -327,14 +355,28 @@ class Placement:
     tolerations: Sequence[Dict]
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
+    domains: Sequence[Domain] = ()
+
+    def domain_of(self, index: int) -> Mapping[str, str]:
+        """Return the labels of the nodes for the pod of a node of the job."""
+        for domain in self.domains:
+            if index < domain.size:
+                return domain.labels
+            index -= domain.size
+        return {}
 
 
-def placement_of(workload: Workload, flavors: Sequence[Dict]) -> Placement:
+def placement_of(
+    workload: Workload, flavors: Sequence[Dict], topology: Topology | None = None
+) -> Placement:
     """Return the placement of a Workload. `flavors` are the ResourceFlavors that it names."""
     node_labels: dict[str, str] = {}
     tolerations: list[Dict] = []
     labels = {LABEL_POD_SET: POD_SET}
     annotations = {ANNOTATION_WORKLOAD: workload.name}
+    if topology:
+        # Without it, Kueue counts the pod a second time.
+        annotations[f"{GROUP}/podset-{topology.kind}-topology"] = topology.key
     for flavor in flavors:
         spec = child(flavor, "spec")
         node_labels |= child(spec, "nodeLabels")
@@ -344,4 +386,4 @@ def placement_of(workload: Workload, flavors: Sequence[Dict]) -> Placement:
         tolerations += children(update, "tolerations")
         labels |= child(update, "labels")
         annotations |= child(update, "annotations")
-    return Placement(workload.name, node_labels, tolerations, labels, annotations)
+    return Placement(workload.name, node_labels, tolerations, labels, annotations, workload.domains)

@@ -163,6 +163,11 @@ def pod_name(job: str, attempt: int, index: int | str) -> str:
     return f"{job}-{attempt}-{index}"
 
 
+def group_name(job: str, attempt: int) -> str:
+    """Return the name of the PodGroup of the pods that are new in an attempt."""
+    return f"{job}-{attempt}"
+
+
 class Identity(NamedTuple):
     """A job as one object: another namespace, and another time, may have one of the same name."""
 

@@ -169,6 +169,11 @@ class Reason(StrEnum):
         "runs goes on",
         "the message says what is missing",
     )
+    NO_GANGS = (
+        "GangUnavailable",
+        "`spec.scheduling.gang` names a scheduler whose PodGroups the operator cannot use",
+        "the message says what is missing",
+    )
 
     # Why a new attempt begins.
 

@@ -10,6 +10,7 @@ from ddpjob.core.api.policy import FailurePolicy, Lifecycle
 from ddpjob.core.api.readers import Dict, either, require_object
 from ddpjob.core.api.recovery import Recovery, shared_volume
 from ddpjob.core.api.requirements import read_setup, version_advice
+from ddpjob.core.api.scheduling import Scheduling
 from ddpjob.core.api.spec import (
     SETUP_TIME,
     Checkpoint,
@@ -54,6 +55,7 @@ class Spec:
     fast_start: bool = False
     rdzv_conf: Mapping[str, str] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
+    scheduling: Scheduling = field(default_factory=Scheduling)
     failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     pod_fields: Dict = field(default_factory=dict)
@@ -151,6 +153,7 @@ def _resolve(written: Written, unknown_fields: tuple[str, ...]) -> Spec:
         fast_start=profile.fast_start if gang.fast_start is None else gang.fast_start,
         rdzv_conf={key: str(setting) for key, setting in torchrun.rdzv_conf.items()},
         checkpoint=gang.checkpoint,
+        scheduling=gang.scheduling,
         failure_policy=gang.failure_policy,
         lifecycle=written.lifecycle,
         pod_fields=written.pod_fields,

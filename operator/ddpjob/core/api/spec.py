@@ -55,6 +55,7 @@ from ddpjob.core.api.readers import (
     refuse,
     require_fields,
 )
+from ddpjob.core.api.scheduling import Scheduling
 
 MAX_PROCESSES = 256
 
@@ -227,6 +228,7 @@ class Gang(Declared):
     )
     torchrun: Torchrun = entry(default=Torchrun())
     checkpoint: Checkpoint | None = entry(default=None)
+    scheduling: Scheduling = entry(default=Scheduling(), change=Change.SUSPENDED)
     failure_policy: FailurePolicy = entry(default=FailurePolicy(), change=Change.ALWAYS)
     fast_start: Bool | None = entry(
         """Whether torchrun and the workers of a pod are forks of one process that has imported

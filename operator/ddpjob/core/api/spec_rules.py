@@ -254,6 +254,24 @@ MOUNTS = Rule(
 )
 
 
+# Places
+
+
+def _check_topology(written: Written) -> None:
+    topology = written.gang.scheduling.topology
+    if topology and bool(topology.required) == bool(topology.preferred):
+        raise SpecError(f"spec.scheduling.topology: {ONE_TOPOLOGY}")
+
+
+ONE_TOPOLOGY = "must have either required or preferred, with a label of nodes"
+
+TOPOLOGY = Rule(
+    at="scheduling.topology",
+    clauses=(Clause(ONE_TOPOLOGY, "has(self.required) != has(self.preferred)"),),
+    check=_check_topology,
+)
+
+
 # What the operator or torchrun sets
 
 RESERVED = sorted(names.RESERVED_VARIABLES)
@@ -409,7 +427,7 @@ RETRIES = Rule(
 # In the order in which a wrong spec is refused.
 RULES = (
     *(PROCESSES, SIZES, COMMAND, FLAGS_OF_TORCHRUN, RDZV_CONF, ARGS),
-    *(MOUNT_OF_CHECKPOINT, ENV, MOUNTS),
+    *(MOUNT_OF_CHECKPOINT, ENV, MOUNTS, TOPOLOGY),
     *(
         METADATA,
         OWNED_BY_OPERATOR,

@@ -133,11 +133,14 @@ def find_blocker(obs: Observation) -> Finding | None:
     """Return what keeps the pods of the attempt from starting, or from being created."""
     if obs.refusal and obs.missing:
         return Finding(obs.refusal.reason, obs.refusal.message)
+    total = obs.status.pods.desired
+    if obs.waits_for_nodes:
+        message = f"the scheduler has no room for all {total} pods yet: {obs.waits_for_nodes}"
+        return Finding(Reason.UNSCHEDULABLE, message)
     blocked = [pod for pod in obs.current if pod.blocked]
     first = blocked[0].blocked if blocked else None
     if first is None:
         return None
-    total = obs.status.pods.desired
     message = f"{len(blocked)} of {total} pods cannot start; {blocked[0].name}: {first.message}"
     return Finding(first.reason, message)
 

@@ -13,12 +13,33 @@ Room is given back only when no pod of the job uses it.
 from datetime import datetime
 
 from ddpjob.core.api.history import Place
-from ddpjob.core.api.kueue import EVICTED, PODS_READY, QUOTA_RESERVED, Workload
+from ddpjob.core.api.kueue import (
+    API_VERSION,
+    EVICTED,
+    LABEL_QUEUE,
+    PODS_READY,
+    QUOTA_RESERVED,
+    Workload,
+)
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
-from ddpjob.core.observe.observation import Finding, Kueue, Observation
+from ddpjob.core.observe.observation import ApiState, Finding, Observation
 from ddpjob.core.plan import PlaceAction, PlaceStep, counted
+
+# Why a job with a queue does not begin.
+NOT_SERVED = {
+    ApiState.REFUSED: (
+        "the administrator has not given the operator the rights that queues need "
+        f"(kueue.clusterRead of the chart); remove the label {LABEL_QUEUE} from the job"
+    ),
+    ApiState.UNKNOWN: "the operator has not read the Workloads of Kueue yet",
+    ApiState.ABSENT: (
+        f"the cluster does not serve {API_VERSION}; install Kueue, or remove the label "
+        f"{LABEL_QUEUE} from the job"
+    ),
+    ApiState.UNREADABLE: "the operator cannot read the Workloads of Kueue; its log has the reason",
+}
 
 SUSPENDED = "suspended; to resume, set spec.suspend to false"
 
@@ -29,9 +50,9 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
         return Finding(Reason.SUSPENDED, SUSPENDED)
     if obs.queue is None:
         return _leaves(obs)
-    if obs.kueue is not Kueue.SERVED:
+    if obs.kueue is not ApiState.SERVED:
         # Nothing is stopped for that, and nothing begins.
-        return None if _runs(obs) else Finding(Reason.NO_QUEUE, obs.kueue.sentence)
+        return None if _runs(obs) else Finding(Reason.NO_QUEUE, NOT_SERVED[obs.kueue])
     workload = obs.workload
     waits = f"waits for room in the queue {obs.queue}"
     if workload is None and obs.refusal:
@@ -59,7 +80,7 @@ def _leaves(obs: Observation) -> Finding | None:
 
     Otherwise the queue could not take that room back.
     """
-    if obs.kueue is not Kueue.SERVED:
+    if obs.kueue is not ApiState.SERVED:
         return None
     held = [one for one in obs.workloads if one.has_quota and not one.finished]
     return Finding(Reason.QUEUED, f"leaves the queue {held[0].queue}") if held else None
@@ -91,12 +112,12 @@ def next_place(obs: Observation, spec: Spec) -> Place:
 
 def _wants_room(obs: Observation, spec: Spec) -> bool:
     is_over = obs.status.finished or spec.lifecycle.suspended
-    return obs.queue is not None and obs.kueue is Kueue.SERVED and not is_over
+    return obs.queue is not None and obs.kueue is ApiState.SERVED and not is_over
 
 
 def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
     """Return what is to be done with the Workloads of a job, or None."""
-    if obs.kueue is not Kueue.SERVED:
+    if obs.kueue is not ApiState.SERVED:
         return None
     workload = obs.workload
     surplus = [one for one in obs.workloads if one is not workload and _is_to_remove(one)]
@@ -122,7 +143,7 @@ def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
 def finish(obs: Observation) -> PlaceStep | None:
     """Return the step that gives the room of a finished job back, if it still has some."""
     workload = obs.workload
-    if obs.kueue is not Kueue.SERVED or workload is None:
+    if obs.kueue is not ApiState.SERVED or workload is None:
         return None
     is_over = workload.finished and not workload.held
     return None if is_over else _once_free(obs, PlaceStep(PlaceAction.FINISH, workload))

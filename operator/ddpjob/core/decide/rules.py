@@ -267,7 +267,8 @@ def startup_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Pla
 
 
 def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    if not obs.older_gang:
+    if not obs.older_gang or any(pod.group for pod in obs.current):
+        # The scheduler starts the gang whole or not at all, so it holds no room that it cannot use.
         return None
     yielding = obs.status.attempt.yielding
     if yielding and yielding.until > now:

@@ -13,7 +13,8 @@ from typing import Any
 from ddpjob.core.api import names
 from ddpjob.core.api.history import OlderGang, Steps
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.kueue import API_VERSION, LABEL_QUEUE, Queue, Workload, workload_name
+from ddpjob.core.api.kueue import Queue, Workload, workload_name
+from ddpjob.core.api.pod_groups import GroupName
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.status import Status
 from ddpjob.core.observe.agent_state import AgentState
@@ -73,6 +74,7 @@ class Pod:
     - `has_claims`: the pod mounts a PersistentVolumeClaim.
     - `tolerated`: keys of the taints that the pod tolerates; an empty key stands for every taint.
     - `requests`: names of resources. `placement`: a digest of what decides about nodes. `priority`.
+    - `group`: the PodGroup that the pod names, so that its gang is scheduled whole.
     - `message`: the last words of the trainer. `follower`, `timed_out`: what they say about a peer.
     - `summary`: which rank of the node failed first.
     - `result`: what the trainer wrote to $DDP_RESULT_FILE.
@@ -108,6 +110,7 @@ class Pod:
     requests: frozenset[str]
     placement: str
     priority: int
+    group: GroupName | None
     disruption: Finding | None
     own_limit: Finding | None
     blocked: Finding | None
@@ -195,35 +198,19 @@ class Refusal:
         return timedelta(0) < self.retry_at - now <= LONGEST_RETRY
 
 
-class Kueue(StrEnum):
-    """What the operator knows of Kueue. What is not SERVED has the sentence for a job's status."""
+class ApiState(StrEnum):
+    """What the operator knows of an API that a cluster may have or not, such as Kueue's.
 
-    sentence: str
+    - OFF, REFUSED: the administrator has switched its use off, or has not given the rights for it.
+    - UNKNOWN: not read yet. ABSENT: the cluster does not serve it. UNREADABLE: its log says why.
+    """
 
-    def __new__(cls, word: str, sentence: str = "") -> "Kueue":
-        known = str.__new__(cls, word)
-        known._value_ = word
-        known.sentence = sentence
-        return known
-
-    # The administrator has switched queues off: labels of queues are ignored.
     OFF = "off"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    ABSENT = "absent"
+    UNREADABLE = "unreadable"
     SERVED = "served"
-    REFUSED = (
-        "refused",
-        "the administrator has not given the operator the rights that queues need "
-        f"(kueue.clusterRead of the chart); remove the label {LABEL_QUEUE} from the job",
-    )
-    UNKNOWN = "unknown", "the operator has not read the Workloads of Kueue yet"
-    ABSENT = (
-        "absent",
-        f"the cluster does not serve {API_VERSION}; install Kueue, or remove the label "
-        f"{LABEL_QUEUE} from the job",
-    )
-    UNREADABLE = (
-        "unreadable",
-        "the operator cannot read the Workloads of Kueue; its log has the reason",
-    )
 
 
 @dataclass(frozen=True)
@@ -235,6 +222,7 @@ class Observation:
     - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
     - `older_gang`: an older job that lacks the room which this one holds, or has given back.
     - `answers`: what agents have answered, by the UIDs of their pods.
+    - `waits_for_nodes`: why the scheduler has no nodes for the whole gang, in its words, or empty.
     - `kueue`: whether queues are known. `workloads`: the Workloads of the job, of all numbers.
     - `is_current`: the API server has confirmed that the status is the newest.
     """
@@ -248,7 +236,8 @@ class Observation:
     policy: ClusterPolicy = field(default_factory=ClusterPolicy)
     older_gang: OlderGang | None = None
     answers: Mapping[str, AgentState] = field(default_factory=dict)
-    kueue: Kueue = Kueue.OFF
+    waits_for_nodes: str = ""
+    kueue: ApiState = ApiState.OFF
     workloads: tuple[Workload, ...] = ()
     is_current: bool = False
 
@@ -259,7 +248,7 @@ class Observation:
     @property
     def queue(self) -> Queue | None:
         """Return the queue that the job waits for, unless queues are switched off."""
-        return None if self.kueue is Kueue.OFF else self.job.queue
+        return None if self.kueue is ApiState.OFF else self.job.queue
 
     @cached_property
     def workload(self) -> Workload | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ddpjob.core.api import names
 from ddpjob.core.api.kueue import LABEL_QUEUE, POD_GATE
+from ddpjob.core.api.pod_groups import group_of_pod
 from ddpjob.core.api.readers import (
     Dict,
     child,
@@ -73,21 +74,6 @@ OOM_KILLED = "OOMKilled"
 INIT_FAILED = "InitFailed"
 
 
-def owner_of(obj: Dict) -> names.Identity | None:
-    """Return the DDPJob that controls a pod or Service, or None.
-
-    An owner is in the namespace of what it owns. Anybody who may create a pod in any namespace can
-    write any owner into it, so no part of an identity is left out of a comparison.
-    """
-    metadata = child(obj, "metadata")
-    for owner in children(metadata, "ownerReferences"):
-        kind = (owner.get("apiVersion"), owner.get("kind"))
-        if owner.get("controller") and kind == (names.API_VERSION, names.KIND):
-            namespace = str(metadata.get("namespace", ""))
-            return names.Identity(namespace, str(owner.get("name", "")), str(owner.get("uid", "")))
-    return None
-
-
 def read_pod(body: Dict) -> Pod | None:
     """Read a pod of a job. Return None if its labels name no attempt or no index."""
     metadata = child(body, "metadata")
@@ -130,6 +116,7 @@ def read_pod(body: Dict) -> Pod | None:
         requests=read_requests(spec),
         placement=read_placement(spec),
         priority=integer_or_zero(spec.get("priority")),
+        group=group_of_pod(body),
         disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
         own_limit=_own_limit(status),
         blocked=_blocked(spec, status, container) if state is TrainerState.PENDING else None,

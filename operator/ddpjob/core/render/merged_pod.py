@@ -7,12 +7,14 @@ Whatever depends on a field that a user can set in either way is decided here, f
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.kueue import Placement
+from ddpjob.core.api.pod_groups import BY_NAME, GroupName, add_group
 from ddpjob.core.api.profiles import Profile, catalog
 from ddpjob.core.api.readers import Dict, SpecError, child, children, normal_path
 from ddpjob.core.api.resolved import Spec
@@ -30,6 +32,9 @@ HOST_NAME = "kubernetes.io/hostname"
 
 # Weight of the wish to avoid a node, from 1 to 100.
 AVOIDANCE = 100
+
+# The same of the wish for a node near the others.
+NEARNESS = 100
 
 # The longest time that the agent has for its report after the workers have ended, in seconds.
 REPORT_SECONDS = 15
@@ -75,6 +80,52 @@ def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
     return pod
 
 
+@dataclass(frozen=True)
+class Constraints:
+    """What decides about the nodes of pods beside the spec.
+
+    `placement`: where a queue has given them room. `group`: they are scheduled together or not at
+    all.
+    """
+
+    placement: Placement | None = None
+    group: GroupName | None = None
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+def constrain(pod: Object, job: Job, constraints: Constraints) -> None:
+    """Add what decides about the nodes of a pod."""
+    if constraints.placement:
+        add_placement(pod, constraints.placement)
+    else:
+        _add_topology(pod, job, constraints.group)
+    if constraints.group:
+        add_group(pod, constraints.group)
+
+
+def _add_topology(pod: Object, job: Job, group: GroupName | None) -> None:
+    """Wish for, or require, nodes near those of the other pods of a job.
+
+    A group can say that itself. A queue chooses the nodes.
+    """
+    topology = job.spec.scheduling.topology if job.spec else None
+    has_constraint = group is not None and bool(BY_NAME[group.backend].topology)
+    if topology is None or (topology.required and has_constraint):
+        return
+    pods = {"matchLabels": {names.LABEL_JOB_UID: job.uid}}
+    term: Dict = {"labelSelector": pods, "topologyKey": topology.key}
+    affinity = dict(child(pod["spec"], "affinity"))
+    pod_affinity = dict(child(affinity, "podAffinity"))
+    if topology.required:
+        field, wish = REQUIRED, term
+    else:
+        field, wish = PREFERRED_AFFINITY, {"weight": NEARNESS, "podAffinityTerm": term}
+    pod_affinity[field] = [*(pod_affinity.get(field) or ()), wish]
+    pod["spec"]["affinity"] = {**affinity, "podAffinity": pod_affinity}
+
+
 def add_placement(pod: Object, placement: Placement) -> None:
     """Restrict a pod to the nodes on which a queue has given it room."""
     metadata, pod_spec = pod["metadata"], pod["spec"]
@@ -86,6 +137,13 @@ def add_placement(pod: Object, placement: Placement) -> None:
     added = [dict(one) for one in placement.tolerations if dict(one) not in given]
     if added:
         pod_spec["tolerations"] = [*given, *added]
+
+
+def add_domain(pod: Object, placement: Placement, index: int) -> None:
+    """Restrict the pod of a node to the part of the cluster in which its queue has room for it."""
+    labels = placement.domain_of(index)
+    if labels:
+        pod["spec"]["nodeSelector"] = {**pod["spec"].get("nodeSelector", {}), **labels}
 
 
 def _trainer(pod_spec: Object) -> Object:

@@ -17,13 +17,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from ddpjob.core.agent_files import agent_files, config_map_name
 from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.kueue import Placement
 from ddpjob.core.api.merge import merge
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.status import Attempt, PodCounts
 from ddpjob.core.plan import Owned
 from ddpjob.core.render.assignment import assignment
-from ddpjob.core.render.merged_pod import add_placement, complete
+from ddpjob.core.render.merged_pod import (
+    NO_CONSTRAINTS,
+    Constraints,
+    add_domain,
+    complete,
+    constrain,
+)
 from ddpjob.core.render.pod_context import (
     ASSIGNMENT,
     HOSTNAME,
@@ -46,21 +51,24 @@ def rendered(
     kind: Owned,
     indices: Iterable[int],
     settings: Settings,
-    placement: Placement | None = None,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> Iterator[dict[str, Any]]:
     """Yield the objects of a kind to create for a job. Raises SpecError as `pods` does."""
     if kind is Owned.POD:
-        yield from pods(job, indices, settings, placement)
+        yield from pods(job, indices, settings, constraints)
     else:
         yield shared(job, kind)
 
 
 def pods(
-    job: Job, indices: Iterable[int], settings: Settings, placement: Placement | None = None
+    job: Job,
+    indices: Iterable[int],
+    settings: Settings,
+    constraints: Constraints | None = NO_CONSTRAINTS,
 ) -> Iterator[dict[str, Any]]:
     """Yield the pods of the nodes `indices` of the job's current attempt, in their order.
 
-    `placement` is where a queue has given them room.
+    `constraints` decide about their nodes, beside the spec. None leaves all of that open.
 
     The pods of a gang differ in a few values. So the skeleton is rendered and parsed once, and then
     only placeholders are replaced. Parsing YAML for each of 1,000 pods would take seconds.
@@ -71,7 +79,7 @@ def pods(
     assert job.status.attempt.number is not None
     attempt = job.status.attempt.number
     try:
-        shape = _render_shape(job, settings, placement)
+        shape = _render_shape(job, settings, constraints)
     except (TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
         # The CRD leaves the shape of some fields open, such as affinity's.
         raise SpecError(
@@ -86,30 +94,36 @@ def pods(
             ASSIGNMENT: json.dumps(assignment(job, index, settings.addresses))[1:-1],
             PORT: str(settings.addresses.port(job, index)),
         }
-        yield json.loads(_fill(shape, words))
+        pod = json.loads(_fill(shape, words))
+        if constraints and constraints.placement:
+            add_domain(pod, constraints.placement, index)
+        yield pod
 
 
 def pod_template(job: Job, settings: Settings) -> dict[str, Any]:
-    """Return the template of a job's pods, for a queue. Raises SpecError as `pods` does."""
+    """Return the template of a job's pods, for what chooses their nodes.
+
+    Raises SpecError as `pods` does.
+    """
     assert job.spec is not None
     status = replace(job.status, attempt=Attempt(0), pods=PodCounts(desired=job.spec.nodes))
-    (pod,) = pods(replace(job, status=status), [0], settings)
-    return {"spec": pod["spec"]}
+    (pod,) = pods(replace(job, status=status), [0], settings, None)
+    return pod
 
 
 def _fill(shape: str, words: Mapping[str, str]) -> str:
     return PLACEHOLDER.sub(lambda found: words.get(found[0], found[0]), shape)
 
 
-def _render_shape(job: Job, settings: Settings, placement: Placement | None) -> str:
+def _render_shape(job: Job, settings: Settings, constraints: Constraints | None) -> str:
     """Return what the pods of a gang have in common as JSON, with placeholders for the rest."""
     assert job.spec is not None
     settings = settings.of_job(job.spec)
     text = _template("pod.yaml.j2").render(pod_context(job, job.spec, settings))
     merged = merge(yaml.load(text, Loader=Loader), job.spec.pod_template)
     pod = complete(merged, job, job.spec, settings)
-    if placement:
-        add_placement(pod, placement)
+    if constraints:
+        constrain(pod, job, constraints)
     return json.dumps(pod, ensure_ascii=False)
 
 

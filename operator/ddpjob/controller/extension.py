@@ -1,21 +1,23 @@
-"""The watch of Kueue's Workloads.
+"""The watch of a kind that a cluster may have or not, such as Kueue's Workloads.
 
-kopf takes the kinds that it watches once, at its start. Kueue may be installed, and removed, at any
-time, so its Workloads have a watch of their own.
+kopf takes the kinds that it watches once, at its start. An extension of Kubernetes may be
+installed, and removed, at any time, so its kinds have watches of their own.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ddpjob.controller.cache import Cache, Key
+from ddpjob.controller.store import Store
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core.api import names
-from ddpjob.core.observe.observation import Kueue
+from ddpjob.core.observe.observation import ApiState
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, CallFailed
-from ddpjob.kube.kinds import WORKLOADS
+from ddpjob.kube.kinds import Kind
 from ddpjob.kube.request import ReadDocument
 from ddpjob.kube.watch import watch
 
@@ -24,83 +26,97 @@ log = logging.getLogger(__name__)
 # Seconds between two looks for the API, and before a watch that failed is begun again.
 INTERVAL = 10.0
 
+# Seconds for the first look at the API.
+FIRST_LOOK = 2.0
+
 SELECTOR = {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.MANAGER}"}
 
 
 @dataclass
-class Queues:
-    """What is known of Kueue, and the watch of the Workloads that the operator has made.
+class Extension:
+    """What is known of a kind, and the watch of its objects that the operator has made.
 
-    `namespaces` are those that are watched; without any, all are.
+    - `store`: has the objects.
+    - `namespaces`: those that are watched; without any, all are.
     """
 
     api: ApiClient
     cache: Cache
     queue: WorkQueue[Key]
+    kind: Kind
+    store: Store[Any]
     namespaces: Sequence[str] = ()
-    state: Kueue = Kueue.UNKNOWN
+    state: ApiState = ApiState.UNKNOWN
+    _has_looked: asyncio.Event = field(default_factory=asyncio.Event)
     _listed: set[str | None] = field(default_factory=set)
     # The version of the last LIST of each namespace.
     _listed_before: dict[str | None, int] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Watch Workloads for ever, unless the administrator has decided against it."""
-        if self.state in (Kueue.OFF, Kueue.REFUSED):
+        """Watch the objects for ever, unless the administrator has decided against it."""
+        if self.state in (ApiState.OFF, ApiState.REFUSED):
             await asyncio.Event().wait()
         while True:
             try:
                 self._become(await self._follow())
             except CallFailed as error:
-                log.warning("cannot read the Workloads of Kueue: %s", error)
+                log.warning("cannot read the %s of %s: %s", self.kind.plural, self.kind.api, error)
                 is_forbidden = isinstance(error, ApiError) and error.status in (401, 403)
-                self._become(Kueue.UNREADABLE if is_forbidden else Kueue.UNKNOWN)
+                self._become(ApiState.UNREADABLE if is_forbidden else ApiState.UNKNOWN)
             await asyncio.sleep(INTERVAL)
 
-    async def _follow(self) -> Kueue:
-        """Watch Workloads until that fails. Return ABSENT if the API is not there."""
+    async def wait_for_first_look(self) -> None:
+        """Wait until it is known whether the API is served, for a moment at most."""
+        try:
+            async with asyncio.timeout(FIRST_LOOK):
+                await self._has_looked.wait()
+        except TimeoutError:
+            return
+
+    async def _follow(self) -> ApiState:
+        """Watch the objects until that fails. Return ABSENT if the API is not there."""
         if not await self._is_served():
-            return Kueue.ABSENT
+            return ApiState.ABSENT
         self._listed.clear()
         scopes: list[str | None] = [*self.namespaces] or [None]
         watches = [asyncio.create_task(self._watch(scope, len(scopes))) for scope in scopes]
         try:
             await asyncio.gather(*watches)
         except ApiError as error:
-            # Kueue was removed.
+            # The extension was removed.
             if error.status != 404:
                 raise
         finally:
             for one in watches:
                 one.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
-        return Kueue.ABSENT
+        return ApiState.ABSENT
 
     async def _is_served(self) -> bool:
-        found = await self.api.read(ReadDocument(WORKLOADS.api)) or {}
-        return any(kind.get("name") == WORKLOADS.plural for kind in found.get("resources", ()))
+        found = await self.api.read(ReadDocument(self.kind.api)) or {}
+        return any(kind.get("name") == self.kind.plural for kind in found.get("resources", ()))
 
     async def _watch(self, namespace: str | None, scopes: int) -> None:
-        store = self.cache.workloads
-
         def on_list(listed: set[str], version: str) -> None:
-            store.drop_unlisted(listed, int(version), namespace)
-            store.prune(self._listed_before.get(namespace, 0))
+            self.store.drop_unlisted(listed, int(version), namespace)
+            self.store.prune(self._listed_before.get(namespace, 0))
             self._listed_before[namespace] = int(version)
 
-        async for change in watch(self.api, WORKLOADS, namespace, SELECTOR, on_list):
+        async for change in watch(self.api, self.kind, namespace, SELECTOR, on_list):
             if change is None:
                 self._listed.add(namespace)
                 if len(self._listed) == scopes:
-                    self._become(Kueue.SERVED)
+                    self._become(ApiState.SERVED)
                 continue
             what, body = change
-            key = self.cache.key_of_workload(body)
-            is_news = store.forget(body) if what == "DELETED" else store.see(body)
+            key = self.cache.key_of_owned(body)
+            is_news = self.store.forget(body) if what == "DELETED" else self.store.see(body)
             if key and is_news:
                 self.queue.add(key)
 
-    def _become(self, state: Kueue) -> None:
+    def _become(self, state: ApiState) -> None:
         """Change what is known, and look at all jobs then: some wait for it."""
+        self._has_looked.set()
         if state is self.state:
             return
         self.state = state
