@@ -3,8 +3,9 @@
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
@@ -51,8 +52,10 @@ class Shape:
         return f"{self.jobs} x {self.nodes}"
 
 
-def objects_of(case: str, shape: Shape) -> list[bytes]:
-    """Return what the client creates in this case, each as JSON."""
+def objects_of(
+    case: str, shape: Shape, labels: Mapping[str, str] = MappingProxyType({})
+) -> list[bytes]:
+    """Return what the client creates in this case, each as JSON. Each has the `labels`."""
     bodies: list[Object] = []
     for name in _job_names(shape):
         if case == OURS:
@@ -61,6 +64,8 @@ def objects_of(case: str, shape: Shape) -> list[bytes]:
             bodies.append(indexed_job(name, shape.nodes))
         else:
             bodies += rendered_pods(name, shape.nodes)
+    for body in bodies:
+        body["metadata"]["labels"] = {**body["metadata"].get("labels", {}), **labels}
     return [json.dumps(created).encode() for created in bodies]
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -49,13 +49,18 @@ class Sample:
 
 @dataclass
 class Bench:
-    """One cluster with everything that measures it. `idle`: calls a second of the idle cluster."""
+    """One cluster with everything that measures it.
+
+    - `labels`: what each created object has, such as the label of a queue.
+    - `idle`: calls a second of the idle cluster.
+    """
 
     access: Access
     client: Client
     operator: OperatorProcess
     clock: CpuClock
     creator: Executor
+    labels: Mapping[str, str] = field(default_factory=dict)
     idle: dict[Call, float] = field(default_factory=dict)
 
     def measure_idle(self, seconds: float) -> None:
@@ -67,7 +72,7 @@ class Bench:
 
     def measure(self, case: str, shape: Shape, number: int) -> Sample:
         """Create the objects of a case, wait for all pods and for the status, count and clear."""
-        bodies = objects_of(case, shape)
+        bodies = objects_of(case, shape, self.labels)
         calls_before = wait_until_quiet(self.client)
         cpu_before = self.clock.seconds()
         began = time.monotonic()

@@ -83,6 +83,17 @@ class Queue:
         self.cluster = cluster
         self.path = f"{ROOT}/namespaces/{cluster.namespace}/workloads"
 
+    def create_default(self) -> None:
+        """Create the LocalQueue that takes jobs without a queue."""
+        queue = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "LocalQueue",
+            "metadata": {"name": "default"},
+            "spec": {"clusterQueue": "all"},
+        }
+        path = f"{ROOT}/namespaces/{self.cluster.namespace}/localqueues"
+        assert self.cluster.apiserver.request("POST", path, queue).code == 201
+
     def workloads(self, job: str) -> list[dict[str, Any]]:
         query = f"labelSelector=ddpjob.dev/job={job}"
         found: list[dict[str, Any]] = self.cluster.apiserver.request(

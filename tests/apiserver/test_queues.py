@@ -58,6 +58,15 @@ def test_a_job_waits_for_room_runs_where_it_has_it_and_gives_it_back(cluster, qu
     assert workload["metadata"]["generation"] <= 2
 
 
+def test_a_job_joins_the_queue_that_takes_jobs_without_one(cluster, queue, an_operator):
+    queue.create_default()
+    an_operator()
+    cluster.create_job("digits")
+    queue.admit("digits")
+    cluster.is_running("digits")
+    assert queue.workloads("digits")[0]["spec"]["queueName"] == "default"
+
+
 def test_a_preempted_job_gives_its_room_back_and_goes_on_later(cluster, queue, an_operator):
     an_operator()
     cluster.create_job("digits", labels=TEAM)

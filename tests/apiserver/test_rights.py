@@ -254,14 +254,14 @@ def test_training_code_decides_its_own_job_only(
 
 OPERATING = (
     *("list pods", "create pods", "patch pods", "delete pods", "get services", "create services"),
-    *("list ddpjobs", "delete ddpjobs", "update ddpjobs/status", "create events"),
+    *("list ddpjobs", "patch ddpjobs", "delete ddpjobs", "update ddpjobs/status", "create events"),
     *("create configmaps", f"get configmaps {AGENT}", "create leases", f"update leases {MARK}"),
 )
 NOT_OPERATING = (
     *("create pods/exec", "create pods/attach", "create pods/portforward", "get pods/proxy"),
     *("get pods/log", "get secrets", "list secrets", "create secrets", "create roles"),
     *("create rolebindings", "create serviceaccounts/token", "create ddpjobs", "update ddpjobs"),
-    *("patch ddpjobs", "get configmaps", "list configmaps", "patch configmaps", "get leases"),
+    *("get configmaps", "list configmaps", "patch configmaps", "get leases"),
     *("update leases", "delete leases"),
 )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from .builders import digits
-from .cluster import NAME, WORKERS, Cluster
+from .cluster import NAME, PLAIN, WORKERS, Cluster
 from .commands import ROOT, Object, run, wait_until
 from .conftest import skip_or_fail
 from .namespace import Namespace
@@ -162,6 +162,14 @@ def test_pods_run_where_the_topology_of_the_queue_has_put_their_ranks(team: Name
     team.wait_for_status("near", phase="Complete")
 
 
+def move_kueue_to(cluster: Cluster, node: str) -> None:
+    """Let Kueue itself run on a node that stays."""
+    change = json.dumps({"spec": {"template": {"spec": {"nodeSelector": {HOST: node}}}}})
+    deployment = ("--namespace", SYSTEM, "deployment/kueue-controller-manager")
+    cluster.kubectl("patch", *deployment, "--patch", change)
+    cluster.kubectl("rollout", "status", *deployment, "--timeout=120s")
+
+
 @pytest.mark.usefixtures("with_topology")
 def test_the_pods_of_a_dead_node_get_other_nodes_from_the_queue(
     team: Namespace, cluster: Cluster
@@ -172,6 +180,7 @@ def test_the_pods_of_a_dead_node_get_other_nodes_from_the_queue(
     team.wait_for_status("train", phase="Running")
     victim, *_ = team.nodes_of("train").values()
     (survivor,) = set(WORKERS) - {victim}
+    move_kueue_to(cluster, survivor)
     # The operator gives a silent node up after 5 s.
     values = {"deadNodeSeconds": "5", r"nodeSelector.kubernetes\.io/hostname": survivor}
     cluster.install(**values)
@@ -233,3 +242,51 @@ def test_a_job_deleted_while_no_operator_runs_gives_its_room_back_later(
         team.wait("its pods are gone", lambda: not team.pods("train"))
         assert used_cpu(team) == "500m"
     wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
+
+
+TWO_TEAMS = ROOT / "examples" / "kueue" / "two-teams.yaml"
+
+
+@pytest.fixture
+def teams(cluster: Cluster, with_kueue: None) -> Iterator[tuple[Namespace, Namespace]]:
+    """Return the namespaces of two teams that share the cluster, as the example describes."""
+    teams = (Namespace(cluster, "team-a"), Namespace(cluster, "team-b"))
+    cluster.kubectl("apply", "-f", str(TWO_TEAMS))
+    yield teams
+    for team in teams:
+        team.kubectl("delete", "ddpjobs,jobs", "--all")
+        team.delete()
+    cluster.kubectl("delete", "clusterqueue", "team-a", "team-b")
+
+
+def an_indexed_job(name: str) -> Object:
+    """Return an Indexed Job of two pods that waits in the queue `default` too."""
+    container = {"name": "main", "image": PLAIN, "command": ["sleep", "5"], "resources": REQUESTS}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    sizes = {"completions": 2, "parallelism": 2, "completionMode": "Indexed"}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": "default"}},
+        "spec": {**sizes, "template": template},
+    }
+
+
+def test_a_team_borrows_room_and_gives_it_back_to_the_jobs_of_another(
+    teams: tuple[Namespace, Namespace],
+) -> None:
+    first, second = teams
+    # They have no label: the LocalQueue `default` takes them.
+    for job in ("one", "two"):
+        first.apply(digits(job, 60, resources=REQUESTS))
+        first.wait_for_status(job, phase="Running")
+    second.apply(an_indexed_job("claim"))
+
+    def preempted() -> bool:
+        return any(first.status(job).get("reason") == "Preempted" for job in ("one", "two"))
+
+    first.wait("a borrower is preempted", preempted)
+    second.kubectl("wait", "job/claim", "--for=condition=Complete", "--timeout=180s")
+    for job in ("one", "two"):
+        assert first.wait_for_status(job, 300, phase="Complete")["restarts"] == 0
+    wait_until("the room is given back", lambda: used_cpu(first) == "0", 60)

@@ -45,9 +45,12 @@ RIGHTS = {
     ("coordination.k8s.io", "leases", "get update"),
     ("kueue.x-k8s.io", "workloads", "create delete get list patch watch"),
     ("kueue.x-k8s.io", "workloads/status", "patch"),
+    ("kueue.x-k8s.io", "localqueues", "list watch"),
+    ("ddpjob.dev", "ddpjobs", "patch"),
     *((one.group, "podgroups", "create delete get list patch watch") for one in BACKENDS),
 }
 OF_QUEUES = {right for right in RIGHTS if right[0] == "kueue.x-k8s.io"}
+OF_QUEUES.add(("ddpjob.dev", "ddpjobs", "patch"))
 # What it reads of the whole cluster for queues.
 PLACES = {
     ("kueue.x-k8s.io", "resourceflavors", "get"),

@@ -60,6 +60,7 @@ def test_the_rules_have_the_order_of_the_design():
         "job_is_taken_up_again",
         "job_is_finished",
         "all_nodes_succeeded",
+        "default_queue_takes_the_job",
         "job_may_not_run",
         "active_deadline_is_over",
         "job_is_new",

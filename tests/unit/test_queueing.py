@@ -7,6 +7,7 @@ from builders import (
     JOB_UID,
     NOW,
     a_condition,
+    a_finished_job,
     a_pod,
     a_running_job,
     a_status,
@@ -390,3 +391,52 @@ def test_the_place_has_the_labels_of_its_flavors_and_what_admission_checks_ask_f
     assert found.tolerations == [taint]
     assert found.labels == {"kueue.x-k8s.io/podset": "main", "a": "b"}
     assert found.annotations == {"kueue.x-k8s.io/workload": workload.name}
+
+
+def test_a_job_whose_status_was_lost_keeps_the_room_that_it_has():
+    job = a_job_without_queue()
+    old, present = a_workload(number=2, Finished=(True, "", "")), a_workload(number=3, **GRANTED)
+    plan = decide_for(job, old, present, pods=RUN)
+    assert plan.status.place.number == 3
+    assert (plan.delete, plan.place) == ((), None)
+
+
+def test_a_place_with_checks_that_are_not_ready_is_no_lack_of_room():
+    body = a_workload(QuotaReserved=(True, "QuotaReserved", "Quota reserved"))
+    checks = [
+        {"name": "nodes", "state": "Pending", "message": "2 nodes are made"},
+        {"name": "done", "state": "Ready"},
+    ]
+    body["status"]["admissionChecks"] = checks
+    assert decide_for(a_queued_job(), body).status.message == (
+        "has room in the queue team, and waits for its admission checks: nodes (2 nodes are made)"
+    )
+
+
+def test_an_attempt_that_had_no_pod_before_it_lost_its_room_is_not_in_the_history():
+    job = a_job_without_queue(status=a_status(attempt=1, ran=False, latched=False, place=Place(1)))
+    plan = decide_for(job, a_workload(**NO_ROOM))
+    assert plan.status.reason == Reason.QUEUED
+    assert plan.status.attempts == ()
+
+
+def test_a_new_job_joins_the_queue_that_takes_jobs_without_one():
+    plan = decide_for(a_new_job(), queue=None, has_default_queue=True)
+    assert (plan.join_queue, plan.create) == ("default", ())
+    assert plan.status.message == (
+        "joins the LocalQueue default, which takes the jobs of its namespace"
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "more"),
+    [
+        pytest.param(a_new_job(), {"queue": TEAM}, id="it has a queue"),
+        pytest.param(a_new_job(suspend=True), {"queue": None}, id="it is suspended"),
+        pytest.param(a_running_job(), {"queue": None, "pods": RUN}, id="it runs"),
+        pytest.param(a_new_job(), {"queue": None, "state": ApiState.OFF}, id="without queues"),
+        pytest.param(a_finished_job(), {"queue": None}, id="it has finished"),
+    ],
+)
+def test_a_job_does_not_join_the_queue_that_takes_others(job, more):
+    assert decide_for(job, has_default_queue=True, **more).join_queue == ""

@@ -641,6 +641,7 @@ async def test_no_job_is_reconciled_before_the_first_list():
         territory=None,
         inquiries=None,
         queues=None,
+        default_queues=None,
     )
     await reconciler.look_at(("ml", a_job()["metadata"]["name"]))
 
@@ -667,6 +668,7 @@ async def test_a_job_that_goes_while_its_look_waits_is_not_looked_at():
         territory=Slow(),
         inquiries=None,
         queues=None,
+        default_queues=None,
     )
     await reconciler.look_at(("ml", "digits"))
     assert cache.jobs.contests.gangs == {}

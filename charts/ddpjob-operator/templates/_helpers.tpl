@@ -114,6 +114,13 @@ annotations:
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads/status]
   verbs: [patch]
+# A LocalQueue `default` takes jobs without a queue: they get its label.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [localqueues]
+  verbs: [list, watch]
+- apiGroups: [ddpjob.dev]
+  resources: [ddpjobs]
+  verbs: [patch]
 {{- end }}
 {{- end }}
 

@@ -208,7 +208,7 @@ class Actor:
         self, seen: SeenJob, body: Dict | None, plan: Plan, memory: Memory
     ) -> float | None:
         """Write what a plan has beside the status. `body` is the job with its written status."""
-        if not (plan.delete_job or plan.assign or plan.create or plan.place):
+        if not (plan.delete_job or plan.join_queue or plan.assign or plan.create or plan.place):
             await self.deleter.delete_pods(seen.value.unpack(), plan.delete)
             return plan.wake_after
         # If the status was not written, read the job again: a newer version may exist.
@@ -218,6 +218,9 @@ class Actor:
         if plan.delete_job:
             await self.deleter.delete_job(body)
             return None
+        if plan.join_queue:
+            await self.places.join(body, plan.join_queue)
+            return AGAIN
         # The cache does not keep what only the pods need.
         spec = Spec.from_dict(body.get("spec"))
         job = replace(seen.value.unpack(), spec=spec, status=plan.status)

@@ -6,7 +6,7 @@ installed, and removed, at any time, so its kinds have watches of their own.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,14 +29,15 @@ INTERVAL = 10.0
 # Seconds for the first look at the API.
 FIRST_LOOK = 2.0
 
-SELECTOR = {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.MANAGER}"}
+# The objects that the operator has made.
+OWN = {"labelSelector": f"{names.LABEL_MANAGED_BY}={names.MANAGER}"}
 
 
 @dataclass
 class Extension:
-    """What is known of a kind, and the watch of its objects that the operator has made.
+    """What is known of a kind, and the watch of its objects.
 
-    - `store`: has the objects.
+    - `store`: has the objects, and `query` selects them.
     - `namespaces`: those that are watched; without any, all are.
     """
 
@@ -47,6 +48,7 @@ class Extension:
     store: Store[Any]
     namespaces: Sequence[str] = ()
     state: ApiState = ApiState.UNKNOWN
+    query: Mapping[str, str] = field(default_factory=lambda: OWN)
     _has_looked: asyncio.Event = field(default_factory=asyncio.Event)
     _listed: set[str | None] = field(default_factory=set)
     # The version of the last LIST of each namespace.
@@ -102,7 +104,7 @@ class Extension:
             self.store.prune(self._listed_before.get(namespace, 0))
             self._listed_before[namespace] = int(version)
 
-        async for change in watch(self.api, self.kind, namespace, SELECTOR, on_list):
+        async for change in watch(self.api, self.kind, namespace, self.query, on_list):
             if change is None:
                 self._listed.add(namespace)
                 if len(self._listed) == scopes:

@@ -18,7 +18,7 @@ from kubernetes.aio.config import ConfigException
 from pythonjsonlogger.json import JsonFormatter
 
 from ddpjob.controller.act import Actor
-from ddpjob.controller.cache import Cache, Key, OfJobs
+from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.clock import SteadyClock
 from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
@@ -34,14 +34,16 @@ from ddpjob.controller.places import Places
 from ddpjob.controller.pod_groups import PodGroups
 from ddpjob.controller.probes import Probes, serve
 from ddpjob.controller.reconcile import Reconciler
+from ddpjob.controller.store import Store
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.controller.writer import Writer
 from ddpjob.core.api import names
+from ddpjob.core.api.kueue import DEFAULT_QUEUE
 from ddpjob.core.observe.observation import ApiState, ClusterPolicy
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.api import ApiClient, configuration
-from ddpjob.kube.kinds import POD_GROUPS, WORKLOADS, Kind
+from ddpjob.kube.kinds import LOCAL_QUEUES, POD_GROUPS, WORKLOADS, Kind
 
 log = logging.getLogger(__name__)
 
@@ -173,10 +175,14 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     installation = f"{options.lease_namespace}/{options.lease_name}"
     now = SteadyClock().now
 
-    def extension(kind: Kind, store: OfJobs[Any], state: ApiState = ApiState.UNKNOWN) -> Extension:
-        return Extension(api, cache, queue, kind, store, options.namespaces, state)
+    def extension(kind: Kind, store: Store[Any], **more: Any) -> Extension:
+        return Extension(api, cache, queue, kind, store, options.namespaces, **more)
 
-    queues = extension(WORKLOADS, cache.workloads, options.queues)
+    queues = extension(WORKLOADS, cache.workloads, state=options.queues)
+    default = {"fieldSelector": f"metadata.name={DEFAULT_QUEUE}"}
+    default_queues = extension(
+        LOCAL_QUEUES, cache.default_queues, state=options.queues, query=default
+    )
     groups = {name: extension(kind, cache.pod_groups[name]) for name, kind in POD_GROUPS.items()}
     territory = Territory(writer, installation, clock, options.excluded)
     actor = Actor(
@@ -199,8 +205,17 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
         actor.creator.forget_others(with_jobs)
 
     lister = Lister(api, cache, queue, forget_what_is_gone, options.namespaces)
-    inquiries = Inquiries(clock, queue.add)
     reconciler = Reconciler(
-        api, cache, lister, actor, queue, metrics, options.policy, territory, inquiries, queues
+        api=api,
+        cache=cache,
+        lister=lister,
+        actor=actor,
+        queue=queue,
+        metrics=metrics,
+        policy=options.policy,
+        territory=territory,
+        inquiries=Inquiries(clock, queue.add),
+        queues=queues,
+        default_queues=default_queues,
     )
     return Operator(api, settings, lease, lister, reconciler)

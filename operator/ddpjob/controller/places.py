@@ -132,7 +132,10 @@ class Places:
 
         Pods that run enter the cache. Room that a pod still uses must not be given to others.
         """
-        query = {"labelSelector": f"{names.LABEL_JOB_UID}={job.uid}"}
+        query = {
+            "labelSelector": f"{names.LABEL_JOB_UID}={job.uid}",
+            "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed",
+        }
         answer = await self.writer.read(Request(Verb.GET, PODS, job.namespace, query=query))
         is_unused = True
         for body in (answer or {}).get("items", ()):
@@ -236,6 +239,26 @@ class Places:
         chosen = [domain.labels.get(HOST_NAME) for domain in workload.domains]
         known = [nodes[name] for name in chosen if name in nodes]
         return [node.name for node in known if node.health is not NodeHealth.READY]
+
+    async def join(self, body: Dict, queue: str) -> None:
+        """Give a job the label of a queue, under the version that was seen."""
+        seen = child(body, "metadata")
+        metadata = {
+            "uid": seen["uid"],
+            "resourceVersion": seen["resourceVersion"],
+            "labels": {kueue.LABEL_QUEUE: queue},
+        }
+        place = (str(seen["namespace"]), str(seen["name"]))
+        try:
+            written = await self.writer.write(
+                Request(Verb.MERGE, JOBS, *place, body={"metadata": metadata})
+            )
+        except ApiError as error:
+            # The job has changed: the next look decides anew.
+            if error.status != 409 and not is_gone(error):
+                raise
+        else:
+            self.cache.jobs.see(written)
 
     async def let_orphans_go(self, key: Key) -> None:
         """Take the finalizer off Workloads whose job is gone, once no pod of it runs.

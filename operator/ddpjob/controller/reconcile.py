@@ -50,13 +50,14 @@ class Reconciler:
     territory: Territory
     inquiries: Inquiries
     queues: Extension
+    default_queues: Extension
     # Keys of jobs of which a request gave way at their last look.
     gave_way: set[Key] = field(default_factory=set)
 
     @property
     def extensions(self) -> tuple[Extension, ...]:
         """Return the watches of what the cluster may have or not."""
-        return self.queues, *self.actor.pod_groups.extensions.values()
+        return self.queues, self.default_queues, *self.actor.pod_groups.extensions.values()
 
     async def work(self) -> None:
         """Look at jobs for ever. Raises LeaseLost."""
@@ -183,5 +184,6 @@ class Reconciler:
             answers=self.inquiries.answers(pod.uid for pod in pods),
             waits_for_nodes=self.actor.pod_groups.why_it_waits(job, pods),
             kueue=self.queues.state,
+            has_default_queue=self.cache.has_default_queue(job.namespace),
             workloads=self.cache.workloads_of(job.identity),
         )

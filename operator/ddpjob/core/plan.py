@@ -141,6 +141,7 @@ class Plan:
     - `status`: the status to write before any other object.
     - `delete_job`: delete the job itself, with everything that it owns. Nothing else is done then.
     - `assign`: the pods that stay and get the assignment of the attempt.
+    - `join_queue`: the queue whose label the job gets.
     - `create`: the objects to create, of the attempt `status.attempt.number`. Those of one kind are
       created side by side, once those before them exist.
     - `delete`: the pods to delete.
@@ -157,6 +158,7 @@ class Plan:
     confirm: tuple[str, ...] = ()
     check_agent: bool = False
     delete_job: bool = False
+    join_queue: str = ""
     assign: tuple[Assign, ...] = ()
     create: tuple[Create, ...] = ()
     delete: tuple[Delete, ...] = ()
@@ -172,7 +174,8 @@ class Plan:
 
     def only_reports_progress(self, before: Status) -> bool:
         """Return True if nothing depends on this plan's status, so that it may be written later."""
-        if self.create or self.assign or self.delete or self.delete_job or self.place:
+        changes = (self.create, self.assign, self.delete, self.delete_job, self.join_queue)
+        if any(changes) or self.place:
             return False
         return not is_transition(before, self.status)
 

@@ -36,6 +36,7 @@ LABEL_MAX_SECONDS = f"{GROUP}/max-exec-time-seconds"
 
 # What Kueue expects of a Workload and of its pods.
 LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_PLACE = f"{names.GROUP}/place"
 LABEL_POD_SET = f"{GROUP}/podset"
 ANNOTATION_WORKLOAD = f"{GROUP}/workload"
 POD_SET = "main"
@@ -88,6 +89,8 @@ class Workload:
     - `held`: it has the operator's finalizer, and `finalizers` are the others.
     - `has_quota`: Kueue has reserved quota for it, and nobody has given that back.
     - `flavors`: the ResourceFlavors of its place. `updates`: what its admission checks ask of pods.
+    - `number`: that of its place in the status of the job; 0 if it has lost it.
+    - `checks`: its admission checks that are not ready, with their words.
     - `domains`: the parts of the cluster that it has room in, in the order of the nodes of the job.
       `unhealthy`: nodes of these for which Kueue looks for others.
     - `past_seconds`: for how long it had room before, which counts for the longest time.
@@ -109,6 +112,8 @@ class Workload:
     flavors: tuple[str, ...]
     updates: tuple[Dict, ...]
     past_seconds: int = 0
+    number: int = 0
+    checks: tuple[str, ...] = ()
     domains: tuple[Domain, ...] = ()
     unhealthy: tuple[str, ...] = ()
 
@@ -179,6 +184,8 @@ def read_workload(body: Dict) -> Workload | None:
         conditions=conditions,
         flavors=tuple(dict.fromkeys(_flavors(admission))),
         updates=tuple(_updates(status)),
+        number=_number(child(metadata, "labels").get(LABEL_PLACE)),
+        checks=tuple(_checks(status)),
         domains=tuple(_domains(admission)),
         unhealthy=tuple(str(one.get("name")) for one in children(status, "unhealthyNodes")),
         past_seconds=integer_or_none(status.get("accumulatedPastExecutionTimeSeconds")) or 0,
@@ -216,6 +223,18 @@ def _expanded(values: Dict, size: int) -> Sequence[Any]:
         return integers_or_empty(individual)
     prefix, suffix = individual.get("prefix") or "", individual.get("suffix") or ""
     return [f"{prefix}{root}{suffix}" for root in strings_or_empty(individual.get("roots"))]
+
+
+def _number(label: Any) -> int:
+    text = str(label or "")
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+def _checks(status: Dict) -> Iterator[str]:
+    for check in children(status, "admissionChecks"):
+        if check.get("state") != "Ready":
+            words = str(check.get("message") or "")
+            yield f"{check.get('name')} ({words})" if words else str(check.get("name"))
 
 
 def _updates(status: Dict) -> Iterator[Dict]:
@@ -270,7 +289,9 @@ def new_workload(owner: names.Identity, number: int, demand: Demand) -> dict[str
     if queue.max_seconds:
         spec["maximumExecutionTimeSeconds"] = queue.max_seconds
     name = workload_name(owner.name, owner.uid, number)
-    metadata = owned_metadata(owner, name, {LABEL_JOB_UID: owner.uid})
+    # The number tells an operator which place is the last one if the status of the job is lost.
+    labels = {LABEL_JOB_UID: owner.uid, LABEL_PLACE: str(number)}
+    metadata = owned_metadata(owner, name, labels)
     return {
         "apiVersion": API_VERSION,
         "kind": "Workload",

@@ -71,8 +71,22 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
     if workload.evicted and workload.has_quota:
         lost = f"the queue {obs.queue} has taken the room of the job back"
         return Finding(str(evicted.get("reason")), _with_words(lost, workload, EVICTED))
+    if workload.has_quota and workload.checks:
+        checks = ", ".join(workload.checks)
+        message = f"has room in the queue {obs.queue}, and waits for its admission checks: {checks}"
+        return Finding(Reason.QUEUED, message)
     message = _with_words(waits, workload, QUOTA_RESERVED)
     return Finding(str(evicted.get("reason")) if workload.evicted else Reason.QUEUED, message)
+
+
+def joins_default_queue(obs: Observation, spec: Spec) -> bool:
+    """Return True if the LocalQueue `default` takes a job without a queue, which has no pod yet.
+
+    Kueue would take its pods one by one. Its own kinds of jobs get the label from Kueue.
+    """
+    is_possible = obs.kueue is ApiState.SERVED and obs.has_default_queue and obs.queue is None
+    may_wait = not (_runs(obs) or obs.unreleased or spec.lifecycle.suspended)
+    return is_possible and may_wait and not any(one.has_quota for one in obs.workloads)
 
 
 def _leaves(obs: Observation) -> Finding | None:
@@ -104,7 +118,11 @@ def next_place(obs: Observation, spec: Spec) -> Place:
         return place
     if workload and workload.may_run:
         return Place(place.number, workload.uid)
-    is_new = place.number == 0 or (workload is None and bool(place.uid))
+    if place.number == 0:
+        # After the status was lost, the job keeps the room that it has.
+        newest = max((one.number for one in obs.workloads if not one.finished), default=0)
+        return Place(newest or 1)
+    is_new = workload is None and bool(place.uid)
     if is_new or (workload is not None and workload.finished):
         return Place(place.number + 1)
     return place

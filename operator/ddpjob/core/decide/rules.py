@@ -14,6 +14,7 @@ from datetime import datetime
 
 from ddpjob.core.api import names
 from ddpjob.core.api.conditions import stamp_conditions
+from ddpjob.core.api.kueue import DEFAULT_QUEUE
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
@@ -46,7 +47,13 @@ from ddpjob.core.decide.hangs import dumps, still_writes
 from ddpjob.core.decide.heartbeats import report_heartbeats
 from ddpjob.core.decide.in_place import assignments
 from ddpjob.core.decide.inquiry import questions
-from ddpjob.core.decide.queueing import finish, next_place, next_step, what_holds
+from ddpjob.core.decide.queueing import (
+    finish,
+    joins_default_queue,
+    next_place,
+    next_step,
+    what_holds,
+)
 from ddpjob.core.decide.reports import (
     report_ignored_fields,
     report_steps,
@@ -187,6 +194,14 @@ def all_nodes_succeeded(obs: Observation, spec: Spec, now: datetime) -> Plan | N
     if not obs.succeeded or len(obs.succeeded) < obs.status.pods.desired:
         return None
     return complete(obs, spec, now)
+
+
+def default_queue_takes_the_job(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    if not joins_default_queue(obs, spec):
+        return None
+    message = f"joins the LocalQueue {DEFAULT_QUEUE}, which takes the jobs of its namespace"
+    status = describe(obs, Phase.PENDING, Reason.QUEUED, message)
+    return Plan(status, join_queue=DEFAULT_QUEUE)
 
 
 def job_may_not_run(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
@@ -339,6 +354,7 @@ RULES: tuple[Rule, ...] = (
     job_is_taken_up_again,  # Before the end: spec.retries has grown since the job has failed.
     job_is_finished,  # Any other finished job never runs again: clean up.
     all_nodes_succeeded,  # Before failures: a node that succeeded cannot be lost any more.
+    default_queue_takes_the_job,  # Its pods would be taken one by one.
     job_may_not_run,  # Suspended, or without room in its queue: no pods, whatever ends them.
     active_deadline_is_over,  # The job has had its time.
     job_is_new,  # The first attempt begins.

@@ -53,7 +53,9 @@ def suspend(obs: Observation, spec: Spec, why: Finding, now: datetime) -> Plan:
     events: tuple[Event, ...] = ()
     if begins:
         events = (Event("Normal", reason, message[:MAX_MESSAGE]),)
-        if has_begun and not failure:
+        # An attempt that has no pod yet is no part of the history.
+        had_pods = bool(obs.current) or obs.status.attempt.latched
+        if has_begun and had_pods and not failure:
             cause = "the job was suspended" if is_asked_for else why.message
             obs = with_ended_attempt(obs, record(obs, Cause.SUSPENDED, reason, cause), now)
     phase = Phase.SUSPENDED if is_asked_for else Phase.PENDING

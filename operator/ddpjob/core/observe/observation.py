@@ -223,6 +223,7 @@ class Observation:
     - `older_gang`: an older job that lacks the room which this one holds, or has given back.
     - `answers`: what agents have answered, by the UIDs of their pods.
     - `waits_for_nodes`: why the scheduler has no nodes for the whole gang, in its words, or empty.
+    - `has_default_queue`: a LocalQueue takes the jobs of the namespace that have no queue.
     - `kueue`: whether queues are known. `workloads`: the Workloads of the job, of all numbers.
     - `is_current`: the API server has confirmed that the status is the newest.
     """
@@ -238,6 +239,7 @@ class Observation:
     answers: Mapping[str, AgentState] = field(default_factory=dict)
     waits_for_nodes: str = ""
     kueue: ApiState = ApiState.OFF
+    has_default_queue: bool = False
     workloads: tuple[Workload, ...] = ()
     is_current: bool = False
 
