@@ -640,8 +640,7 @@ async def test_no_job_is_reconciled_before_the_first_list():
         policy=None,
         territory=None,
         inquiries=None,
-        queues=None,
-        default_queues=None,
+        extensions=None,
     )
     await reconciler.look_at(("ml", a_job()["metadata"]["name"]))
 
@@ -667,8 +666,7 @@ async def test_a_job_that_goes_while_its_look_waits_is_not_looked_at():
         policy=None,
         territory=Slow(),
         inquiries=None,
-        queues=None,
-        default_queues=None,
+        extensions=None,
     )
     await reconciler.look_at(("ml", "digits"))
     assert cache.jobs.contests.gangs == {}

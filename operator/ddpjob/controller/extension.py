@@ -14,10 +14,11 @@ from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.store import Store
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.core.api import names
+from ddpjob.core.api.kueue import DEFAULT_QUEUE
 from ddpjob.core.observe.observation import ApiState
 from ddpjob.kube.api import ApiClient
 from ddpjob.kube.errors import ApiError, CallFailed
-from ddpjob.kube.kinds import Kind
+from ddpjob.kube.kinds import LOCAL_QUEUES, POD_GROUPS, WORKLOADS, Kind
 from ddpjob.kube.request import ReadDocument
 from ddpjob.kube.watch import watch
 
@@ -124,3 +125,39 @@ class Extension:
         self.state = state
         for key in self.cache.jobs.by_key:
             self.queue.add(key)
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """All that an operator watches and a cluster may not have.
+
+    `pod_groups` has each kind of PodGroups by the name of its row.
+    """
+
+    queues: Extension
+    default_queues: Extension
+    pod_groups: Mapping[str, Extension]
+
+    @property
+    def all(self) -> tuple[Extension, ...]:
+        return self.queues, self.default_queues, *self.pod_groups.values()
+
+
+def extensions(
+    api: ApiClient,
+    cache: Cache,
+    queue: WorkQueue[Key],
+    namespaces: Sequence[str],
+    of_queues: ApiState,
+) -> Extensions:
+    """Return the watches of an operator. `of_queues` is what the administrator says of queues."""
+
+    def watched(kind: Kind, store: Store[Any], **more: Any) -> Extension:
+        return Extension(api, cache, queue, kind, store, namespaces, **more)
+
+    by_name = {"fieldSelector": f"metadata.name={DEFAULT_QUEUE}"}
+    return Extensions(
+        watched(WORKLOADS, cache.workloads, state=of_queues),
+        watched(LOCAL_QUEUES, cache.default_queues, state=of_queues, query=by_name),
+        {name: watched(kind, cache.pod_groups[name]) for name, kind in POD_GROUPS.items()},
+    )

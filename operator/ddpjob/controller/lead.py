@@ -65,7 +65,7 @@ async def lead(operator: Operator, probes: Probes) -> None:
         operator.lease.keep(),
         lister.run(),
         reconciler.keep_marks(),
-        *(extension.run() for extension in reconciler.extensions),
+        *(extension.run() for extension in reconciler.extensions.all),
         *workers,
     ) as failed:
         watches = asyncio.create_task(_watch(operator))

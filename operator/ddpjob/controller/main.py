@@ -24,7 +24,7 @@ from ddpjob.controller.creator import Creator
 from ddpjob.controller.deleter import Deleter
 from ddpjob.controller.errors import CannotRun
 from ddpjob.controller.events import Reporter
-from ddpjob.controller.extension import Extension
+from ddpjob.controller.extension import extensions
 from ddpjob.controller.inquiries import Inquiries
 from ddpjob.controller.lead import Operator, lead
 from ddpjob.controller.lease import Lease
@@ -34,16 +34,13 @@ from ddpjob.controller.places import Places
 from ddpjob.controller.pod_groups import PodGroups
 from ddpjob.controller.probes import Probes, serve
 from ddpjob.controller.reconcile import Reconciler
-from ddpjob.controller.store import Store
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.workqueue import WorkQueue
 from ddpjob.controller.writer import Writer
 from ddpjob.core.api import names
-from ddpjob.core.api.kueue import DEFAULT_QUEUE
 from ddpjob.core.observe.observation import ApiState, ClusterPolicy
 from ddpjob.core.render.pod_context import Settings
 from ddpjob.kube.api import ApiClient, configuration
-from ddpjob.kube.kinds import LOCAL_QUEUES, POD_GROUPS, WORKLOADS, Kind
 
 log = logging.getLogger(__name__)
 
@@ -174,16 +171,7 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
     reporter = Reporter(writer, identity)
     installation = f"{options.lease_namespace}/{options.lease_name}"
     now = SteadyClock().now
-
-    def extension(kind: Kind, store: Store[Any], **more: Any) -> Extension:
-        return Extension(api, cache, queue, kind, store, options.namespaces, **more)
-
-    queues = extension(WORKLOADS, cache.workloads, state=options.queues)
-    default = {"fieldSelector": f"metadata.name={DEFAULT_QUEUE}"}
-    default_queues = extension(
-        LOCAL_QUEUES, cache.default_queues, state=options.queues, query=default
-    )
-    groups = {name: extension(kind, cache.pod_groups[name]) for name, kind in POD_GROUPS.items()}
+    watched = extensions(api, cache, queue, options.namespaces, options.queues)
     territory = Territory(writer, installation, clock, options.excluded)
     actor = Actor(
         writer=writer,
@@ -191,8 +179,8 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
         creator=Creator(writer, cache, options.settings, territory),
         deleter=Deleter(writer, cache, reporter),
         reporter=reporter,
-        places=Places(writer, cache, options.settings, now, queues),
-        pod_groups=PodGroups(writer, cache, options.settings, groups),
+        places=Places(writer, cache, options.settings, now, watched.queues),
+        pod_groups=PodGroups(writer, cache, options.settings, watched.pod_groups),
         clock=clock,
         metrics=metrics,
         now=now,
@@ -215,7 +203,6 @@ def _assemble(options: Options, settings: Configuration) -> Operator:
         policy=options.policy,
         territory=territory,
         inquiries=Inquiries(clock, queue.add),
-        queues=queues,
-        default_queues=default_queues,
+        extensions=watched,
     )
     return Operator(api, settings, lease, lister, reconciler)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ddpjob.controller.act import Actor
 from ddpjob.controller.cache import Cache, Key, identity_of
 from ddpjob.controller.errors import GaveWay, LeaseLost, MustStop
-from ddpjob.controller.extension import Extension
+from ddpjob.controller.extension import Extensions
 from ddpjob.controller.inquiries import Inquiries
 from ddpjob.controller.lister import Lister
 from ddpjob.controller.metrics import Metrics
@@ -49,15 +49,9 @@ class Reconciler:
     policy: ClusterPolicy
     territory: Territory
     inquiries: Inquiries
-    queues: Extension
-    default_queues: Extension
+    extensions: Extensions
     # Keys of jobs of which a request gave way at their last look.
     gave_way: set[Key] = field(default_factory=set)
-
-    @property
-    def extensions(self) -> tuple[Extension, ...]:
-        """Return the watches of what the cluster may have or not."""
-        return self.queues, self.default_queues, *self.actor.pod_groups.extensions.values()
 
     async def work(self) -> None:
         """Look at jobs for ever. Raises LeaseLost."""
@@ -183,7 +177,7 @@ class Reconciler:
             older_gang=self.cache.older_gang_of(job, self.actor.refusal_of(job.uid)),
             answers=self.inquiries.answers(pod.uid for pod in pods),
             waits_for_nodes=self.actor.pod_groups.why_it_waits(job, pods),
-            kueue=self.queues.state,
+            kueue=self.extensions.queues.state,
             has_default_queue=self.cache.has_default_queue(job.namespace),
             workloads=self.cache.workloads_of(job.identity),
         )
