@@ -22,6 +22,7 @@ GROUPS = {
         f"{CLUSTER}test_faults.py::test_a_pod_force_deleted_while_the_operator_is_down",
         f"{CLUSTER}test_lifecycle.py::test_a_job_deleted_while_no_operator_runs",
         f"{CLUSTER}test_monitoring.py",
+        f"{CLUSTER}test_queues.py",
     ),
     "API server": ("tests/apiserver/",),
     # They look at one job.

@@ -1,4 +1,4 @@
-"""Jobs that share a queue of a real Kueue: `make test-queues`.
+"""Jobs that share a queue of a real Kueue: one test in `make test`, all in `make test-queues`.
 
 Kueue is installed into the cluster of the tests by the program that INSTALL_KUEUE names, which gets
 the name of the cluster. Its configuration must name DDPJobs, see docs/users/queues.md.
@@ -15,10 +15,9 @@ import pytest
 from .builders import digits
 from .cluster import NAME, PLAIN, WORKERS, Cluster
 from .commands import ROOT, Object, run, wait_until
-from .conftest import skip_or_fail
 from .namespace import Namespace
 
-pytestmark = [pytest.mark.queues, pytest.mark.alone]
+pytestmark = pytest.mark.alone
 
 INSTALL = os.environ.get("INSTALL_KUEUE", ROOT.parent / "shared" / "lab" / "kueue")
 
@@ -70,10 +69,16 @@ def objects_of(namespace: str) -> list[Object]:
 
 
 @pytest.fixture(scope="module")
-def with_kueue(cluster: Cluster) -> None:
+def with_kueue(cluster: Cluster) -> Iterator[None]:
+    """Install Kueue for the tests of this module. Its webhooks concern all pods of the cluster."""
     if not Path(INSTALL).exists():
-        skip_or_fail("Kueue cannot be installed: INSTALL_KUEUE=PROGRAM names one that does it")
+        pytest.skip("Kueue cannot be installed: INSTALL_KUEUE=PROGRAM names one that does it")
     run(str(INSTALL), NAME, KUBECONFIG=str(cluster.kubeconfig))
+    yield
+    for kind in ("validating", "mutating"):
+        found = cluster.kubectl("get", f"{kind}webhookconfigurations", "--output=name").split()
+        cluster.kubectl("delete", *(name for name in found if "kueue" in name))
+    cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
 
 
 @pytest.fixture
@@ -150,6 +155,7 @@ def with_topology(team: Namespace, cluster: Cluster) -> Iterator[None]:
         cluster.kubectl("label", "node", node, f"{RACK}-")
 
 
+@pytest.mark.queues
 @pytest.mark.usefixtures("with_topology")
 def test_pods_run_where_the_topology_of_the_queue_has_put_their_ranks(team: Namespace) -> None:
     topology = {"scheduling": {"topology": {"required": RACK}}}
@@ -170,6 +176,7 @@ def move_kueue_to(cluster: Cluster, node: str) -> None:
     cluster.kubectl("rollout", "status", *deployment, "--timeout=120s")
 
 
+@pytest.mark.queues
 @pytest.mark.usefixtures("with_topology")
 def test_the_pods_of_a_dead_node_get_other_nodes_from_the_queue(
     team: Namespace, cluster: Cluster
@@ -194,6 +201,7 @@ def test_the_pods_of_a_dead_node_get_other_nodes_from_the_queue(
     wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
 
 
+@pytest.mark.queues
 def test_a_queue_that_is_stopped_and_opened_stops_and_continues_its_job(team: Namespace) -> None:
     team.apply(in_queue("train", 40))
     team.wait_for_status("train", phase="Running")
@@ -206,6 +214,7 @@ def test_a_queue_that_is_stopped_and_opened_stops_and_continues_its_job(team: Na
     team.wait_for_status("train", phase="Running")
 
 
+@pytest.mark.queues
 def test_kueue_and_the_operator_are_killed_while_jobs_go_through_one_place(
     team: Namespace, cluster: Cluster
 ) -> None:
@@ -232,6 +241,7 @@ def test_kueue_and_the_operator_are_killed_while_jobs_go_through_one_place(
     wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
 
 
+@pytest.mark.queues
 def test_a_job_deleted_while_no_operator_runs_gives_its_room_back_later(
     team: Namespace, cluster: Cluster
 ) -> None:
@@ -272,6 +282,7 @@ def an_indexed_job(name: str) -> Object:
     }
 
 
+@pytest.mark.queues
 def test_a_team_borrows_room_and_gives_it_back_to_the_jobs_of_another(
     teams: tuple[Namespace, Namespace],
 ) -> None:
