@@ -440,3 +440,30 @@ def test_a_new_job_joins_the_queue_that_takes_jobs_without_one():
 )
 def test_a_job_does_not_join_the_queue_that_takes_others(job, more):
     assert decide_for(job, has_default_queue=True, **more).join_queue == ""
+
+
+def test_a_new_job_waits_until_the_local_queues_are_read():
+    plan = decide_for(a_new_job(), queue=None, state=ApiState.UNKNOWN, has_default_queue=None)
+    assert (plan.create, plan.status.phase, plan.join_queue) == ((), "", "")
+    assert plan.wake_after == 0.2
+
+
+def test_a_job_that_lost_the_label_of_its_queue_gets_it_again_and_runs_on():
+    # As by `kubectl replace` of a manifest that never had the label.
+    default = a_workload(queue=Queue("default"), **GRANTED)
+    job = a_running_job_with_place()
+    plan = decide_for(job, default, pods=RUN, queue=None, has_default_queue=True)
+    assert (plan.join_queue, plan.delete) == ("default", ())
+    assert plan.status.phase == Phase.RUNNING
+
+
+def test_a_job_that_is_taken_up_again_joins_before_its_first_pod():
+    job = a_job_without_queue(status=a_status(attempt=2, ran=False, latched=False))
+    plan = decide_for(job, queue=None, has_default_queue=True)
+    assert (plan.join_queue, plan.create) == ("default", ())
+
+
+def test_a_label_that_cannot_be_written_is_the_reason():
+    refusal = Refusal(Reason.FORBIDDEN, "ddpjobs is forbidden", at(30))
+    plan = decide_for(a_new_job(), queue=None, has_default_queue=True, refusal=refusal)
+    assert (plan.status.reason, plan.join_queue, plan.create) == (Reason.FORBIDDEN, "", ())

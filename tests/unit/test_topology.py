@@ -1,11 +1,22 @@
 """Pods near each other: what a queue has assigned, a PodGroup's constraint, or affinity."""
 
+import json
+
 import pytest
 from builders import a_job, a_status
 
-from ddpjob.core.api.kueue import Demand, Domain, Queue, new_workload, placement_of, read_workload
+from ddpjob.core.api.kueue import (
+    Demand,
+    Domain,
+    Queue,
+    free_places,
+    new_workload,
+    placement_of,
+    read_workload,
+)
 from ddpjob.core.api.pod_groups import GroupName, group_of_pod
 from ddpjob.core.api.scheduling import Topology
+from ddpjob.core.observe.placement import read_placement
 from ddpjob.core.render.merged_pod import NO_CONSTRAINTS, Constraints
 from ddpjob.core.render.objects import pods
 from ddpjob.core.render.pod_context import Settings
@@ -43,15 +54,15 @@ def test_without_a_queue_and_a_group_the_topology_is_affinity():
 
 
 @pytest.mark.parametrize(
-    ("field", "backend", "has_affinity"),
+    ("field", "is_near", "has_affinity"),
     [
-        pytest.param("required", "Kubernetes", False, id="the group has the constraint"),
-        pytest.param("preferred", "Kubernetes", True, id="a group knows no wish"),
-        pytest.param("required", "Volcano", True, id="this group has no such field"),
+        pytest.param("required", True, False, id="the group has the constraint"),
+        pytest.param("required", False, True, id="the group has lost it, or has no such field"),
+        pytest.param("preferred", True, True, id="a group knows no wish"),
     ],
 )
-def test_a_group_may_have_the_constraint_itself(field, backend, has_affinity):
-    group = Constraints(group=GroupName(backend, "digits-0"))
+def test_a_group_may_have_the_constraint_itself(field, is_near, has_affinity):
+    group = Constraints(group=GroupName("Kubernetes", "digits-0"), is_near=is_near)
     assert bool(affinity_of(a_job_near(field), group)) is has_affinity
 
 
@@ -93,9 +104,12 @@ ASSIGNMENT = {
 }
 
 
-def a_workload(assignment, **status):
+NEAR = Topology(required=RACK)
+
+
+def a_workload(assignment, topology=NEAR, **status):
     job = a_job(nodes=4)
-    body = new_workload(job.identity, 1, Demand(Queue("team"), 4, {}))
+    body = new_workload(job.identity, 1, Demand(Queue("team"), 4, {}, None, topology))
     body["metadata"] |= {"uid": "w", "resourceVersion": "1"}
     assigned = {"name": "main", "count": 4, "topologyAssignment": assignment}
     body["status"] = {"admission": {"podSetAssignments": [assigned]}, **status}
@@ -109,13 +123,50 @@ def test_an_assignment_of_kueue_gives_each_node_its_place():
         Domain({RACK: "r1", HOST: "node-b.local"}, 1),
         Domain({RACK: "r2", HOST: "node-c.local"}, 1),
     )
-    placement = placement_of(workload, [], Topology(required=RACK))
+    free = free_places(workload, [])
+    placement = placement_of(workload, [], dict(enumerate(free)))
     made = list(pods(a_job_near(), range(4), Settings(), Constraints(placement)))
     hosts = [pod["spec"]["nodeSelector"][HOST] for pod in made]
     assert hosts == ["node-a.local", "node-a.local", "node-b.local", "node-c.local"]
     annotations = made[0]["metadata"]["annotations"]
     assert annotations["kueue.x-k8s.io/podset-required-topology"] == RACK
     assert "affinity" not in made[0]["spec"]
+
+
+def test_a_pod_that_is_replaced_gets_the_place_that_is_left():
+    # Kueue has replaced node-a by node-d, and sorts the places by their names.
+    hosts = ["node-b", "node-c", "node-d"]
+    levels = [{"individual": {"roots": hosts}}]
+    one_each = {"domainCount": 3, "podCounts": {"universal": 1}, "valuesPerLevel": levels}
+    workload = a_workload({"levels": [HOST], "slices": [one_each]})
+    stay = [{HOST: "node-b", "pool": "training"}, {HOST: "node-c"}]
+    assert free_places(workload, stay) == [{HOST: "node-d"}]
+    # A pod on a node that is lost has no place any more.
+    assert free_places(workload, [{HOST: "node-a"}, {HOST: "node-c"}]) == [
+        {HOST: "node-b"},
+        {HOST: "node-d"},
+    ]
+
+
+def test_places_that_kueue_gives_by_itself_are_marked_too():
+    # Otherwise Kueue would count each pod twice.
+    workload = a_workload(ASSIGNMENT, topology=None)
+    annotations = placement_of(workload, []).annotations
+    assert annotations["kueue.x-k8s.io/podset-unconstrained-topology"] == "true"
+
+
+def test_another_topology_needs_another_workload():
+    workload = a_workload(ASSIGNMENT)
+    queue = Queue("team")
+    assert workload.is_for(queue, 4, Topology(required=RACK))
+    assert not workload.is_for(queue, 4, Topology(preferred=RACK))
+    assert not workload.is_for(queue, 4, None)
+
+
+def test_jobs_with_the_same_topology_compete_for_the_same_nodes():
+    (first,), (second,) = (pods(job, [0], Settings()) for job in (a_job_near(), a_job_near()))
+    second = json.loads(json.dumps(second).replace("0b4c6f3e", "another0"))
+    assert read_placement(first["spec"]) == read_placement(second["spec"])
 
 
 @pytest.mark.parametrize(

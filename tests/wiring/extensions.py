@@ -18,6 +18,10 @@ class Known:
 
     state: ApiState
 
+    def state_in(self, namespace: str) -> ApiState:
+        """Return what is known of the objects of a namespace: the same of all."""
+        return self.state
+
     async def wait_for_first_look(self) -> None:
         """Return at once: the test has decided the state."""
 

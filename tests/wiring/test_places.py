@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from extensions import Known
 
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import Refused
@@ -33,7 +34,7 @@ def places(cache: Cache, state: ApiState, flavor: dict[str, Any] | None = None) 
         return flavor
 
     writer: Any = SimpleNamespace(read=read)
-    queues: Any = SimpleNamespace(state=state)
+    queues: Any = Known(state)
     return Places(writer, cache, Settings(), lambda: datetime.now(UTC), queues)
 
 

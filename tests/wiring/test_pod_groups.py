@@ -13,7 +13,7 @@ from ddpjob.core.api.job import Job
 from ddpjob.core.api.pod_groups import GroupName
 from ddpjob.core.api.status import Attempt
 from ddpjob.core.observe.observation import ApiState
-from ddpjob.kube.errors import ApiError
+from ddpjob.kube.errors import ApiError, Unreachable
 
 NATIVE = {"Kubernetes": ApiState.SERVED}
 QUEUE = {"kueue.x-k8s.io/queue-name": "team"}
@@ -26,9 +26,13 @@ class Server:
     def __init__(self, **existing: dict[str, Any]) -> None:
         self.existing = existing
         self.written: list[Any] = []
+        self.error: Exception | None = None
+        self.drops_topology = False
 
     async def write(self, request: Any) -> dict[str, Any]:
         self.written.append(request)
+        if self.error:
+            raise self.error
         body = request.body or {}
         name = request.name or body.get("metadata", {}).get("name", "")
         if request.verb.name == "CREATE" and name in self.existing:
@@ -36,7 +40,11 @@ class Server:
         old: dict[str, Any] = self.existing.get(name, {})
         metadata = {**old.get("metadata", {}), **body.get("metadata", {})}
         metadata |= {"uid": f"uid-of-{name}", "resourceVersion": str(10 + len(self.written))}
-        return {**old, **body, "metadata": metadata}
+        spec = dict(body.get("spec", {}))
+        if self.drops_topology:
+            spec.pop("schedulingConstraints", None)
+        kinds = {"apiVersion": "scheduling.k8s.io/v1beta1"}
+        return {**kinds, **old, **body, "metadata": metadata, "spec": spec}
 
     async def read(self, request: Any) -> dict[str, Any] | None:
         return self.existing.get(request.name)
@@ -126,7 +134,7 @@ OWN_GROUP = {"spec": {"schedulingGroup": {"podGroupName": "mine"}}}
         pytest.param(a_job(), {}, id="Kubernetes serves none"),
         pytest.param(a_job(), {"Kubernetes": ApiState.UNREADABLE}, id="they cannot be read"),
         pytest.param(a_job(nodes=1), NATIVE, id="one pod"),
-        pytest.param(a_job(QUEUE), NATIVE, id="a queue admits the job as a whole"),
+        pytest.param(a_job(), {"Kubernetes": ApiState.UNKNOWN}, id="it is not known"),
         pytest.param(a_job(scheduling={"gang": "Off"}), NATIVE, id="switched off"),
         pytest.param(a_job(podTemplate=OTHER_SCHEDULER), NATIVE, id="another scheduler"),
         pytest.param(a_job(podTemplate=OWN_GROUP), NATIVE, id="a group of the user's"),
@@ -153,7 +161,7 @@ async def test_a_scheduler_that_the_job_names_is_used_beside_a_queue_too(
 @pytest.mark.parametrize(
     ("gang", "state", "words"),
     [
-        ("Auto", ApiState.UNKNOWN, "has not read yet whether the cluster serves"),
+        ("Volcano", ApiState.UNKNOWN, "has not read yet whether the cluster serves"),
         ("Volcano", ApiState.ABSENT, "does not serve PodGroups of scheduling.volcano.sh/v1beta1"),
         ("Coscheduling", ApiState.UNREADABLE, "may not read the PodGroups"),
     ],
@@ -161,11 +169,16 @@ async def test_a_scheduler_that_the_job_names_is_used_beside_a_queue_too(
 async def test_a_job_waits_for_the_scheduler_that_it_names(
     gang: str, state: ApiState, words: str
 ) -> None:
-    name = "Kubernetes" if gang == "Auto" else gang
+    job = a_job(scheduling={"gang": gang})
     with pytest.raises(Refused, match=words):
-        await pod_groups(Server(), Cache(), **{name: state}).group_for(
-            a_job(scheduling={"gang": gang})
-        )
+        await pod_groups(Server(), Cache(), **{gang: state}).group_for(job)
+
+
+async def test_a_named_scheduler_that_the_pods_do_not_use_is_no_silent_lack_of_a_gang() -> None:
+    template = {"spec": {"schedulerName": "volcano-gpu"}}
+    job = a_job(scheduling={"gang": "Volcano"}, podTemplate=template)
+    with pytest.raises(Refused, match="volcano-gpu of the pods knows no PodGroups of Volcano"):
+        await pod_groups(Server(), Cache(), Volcano=ApiState.SERVED).group_for(job)
 
 
 async def test_a_replaced_pod_gets_the_group_of_those_that_stay() -> None:
@@ -197,14 +210,62 @@ async def test_the_group_of_pods_that_stay_gets_the_new_number_of_nodes() -> Non
 async def test_a_whole_new_set_of_pods_has_a_new_group_and_the_old_one_goes() -> None:
     cache = with_group(a_group("digits-0"))
     server = Server()
-    found = await pod_groups(server, cache, **NATIVE).group_for(a_job(attempt=2))
+    groups = pod_groups(server, cache, **NATIVE)
+    found = await groups.group_for(a_job(attempt=2))
     assert found == GroupName("Kubernetes", "digits-2")
+    await groups.delete_unused(a_job(attempt=2), found)
     assert server.asked == ["CREATE digits-2", "DELETE digits-0"]
 
 
 async def test_a_group_that_exists_is_the_answer_to_a_request_before() -> None:
     server = Server(**{"digits-0": a_group("digits-0")})
     assert await pod_groups(server, Cache(), **NATIVE).group_for(a_job()) == FIRST
+
+
+async def test_a_group_that_exists_with_another_size_gets_that_of_the_job() -> None:
+    server = Server(**{"digits-0": a_group("digits-0", count=2)})
+    assert await pod_groups(server, Cache(), **NATIVE).group_for(a_job()) == FIRST
+    assert server.asked == ["CREATE digits-0", "MERGE digits-0"]
+
+
+async def test_a_job_that_a_queue_has_admitted_needs_no_group() -> None:
+    server = Server()
+    groups = pod_groups(server, Cache(), **NATIVE)
+    assert await groups.group_for(a_job(QUEUE), has_place=True) is None
+    assert server.written == []
+
+
+async def test_a_pod_that_joins_pods_of_a_group_of_the_users_is_left_alone() -> None:
+    cache = Cache()
+    see_pod(cache, 0, "mine")
+    assert await pod_groups(Server(), cache, **NATIVE).group_for(a_job()) is None
+
+
+async def test_pods_go_on_without_a_group_that_is_gone() -> None:
+    cache = with_group(a_group("digits-0", count=2))
+    see_pod(cache, 0, "digits-0")
+    server = Server()
+    server.error = ApiError(404, "NotFound", "not found")
+    groups = pod_groups(server, cache, **NATIVE)
+    assert await groups.group_for(a_job()) == FIRST
+    assert cache.pod_groups["Kubernetes"].objects == {}
+
+
+async def test_a_write_without_an_answer_is_a_reason() -> None:
+    server = Server()
+    server.error = Unreachable("no answer")
+    with pytest.raises(Refused, match="does not answer"):
+        await pod_groups(server, Cache(), **NATIVE).group_for(a_job())
+
+
+async def test_a_group_says_whether_it_keeps_its_pods_near() -> None:
+    # Without its gate, the API server drops the constraint.
+    job = a_job(scheduling={"topology": {"required": "rack"}})
+    for drops, is_near in ((False, True), (True, False)):
+        server = Server()
+        server.drops_topology = drops
+        groups = pod_groups(server, Cache(), **NATIVE)
+        assert groups.is_near(job, await groups.group_for(job)) is is_near
 
 
 async def test_a_group_of_somebody_else_is_named() -> None:

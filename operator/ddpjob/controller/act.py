@@ -219,8 +219,7 @@ class Actor:
             await self.deleter.delete_job(body)
             return None
         if plan.join_queue:
-            await self.places.join(body, plan.join_queue)
-            return AGAIN
+            return await self._join(seen.value.unpack(), body, plan.join_queue, memory)
         # The cache does not keep what only the pods need.
         spec = Spec.from_dict(body.get("spec"))
         job = replace(seen.value.unpack(), spec=spec, status=plan.status)
@@ -243,6 +242,16 @@ class Actor:
         if plan.place:
             wake_after = _earliest(wake_after, await self._take_step(job, plan.place, memory))
         return wake_after
+
+    async def _join(self, job: Job, body: Dict, queue: str, memory: Memory) -> float:
+        """Give a job the label of a queue, and remember a refusal. Return when to look again."""
+        memory.refusal = None
+        try:
+            await self.places.join(body, queue)
+        except Refused as refused:
+            refused.final = False
+            self._remember(job, memory, refused)
+        return AGAIN
 
     async def _take_step(self, job: Job, step: PlaceStep, memory: Memory) -> float | None:
         """Do what a plan does with the job's Workload. Return when to look at the job again."""
@@ -410,9 +419,9 @@ class Actor:
         memory.refusal = None
         self.under_quota.get(job.namespace, {}).pop(job.uid, None)
         try:
-            placement = await self.places.placement(job)
-            group = await self.pod_groups.group_for(job)
-            await self.creator.create(job, creates, Constraints(placement, group))
+            constraints = await self._constraints(job, creates)
+            await self.creator.create(job, creates, constraints)
+            await self.pod_groups.delete_unused(job, constraints.group)
         except SpecError as error:
             log.exception("%s/%s: cannot render a pod", job.namespace, job.name)
             self._remember(job, memory, Refused(Reason.INVALID_POD, str(error), final=True))
@@ -426,12 +435,23 @@ class Actor:
         else:
             memory.refusals = 0
 
+    async def _constraints(self, job: Job, creates: tuple[Create, ...]) -> Constraints:
+        """Return what decides about the nodes of new pods.
+
+        Raises Refused, SpecError or CallFailed.
+        """
+        missing = [create.index for create in creates if create.index is not None]
+        placement = await self.places.placement(job, missing)
+        group = await self.pod_groups.group_for(job, has_place=placement is not None)
+        return Constraints(placement, group, self.pod_groups.is_near(job, group))
+
     def _remember(self, job: Job, memory: Memory, refused: Refused) -> None:
         """Remember a refusal, and when to try again."""
         memory.refusals += 1
         if refused.reason == Reason.QUOTA:
             self.under_quota[job.namespace][job.uid] = None
-        delay = exponential_delay(memory.refusals, FIRST_RETRY, LONGEST_RETRY.total_seconds())
+        failures = 1 if refused.passes else memory.refusals
+        delay = exponential_delay(failures, FIRST_RETRY, LONGEST_RETRY.total_seconds())
         memory.refusal = Refusal(
             refused.reason,
             refused.message,

@@ -192,6 +192,10 @@ class OfJobs(Store[Owned]):
         return tuple(one for one in found if one.job_uid == job.uid)
 
 
+def _is_there(body: Dict) -> bool | None:
+    return None if body["metadata"].get("deletionTimestamp") else True
+
+
 def _key_of_owner(owned: Workload | PodGroup) -> Key:
     return owned.namespace, owned.job_name
 
@@ -233,7 +237,7 @@ class Cache:
     nodes: Nodes = field(default_factory=lambda: Nodes(read_node))
     workloads: OfJobs[Workload] = field(default_factory=lambda: OfJobs(read_workload))
     # Of each LocalQueue that takes jobs without a queue, only its existence is kept.
-    default_queues: Store[bool] = field(default_factory=lambda: Store(lambda body: True))
+    default_queues: Store[bool] = field(default_factory=lambda: Store(_is_there))
     # By the names of their rows. Each kind has versions of its own.
     pod_groups: Mapping[str, OfJobs[PodGroup]] = field(
         default_factory=lambda: {name: OfJobs(read_pod_group) for name in POD_GROUPS}
@@ -275,10 +279,6 @@ class Cache:
         uid = seen.uid if seen else ""
         found = self.workloads.by_key.get(key, {}).values()
         return [one for one in found if one.job_uid != uid and one.held]
-
-    def has_default_queue(self, namespace: str) -> bool:
-        """Return True if a LocalQueue takes the jobs of a namespace that have no queue."""
-        return self.default_queues.count(namespace) > 0
 
     def job(self, key: Key) -> SeenJob | None:
         return self.jobs.by_key.get(key)

@@ -1,15 +1,14 @@
 """Creates the objects of a job, assigns its pods, and says why the API server refuses one."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 from ddpjob.controller.cache import Cache
-from ddpjob.controller.errors import GaveWay, Refused
-from ddpjob.controller.refusals import refused_or_error
+from ddpjob.controller.errors import Refused
+from ddpjob.controller.refusals import told_refusals
 from ddpjob.controller.territory import Territory
 from ddpjob.controller.writer import Writer, run_all
 from ddpjob.core.api import names
@@ -22,18 +21,12 @@ from ddpjob.core.render import objects
 from ddpjob.core.render.assignment import assignment
 from ddpjob.core.render.merged_pod import NO_CONSTRAINTS, Constraints
 from ddpjob.core.render.pod_context import Settings
-from ddpjob.kube.errors import ApiError, Unreachable, is_admission
+from ddpjob.kube.errors import ApiError, is_admission
 from ddpjob.kube.kinds import CONFIG_MAPS, PODS, Kind
 from ddpjob.kube.request import Request, Verb
 
 # The API server then refuses a misspelt field of a pod by name. By default it would drop the field.
 STRICT = {"fieldValidation": "Strict"}
-
-NO_ANSWER = (
-    "the API server does not answer, probably because an admission webhook hangs; see kubectl get "
-    "validatingwebhookconfigurations,mutatingwebhookconfigurations; the operator tries again: "
-    "{error}"
-)
 
 # How the API server serves what a job owns.
 KINDS = {one: Kind(one.group, one.version, one.plural) for one in Owned}
@@ -95,7 +88,7 @@ class Creator:
         lease = self.territory.uid_of_mark(namespace)
         body = objects.agent_config_map(namespace, lease)
         name = body["metadata"]["name"]
-        with self._refusals():
+        with told_refusals():
             found: Dict | None
             try:
                 request = Request(Verb.CREATE, CONFIG_MAPS, namespace, body=body)
@@ -111,7 +104,7 @@ class Creator:
         """Create the ConfigMap with the agent anew if it is gone. Raises Refused."""
         body = objects.agent_config_map(namespace, self.territory.uid_of_mark(namespace))
         request = Request(Verb.GET, CONFIG_MAPS, namespace, body["metadata"]["name"])
-        with self._refusals():
+        with told_refusals():
             found = await self.writer.read(request)
         if found is None:
             # It may have gone with its Lease.
@@ -152,7 +145,7 @@ class Creator:
     async def _create_object(self, job: Job, kind: Kind, body: Mapping[str, Any]) -> None:
         created = None
         request = Request(Verb.CREATE, kind, job.namespace, body=body, query=STRICT)
-        with self._refusals(self.settings.of_job(job.spec).restricted):
+        with told_refusals(restricted=self.settings.of_job(job.spec).restricted):
             try:
                 created = await self.writer.write(request)
             except ApiError as error:
@@ -163,18 +156,6 @@ class Creator:
         if kind == PODS:
             _require_labels(body, created)
             self.cache.pods.see(created)
-
-    @contextmanager
-    def _refusals(self, restricted: bool = False) -> Iterator[None]:
-        """Turn an answer that concerns the job into Refused."""
-        try:
-            yield
-        except ApiError as error:
-            raise refused_or_error(error, restricted=restricted) from error
-        except GaveWay:
-            raise
-        except Unreachable as error:
-            raise Refused(Reason.NO_ANSWER, NO_ANSWER.format(error=error)) from error
 
     async def _require_own(self, job: Job, kind: Kind, name: str) -> dict[str, Any]:
         """Return the object that has the name already. Raises Refused if it is not the job's.

@@ -25,17 +25,25 @@ class NotSent(GaveWay):
 class Refused(Exception):
     """The API server does not accept an object now, or never will if `final`.
 
-    `counts_ended_pods` is True for a quota that counts pods which have ended too.
+    `counts_ended_pods` is True for a quota that counts pods which have ended too. `passes` is True
+    for what lasts a moment, and is tried again without back-off.
     """
 
     def __init__(
-        self, reason: str, message: str, *, final: bool = False, counts_ended_pods: bool = False
+        self,
+        reason: str,
+        message: str,
+        *,
+        final: bool = False,
+        counts_ended_pods: bool = False,
+        passes: bool = False,
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.final = final
         self.counts_ended_pods = counts_ended_pods
+        self.passes = passes
 
 
 class MustStop(Exception):

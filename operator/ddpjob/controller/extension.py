@@ -40,6 +40,7 @@ class Extension:
 
     - `store`: has the objects, and `query` selects them.
     - `namespaces`: those that are watched; without any, all are.
+    - `unreadable`: those of them in which the objects cannot be read.
     """
 
     api: ApiClient
@@ -50,6 +51,7 @@ class Extension:
     namespaces: Sequence[str] = ()
     state: ApiState = ApiState.UNKNOWN
     query: Mapping[str, str] = field(default_factory=lambda: OWN)
+    unreadable: set[str] = field(default_factory=set)
     _has_looked: asyncio.Event = field(default_factory=asyncio.Event)
     _listed: set[str | None] = field(default_factory=set)
     # The version of the last LIST of each namespace.
@@ -68,6 +70,16 @@ class Extension:
                 self._become(ApiState.UNREADABLE if is_forbidden else ApiState.UNKNOWN)
             await asyncio.sleep(INTERVAL)
 
+    def state_in(self, namespace: str) -> ApiState:
+        """Return what is known of the objects of a namespace."""
+        is_served = self.state is ApiState.SERVED
+        return ApiState.UNREADABLE if is_served and namespace in self.unreadable else self.state
+
+    @property
+    def has_looked(self) -> bool:
+        """Return True once it is known whether the API is served, or that it cannot be read."""
+        return self._has_looked.is_set()
+
     async def wait_for_first_look(self) -> None:
         """Wait until it is known whether the API is served, for a moment at most."""
         try:
@@ -81,8 +93,9 @@ class Extension:
         if not await self._is_served():
             return ApiState.ABSENT
         self._listed.clear()
+        self.unreadable.clear()
         scopes: list[str | None] = [*self.namespaces] or [None]
-        watches = [asyncio.create_task(self._watch(scope, len(scopes))) for scope in scopes]
+        watches = [asyncio.create_task(self._keep_watch(scope)) for scope in scopes]
         try:
             await asyncio.gather(*watches)
         except ApiError as error:
@@ -99,7 +112,21 @@ class Extension:
         found = await self.api.read(ReadDocument(self.kind.api)) or {}
         return any(kind.get("name") == self.kind.plural for kind in found.get("resources", ()))
 
-    async def _watch(self, namespace: str | None, scopes: int) -> None:
+    async def _keep_watch(self, namespace: str | None) -> None:
+        """Watch one of several namespaces also after it could not be read. It stops no other."""
+        while True:
+            try:
+                await self._watch(namespace)
+            except ApiError as error:
+                if namespace is None or error.status not in (401, 403):
+                    raise
+                log.warning("cannot read the %s of %s: %s", self.kind.plural, namespace, error)
+                self.unreadable.add(namespace)
+                self._note_list(namespace)
+                self._look_at_jobs(namespace)
+            await asyncio.sleep(INTERVAL)
+
+    async def _watch(self, namespace: str | None) -> None:
         def on_list(listed: set[str], version: str) -> None:
             self.store.drop_unlisted(listed, int(version), namespace)
             self.store.prune(self._listed_before.get(namespace, 0))
@@ -107,9 +134,10 @@ class Extension:
 
         async for change in watch(self.api, self.kind, namespace, self.query, on_list):
             if change is None:
-                self._listed.add(namespace)
-                if len(self._listed) == scopes:
-                    self._become(ApiState.SERVED)
+                if namespace in self.unreadable:
+                    self.unreadable.discard(namespace)
+                    self._look_at_jobs(namespace)
+                self._note_list(namespace)
                 continue
             what, body = change
             key = self.cache.key_of_owned(body)
@@ -123,8 +151,18 @@ class Extension:
         if state is self.state:
             return
         self.state = state
+        self._look_at_jobs()
+
+    def _note_list(self, namespace: str | None) -> None:
+        """Note that the objects of a namespace are known, or cannot be read."""
+        self._listed.add(namespace)
+        if len(self._listed) >= max(1, len(self.namespaces)):
+            self._become(ApiState.SERVED)
+
+    def _look_at_jobs(self, namespace: str | None = None) -> None:
         for key in self.cache.jobs.by_key:
-            self.queue.add(key)
+            if namespace in (None, key[0]):
+                self.queue.add(key)
 
 
 @dataclass(frozen=True)
@@ -137,6 +175,19 @@ class Extensions:
     queues: Extension
     default_queues: Extension
     pod_groups: Mapping[str, Extension]
+
+    def has_default_queue(self, namespace: str) -> bool | None:
+        """Return True if a LocalQueue takes the jobs of a namespace that have no queue.
+
+        None: that is not read yet.
+        """
+        both = (self.queues, self.default_queues)
+        if self.queues.state in (ApiState.OFF, ApiState.REFUSED):
+            return False
+        if not all(one.has_looked for one in both):
+            return None
+        is_served = self.queues.state_in(namespace) is ApiState.SERVED
+        return is_served and self.default_queues.store.count(namespace) > 0
 
     @property
     def all(self) -> tuple[Extension, ...]:

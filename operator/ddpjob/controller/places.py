@@ -1,7 +1,7 @@
 """Carries out what a plan does with the Workload of a job, and reads where its pods may run."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -10,11 +10,19 @@ from typing import Any
 from ddpjob.controller.cache import Cache, Key
 from ddpjob.controller.errors import Refused
 from ddpjob.controller.extension import Extension
-from ddpjob.controller.refusals import refused_or_error
+from ddpjob.controller.refusals import refused_or_error, told_refusals
 from ddpjob.controller.writer import Writer, is_gone
 from ddpjob.core.api import kueue, names
 from ddpjob.core.api.job import Job
-from ddpjob.core.api.kueue import Demand, Placement, Priority, Queue, Workload, placement_of
+from ddpjob.core.api.kueue import (
+    Demand,
+    Placement,
+    Priority,
+    Queue,
+    Workload,
+    free_places,
+    placement_of,
+)
 from ddpjob.core.api.names import Condition, Identity
 from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import Dict, child
@@ -202,33 +210,50 @@ class Places:
         else:
             self.cache.workloads.drop(workload.uid)
 
-    async def placement(self, job: Job) -> Placement | None:
-        """Return where the pods of a job may run; None for a job without a queue.
+    async def placement(self, job: Job, missing: Sequence[int] = ()) -> Placement | None:
+        """Return where the new pods of a job may run; None for a job without a queue.
 
-        Raises Refused if it is not known, or has been taken away meanwhile.
+        `missing` are their indices. Raises Refused if it is not known, or has been taken away
+        meanwhile.
         """
-        if job.queue is None or self.queues.state is ApiState.OFF:
+        state = self.queues.state_in(job.namespace)
+        if job.queue is None or state is ApiState.OFF:
             return None
+        assert job.spec
         workload = self.cache.workload_of(job)
-        is_fit = workload is not None and workload.is_for(job.queue, job.status.pods.desired)
-        is_known = is_fit and self.queues.state is ApiState.SERVED
+        wanted = (job.queue, job.status.pods.desired, job.spec.scheduling.topology)
+        is_fit = workload is not None and workload.is_for(*wanted)
+        is_known = is_fit and state is ApiState.SERVED
         if workload is None or not (is_known and workload.may_run):
             # A job that runs goes on without Kueue, and its new pods wait.
             raise Refused(Reason.NO_QUEUE, NO_PLACE.format(queue=job.queue))
         lost = workload.unhealthy or self._lost_nodes(workload)
         if lost:
-            raise Refused(Reason.NO_QUEUE, OTHER_NODE.format(queue=job.queue, node=lost[0]))
+            message = OTHER_NODE.format(queue=job.queue, node=lost[0])
+            raise Refused(Reason.NO_QUEUE, message, passes=True)
+        domains = self._domains(job, workload, missing)
         flavors = []
         for name in workload.flavors:
-            found = await self.writer.read(Request(Verb.GET, FLAVORS, name=name))
+            with told_refusals():
+                found = await self.writer.read(Request(Verb.GET, FLAVORS, name=name))
             if found is None:
                 raise Refused(Reason.NO_QUEUE, f"ResourceFlavor {name} does not exist any more")
             flavors.append(found)
-        assert job.spec
-        topology = job.spec.scheduling.topology
-        if topology and not workload.domains:
-            raise Refused(Reason.NO_QUEUE, NO_PLACE.format(queue=job.queue))
-        return placement_of(workload, flavors, topology)
+        return placement_of(workload, flavors, domains)
+
+    def _domains(
+        self, job: Job, workload: Workload, missing: Sequence[int]
+    ) -> dict[int, Mapping[str, str]]:
+        """Return the labels of the nodes for each new pod. Raises Refused if there is no place."""
+        if not workload.domains and not workload.topology:
+            return {}
+        born = job.status.attempt.born
+        others = [pod for pod in self.cache.pods_of(job.identity) if pod.active]
+        taken = [pod.place for pod in others if pod.born == born(pod.index)]
+        free = free_places(workload, taken)
+        if len(free) < len(missing):
+            raise Refused(Reason.NO_QUEUE, NO_PLACE.format(queue=job.queue), passes=True)
+        return dict(zip(missing, free, strict=False))
 
     def _lost_nodes(self, workload: Workload) -> list[str]:
         """Return the nodes of a place that are not ready. Kueue gives others in their place.
@@ -236,9 +261,12 @@ class Places:
         It does that a moment after the pod of such a node was deleted.
         """
         nodes = self.cache.nodes.by_name
-        chosen = [domain.labels.get(HOST_NAME) for domain in workload.domains]
-        known = [nodes[name] for name in chosen if name in nodes]
-        return [node.name for node in known if node.health is not NodeHealth.READY]
+        if not nodes:
+            # With Roles only, nodes are not read.
+            return []
+        names = [domain.labels.get(HOST_NAME) for domain in workload.domains]
+        ready = {name for name, node in nodes.items() if node.health is NodeHealth.READY}
+        return [name for name in names if name and name not in ready]
 
     async def join(self, body: Dict, queue: str) -> None:
         """Give a job the label of a queue, under the version that was seen."""
@@ -249,16 +277,19 @@ class Places:
             "labels": {kueue.LABEL_QUEUE: queue},
         }
         place = (str(seen["namespace"]), str(seen["name"]))
+        request = Request(Verb.MERGE, JOBS, *place, body={"metadata": metadata})
         try:
-            written = await self.writer.write(
-                Request(Verb.MERGE, JOBS, *place, body={"metadata": metadata})
-            )
+            written = await self.writer.write(request)
         except ApiError as error:
+            if not is_gone(error):
+                raise refused_or_error(error) from error
             # The job has changed: the next look decides anew.
-            if error.status != 409 and not is_gone(error):
-                raise
-        else:
-            self.cache.jobs.see(written)
+            return
+        self.cache.jobs.see(written)
+        labels = child(child(written, "metadata"), "labels")
+        if labels.get(kueue.LABEL_QUEUE) != queue:
+            message = f"the label {kueue.LABEL_QUEUE} is taken off the job by a webhook or a policy"
+            raise Refused(Reason.NO_QUEUE, message)
 
     async def let_orphans_go(self, key: Key) -> None:
         """Take the finalizer off Workloads whose job is gone, once no pod of it runs.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ddpjob.controller.cache import Cache
 from ddpjob.controller.errors import Refused
 from ddpjob.controller.extension import Extension
-from ddpjob.controller.refusals import refused_or_error
+from ddpjob.controller.refusals import told_refusals
 from ddpjob.controller.writer import Writer, is_gone, run_all
-from ddpjob.core.api import pod_groups
+from ddpjob.core.api import names, pod_groups
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.pod_groups import (
@@ -32,7 +32,7 @@ from ddpjob.kube.request import Request, Verb
 
 log = logging.getLogger(__name__)
 
-# Why a job does not begin whose spec names a scheduler.
+# Why a job does not begin that names a scheduler.
 NOT_SERVED = {
     ApiState.UNKNOWN: "the operator has not read yet whether the cluster serves {api}",
     ApiState.ABSENT: (
@@ -55,26 +55,36 @@ class PodGroups:
     settings: Settings
     extensions: Mapping[str, Extension]
 
-    async def group_for(self, job: Job) -> GroupName | None:
+    async def group_for(self, job: Job, *, has_place: bool = False) -> GroupName | None:
         """Return the group of the pods to create, which exists then; None if they need none.
 
         Pods that join others get the group of those. A whole new set of pods gets a new one, since
-        a group that was scheduled once takes single pods. `job` has its whole spec.
+        a group that was scheduled once takes single pods. `job` has its whole spec. `has_place`: a
+        queue has admitted the whole job.
 
         Raises Refused, SpecError or CallFailed.
         """
         others = self._others(job)
         if others:
             return await self._join(job, others)
-        backend = await self._backend(job)
+        backend = await self._backend(job, has_place)
         if backend is None:
             return None
         template = pod_template(job, self.settings)
-        if not _may_have_group(template, backend):
+        if pod_groups.group_of_pod(template):
+            # The user's own.
             return None
-        group = await self._create(job, backend, template)
-        await self._delete_others(job, group)
-        return group
+        scheduler = str(child(template, "spec").get("schedulerName") or "")
+        if not backend.knows(scheduler):
+            if backend is NATIVE:
+                return None
+            message = f"the scheduler {scheduler} of the pods knows no PodGroups of {backend.name}"
+            raise Refused(Reason.NO_GANGS, message)
+        return await self._create(job, backend, template)
+
+    def is_near(self, job: Job, name: GroupName | None) -> bool:
+        """Return True if a group keeps its pods in one domain of a topology."""
+        return any(group.id == name and group.is_near for group in self._groups(job))
 
     def _others(self, job: Job) -> list[Pod]:
         """Return the pods of the current attempt that have not ended."""
@@ -84,38 +94,50 @@ class PodGroups:
 
     async def _join(self, job: Job, others: Iterable[Pod]) -> GroupName | None:
         """Return the group of other pods. If the job has another size now, so has the group."""
-        name = next((pod.group for pod in others if pod.group), None)
-        group = next((one for one in self._groups(job) if _name_of(one) == name), None)
-        if group and group.count != job.status.pods.desired:
-            backend = BY_NAME[group.backend]
-            body = pod_groups.new_count(backend, job.status.pods.desired)
-            place = (POD_GROUPS[group.backend], group.namespace, group.name)
-            try:
-                self.cache.pod_groups[group.backend].see(
-                    await self.writer.write(Request(Verb.MERGE, *place, body=body))
-                )
-            except ApiError as error:
-                raise refused_or_error(error) from error
-        return name
+        found = [pod.group for pod in others if pod.group]
+        # Another one is the user's, or that of a scheduler for pods without a group.
+        own = [name for name in found if names.is_group_of(job.name, name.name)]
+        if not own:
+            return None
+        for group in self._groups(job):
+            if group.id == own[0]:
+                await self._fit(job, group)
+        return own[0]
 
-    async def _backend(self, job: Job) -> Backend | None:
+    async def _fit(self, job: Job, group: PodGroup) -> None:
+        """Give a group the size of the job."""
+        if group.count == job.status.pods.desired:
+            return
+        body = pod_groups.new_count(BY_NAME[group.backend], job.status.pods.desired)
+        place = (POD_GROUPS[group.backend], group.namespace, group.name)
+        store = self.cache.pod_groups[group.backend]
+        with told_refusals():
+            try:
+                store.see(await self.writer.write(Request(Verb.MERGE, *place, body=body)))
+            except ApiError as error:
+                if not is_gone(error):
+                    raise
+                # Its pods go on without it.
+                store.drop(group.uid)
+
+    async def _backend(self, job: Job, has_place: bool) -> Backend | None:
         """Return the kind of the group that a job needs, or None. Raises Refused."""
         assert job.spec
         choice = job.spec.scheduling.gang
         if choice == GangChoice.OFF or job.spec.nodes == 1:
             return None
         is_named = choice != GangChoice.AUTO
-        if job.queue and not is_named:
-            # The queue admits the whole job.
+        if has_place and not is_named:
             return None
         backend = BY_NAME[choice] if is_named else NATIVE
         extension = self.extensions[backend.name]
         await extension.wait_for_first_look()
-        if extension.state is ApiState.SERVED:
+        state = extension.state_in(job.namespace)
+        if state is ApiState.SERVED:
             return backend
-        if not is_named and extension.state is not ApiState.UNKNOWN:
+        if not is_named:
             return None
-        words = NOT_SERVED[extension.state]
+        words = NOT_SERVED[state]
         raise Refused(
             Reason.NO_GANGS, words.format(api=backend.api_version, name=backend.name.lower())
         )
@@ -131,25 +153,32 @@ class PodGroups:
         name = str(body["metadata"]["name"])
         kind = POD_GROUPS[backend.name]
         found: Dict | None
-        try:
-            found = await self.writer.write(Request(Verb.CREATE, kind, job.namespace, body=body))
-        except ApiError as error:
-            if error.status != 409:
-                raise refused_or_error(error) from error
-            found = await self.writer.read(Request(Verb.GET, kind, job.namespace, name))
+        with told_refusals():
+            try:
+                request = Request(Verb.CREATE, kind, job.namespace, body=body)
+                found = await self.writer.write(request)
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+                found = await self.writer.read(Request(Verb.GET, kind, job.namespace, name))
         if found is None or child(found, "metadata").get("deletionTimestamp"):
             raise Refused(Reason.NAME_IN_USE, f"an earlier PodGroup {name} is still being deleted")
         if owner_of(found) != job.identity:
             message = f"PodGroup {name} exists and does not belong to this job; delete it"
             raise Refused(Reason.NAME_IN_USE, message)
         self.cache.pod_groups[backend.name].restore(found)
-        return GroupName(backend.name, name)
+        group = pod_groups.read_pod_group(found)
+        assert group
+        await self._fit(job, group)
+        return group.id
 
-    async def _delete_others(self, job: Job, group: GroupName) -> None:
-        """Delete the groups of earlier sets of pods, which have ended. They hold nothing."""
-        others = [one for one in self._groups(job) if _name_of(one) != group]
+    async def delete_unused(self, job: Job, name: GroupName | None) -> None:
+        """Delete the groups that no pod of a job names any more. They hold nothing."""
+        pods = self.cache.pods_of(job.identity)
+        used = {name, *(pod.group for pod in pods if not pod.released)}
+        others = [group for group in self._groups(job) if group.id not in used]
         try:
-            await run_all(self._delete(one) for one in others)
+            await run_all(self._delete(group) for group in others)
         except CallFailed as error:
             # The job owns them, so they go with it at last.
             log.warning("%s/%s: cannot delete its PodGroups: %s", job.namespace, job.name, error)
@@ -169,17 +198,7 @@ class PodGroups:
         waiting = {pod.group for pod in pods if pod.group and not pod.node_name and pod.active}
         if not waiting:
             return ""
-        return next((one.waits for one in self._groups(job) if _name_of(one) in waiting), "")
+        return next((one.waits for one in self._groups(job) if one.id in waiting), "")
 
     def _groups(self, job: Job) -> tuple[PodGroup, ...]:
         return self.cache.pod_groups_of(job.identity)
-
-
-def _name_of(group: PodGroup) -> GroupName:
-    return GroupName(group.backend, group.name)
-
-
-def _may_have_group(template: Dict, backend: Backend) -> bool:
-    """Return False if the user's podTemplate names a group, or a scheduler that knows no such."""
-    scheduler = str(child(template, "spec").get("schedulerName") or "")
-    return backend.knows(scheduler) and pod_groups.group_of_pod(template) is None

@@ -177,7 +177,7 @@ class Reconciler:
             older_gang=self.cache.older_gang_of(job, self.actor.refusal_of(job.uid)),
             answers=self.inquiries.answers(pod.uid for pod in pods),
             waits_for_nodes=self.actor.pod_groups.why_it_waits(job, pods),
-            kueue=self.extensions.queues.state,
-            has_default_queue=self.cache.has_default_queue(job.namespace),
+            kueue=self.extensions.queues.state_in(job.namespace),
+            has_default_queue=self.extensions.has_default_queue(job.namespace),
             workloads=self.cache.workloads_of(job.identity),
         )

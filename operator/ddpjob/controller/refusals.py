@@ -1,9 +1,12 @@
 """The meaning of the API server's answer to a create request for the job."""
 
-from ddpjob.controller.errors import Refused
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ddpjob.controller.errors import GaveWay, Refused
 from ddpjob.core.api.kubernetes import UNKNOWN_TO_CLUSTER
 from ddpjob.core.api.reasons import Reason
-from ddpjob.kube.errors import ApiError, is_admission
+from ddpjob.kube.errors import ApiError, Unreachable, is_admission
 
 # Words of etcd and of its client for an object that is too large to be stored.
 TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
@@ -15,10 +18,28 @@ NO_REQUESTS = (
     "create the job again with spec.resources that name these resources, or give the namespace a "
     "LimitRange with defaults"
 )
+NO_ANSWER = (
+    "the API server does not answer, probably because an admission webhook hangs; see kubectl get "
+    "validatingwebhookconfigurations,mutatingwebhookconfigurations; the operator tries again: "
+    "{error}"
+)
 NOT_RESTRICTED = (
     "set spec.podSecurity to Restricted, or install the operator with podSecurity=restricted"
 )
 TOO_MUCH_FOR_RESTRICTED = "remove from spec.podTemplate and spec.volumes what this level forbids"
+
+
+@contextmanager
+def told_refusals(*, restricted: bool = False) -> Iterator[None]:
+    """Turn an answer that concerns the job, and the lack of an answer, into Refused."""
+    try:
+        yield
+    except ApiError as error:
+        raise refused_or_error(error, restricted=restricted) from error
+    except GaveWay:
+        raise
+    except Unreachable as error:
+        raise Refused(Reason.NO_ANSWER, NO_ANSWER.format(error=error)) from error
 
 
 def refused_or_error(error: ApiError, *, restricted: bool = False) -> Exception:

@@ -5,9 +5,10 @@ operator makes the Workload of a job, and gives the room back once no pod of the
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ddpjob.core.api import names
@@ -36,13 +37,17 @@ LABEL_MAX_SECONDS = f"{GROUP}/max-exec-time-seconds"
 
 # What Kueue expects of a Workload and of its pods.
 LABEL_JOB_UID = f"{GROUP}/job-uid"
-LABEL_PLACE = f"{names.GROUP}/place"
 LABEL_POD_SET = f"{GROUP}/podset"
+TOPOLOGY_KINDS = ("required", "preferred", "unconstrained")
+TOPOLOGY_OF_POD = f"{GROUP}/podset-{{}}-topology"
 ANNOTATION_WORKLOAD = f"{GROUP}/workload"
 POD_SET = "main"
 
 # It holds a Workload that is deleted, with its quota, until no pod uses the quota.
 FINALIZER = f"{GROUP}/resource-in-use"
+
+# So many places of a job are looked at if the status of the job was lost.
+MAX_PLACES = 1000
 
 # How Kueue's pod integration marks a pod that it takes for one of its own.
 POD_GATE = f"{GROUP}/admission"
@@ -89,8 +94,8 @@ class Workload:
     - `held`: it has the operator's finalizer, and `finalizers` are the others.
     - `has_quota`: Kueue has reserved quota for it, and nobody has given that back.
     - `flavors`: the ResourceFlavors of its place. `updates`: what its admission checks ask of pods.
-    - `number`: that of its place in the status of the job; 0 if it has lost it.
     - `checks`: its admission checks that are not ready, with their words.
+    - `topology`: the kind and the label of the topology that it asks for, if it does.
     - `domains`: the parts of the cluster that it has room in, in the order of the nodes of the job.
       `unhealthy`: nodes of these for which Kueue looks for others.
     - `past_seconds`: for how long it had room before, which counts for the longest time.
@@ -112,8 +117,8 @@ class Workload:
     flavors: tuple[str, ...]
     updates: tuple[Dict, ...]
     past_seconds: int = 0
-    number: int = 0
     checks: tuple[str, ...] = ()
+    topology: tuple[str, str] | None = None
     domains: tuple[Domain, ...] = ()
     unhealthy: tuple[str, ...] = ()
 
@@ -136,9 +141,10 @@ class Workload:
         """Return True if the pods of the job may exist."""
         return self.holds(ADMITTED) and not (self.evicted or self.deleting or self.finished)
 
-    def is_for(self, queue: Queue | None, count: int) -> bool:
-        """Return True if it asks a queue for so many nodes. Without a queue, any will do."""
-        return self.count == count and (queue is None or self.queue == queue.name)
+    def is_for(self, queue: Queue | None, count: int, topology: Topology | None) -> bool:
+        """Return True if it asks a queue for such a room. Without a queue, any will do."""
+        is_same = self.count == count and self.topology == _request_of(topology)
+        return is_same and (queue is None or self.queue == queue.name)
 
 
 def read_queue(labels: Any) -> Queue | None:
@@ -184,8 +190,8 @@ def read_workload(body: Dict) -> Workload | None:
         conditions=conditions,
         flavors=tuple(dict.fromkeys(_flavors(admission))),
         updates=tuple(_updates(status)),
-        number=_number(child(metadata, "labels").get(LABEL_PLACE)),
         checks=tuple(_checks(status)),
+        topology=_read_request(spec),
         domains=tuple(_domains(admission)),
         unhealthy=tuple(str(one.get("name")) for one in children(status, "unhealthyNodes")),
         past_seconds=integer_or_none(status.get("accumulatedPastExecutionTimeSeconds")) or 0,
@@ -196,6 +202,18 @@ def _flavors(admission: Dict) -> Iterator[str]:
     for assignment in children(admission, "podSetAssignments"):
         for flavor in child(assignment, "flavors").values():
             yield str(flavor)
+
+
+def _request_of(topology: Topology | None) -> tuple[str, str] | None:
+    return (topology.kind, topology.key) if topology else None
+
+
+def _read_request(spec: Dict) -> tuple[str, str] | None:
+    for pod_set in children(spec, "podSets"):
+        for kind, key in child(pod_set, "topologyRequest").items():
+            if kind in ("required", "preferred"):
+                return kind, str(key)
+    return None
 
 
 def _domains(admission: Dict) -> Iterator[Domain]:
@@ -225,11 +243,6 @@ def _expanded(values: Dict, size: int) -> Sequence[Any]:
     return [f"{prefix}{root}{suffix}" for root in strings_or_empty(individual.get("roots"))]
 
 
-def _number(label: Any) -> int:
-    text = str(label or "")
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
-
-
 def _checks(status: Dict) -> Iterator[str]:
     for check in children(status, "admissionChecks"):
         if check.get("state") != "Ready":
@@ -252,6 +265,13 @@ def workload_name(job: str, uid: str, number: int) -> str:
     """
     digest = hashlib.sha256(f"{uid}/{number}".encode()).hexdigest()[:8]
     return f"ddpjob-{job}-{digest}"
+
+
+def newest_number(job: str, uid: str, found: Iterable[str]) -> int:
+    """Return the largest number of the places that Workloads of these names have; 0 for none."""
+    known = set(found)
+    numbers = range(MAX_PLACES, 0, -1) if known else ()
+    return next((number for number in numbers if workload_name(job, uid, number) in known), 0)
 
 
 @dataclass(frozen=True)
@@ -289,9 +309,7 @@ def new_workload(owner: names.Identity, number: int, demand: Demand) -> dict[str
     if queue.max_seconds:
         spec["maximumExecutionTimeSeconds"] = queue.max_seconds
     name = workload_name(owner.name, owner.uid, number)
-    # The number tells an operator which place is the last one if the status of the job is lost.
-    labels = {LABEL_JOB_UID: owner.uid, LABEL_PLACE: str(number)}
-    metadata = owned_metadata(owner, name, labels)
+    metadata = owned_metadata(owner, name, {LABEL_JOB_UID: owner.uid})
     return {
         "apiVersion": API_VERSION,
         "kind": "Workload",
@@ -376,28 +394,40 @@ class Placement:
     tolerations: Sequence[Dict]
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
-    domains: Sequence[Domain] = ()
+    domains: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
-    def domain_of(self, index: int) -> Mapping[str, str]:
-        """Return the labels of the nodes for the pod of a node of the job."""
-        for domain in self.domains:
-            if index < domain.size:
-                return domain.labels
-            index -= domain.size
-        return {}
+
+def free_places(workload: Workload, taken: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the labels of the nodes of each place of a Workload that no pod has, in their order.
+
+    `taken` has the node selectors of the pods that have places. Kueue sorts the places anew when it
+    replaces a node, so the pods that stay decide what is free.
+    """
+    left = [domain.labels for domain in workload.domains for _ in range(domain.size)]
+    for selector in taken:
+        own = next((one for one in left if one.items() <= selector.items()), None)
+        if own is not None:
+            left.remove(own)
+    return left
 
 
 def placement_of(
-    workload: Workload, flavors: Sequence[Dict], topology: Topology | None = None
+    workload: Workload,
+    flavors: Sequence[Dict],
+    domains: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
 ) -> Placement:
-    """Return the placement of a Workload. `flavors` are the ResourceFlavors that it names."""
+    """Return the placement of a Workload. `flavors` are the ResourceFlavors that it names.
+
+    `domains` has the labels of the nodes for each new pod, by its index.
+    """
     node_labels: dict[str, str] = {}
     tolerations: list[Dict] = []
     labels = {LABEL_POD_SET: POD_SET}
     annotations = {ANNOTATION_WORKLOAD: workload.name}
-    if topology:
-        # Without it, Kueue counts the pod a second time.
-        annotations[f"{GROUP}/podset-{topology.kind}-topology"] = topology.key
+    if workload.domains:
+        # Without this annotation, Kueue counts the pod a second time.
+        kind, key = workload.topology or ("unconstrained", "true")
+        annotations[TOPOLOGY_OF_POD.format(kind)] = key
     for flavor in flavors:
         spec = child(flavor, "spec")
         node_labels |= child(spec, "nodeLabels")
@@ -407,4 +437,11 @@ def placement_of(
         tolerations += children(update, "tolerations")
         labels |= child(update, "labels")
         annotations |= child(update, "annotations")
-    return Placement(workload.name, node_labels, tolerations, labels, annotations, workload.domains)
+    return Placement(workload.name, node_labels, tolerations, labels, annotations, domains)
+
+
+def selector_of_place(pod: Dict) -> Dict:
+    """Return the node selector of a pod that has a place in a topology, and nothing for others."""
+    annotations = child(child(pod, "metadata"), "annotations")
+    has_place = any(TOPOLOGY_OF_POD.format(kind) in annotations for kind in TOPOLOGY_KINDS)
+    return child(child(pod, "spec"), "nodeSelector") if has_place else {}

@@ -168,6 +168,12 @@ def group_name(job: str, attempt: int) -> str:
     return f"{job}-{attempt}"
 
 
+def is_group_of(job: str, group: str) -> bool:
+    """Return True if a PodGroup of this name can be one that the operator has made for a job."""
+    stem, _, attempt = group.rpartition("-")
+    return stem == job and attempt.isdecimal()
+
+
 class Identity(NamedTuple):
     """A job as one object: another namespace, and another time, may have one of the same name."""
 

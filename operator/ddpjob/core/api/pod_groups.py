@@ -43,7 +43,8 @@ class Backend:
     - `fixed`: fields that each group has. `priority`: the name of its PriorityClass.
     - `topology`: the constraint that all pods run in one domain.
     - `queue`: the name of a queue. A pod has it in the annotation `queue_of_pod`.
-    - `waits`: type and status of the condition whose message says why the gang waits.
+    - `waits`: type and status of the condition whose message says why the gang waits, and
+      `scheduled`: those of one that ends it.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Backend:
     queue: Path = ()
     queue_of_pod: str = ""
     waits: tuple[str, str] = ("", "")
+    scheduled: tuple[str, str] = ("", "")
 
     @property
     def api_version(self) -> str:
@@ -94,6 +96,8 @@ BACKENDS = (
         queue=("spec", "queue"),
         queue_of_pod="scheduling.volcano.sh/queue-name",
         waits=("Unschedulable", "True"),
+        # Volcano adds this one, and leaves the other as it was.
+        scheduled=("Scheduled", "True"),
     ),
     Backend(
         name=GangChoice.COSCHEDULING,
@@ -118,7 +122,8 @@ class GroupName(NamedTuple):
 class PodGroup:
     """What the operator keeps of a PodGroup.
 
-    `waits` is why its gang waits for nodes, in the words of the scheduler, or empty.
+    - `is_near`: it keeps its pods in one domain of a topology.
+    - `waits`: why its gang waits for nodes, in the words of the scheduler, or empty.
     """
 
     backend: str
@@ -128,7 +133,12 @@ class PodGroup:
     job_name: str
     job_uid: str
     count: int
+    is_near: bool
     waits: str
+
+    @property
+    def id(self) -> GroupName:
+        return GroupName(self.backend, self.name)
 
 
 def group_of_pod(body: Dict) -> GroupName | None:
@@ -155,6 +165,8 @@ def read_pod_group(body: Dict) -> PodGroup | None:
         job_name=owner.name,
         job_uid=owner.uid,
         count=integer_or_none(_value_at(body, backend.count)) or 0,
+        # Without a gate of its own, the API server drops the field.
+        is_near=bool(backend.topology and _value_at(body, backend.topology)),
         waits=_why_it_waits(body, backend),
     )
 
@@ -164,11 +176,17 @@ def _backend_of(api_version: str) -> Backend | None:
 
 
 def _why_it_waits(body: Dict, backend: Backend) -> str:
-    kind, status = backend.waits
-    for condition in children(child(body, "status"), "conditions"):
-        if (condition.get("type"), condition.get("status")) == (kind, status):
-            return str(condition.get("message") or "")
-    return ""
+    """Return the message of the newest condition about nodes, if it says that the gang waits."""
+    found = [
+        (str(condition.get("lastTransitionTime") or ""), which, condition)
+        for condition in children(child(body, "status"), "conditions")
+        for which in (backend.waits, backend.scheduled)
+        if (condition.get("type"), condition.get("status")) == which
+    ]
+    if not found:
+        return ""
+    _, which, condition = max(found, key=lambda one: one[0])
+    return str(condition.get("message") or "") if which == backend.waits else ""
 
 
 @dataclass(frozen=True)

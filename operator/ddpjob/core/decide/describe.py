@@ -134,11 +134,12 @@ def find_blocker(obs: Observation) -> Finding | None:
     if obs.refusal and obs.missing:
         return Finding(obs.refusal.reason, obs.refusal.message)
     total = obs.status.pods.desired
-    if obs.waits_for_nodes:
-        message = f"the scheduler has no room for all {total} pods yet: {obs.waits_for_nodes}"
-        return Finding(Reason.UNSCHEDULABLE, message)
     blocked = [pod for pod in obs.current if pod.blocked]
     first = blocked[0].blocked if blocked else None
+    reasons = {pod.blocked.reason for pod in blocked if pod.blocked}
+    if obs.waits_for_nodes and reasons <= {Reason.UNSCHEDULABLE}:
+        message = f"the scheduler has no room for all {total} pods yet: {obs.waits_for_nodes}"
+        return Finding(Reason.UNSCHEDULABLE, message)
     if first is None:
         return None
     message = f"{len(blocked)} of {total} pods cannot start; {blocked[0].name}: {first.message}"

@@ -15,11 +15,13 @@ from datetime import datetime
 from ddpjob.core.api.history import Place
 from ddpjob.core.api.kueue import (
     API_VERSION,
+    DEFAULT_QUEUE,
     EVICTED,
     LABEL_QUEUE,
     PODS_READY,
     QUOTA_RESERVED,
     Workload,
+    newest_number,
 )
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.reasons import Reason
@@ -62,7 +64,7 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
     if workload.deleting:
         lost = f"Workload {workload.name} was deleted, so the job gives its room back"
         return Finding(Reason.QUEUED, f"{lost} and asks for room again")
-    if not workload.is_for(obs.queue, spec.nodes):
+    if not workload.is_for(obs.queue, spec.nodes, spec.scheduling.topology):
         wanted = counted(spec.nodes, "node")
         return Finding(Reason.QUEUED, f"asks the queue {obs.queue} for room for {wanted}")
     if workload.may_run:
@@ -79,14 +81,19 @@ def what_holds(obs: Observation, spec: Spec) -> Finding | None:
     return Finding(str(evicted.get("reason")) if workload.evicted else Reason.QUEUED, message)
 
 
-def joins_default_queue(obs: Observation, spec: Spec) -> bool:
-    """Return True if the LocalQueue `default` takes a job without a queue, which has no pod yet.
+def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
+    """Return True if a LocalQueue of the namespace can take the job, which has no queue.
 
     Kueue would take its pods one by one. Its own kinds of jobs get the label from Kueue.
     """
-    is_possible = obs.kueue is ApiState.SERVED and obs.has_default_queue and obs.queue is None
-    may_wait = not (_runs(obs) or obs.unreleased or spec.lifecycle.suspended)
-    return is_possible and may_wait and not any(one.has_quota for one in obs.workloads)
+    is_possible = obs.has_default_queue is not False and obs.queue is None and not obs.refusal
+    is_off = obs.kueue in (ApiState.OFF, ApiState.REFUSED)
+    if not is_possible or is_off or spec.lifecycle.suspended:
+        return False
+    had_place = obs.workload is not None and obs.workload.queue == DEFAULT_QUEUE
+    # With a place there, only the label was lost, as by `kubectl replace` of the user's manifest.
+    has_pods = obs.unreleased or obs.current or obs.status.attempt.latched
+    return had_place or not (has_pods or any(one.has_quota for one in obs.workloads))
 
 
 def _leaves(obs: Observation) -> Finding | None:
@@ -120,8 +127,8 @@ def next_place(obs: Observation, spec: Spec) -> Place:
         return Place(place.number, workload.uid)
     if place.number == 0:
         # After the status was lost, the job keeps the room that it has.
-        newest = max((one.number for one in obs.workloads if not one.finished), default=0)
-        return Place(newest or 1)
+        known = (one.name for one in obs.workloads if not one.finished)
+        return Place(newest_number(obs.job.name, obs.job.uid, known) or 1)
     is_new = workload is None and bool(place.uid)
     if is_new or (workload is not None and workload.finished):
         return Place(place.number + 1)
@@ -148,8 +155,8 @@ def next_step(obs: Observation, spec: Spec, now: datetime) -> PlaceStep | None:
         is_too_early = obs.refusal is not None and obs.refusal.is_too_early(now)
         may_ask = is_asked and not is_too_early
         return _once_free(obs, PlaceStep(PlaceAction.CREATE)) if may_ask else None
-    is_fit = workload.is_for(obs.queue, spec.nodes) and not workload.deleting
-    is_of_no_use = not (_wants_room(obs, spec) and is_fit)
+    is_fit = workload.is_for(obs.queue, spec.nodes, spec.scheduling.topology)
+    is_of_no_use = workload.deleting or not (_wants_room(obs, spec) and is_fit)
     if is_of_no_use:
         step = PlaceStep(PlaceAction.REMOVE, workload)
         return _once_free(obs, step) if workload.held or not workload.deleting else None

@@ -49,7 +49,7 @@ from ddpjob.core.decide.in_place import assignments
 from ddpjob.core.decide.inquiry import questions
 from ddpjob.core.decide.queueing import (
     finish,
-    joins_default_queue,
+    may_join_a_queue,
     next_place,
     next_step,
     what_holds,
@@ -68,6 +68,9 @@ from ddpjob.core.observe.observation import Observation, Refusal, TrainerState
 from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted, create_gang
 
 Rule = Callable[[Observation, Spec, datetime], Plan | None]
+
+# Seconds before the next look while it is not read yet what takes jobs without a queue.
+SOON = 0.2
 
 # Seconds between two looks at a job that waits for an older one.
 YIELD_INTERVAL = 5.0
@@ -197,8 +200,13 @@ def all_nodes_succeeded(obs: Observation, spec: Spec, now: datetime) -> Plan | N
 
 
 def default_queue_takes_the_job(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    if not joins_default_queue(obs, spec):
+    if not may_join_a_queue(obs, spec):
         return None
+    if obs.has_default_queue is None:
+        # The operator has just started.
+        return Plan(obs.status, wake_after=SOON)
+    if obs.unreleased:
+        return Plan(recount(obs), join_queue=DEFAULT_QUEUE)
     message = f"joins the LocalQueue {DEFAULT_QUEUE}, which takes the jobs of its namespace"
     status = describe(obs, Phase.PENDING, Reason.QUEUED, message)
     return Plan(status, join_queue=DEFAULT_QUEUE)
@@ -282,8 +290,7 @@ def startup_deadline_is_over(obs: Observation, spec: Spec, now: datetime) -> Pla
 
 
 def older_gang_needs_room(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
-    if not obs.older_gang or any(pod.group for pod in obs.current):
-        # The scheduler starts the gang whole or not at all, so it holds no room that it cannot use.
+    if not obs.older_gang:
         return None
     yielding = obs.status.attempt.yielding
     if yielding and yielding.until > now:

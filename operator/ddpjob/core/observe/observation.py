@@ -75,6 +75,7 @@ class Pod:
     - `tolerated`: keys of the taints that the pod tolerates; an empty key stands for every taint.
     - `requests`: names of resources. `placement`: a digest of what decides about nodes. `priority`.
     - `group`: the PodGroup that the pod names, so that its gang is scheduled whole.
+    - `place`: the node selector of a pod for which a queue has chosen nodes by a topology.
     - `message`: the last words of the trainer. `follower`, `timed_out`: what they say about a peer.
     - `summary`: which rank of the node failed first.
     - `result`: what the trainer wrote to $DDP_RESULT_FILE.
@@ -111,6 +112,7 @@ class Pod:
     placement: str
     priority: int
     group: GroupName | None
+    place: Mapping[str, str]
     disruption: Finding | None
     own_limit: Finding | None
     blocked: Finding | None
@@ -223,7 +225,8 @@ class Observation:
     - `older_gang`: an older job that lacks the room which this one holds, or has given back.
     - `answers`: what agents have answered, by the UIDs of their pods.
     - `waits_for_nodes`: why the scheduler has no nodes for the whole gang, in its words, or empty.
-    - `has_default_queue`: a LocalQueue takes the jobs of the namespace that have no queue.
+    - `has_default_queue`: a LocalQueue takes the jobs of the namespace that have no queue; None if
+      that is not read yet.
     - `kueue`: whether queues are known. `workloads`: the Workloads of the job, of all numbers.
     - `is_current`: the API server has confirmed that the status is the newest.
     """
@@ -239,7 +242,7 @@ class Observation:
     answers: Mapping[str, AgentState] = field(default_factory=dict)
     waits_for_nodes: str = ""
     kueue: ApiState = ApiState.OFF
-    has_default_queue: bool = False
+    has_default_queue: bool | None = False
     workloads: tuple[Workload, ...] = ()
     is_current: bool = False
 

@@ -3,7 +3,9 @@
 import hashlib
 import json
 from functools import lru_cache
+from typing import Any
 
+from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, child, children
 
 # Where an affinity has the rules that must hold.
@@ -21,13 +23,27 @@ def read_requests(pod_spec: Dict) -> frozenset[str]:
 
 
 def read_placement(pod_spec: Dict) -> str:
-    """Return a digest of a pod's node selector, required affinity and tolerations."""
+    """Return a digest of a pod's node selector, required affinity and tolerations.
+
+    That pods of one job are near each other is left out: jobs with equal pods compete for nodes.
+    """
     affinity = child(pod_spec, "affinity")
-    required = {kind: child(affinity, kind).get(REQUIRED) for kind in affinity}
+    required = {kind: _of_others(child(affinity, kind).get(REQUIRED)) for kind in affinity}
     required = {kind: rules for kind, rules in required.items() if rules}
     tolerations = sorted(children(pod_spec, "tolerations"), key=str)
     rules = [child(pod_spec, "nodeSelector"), required, tolerations]
     return _digest(json.dumps(rules, sort_keys=True, default=str))
+
+
+def _of_others(rules: Any) -> Any:
+    """Return the rules of an affinity without those that the operator adds for a topology."""
+    if not isinstance(rules, list):
+        return rules
+    return [rule for rule in rules if names.LABEL_JOB_UID not in _labels_of(rule)]
+
+
+def _labels_of(rule: Any) -> Dict:
+    return child(child(rule, "labelSelector"), "matchLabels")
 
 
 @lru_cache(maxsize=1024)

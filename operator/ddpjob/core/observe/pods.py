@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddpjob.core.api import names
-from ddpjob.core.api.kueue import LABEL_QUEUE, POD_GATE
+from ddpjob.core.api.kueue import LABEL_QUEUE, POD_GATE, selector_of_place
 from ddpjob.core.api.pod_groups import group_of_pod
 from ddpjob.core.api.readers import (
     Dict,
@@ -117,6 +117,7 @@ def read_pod(body: Dict) -> Pod | None:
         placement=read_placement(spec),
         priority=integer_or_zero(spec.get("priority")),
         group=group_of_pod(body),
+        place=selector_of_place(body),
         disruption=None if state is TrainerState.SUCCEEDED else _disruption(body, end),
         own_limit=_own_limit(status),
         blocked=_blocked(spec, status, container) if state is TrainerState.PENDING else None,

@@ -14,7 +14,7 @@ from typing import Any
 from ddpjob.core.api import names
 from ddpjob.core.api.job import Job
 from ddpjob.core.api.kueue import Placement
-from ddpjob.core.api.pod_groups import BY_NAME, GroupName, add_group
+from ddpjob.core.api.pod_groups import GroupName, add_group
 from ddpjob.core.api.profiles import Profile, catalog
 from ddpjob.core.api.readers import Dict, SpecError, child, children, normal_path
 from ddpjob.core.api.resolved import Spec
@@ -82,14 +82,15 @@ def complete(merged: Dict, job: Job, spec: Spec, settings: Settings) -> Object:
 
 @dataclass(frozen=True)
 class Constraints:
-    """What decides about the nodes of pods beside the spec.
+    """The choices about the nodes of pods that are made beside the spec.
 
-    `placement`: where a queue has given them room. `group`: they are scheduled together or not at
-    all.
+    - `placement`: where a queue has given them room.
+    - `group`: they are scheduled together or not at all. `is_near`: also in one domain.
     """
 
     placement: Placement | None = None
     group: GroupName | None = None
+    is_near: bool = False
 
 
 NO_CONSTRAINTS = Constraints()
@@ -100,19 +101,18 @@ def constrain(pod: Object, job: Job, constraints: Constraints) -> None:
     if constraints.placement:
         add_placement(pod, constraints.placement)
     else:
-        _add_topology(pod, job, constraints.group)
+        _add_topology(pod, job, constraints.is_near)
     if constraints.group:
         add_group(pod, constraints.group)
 
 
-def _add_topology(pod: Object, job: Job, group: GroupName | None) -> None:
+def _add_topology(pod: Object, job: Job, is_near: bool) -> None:
     """Wish for, or require, nodes near those of the other pods of a job.
 
-    A group can say that itself. A queue chooses the nodes.
+    A group may do that itself: `is_near`. A queue chooses the nodes.
     """
     topology = job.spec.scheduling.topology if job.spec else None
-    has_constraint = group is not None and bool(BY_NAME[group.backend].topology)
-    if topology is None or (topology.required and has_constraint):
+    if topology is None or (topology.required and is_near):
         return
     pods = {"matchLabels": {names.LABEL_JOB_UID: job.uid}}
     term: Dict = {"labelSelector": pods, "topologyKey": topology.key}
@@ -141,7 +141,7 @@ def add_placement(pod: Object, placement: Placement) -> None:
 
 def add_domain(pod: Object, placement: Placement, index: int) -> None:
     """Restrict the pod of a node to the part of the cluster in which its queue has room for it."""
-    labels = placement.domain_of(index)
+    labels = placement.domains.get(index)
     if labels:
         pod["spec"]["nodeSelector"] = {**pod["spec"].get("nodeSelector", {}), **labels}
 
