@@ -67,6 +67,7 @@ def test_the_rules_have_the_order_of_the_design():
         "job_is_resumed",
         "older_pods_still_run",
         "nodes_were_changed",
+        "queue_has_replaced_a_node",
         "attempt_failed",
         "gang_is_silent",
         "startup_deadline_is_over",

@@ -467,3 +467,26 @@ def test_a_label_that_cannot_be_written_is_the_reason():
     refusal = Refusal(Reason.FORBIDDEN, "ddpjobs is forbidden", at(30))
     plan = decide_for(a_new_job(), queue=None, has_default_queue=True, refusal=refusal)
     assert (plan.status.reason, plan.join_queue, plan.create) == (Reason.FORBIDDEN, "", ())
+
+
+def test_a_pod_that_waits_for_a_node_which_the_queue_has_replaced_is_deleted():
+    marks = {"kueue.x-k8s.io/podset-preferred-topology": "rack"}
+    host = "kubernetes.io/hostname"
+    workload = a_workload(**GRANTED)
+    (assignment,) = workload["status"]["admission"]["podSetAssignments"]
+    one_each = {
+        "domainCount": 2,
+        "podCounts": {"universal": 1},
+        "valuesPerLevel": [{"individual": {"roots": ["node-b", "node-c"]}}],
+    }
+    assignment["topologyAssignment"] = {"levels": [host], "slices": [one_each]}
+    pods = [a_pod(0, nodeSelector={host: "node-a"}), a_pod(1, nodeSelector={host: "node-b"})]
+    for pod in pods:
+        pod["metadata"]["annotations"] = marks
+    job = a_job_without_queue(
+        status=a_status(ran=False, latched=False, place=Place(1, "uid-1")),
+        scheduling={"topology": {"preferred": "rack"}},
+    )
+    workload["spec"]["podSets"][0]["topologyRequest"] = {"preferred": "rack"}
+    plan = decide_for(job, workload, pods=pods)
+    assert [delete.name for delete in plan.delete] == ["digits-0-0"]

@@ -171,7 +171,7 @@ class Reason(StrEnum):
     )
     NO_GANGS = (
         "GangUnavailable",
-        "`spec.scheduling.gang` names a scheduler whose PodGroups the operator cannot use",
+        "`spec.scheduling.gang` names a scheduler, and the operator cannot use its PodGroups",
         "the message says what is missing",
     )
 

@@ -26,7 +26,7 @@ from ddpjob.core.api.kueue import (
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.reasons import Reason
 from ddpjob.core.api.resolved import Spec
-from ddpjob.core.observe.observation import ApiState, Finding, Observation
+from ddpjob.core.observe.observation import ApiState, Finding, Observation, Pod
 from ddpjob.core.plan import PlaceAction, PlaceStep, counted
 
 # Why a job with a queue does not begin.
@@ -94,6 +94,20 @@ def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
     # With a place there, only the label was lost, as by `kubectl replace` of the user's manifest.
     has_pods = obs.unreleased or obs.current or obs.status.attempt.latched
     return had_place or not (has_pods or any(one.has_quota for one in obs.workloads))
+
+
+def misplaced(obs: Observation) -> tuple[Pod, ...]:
+    """Return the pods that wait for nodes which the queue has replaced by others meanwhile."""
+    workload = obs.workload
+    if workload is None or not (workload.may_run and workload.domains):
+        return ()
+    places = [domain.labels.items() for domain in workload.domains]
+    waiting = (pod for pod in obs.current if pod.place and pod.active and not pod.node_name)
+    return tuple(
+        pod
+        for pod in waiting
+        if not pod.deleting and not any(place <= pod.place.items() for place in places)
+    )
 
 
 def _leaves(obs: Observation) -> Finding | None:

@@ -50,6 +50,7 @@ from ddpjob.core.decide.inquiry import questions
 from ddpjob.core.decide.queueing import (
     finish,
     may_join_a_queue,
+    misplaced,
     next_place,
     next_step,
     what_holds,
@@ -65,7 +66,7 @@ from ddpjob.core.decide.suspension import resume, suspend
 from ddpjob.core.decide.timers import is_due, run_clocks, seconds_until_next
 from ddpjob.core.decide.transitions import begin, complete, recover, stop
 from ddpjob.core.observe.observation import Observation, Refusal, TrainerState
-from ddpjob.core.plan import MAX_MESSAGE, Event, Plan, counted, create_gang
+from ddpjob.core.plan import MAX_MESSAGE, Delete, Event, Plan, counted, create_gang
 
 Rule = Callable[[Observation, Spec, datetime], Plan | None]
 
@@ -253,6 +254,13 @@ def nodes_were_changed(obs: Observation, spec: Spec, now: datetime) -> Plan | No
     return resize(obs, spec, now)
 
 
+def queue_has_replaced_a_node(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
+    pods = misplaced(obs)
+    if not pods:
+        return None
+    return Plan(recount(obs), delete=tuple(Delete(pod.name, pod.uid, grace=0) for pod in pods))
+
+
 def attempt_failed(obs: Observation, spec: Spec, now: datetime) -> Plan | None:
     verdict = judge(obs, now)
     if verdict is None:
@@ -368,6 +376,7 @@ RULES: tuple[Rule, ...] = (
     job_is_resumed,  # A new attempt begins. It uses no budget.
     older_pods_still_run,  # Two attempts never train at the same time.
     nodes_were_changed,  # An attempt has a fixed size, so a new one begins. It uses no budget.
+    queue_has_replaced_a_node,  # A pod that waits for the old one would wait for ever.
     attempt_failed,  # The whole gang restarts, or the job fails.
     gang_is_silent,  # Nothing has ended, and nothing happens: a hang, or a pod that stayed in vain.
     startup_deadline_is_over,  # A gang that cannot start must not hold devices for ever.
