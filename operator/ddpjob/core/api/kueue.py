@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ddpjob.core.api import names
@@ -414,7 +413,7 @@ def free_places(workload: Workload, taken: Iterable[Mapping[str, str]]) -> list[
 def placement_of(
     workload: Workload,
     flavors: Sequence[Dict],
-    domains: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
+    domains: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Placement:
     """Return the placement of a Workload. `flavors` are the ResourceFlavors that it names.
 
@@ -437,7 +436,7 @@ def placement_of(
         tolerations += children(update, "tolerations")
         labels |= child(update, "labels")
         annotations |= child(update, "annotations")
-    return Placement(workload.name, node_labels, tolerations, labels, annotations, domains)
+    return Placement(workload.name, node_labels, tolerations, labels, annotations, domains or {})
 
 
 def selector_of_place(pod: Dict) -> Dict:

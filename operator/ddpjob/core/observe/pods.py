@@ -85,8 +85,7 @@ def read_pod(body: Dict) -> Pod | None:
         return None
     name = str(metadata.get("name", ""))
     spec = child(body, "spec")
-    told = _assignment(metadata)
-    container = _trainer_container(status)
+    told, container = _assignment(metadata), _trainer_container(status)
     state, end, termination = _state_and_end(metadata, status, container)
     return Pod(
         name=name,
