@@ -137,7 +137,12 @@ AFTER = "No such option: --epochs; an argument of the script follows after --, s
         ("submit job.yaml --set env.X=1", "a job has no field env; did you mean spec.env.X?"),
         ("plot folder", "folder: the run has printed no figures; print lines such as {"),
         ("logs j --previous --attempt 1", "--previous: cannot be combined with --follow or"),
-        ("logs j --previous --tail 1", "--previous: cannot be combined with --since or --tail"),
+        ("logs j --previous --since 5m", "--previous: cannot be combined with --since"),
+        ("logs j --attempt 1 --since 5m", "--attempt: cannot be combined with --since"),
+        (
+            "logs j --attempt 1 --tail 1 -f",
+            "--tail: cannot be combined with --follow and --attempt",
+        ),
     ],
 )
 def test_a_hint_leads_to_what_was_meant(tmp_path, monkeypatch, words, message):

@@ -7,7 +7,9 @@ from ddpjob import DDPJob
 from ddpjob.cli.commands import submit
 from ddpjob.cli.commands.logs import LogOptions, logs, read_nodes
 from ddpjob.cli.options import read_duration
-from ddpjob.client.logs import LogChoice, LogLine, PodLog
+from ddpjob.client.local import LocalClient
+from ddpjob.client.logs import LogChoice, LogLine, PodLog, merged_logs
+from ddpjob.client.reader import JobReader
 from ddpjob.core.api.readers import SpecError
 from ddpjob.jobs.lost_logs import previous_attempt, ranges
 
@@ -128,7 +130,61 @@ def test_a_duration_of_another_form_is_refused(text):
 
 def test_an_attempt_needs_the_whole_log():
     with pytest.raises(ValueError, match="cannot be chosen together"):
-        LogChoice(attempt=1, tail=5)
+        LogChoice(attempt=1, since=5)
+
+
+class Api:
+    """An API server that has the log of one pod, of two attempts."""
+
+    TEXTS = ("a", "b", "c", "ddpjob agent: attempt 1 begins", "d")
+
+    def __init__(self):
+        self.query = {}
+
+    async def stream(self, request):
+        self.query = request.query
+        for second, text in enumerate(self.TEXTS):
+            yield f"2026-01-01T00:00:0{second}Z {text}".encode()
+
+
+@pytest.mark.parametrize(
+    ("choice", "texts"),
+    [
+        (LogChoice(attempt=0, tail=2), ["b", "c"]),
+        (LogChoice(attempt=0, tail=9), ["a", "b", "c"]),
+        (LogChoice(attempt=0, tail=0), []),
+        (LogChoice(attempt=1, tail=1), ["d"]),
+    ],
+)
+async def test_the_tail_of_an_attempt_has_its_last_lines(choice, texts):
+    api = Api()
+    found = [one.text async for one in merged_logs(api, [a_pod("j-0-0", "0")], choice)]
+    assert found == texts
+    # The last lines of the whole log are those of another attempt.
+    assert "tailLines" not in api.query
+
+
+async def test_the_tail_of_a_whole_log_is_requested():
+    api = Api()
+    lines = [one async for one in merged_logs(api, [a_pod("j-0-0", "0")], LogChoice(tail=2))]
+    assert lines
+    assert api.query["tailLines"] == "2"
+
+
+def test_the_tail_of_an_attempt_in_a_local_run_has_its_last_lines(tmp_path, monkeypatch):
+    client = LocalClient(tmp_path)
+    monkeypatch.setattr(client, "get", lambda name: a_job(1))
+    logs = tmp_path / "digits" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "digits-0-0.log").write_text("\n".join(Api.TEXTS))
+    found = client.logs("digits", LogChoice(attempt=0, tail=2))
+    assert [one.text for one in found] == ["b", "c"]
+
+
+async def test_the_tail_of_an_attempt_cannot_be_followed():
+    items = JobReader(None, "ml").follow("digits", LogChoice(attempt=0, tail=2))
+    with pytest.raises(ValueError, match="the tail of an attempt cannot be followed"):
+        await anext(items)
 
 
 def test_lines_are_in_the_order_of_their_times():
@@ -211,6 +267,12 @@ async def test_earlier_attempts_of_a_pod_that_stayed_can_be_read(capsys):
     client = FakeClient(a_job(1, "Failure"), *lines)
     out, err = await printed(capsys, client, LogChoice(), previous=True)
     assert (out, err) == ([BEGINS, "a", "b"], [])
+
+
+async def test_no_line_of_an_attempt_that_is_asked_for_is_no_lost_log(capsys):
+    client = FakeClient(a_job(1, "Failure"))
+    out, err = await printed(capsys, client, LogChoice(tail=0), previous=True)
+    assert (out, err) == ([], ["no line matches; job digits is Running: for a test"])
 
 
 async def test_the_log_of_a_pod_that_was_replaced_is_named(capsys):

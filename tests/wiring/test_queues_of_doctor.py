@@ -1,10 +1,14 @@
 """What `ddpjob doctor` finds of queues."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from fake_api import FakeApi, refusal
 
-from ddpjob.client.queues import find_held, find_traps, find_without_kueue
+from ddpjob.client import AsyncClient
+from ddpjob.client.queues import check_queues, find_held, find_traps, find_without_kueue
 from ddpjob.core.api.kueue import Demand, Queue, new_workload, read_workload
 from ddpjob.core.api.names import Identity
 from ddpjob.jobs.user_job import DDPJob
@@ -60,3 +64,29 @@ def test_a_workload_that_waits_for_the_operator_has_the_command(deleting: bool) 
     assert bool(found) == deleting
     for one in found:
         assert f"kubectl -n ml patch workload {workload.name}" in one.advice
+
+
+async def served(*_: object) -> web.Response:
+    """Answer as an API server with Kueue that is asked for the kinds of its API."""
+    return web.json_response({"resources": []})
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "found"),
+    [
+        ([], ["job digits waits for the LocalQueue team, which does not exist"]),
+        (["localqueues"], []),
+        (["localqueues", "workloads"], []),
+        (["workloads"], ["job digits waits for the LocalQueue team, which does not exist"]),
+    ],
+    ids=["nothing", "queues", "queues and workloads", "workloads"],
+)
+async def test_a_queue_that_the_user_may_not_see_is_not_said_to_be_missing(
+    fake: FakeApi, kubeconfig: Path, forbidden: list[str], found: list[str]
+) -> None:
+    fake.fault("GET", "/apis/kueue.x-k8s.io/v1beta2", served)
+    for plural in forbidden:
+        fake.fault("GET", f".*/{plural}", refusal(403, "Forbidden"))
+    fake.create("ddpjobs", a_job("team").manifest())
+    async with await AsyncClient.connect(kubeconfig=kubeconfig, namespace="ml") as client:
+        assert [one.found for one in await check_queues(client)] == found

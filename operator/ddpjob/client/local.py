@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -154,10 +155,9 @@ class LocalClient:
         choice = replace(choice, ranks_per_node=self.get(name).processes_per_node)
         for path, log in _pod_logs(RunFiles(self.runs / name).logs):
             if choice.has_pod(log):
-                for text in _read_lines(path, choice.tail):
-                    line = log.read("", text)
-                    if choice.has_line(line):
-                        yield line
+                texts = _read_lines(path, choice.requested_tail)
+                lines = (log.read("", text) for text in texts)
+                yield from deque(filter(choice.has_line, lines), choice.tail)
 
     def metrics(self, name: str) -> RunMetrics:
         """Return the events that the trainer of rank 0 has printed: losses, accuracies, speeds."""

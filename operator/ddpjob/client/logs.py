@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import re
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
@@ -62,9 +63,9 @@ class LogLine:
 class LogChoice:
     """The lines that a user wants: all, unless a field says less.
 
-    `since` is in seconds, and `tail` is the number of last lines of each pod. `ranks_per_node`
-    tells to which node a rank belongs; a client fills it in. Raises ValueError for an attempt
-    together with `since` or `tail`: only a whole log says where an attempt begins.
+    `since` is in seconds, and `tail` is the number of last lines of each pod, or of an attempt in
+    each pod. `ranks_per_node` tells to which node a rank belongs; a client fills it in. Raises
+    ValueError for an attempt together with `since`: only a whole log says where an attempt begins.
     """
 
     nodes: frozenset[int] = frozenset()
@@ -75,8 +76,16 @@ class LogChoice:
     ranks_per_node: int = 1
 
     def __post_init__(self) -> None:
-        if self.attempt is not None and (self.since is not None or self.tail is not None):
-            raise ValueError("an attempt cannot be chosen together with since or tail")
+        if self.attempt is not None and self.since is not None:
+            raise ValueError("an attempt cannot be chosen together with since")
+
+    @property
+    def requested_tail(self) -> int | None:
+        """Return how many last lines are requested of a log, or None for all of it.
+
+        The kubelet counts the lines of all attempts.
+        """
+        return self.tail if self.attempt is None else None
 
     def has_pod(self, pod: "PodLog") -> bool:
         if self.attempt is not None and pod.born > self.attempt:
@@ -103,8 +112,8 @@ class LogChoice:
         found = {"container": names.TRAINER, "timestamps": "true"}
         if self.since is not None:
             found["sinceSeconds"] = str(self.since)
-        if self.tail is not None:
-            found["tailLines"] = str(self.tail)
+        if self.requested_tail is not None:
+            found["tailLines"] = str(self.requested_tail)
         return found
 
 
@@ -183,6 +192,21 @@ async def read_log(
     api: "ApiClient", pod: PodLog, choice: LogChoice
 ) -> AsyncGenerator[LogLine, None]:
     """Yield the lines that a pod has written so far. A pod that is gone has none."""
+    async with aclosing(_chosen_lines(api, pod, choice)) as lines:
+        if choice.tail == choice.requested_tail:
+            async for line in lines:
+                yield line
+            return
+        last: deque[LogLine] = deque(maxlen=choice.tail)
+        async for line in lines:
+            last.append(line)
+    for line in last:
+        yield line
+
+
+async def _chosen_lines(
+    api: "ApiClient", pod: PodLog, choice: LogChoice
+) -> AsyncGenerator[LogLine, None]:
     request = Request(Verb.GET, PODS, pod.namespace, pod.name, "log", query=choice.query())
     try:
         async for raw in api.stream(request):

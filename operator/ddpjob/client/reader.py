@@ -138,8 +138,11 @@ class JobReader:
     ) -> AsyncGenerator[Item, None]:
         """Yield the job after each change of it, and the lines of its pods, until it has finished.
 
-        The lines are those of all nodes and attempts, unless `choice` says less.
+        The lines are those of all nodes and attempts, unless `choice` says less. Raises ValueError
+        for an attempt together with a tail: which lines are the last ones is not known yet.
         """
+        if choice.attempt is not None and choice.tail is not None:
+            raise ValueError("the tail of an attempt cannot be followed")
         job = await self.get(name, namespace=namespace)
         follower = Follower(self.api, job, _resolved(choice, job))
         with client_errors():

@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 
 from ddpjob.core.api import names
 from ddpjob.core.api.job import require_job_name
-from ddpjob.core.api.kueue import read_queue
+from ddpjob.core.api.kueue import Position, read_queue, workload_name
 from ddpjob.core.api.names import Condition, Phase
 from ddpjob.core.api.readers import (
     Dict,
@@ -50,7 +50,7 @@ class DDPJob:
     Make one with `DDPJob.create("digits", image=…, args=[…], nodes=2)`. `namespace` is empty if the
     client chooses it. `metadata` is what else the manifest has in it. A job that was read from a
     cluster has its `status`. `needs` are documents that are submitted with it: its code. `notes`
-    are part of its `advice`.
+    are part of its `advice`. `position` is that in its queue, if the job waits and Kueue was asked.
     """
 
     name: str
@@ -60,6 +60,7 @@ class DDPJob:
     status: Status = field(default_factory=Status)
     needs: tuple[Dict, ...] = ()
     notes: tuple[str, ...] = ()
+    position: Position | None = None
 
     @classmethod
     def create(cls, name: str, *, namespace: str = "", **spec: Unpack[SpecFields]) -> Self:
@@ -165,6 +166,16 @@ class DDPJob:
         """Return the name of the queue in which the job waits for room, or an empty string."""
         found = read_queue(self.metadata.get("labels"))
         return found.name if found else ""
+
+    @property
+    def waiting_workload(self) -> str:
+        """Return the name of the Workload with which the job waits for room, or an empty string."""
+        number = self.status.place.number
+        # A job that a user has suspended does not wait, and has a phase of its own.
+        waits = self.phase == Phase.PENDING and self.status.has(Condition.SUSPENDED)
+        if not (self.queue and number and waits) or self.finished:
+            return ""
+        return workload_name(self.name, self.uid, number)
 
     @property
     def created(self) -> datetime | None:

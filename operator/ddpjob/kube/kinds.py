@@ -43,9 +43,11 @@ LEASES = Kind("coordination.k8s.io", "v1", "leases")
 ACCESS_REVIEWS = Kind("authorization.k8s.io", "v1", "selfsubjectaccessreviews", namespaced=False)
 SELF_REVIEWS = Kind("authentication.k8s.io", "v1", "selfsubjectreviews", namespaced=False)
 
-# Those of queues. The operator reads the last three by name, and LocalQueues not at all.
+# Those of queues. The operator reads the last three by name. Only users' commands ask for the
+# Workloads that wait in a LocalQueue.
 WORKLOADS = Kind(kueue.GROUP, kueue.VERSION, "workloads")
 LOCAL_QUEUES = Kind(kueue.GROUP, kueue.VERSION, "localqueues")
+PENDING_QUEUES = Kind(kueue.VISIBILITY_GROUP, kueue.VERSION, "localqueues")
 FLAVORS = Kind(kueue.GROUP, kueue.VERSION, "resourceflavors", namespaced=False)
 WORKLOAD_PRIORITIES = Kind(kueue.GROUP, kueue.VERSION, "workloadpriorityclasses", namespaced=False)
 PRIORITY_CLASSES = Kind("scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)

@@ -21,7 +21,7 @@ from ddpjob.core.plan import counted
 from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.advice import advice_facts
-from ddpjob.show.text import LABEL_WIDTH, age, columns, duration, phase, rounded
+from ddpjob.show.text import LABEL_WIDTH, age, columns, duration, ordinal, phase, rounded
 
 HEADERS = ("NAME", "PHASE", "NODES", "RESTARTS", "STEP", "REASON", "AGE")
 ATTEMPT_HEADERS = ("#", "Cause", "Lasted", "Lost steps", "Where", "Message")
@@ -63,7 +63,7 @@ def job_table(
         row: list[str | Text] = list(job_row(job, progress.get(job.uid), now))
         row[1] = phase(job.phase)
         if queues:
-            row.append(job.queue)
+            row.append(_short_queue(job))
         if namespaces:
             row.insert(0, job.namespace)
         if wide:
@@ -95,6 +95,20 @@ def _last_step(job: DDPJob) -> str:
         return ""
     last = job.status.attempts[0]
     return Progress(step=last.last_step, steps=last.total_steps).short()
+
+
+def _short_queue(job: DDPJob) -> str:
+    """Return the queue of a job, and the job's position in it, such as `team (3rd)`."""
+    if job.position is None:
+        return job.queue
+    return f"{job.queue} ({ordinal(job.position.in_local_queue)})"
+
+
+def _describe_queue(job: DDPJob) -> str:
+    if job.position is None:
+        return job.queue
+    local, cluster = job.position
+    return f"{job.queue}, position {local} in the LocalQueue and {cluster} in its ClusterQueue"
 
 
 def _nodes(job: DDPJob) -> str:
@@ -149,7 +163,7 @@ def job_facts(
     facts = [
         ("Reason", _reason(status)),
         *advice_facts(status.reason),
-        ("Queue", job.queue),
+        ("Queue", _describe_queue(job)),
         ("Nodes", _describe_nodes(job)),
         ("Progress", str(progress)),
         ("Checkpoint", _describe_checkpoint(job, progress, now)),

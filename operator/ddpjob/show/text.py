@@ -71,6 +71,13 @@ def rounded(text: str) -> str:
         return text
 
 
+def ordinal(number: int) -> str:
+    """Return an integer as an ordinal: 1st, 2nd, 3rd, 4th, 11th, 21st."""
+    is_teen = 11 <= number % 100 <= 13
+    suffix = "th" if is_teen else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
 def age(moment: datetime | None, now: datetime) -> str:
     return duration(since(moment, now)) if moment else ""
 

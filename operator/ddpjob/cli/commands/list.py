@@ -1,7 +1,7 @@
 """`ddpjob list`: what runs, why not, and how far it is."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,9 @@ from ddpjob.cli.connection import Connection
 from ddpjob.cli.options import AllNamespaces, Context, Kubeconfig, Namespace
 from ddpjob.cli.session import Output, note
 from ddpjob.cli.view import DATA, Form, Watch, check_form, print_data, read_progress, watch_jobs
+from ddpjob.client.positions import Positions
 from ddpjob.core.api.names import Phase
+from ddpjob.jobs.progress import Progress
 from ddpjob.jobs.user_job import DDPJob
 from ddpjob.show.jobs import job_table
 
@@ -40,12 +42,13 @@ def command(
 
 async def list_jobs(client: "AsyncClient", *, all_namespaces: bool, form: str, watch: bool) -> int:
     """Print the jobs of a namespace, and again after each change if it watches."""
+    positions = Positions(client.api)
     if not watch:
         jobs = await client.list(all_namespaces=all_namespaces)
         if form in DATA:
             print_data([job.body() for job in jobs], form)
         elif jobs:
-            lines = await _table(client, jobs, form == "wide", all_namespaces)
+            lines = await _table(client, positions, jobs, form == "wide", all_namespaces)
             Output().print(*lines, sep="\n")
         else:
             place = "the cluster" if all_namespaces else f"namespace {client.namespace}"
@@ -54,16 +57,25 @@ async def list_jobs(client: "AsyncClient", *, all_namespaces: bool, form: str, w
 
     await watch_jobs(
         client.watch(all_namespaces=all_namespaces),
-        lambda jobs: _table(client, jobs, form == "wide", all_namespaces),
+        lambda jobs: _table(client, positions, jobs, form == "wide", all_namespaces),
         until_finished=False,
     )
     return 0
 
 
 async def _table(
-    client: "AsyncClient", jobs: Sequence[DDPJob], wide: bool, namespaces: bool
+    client: "AsyncClient",
+    positions: Positions,
+    jobs: Sequence[DDPJob],
+    wide: bool,
+    namespaces: bool,
 ) -> list[Text]:
+    placed, progress = await asyncio.gather(positions.add_to(jobs), _read_progress(client, jobs))
+    return job_table(placed, progress, datetime.now(UTC), wide=wide, namespaces=namespaces)
+
+
+async def _read_progress(client: "AsyncClient", jobs: Sequence[DDPJob]) -> Mapping[str, Progress]:
+    """Return how far the running jobs are, by their UIDs."""
     running = [job for job in jobs if job.phase == Phase.RUNNING][:MAX_PROGRESS]
     found = await asyncio.gather(*(read_progress(client, job, LIST_LINES) for job in running))
-    progress = {job.uid: one for job, one in zip(running, found, strict=True)}
-    return job_table(jobs, progress, datetime.now(UTC), wide=wide, namespaces=namespaces)
+    return {job.uid: one for job, one in zip(running, found, strict=True)}

@@ -62,7 +62,8 @@ def command(
         str | None, typer.Option(help="Only lines that are newer than 90s, 5m or 2h.")
     ] = None,
     tail: Annotated[
-        int | None, typer.Option(min=0, help="Only the last lines of each pod.")
+        int | None,
+        typer.Option(min=0, help="Only the last lines of each pod or attempt."),
     ] = None,
     timestamps: Annotated[
         bool, typer.Option("--timestamps", help="Print the time of each line, in UTC.")
@@ -84,9 +85,12 @@ def command(
     if previous and (follow or attempt is not None):
         message = "cannot be combined with --follow or --attempt"
         raise typer.BadParameter(message, param_hint="--previous")
-    if (previous or attempt is not None) and not (since is None and tail is None):
-        message = "cannot be combined with --since or --tail"
-        raise typer.BadParameter(message, param_hint="--previous" if previous else "--attempt")
+    if (previous or attempt is not None) and since is not None:
+        hint = "--previous" if previous else "--attempt"
+        raise typer.BadParameter("cannot be combined with --since", param_hint=hint)
+    if follow and attempt is not None and tail is not None:
+        message = "cannot be combined with --follow and --attempt"
+        raise typer.BadParameter(message, param_hint="--tail")
     choice = LogChoice(read_nodes(node or []), rank, attempt, read_duration(since, "--since"), tail)
     seconds = read_duration(timeout, "--timeout")
     if seconds is not None and not follow:
@@ -145,7 +149,7 @@ async def _print_logs(
                 printed = True
                 _print(console, line, options)
     lost = ""
-    if choice.attempt is not None:
+    if choice.attempt is not None and choice.tail != 0:
         lost = why_lost(job, choice.attempt, nodes, seen)
     elif not nodes and choice.since is None and choice.tail is None:
         lost = lost_attempts(job, seen)

@@ -12,6 +12,7 @@ from ddpjob.cli.options import Context, JobName, Kubeconfig, Namespace
 from ddpjob.cli.session import Output
 from ddpjob.cli.view import DATA, Form, Watch, check_form, print_data, read_progress, watch_jobs
 from ddpjob.client.errors import ClientError, NotFound
+from ddpjob.client.positions import Positions
 from ddpjob.core.api.readers import Dict
 from ddpjob.core.observe.pods import read_pod
 from ddpjob.jobs.user_job import DDPJob
@@ -45,20 +46,22 @@ async def show_status(client: "AsyncClient", name: str, form: str, watch: bool) 
     if form in DATA:
         print_data(job.body(), form)
         return 0
+    positions = Positions(client.api)
     if not watch:
-        Output().print(*await _job_lines(client, job), sep="\n")
+        Output().print(*await _job_lines(client, positions, job), sep="\n")
         return 0
 
     async def lines(jobs: Sequence[DDPJob]) -> list[Text]:
         if not jobs:
             raise NotFound(f"job {name} was deleted")
-        return await _job_lines(client, jobs[0])
+        return await _job_lines(client, positions, jobs[0])
 
     await watch_jobs(client.watch(name), lines, until_finished=True)
     return 0
 
 
-async def _job_lines(client: "AsyncClient", job: DDPJob) -> list[Text]:
+async def _job_lines(client: "AsyncClient", positions: Positions, job: DDPJob) -> list[Text]:
+    (job,) = await positions.add_to([job])
     progress = await read_progress(client, job, STATUS_LINES)
     bodies: Sequence[Dict] = ()
     # Without the right to list pods, the status of the job says enough.

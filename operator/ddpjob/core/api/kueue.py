@@ -29,6 +29,11 @@ GROUP = "kueue.x-k8s.io"
 VERSION = "v1beta2"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+# The API that lists the Workloads that wait in a queue, in their order. It is a server of its own,
+# which Kueue may not have.
+VISIBILITY_GROUP = f"visibility.{GROUP}"
+PENDING_WORKLOADS = "pendingworkloads"
+
 # Labels of a job, as users of Kueue know them.
 LABEL_QUEUE = f"{GROUP}/queue-name"
 LABEL_PRIORITY = f"{GROUP}/priority-class"
@@ -76,6 +81,16 @@ class Queue:
 
     def __str__(self) -> str:
         return self.name
+
+
+class Position(NamedTuple):
+    """The position of a Workload that waits, in its LocalQueue and in its ClusterQueue.
+
+    The first is 1.
+    """
+
+    in_local_queue: int
+    in_cluster_queue: int
 
 
 class Domain(NamedTuple):
@@ -195,6 +210,24 @@ def read_workload(body: Dict) -> Workload | None:
         unhealthy=tuple(str(one.get("name")) for one in children(status, "unhealthyNodes")),
         past_seconds=integer_or_none(status.get("accumulatedPastExecutionTimeSeconds")) or 0,
     )
+
+
+def read_positions(answer: Dict, namespace: str) -> dict[str, Position]:
+    """Return the positions in a list of pending Workloads, by the names of the Workloads.
+
+    Kueue counts from 0. What is not readable, or of another namespace, is left out.
+    """
+    found = {}
+    for item in children(answer, "items"):
+        metadata = child(item, "metadata")
+        name = metadata.get("name")
+        local = integer_or_none(item.get("positionInLocalQueue"))
+        cluster = integer_or_none(item.get("positionInClusterQueue"))
+        if not isinstance(name, str) or metadata.get("namespace") != namespace:
+            continue
+        if local is not None and cluster is not None and min(local, cluster) >= 0:
+            found[name] = Position(local + 1, cluster + 1)
+    return found
 
 
 def _flavors(admission: Dict) -> Iterator[str]:

@@ -1,0 +1,108 @@
+"""The positions of waiting jobs in their queues, as Kueue has them at that moment.
+
+They are for people, and every command works without them. So an API that is missing, forbidden or
+slow is no error.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddpjob.core.api.kueue import PENDING_WORKLOADS, Position, read_positions
+from ddpjob.jobs.user_job import DDPJob
+from ddpjob.kube.errors import CallFailed
+from ddpjob.kube.kinds import PENDING_QUEUES
+from ddpjob.kube.request import Request, Verb
+
+if TYPE_CHECKING:
+    from ddpjob.kube.api import ApiClient
+
+# Workloads in a page, which is Kueue's own default, and pages that are read of a queue.
+PAGE = 1000
+MAX_PAGES = 5
+
+# LocalQueues that are asked, all at the same time.
+MAX_QUEUES = 40
+
+# Seconds for all answers. Positions that come later are not shown.
+TIME_LIMIT = 2.0
+
+# Seconds between two requests to a queue while a command watches, and after a time in which no
+# queue has answered: each of those may make the command wait for TIME_LIMIT.
+PERIOD = 10.0
+PERIOD_WITHOUT_ANSWER = 60.0
+
+
+class LocalQueue(NamedTuple):
+    """A LocalQueue in which jobs wait."""
+
+    namespace: str
+    name: str
+
+
+# The Workloads of jobs, by their names, with their positions in one LocalQueue.
+Found = Mapping[str, Position]
+
+
+class Positions:
+    """The positions of jobs in their queues, asked for again after PERIOD at the earliest."""
+
+    def __init__(self, api: "ApiClient", clock: Callable[[], float] = time.monotonic) -> None:
+        self._api = api
+        self._clock = clock
+        self._found: Mapping[LocalQueue, Found] = {}
+        self._next_time = -float("inf")
+
+    async def add_to(self, jobs: Sequence[DDPJob]) -> list[DDPJob]:
+        """Return the jobs, with the positions of those that wait as far as Kueue tells them."""
+        queues = _queues_of(jobs)
+        now = self._clock()
+        if queues and now >= self._next_time:
+            await self._look(queues)
+            period = PERIOD if self._found else PERIOD_WITHOUT_ANSWER
+            self._next_time = now + period
+        return [replace(job, position=self._position(job)) for job in jobs]
+
+    def _position(self, job: DDPJob) -> Position | None:
+        found = self._found.get(LocalQueue(job.namespace, job.queue), {})
+        return found.get(job.waiting_workload)
+
+    async def _look(self, queues: Mapping[LocalQueue, Collection[str]]) -> None:
+        asked = dict(islice(queues.items(), MAX_QUEUES))
+        answers = await asyncio.gather(*(self._ask(*one) for one in asked.items()))
+        pairs = zip(asked, answers, strict=True)
+        self._found = {queue: found for queue, found in pairs if found is not None}
+
+    async def _ask(self, queue: LocalQueue, workloads: Collection[str]) -> Found | None:
+        """Return the positions of Workloads in a queue, or None without an answer in time."""
+        found: dict[str, Position] | None = None
+        # If a later page fails, the positions in those before are right.
+        with suppress(TimeoutError, CallFailed):
+            async with asyncio.timeout(TIME_LIMIT):
+                for number in range(MAX_PAGES):
+                    page = await self._page(queue, number)
+                    found = {**(found or {}), **page}
+                    if len(page) < PAGE or found.keys() >= set(workloads):
+                        break
+        return found
+
+    async def _page(self, queue: LocalQueue, number: int) -> dict[str, Position]:
+        query = {"limit": str(PAGE), "offset": str(number * PAGE)}
+        request = Request(
+            Verb.GET, PENDING_QUEUES, queue.namespace, queue.name, PENDING_WORKLOADS, query=query
+        )
+        return read_positions(await self._api.call(request), queue.namespace)
+
+
+def _queues_of(jobs: Sequence[DDPJob]) -> Mapping[LocalQueue, Collection[str]]:
+    """Return the LocalQueues in which jobs wait, with the names of their Workloads."""
+    found = defaultdict(list)
+    for job in jobs:
+        if job.waiting_workload:
+            found[LocalQueue(job.namespace, job.queue)].append(job.waiting_workload)
+    return found
