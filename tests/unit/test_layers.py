@@ -58,7 +58,7 @@ EXTRA_PACKAGES = (
 )
 
 # Packages without input, output and clocks.
-PURE = ("core", "jobs")
+PURE = ("core", "jobs", "convert")
 
 # Modules without input, output and clocks (`datetime` is checked by the calls), and the
 # packages that declarations and rendering need.

@@ -34,6 +34,7 @@ COMMANDS = {
         "init": "Print a manifest.",
         "validate": "Check manifests without a cluster.",
         "render": "Print the pods of a job.",
+        "convert": "Turn other manifests into DDPJobs.",
     },
     "On this machine": {
         "run": "Run a job on this machine.",

@@ -34,7 +34,7 @@ def file_documents(files: Sequence[str], settings: Sequence[str]) -> list[Docume
     documents: list[Document] = []
     for file in files:
         try:
-            found = read_documents(_read(file))
+            found = read_documents(read_text(file))
             require_jobs(found)
         except SpecError as error:
             raise typer.BadParameter(f"{file}: {error}", param_hint="FILE") from error
@@ -80,7 +80,8 @@ def _changed(documents: Sequence[Document], settings: Sequence[str]) -> list[Doc
         raise typer.BadParameter(str(error), param_hint="--set") from error
 
 
-def _read(file: str) -> str:
+def read_text(file: str) -> str:
+    """Return the text of a file, or of stdin. Raises SpecError."""
     if file == STDIN:
         return decode(sys.stdin.buffer.read())
     refuse_script(file)

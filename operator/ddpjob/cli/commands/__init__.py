@@ -4,5 +4,5 @@ The function `command` of a module has the options as its parameters and the hel
 A module is imported when its command is used, so it imports at its beginning only what `--help` may
 wait for. The client of a cluster and packages of extras are imported where they are used.
 
-May import `core`, `jobs`, `show`, `local`, `client`, `ui`, `controller` and `cli`.
+May import `core`, `jobs`, `convert`, `show`, `local`, `client`, `ui`, `controller` and `cli`.
 """

@@ -1,0 +1,160 @@
+"""A DDPJob while it is made of something else, and the remarks about what does not fit into it."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, SpecError, quoted
+from ddpjob.core.api.spec import known_fields
+
+# A dropped object is quoted whole, so that no field in it gets lost. Longer ones are no
+# configuration: a status, or a copy of the manifest.
+MAX_VALUE = 1000
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What a person should know: something was dropped, or should be looked at.
+
+    - `path`: where it was. `value`: what was there, as it is printed; empty for a note.
+    - `why`: the reason. `instead`: what to do, if there is something.
+    """
+
+    path: str
+    why: str
+    instead: str = ""
+    value: str = ""
+    is_dropped: bool = True
+
+    def __str__(self) -> str:
+        parts = [self.path, self.value] if self.value else [self.path]
+        if self.is_dropped:
+            text = f"dropped: {': '.join(parts)}: because {self.why}"
+        else:
+            text = f"note: {': '.join(parts)}: {self.why}"
+        return f"{text}; instead: {self.instead}" if self.instead else text
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A DDPJob that was made of something else. `source` names that, such as `PyTorchJob mnist`."""
+
+    source: str
+    document: dict[str, Any]
+    remarks: tuple[Remark, ...]
+
+    @property
+    def dropped(self) -> int:
+        return sum(remark.is_dropped for remark in self.remarks)
+
+    def comments(self) -> str:
+        """Return the comments at the head of the document."""
+        lines = [f"Converted from {self.source}.", *map(str, self.remarks)]
+        # A user's text must not end the comment.
+        return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+
+
+@dataclass
+class Draft:
+    """The parts of a DDPJob that have been found so far.
+
+    - `pod` and `trainer`: the fields of `podTemplate.spec` and of its container `trainer`.
+    - `sources`: the path from which a field of the spec has its value.
+    """
+
+    spec: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    pod: dict[str, Any] = field(default_factory=dict)
+    pod_metadata: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    remarks: list[Remark] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def set(self, to: str, value: Any, path: str) -> None:
+        """Set a field of the spec, such as `torchrun.command`. The first value that comes stays."""
+        *parents, key = to.split(".")
+        place = self.spec
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        if key not in place:
+            place[key] = value
+            self.sources[to] = path
+        elif place[key] != value:
+            self.drop(path, value, f"spec.{to} is {quoted(place[key])}, from {self.sources[to]}")
+
+    def get(self, to: str) -> Any:
+        """Return a field of the spec, or None."""
+        place: Any = self.spec
+        for key in to.split("."):
+            place = place.get(key, {}) if isinstance(place, dict) else {}
+        return None if place == {} else place
+
+    def add_variable(self, name: str, value: str, path: str) -> None:
+        """Set a variable of the pods, or drop one that torchrun sets for each process."""
+        reason = reason_against_variable(name)
+        if reason:
+            self.drop(f"{path} {name}", value, reason)
+            return
+        env = self.spec.setdefault("env", [])
+        env[:] = [item for item in env if item.get("name") != name]
+        env.append({"name": name, "value": value})
+
+    def drop(self, path: str, value: Any, why: str, instead: str = "") -> None:
+        """Remark that a value has no place in a DDPJob."""
+        self._add(Remark(path, why, instead, printed(value)))
+
+    def note(self, path: str, text: str, instead: str = "") -> None:
+        """Remark what a person should look at."""
+        self._add(Remark(path, text, instead, is_dropped=False))
+
+    def _add(self, remark: Remark) -> None:
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+
+    def document(self) -> dict[str, Any]:
+        """Return the DDPJob."""
+        spec = dict(self.spec)
+        template = {"metadata": self.pod_metadata, "spec": self._pod_spec()}
+        spec["podTemplate"] = {key: part for key, part in template.items() if part}
+        given = {key: value for key, value in spec.items() if value not in ({}, [], None)}
+        order = known_fields()["spec"]
+        ordered = sorted(given, key=lambda key: order.index(key) if key in order else len(order))
+        return {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": self.metadata,
+            "spec": {key: given[key] for key in ordered},
+        }
+
+    def _pod_spec(self) -> dict[str, Any]:
+        pod = dict(self.pod)
+        containers: Sequence[Any] = pod.pop("containers", [])
+        if self.trainer:
+            containers = [{"name": names.TRAINER, **self.trainer}, *containers]
+        return {**pod, "containers": containers} if containers else pod
+
+
+def reason_against_variable(name: str) -> str:
+    """Return why a pod must not have a variable, or an empty string."""
+    if name in names.RESERVED_VARIABLES or name.startswith(names.RESERVED_PREFIX):
+        return "torchrun sets it for each process"
+    return ""
+
+
+def printed(value: Any) -> str:
+    """Return a value as JSON, for a remark. A text of several lines has one line."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}…"
+
+
+def require_integer(value: Any, path: str) -> int:
+    """Return an integer, also one in quotes. Raises SpecError."""
+    if isinstance(value, bool) or not str(value).strip().isdecimal():
+        raise SpecError(f"{path}: must be an integer, got {quoted(value)}")
+    return int(value)
+
+
+def names_of(items: Iterable[Dict]) -> list[str]:
+    return [str(item.get("name", "")) for item in items]

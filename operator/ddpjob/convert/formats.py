@@ -1,0 +1,86 @@
+"""Which format a text has, and its conversion."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ddpjob.convert import pytorchjob, sbatch, trainjob
+from ddpjob.convert.draft import Conversion, Remark
+from ddpjob.convert.table import name_of
+from ddpjob.core.api import names
+from ddpjob.core.api.readers import Dict, SpecError
+from ddpjob.jobs.documents import read_documents
+
+# What other kinds are moved by: the page has a section for each.
+BY_HAND = "docs/users/migrate.md says how MPIJob, Job, JobSet and others are moved by hand"
+
+
+def convert_text(text: str, runtime: str, image: str, name: str) -> list[Conversion]:
+    """Return the DDPJobs of a text: manifests, or a script for sbatch. Raises SpecError.
+
+    `runtime` is the text with the runtimes of TrainJobs. `image` is the image of the pods, if it is
+    to be another one. `name` is that of a script.
+    """
+    if text.startswith("#!") or "#SBATCH" in text:
+        return [sbatch.convert(text, image, name)]
+    documents = read_documents(text)
+    runtimes = [one for one in (*documents, *read_documents(runtime)) if _is_runtime(one)]
+    found = [
+        _with_image(_convert(one, runtimes), image)
+        for one in documents
+        if _format(one) in (pytorchjob.KIND, trainjob.KIND)
+    ]
+    if not found:
+        kinds = ", ".join(dict.fromkeys(str(one["kind"]) for one in documents)) or "nothing"
+        raise SpecError(
+            f"expected a PyTorchJob ({pytorchjob.API_VERSION}), a TrainJob "
+            f"({trainjob.API_VERSION}) or a script for sbatch, got {kinds}; {_advice(documents)}"
+        )
+    others = [one for one in documents if not _format(one) and not _is_runtime(one)]
+    return [_with_others(found[0], others), *found[1:]]
+
+
+def _format(document: Dict) -> str:
+    """Return the kind of a document that can be converted, or an empty string."""
+    kind = (document.get("apiVersion"), document.get("kind"))
+    known = (
+        (pytorchjob.API_VERSION, pytorchjob.KIND),
+        (trainjob.API_VERSION, trainjob.KIND),
+    )
+    return str(kind[1]) if kind in known else ""
+
+
+def _is_runtime(document: Dict) -> bool:
+    is_of_trainer = document.get("apiVersion") == trainjob.API_VERSION
+    return is_of_trainer and document.get("kind") in trainjob.RUNTIMES
+
+
+def _convert(document: Dict, runtimes: Sequence[Dict]) -> Conversion:
+    try:
+        if _format(document) == pytorchjob.KIND:
+            return pytorchjob.convert(document)
+        return trainjob.convert(document, runtimes)
+    except SpecError as error:
+        raise SpecError(f"{name_of(document)}: {error}") from error
+
+
+def _with_image(conversion: Conversion, image: str) -> Conversion:
+    if not image:
+        return conversion
+    document = conversion.document
+    return replace(conversion, document={**document, "spec": {**document["spec"], "image": image}})
+
+
+def _with_others(conversion: Conversion, others: Sequence[Any]) -> Conversion:
+    """Add a remark for each document that is no training."""
+    remarks = [
+        Remark(name_of(one), "it is no training and stays as it is", "apply it from its own file")
+        for one in others
+    ]
+    return replace(conversion, remarks=(*conversion.remarks, *remarks))
+
+
+def _advice(documents: Sequence[Dict]) -> str:
+    if any(one.get("kind") == names.KIND for one in documents):
+        return "a DDPJob needs no conversion"
+    return BY_HAND

@@ -1,0 +1,447 @@
+"""The words that start the processes, as spec.args and spec.torchrun.
+
+The words of other manifests begin with torchrun, with python or with a shell. Each program that
+can stand there is a row of PROGRAMS.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddpjob.convert.draft import Draft, require_integer
+from ddpjob.convert.shell import VARIABLE, expand
+from ddpjob.core.api import launcher, names
+from ddpjob.core.api.readers import SpecError, children, quoted
+from ddpjob.core.api.torchrun_flags import RENDEZVOUS, Flag, candidates, why_not
+from ddpjob.core.api.variables import OF_EVERY_POD, OF_PROCESSES, OF_THE_API_SERVER
+
+REMOVE = "; remove it"
+
+# Options of python with a value of their own.
+PYTHON_WITH_VALUE = ("-X", "-W")
+
+# What only a shell expands in an argument, beside plain variables.
+ONLY_FOR_A_SHELL = re.compile(r"`|\$\{\w+[^}\w]|\$\(+[^()]*[^\w.()-]|\$[0-9@*#]")
+
+SHELLS = "bash|sh|zsh|dash|ash"
+WRAPPERS = "uv|uvx|poetry|pipenv|conda|mamba|numactl|nsys"
+LAUNCH = re.compile(
+    rf"(.*/)?(torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|horovodrun|{launcher.PYTHON})"
+)
+SCRIPT = re.compile(r".*\.py")
+
+# Options of `accelerate launch` and of deepspeed that take no value.
+ACCELERATE_SWITCHES = (
+    *("--multi_gpu", "--cpu", "--tpu", "--use_deepspeed", "--use_fsdp", "--debug", "-q", "--quiet"),
+    *("--use_megatron_lm", "--same_network", "--mps", "--use_xpu", "--ipex", "-m", "--module"),
+    *("--no_python", "--use_cpu", "--fp8", "--no_local_rank", "--no_ssh", "--autotuning"),
+)
+
+
+@dataclass
+class Launch:
+    """A command of another manifest while it is read.
+
+    - `path`: where it stands. `values`: known values of variables of the shell.
+    - `programs`: further rows of PROGRAMS.
+    - `is_single`: python started one process per pod, without torchrun.
+    - `nodes`: the number of nodes in torchrun's own flag; empty if it is not known.
+    """
+
+    draft: Draft
+    path: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    programs: "Sequence[tuple[str, Reader]]" = ()
+    is_single: bool = False
+    nodes: str = ""
+
+    def resolve(self, text: str) -> str:
+        """Return a text in which the variables have the values that the job gives them."""
+        known = {**literals(self.draft), **self.values}
+        written = launcher.REFERENCE.sub(lambda found: f"${{{found[1]}}}", text)
+        return expand(written, known)
+
+
+Reader = Callable[[Launch, list[str]], None]
+
+
+def read_command(launch: Launch, words: Sequence[str]) -> None:
+    """Read a command that starts the training. Raises SpecError for one that cannot be read."""
+    rest = list(words)
+    if not rest:
+        raise SpecError(f"{launch.path}: has no command; write the one that starts the training")
+    program = rest[0].rpartition("/")[2]
+    for pattern, reader in (*launch.programs, *PROGRAMS):
+        if re.fullmatch(pattern, program):
+            reader(launch, rest)
+            return
+    raise SpecError(
+        f"{launch.path}: cannot read a command that begins with {quoted(rest[0])}; write torchrun "
+        "or python and the script there"
+    )
+
+
+def literals(draft: Draft) -> dict[str, str]:
+    """Return the values of the variables of the pods that have one in the manifest."""
+    env = children(draft.spec, "env")
+    return {str(one["name"]): str(one["value"]) for one in env if "value" in one and "name" in one}
+
+
+def _set_program(launch: Launch, words: Sequence[str], default: str) -> None:
+    """Keep a path of torchrun or of python that is not looked up in $PATH."""
+    if "/" not in words[0]:
+        return
+    command = [words[0]]
+    if default == "python":
+        command += launcher.TORCHRUN_MODULE
+    launch.draft.set("torchrun.command", command, launch.path)
+
+
+def _set_args(launch: Launch, words: Sequence[str], what: str) -> None:
+    if not words or words == ["-m"]:
+        raise SpecError(f"{launch.path}: {what} has no script; write the script after its flags")
+    launch.draft.set("args", list(words), launch.path)
+
+
+# torchrun
+
+
+def _torchrun(launch: Launch, words: list[str]) -> None:
+    _set_program(launch, words, "torchrun")
+    _after_torchrun(launch, words[1:])
+
+
+def _after_torchrun(launch: Launch, words: list[str]) -> None:
+    """Read the flags of torchrun, the script and its arguments."""
+    rest = list(words)
+    is_module = False
+    dropped: list[str] = []
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        found = candidates(word)
+        if len(found) != 1:
+            _drop_unknown_flag(launch, word, rest)
+            continue
+        (flag,) = found
+        value = _take_value(flag, word, rest)
+        if flag.name == "--module":
+            is_module = True
+        elif flag.instead == RENDEZVOUS:
+            dropped.append(" ".join([flag.name, value]).strip())
+        else:
+            FLAG_READERS.get(flag.name, _other_flag)(launch, flag, value)
+    if dropped:
+        what = f"{launch.path}: flags of torchrun"
+        launch.draft.drop(what, dropped, RENDEZVOUS.removesuffix(REMOVE))
+    _set_args(launch, ["-m", *rest] if is_module else rest, "torchrun")
+
+
+def _take_value(flag: Flag, word: str, rest: list[str]) -> str:
+    """Return the value of a flag: `--flag=value`, `-r3`, or the next word."""
+    if not flag.takes_value:
+        return ""
+    if "=" in word:
+        return word.partition("=")[2]
+    if not word.startswith("--") and len(word) > 2:
+        return word[2:]
+    return rest.pop(0) if rest else ""
+
+
+def _drop_unknown_flag(launch: Launch, word: str, rest: list[str]) -> None:
+    if word.replace("_", "-") == "--use-env":
+        # torch.distributed.launch has this flag. torchrun always behaves so.
+        return
+    value = ""
+    if "=" not in word and rest and not rest[0].startswith("-") and not SCRIPT.fullmatch(rest[0]):
+        value = rest.pop(0)
+    launch.draft.drop(f"{launch.path}: {word}", value or True, why_not(word))
+
+
+def _nnodes(launch: Launch, flag: Flag, value: str) -> None:
+    text = launch.resolve(value)
+    if text.isdecimal():
+        launch.nodes = text
+    elif ":" in text:
+        why = "a DDPJob has a number of nodes that is changed by hand"
+        instead = "change spec.nodes while the job runs: a new attempt of that size"
+        launch.draft.drop(f"{launch.path}: {flag.name}", value, why, instead)
+
+
+def _nproc(launch: Launch, flag: Flag, value: str) -> None:
+    set_processes(launch.draft, launch.resolve(value), f"{launch.path}: {flag.name}")
+
+
+def set_processes(draft: Draft, value: object, path: str) -> None:
+    """Set the processes per node: a number, or auto, gpu and cpu as torchrun has them."""
+    text = str(value)
+    if text.isdecimal():
+        draft.set("nprocPerNode", int(text), path)
+    elif text in ("auto", "gpu"):
+        draft.set("nprocPerNode", "auto", path)
+    else:
+        draft.drop(
+            path,
+            value,
+            "it is no number"
+            if text != "cpu"
+            else "a DDPJob has no word for a process on each CPU core",
+            "set spec.nprocPerNode to the number of processes per node",
+        )
+
+
+def set_restarts(draft: Draft, value: object, path: str) -> None:
+    """Set the budget of restarts."""
+    draft.set("failurePolicy.maxRestarts", require_integer(value, path), path)
+
+
+def _max_restarts(launch: Launch, flag: Flag, value: str) -> None:
+    set_restarts(launch.draft, launch.resolve(value), f"{launch.path}: {flag.name}")
+
+
+def _rdzv_conf(launch: Launch, flag: Flag, value: str) -> None:
+    for pair in value.split(","):
+        key, _, setting = pair.strip().partition("=")
+        set_rendezvous(launch.draft, key, setting, f"{launch.path}: {flag.name}")
+
+
+def set_rendezvous(draft: Draft, key: str, value: str, path: str) -> None:
+    """Set a field of torchrun.rdzvConf."""
+    if key == "is_host":
+        draft.drop(f"{path} {key}", value, "the operator chooses the host of the rendezvous")
+        return
+    draft.set(f"torchrun.rdzvConf.{key}", int(value) if value.isdecimal() else value, path)
+
+
+def _other_flag(launch: Launch, flag: Flag, value: str) -> None:
+    if flag.instead:
+        why, _, instead = flag.instead.partition(REMOVE)
+        what = f"{launch.path}: {flag.name}"
+        launch.draft.drop(what, value or True, why, instead.removeprefix(", and "))
+        return
+    args = launch.draft.spec.setdefault("torchrun", {}).setdefault("args", [])
+    args += [flag.name, launch.resolve(value)] if flag.takes_value else [flag.name]
+
+
+FLAG_READERS: Mapping[str, Callable[[Launch, Flag, str], None]] = {
+    "--nnodes": _nnodes,
+    "--nproc-per-node": _nproc,
+    "--max-restarts": _max_restarts,
+    "--rdzv-conf": _rdzv_conf,
+}
+
+
+# python
+
+
+def _python(launch: Launch, words: list[str]) -> None:
+    rest = words[1:]
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        _python_option(launch, rest)
+    module = rest[1] if rest[:1] == ["-m"] and len(rest) > 1 else ""
+    if module in launcher.LAUNCHER_MODULES:
+        _set_program(launch, words, "python")
+        _after_torchrun(launch, rest[2:])
+        if module == "torch.distributed.launch":
+            launch.draft.note(
+                launch.path,
+                "torch.distributed.launch gave each process the argument --local-rank; torchrun "
+                "sets the variable LOCAL_RANK",
+                "read os.environ['LOCAL_RANK'] in the script",
+            )
+        return
+    if module == "accelerate.commands.launch":
+        _launcher(launch, rest[1:])
+        return
+    launch.is_single = True
+    _set_program(launch, words, "python")
+    _set_args(launch, rest, "python")
+
+
+def _python_option(launch: Launch, rest: list[str]) -> None:
+    word = rest.pop(0)
+    if word == "-c":
+        raise SpecError(
+            f"{launch.path}: torchrun starts a script or a module, and no text of python -c; write "
+            "the text into a script"
+        )
+    if word == "-u":
+        launch.draft.add_variable("PYTHONUNBUFFERED", "1", launch.path)
+        return
+    value = f" {rest.pop(0)}" if word in PYTHON_WITH_VALUE and rest else ""
+    launch.draft.drop(
+        f"{launch.path}: an option of python",
+        f"{word}{value}",
+        "torchrun starts Python itself",
+        "a variable of Python in env, such as PYTHONWARNINGS",
+    )
+
+
+def _script(launch: Launch, words: list[str]) -> None:
+    launch.is_single = True
+    _set_args(launch, words, "the command")
+
+
+# Other programs
+
+
+def _launcher(launch: Launch, words: list[str]) -> None:
+    """Read `accelerate launch` or deepspeed: torchrun starts the script in its place."""
+    program = words[0].rpartition("/")[2].partition(".")[0]
+    rest = words[2:] if words[1:2] == ["launch"] else words[1:]
+    is_module = False
+    dropped: list[str] = []
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if not equals and name not in ACCELERATE_SWITCHES and rest:
+            value = rest.pop(0)
+        if name in ("-m", "--module"):
+            is_module = True
+        elif name == "--mixed_precision":
+            launch.draft.add_variable("ACCELERATE_MIXED_PRECISION", value, launch.path)
+        elif name in ("--num_gpus", "--nproc_per_node"):
+            set_processes(launch.draft, launch.resolve(value), f"{launch.path}: {name}")
+        else:
+            dropped.append(f"{name} {value}".strip())
+    if dropped:
+        launch.draft.drop(
+            f"{launch.path}: flags of {program}",
+            dropped,
+            "torchrun starts the processes of a DDPJob, and the operator sets their number and how "
+            "they meet",
+            "give what concerns the training, such as DeepSpeed or FSDP, to the script",
+        )
+    launch.draft.note(launch.path, f"torchrun starts the script in place of {program}")
+    _set_args(launch, ["-m", *rest] if is_module else rest, program)
+
+
+def _env(launch: Launch, words: list[str]) -> None:
+    rest = words[1:]
+    while rest and "=" in rest[0] and not rest[0].startswith("-"):
+        name, _, value = rest.pop(0).partition("=")
+        launch.draft.add_variable(name, value, launch.path)
+    read_command(launch, rest)
+
+
+def _transparent(launch: Launch, words: list[str]) -> None:
+    read_command(launch, words[1:])
+
+
+def _wrapper(launch: Launch, words: list[str]) -> None:
+    """Read a program such as `uv run` before torchrun or python. It starts torchrun then."""
+    starts = [word for word in words[1:] if LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word)]
+    if not starts:
+        raise SpecError(
+            f"{launch.path}: {quoted(words[0])} starts neither torchrun nor python; write the "
+            "command that starts the training"
+        )
+    index = words.index(starts[0], 1)
+    launch.draft.set("torchrun.command", [*words[:index], "torchrun"], launch.path)
+    # A path of a program would become torchrun.command, and that of a script must stay.
+    is_script = SCRIPT.fullmatch(starts[0]) is not None
+    program = starts[0] if is_script else starts[0].rpartition("/")[2]
+    read_command(launch, [program, *words[index + 1 :]])
+
+
+def _refused(launch: Launch, words: list[str]) -> None:
+    raise SpecError(
+        f"{launch.path}: {words[0]} starts processes by MPI, and a DDPJob by torchrun; write the "
+        "command that a process runs, such as python train.py"
+    )
+
+
+def _shell_script(launch: Launch, words: list[str]) -> None:
+    raise SpecError(
+        f"{launch.path}: {quoted(' '.join(words))} runs a shell script, whose lines are not here; "
+        "write its line with torchrun or python in its place"
+    )
+
+
+PROGRAMS: Sequence[tuple[str, Reader]] = (
+    ("torchrun", _torchrun),
+    (launcher.PYTHON, _python),
+    ("accelerate|deepspeed", _launcher),
+    ("env", _env),
+    ("exec|time|nohup", _transparent),
+    (WRAPPERS, _wrapper),
+    ("mpirun|mpiexec|horovodrun", _refused),
+    (rf".*\.sh|{SHELLS}", _shell_script),
+    (SCRIPT.pattern, _script),
+)
+
+
+# What follows from the whole command
+
+
+def refer_to_variables(draft: Draft, path: str) -> None:
+    """Write variables in the arguments as Kubernetes expands them. Note those it does not know."""
+    env = {str(one.get("name")) for one in children(draft.spec, "env")}
+    known = {*env, *OF_EVERY_POD}
+    has_others = bool(draft.get("envFrom"))
+    args = [
+        VARIABLE.sub(
+            lambda found: f"$({found[1] or found[2]})" if _name(found) in known else found[0], word
+        )
+        for word in draft.spec.get("args", ())
+    ]
+    if args:
+        draft.spec["args"] = args
+    for word in args:
+        found = [_name(one) for one in VARIABLE.finditer(word)]
+        for name in [*found, *launcher.references([word])]:
+            is_known = name in known or name.startswith(OF_THE_API_SERVER)
+            if not is_known:
+                _note_variable(draft, name, path, has_others)
+        if ONLY_FOR_A_SHELL.search(word):
+            draft.note(f"{path}: {word} in args", "no shell reads it", "write its value")
+
+
+def _name(found: re.Match[str]) -> str:
+    return found[1] or found[2] or ""
+
+
+def _note_variable(draft: Draft, name: str, path: str, has_others: bool) -> None:
+    of_process = name in OF_PROCESSES or name.startswith(names.RESERVED_PREFIX)
+    if of_process:
+        instead = f"read os.environ[{name!r}] in the script; torchrun sets it for each process"
+    elif has_others:
+        instead = f"write $({name}) if a source of envFrom has it"
+    else:
+        instead = f"set {name} in spec.env and write $({name})"
+    draft.note(f"{path}: the variable {name} in args", "nothing expands it", instead)
+
+
+def settle_nodes(launch: Launch, nodes: int) -> None:
+    """Remark that torchrun's own flag has another number of nodes than the manifest."""
+    if launch.nodes and int(launch.nodes) != nodes:
+        launch.draft.drop(
+            f"{launch.path}: --nnodes",
+            int(launch.nodes),
+            f"the manifest has {nodes} nodes",
+            "nodes",
+        )
+
+
+def settle_processes(launch: Launch, devices: int) -> None:
+    """Choose the processes per node where the manifest has none. `devices` are those of a pod."""
+    draft = launch.draft
+    nproc = draft.get("nprocPerNode")
+    accelerator = draft.get("accelerator")
+    if nproc is None and launch.is_single and devices > 1 and accelerator in (None, "gpu"):
+        draft.set("nprocPerNode", 1, launch.path)
+        draft.note(
+            launch.path,
+            f"python started one process in each pod, which has {devices} devices; nprocPerNode is "
+            "1 for that reason",
+            "remove nprocPerNode for one process per device, if the script uses LOCAL_RANK",
+        )
+    elif nproc in (None, "auto") and not launch.is_single and not accelerator:
+        if devices:
+            draft.spec["nprocPerNode"] = devices
+            return
+        draft.note(
+            launch.path,
+            "without GPUs, auto was one process for each CPU core for torchrun; it is one for a "
+            "DDPJob",
+            "set spec.nprocPerNode",
+        )

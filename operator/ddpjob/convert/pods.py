@@ -1,0 +1,336 @@
+"""A pod template as fields of a DDPJob: what the spec has a field for, and the podTemplate.
+
+The fields of a pod are those of the declared shapes. Those with another fate have a row here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddpjob.convert.draft import Draft, names_of, reason_against_variable
+from ddpjob.convert.table import Row, Table, drop, drop_unknown, read_fields, used
+from ddpjob.core.api import names, profiles, shapes
+from ddpjob.core.api.kueue import LABEL_PRIORITY, LABEL_QUEUE
+from ddpjob.core.api.readers import (
+    Dict,
+    SpecError,
+    child,
+    children,
+    normal_path,
+    quoted,
+    require_object,
+    require_objects,
+)
+
+SHARED = "the pods of a DDPJob have /dev/shm in memory, up to their memory limit"
+
+# Ports of the other operators' rendezvous.
+RENDEZVOUS_PORTS = ("pytorchjob-port", 23456, 29400, 29500)
+
+# What the trainer's container has of its own in a DDPJob, with the reason.
+OWNED = "the operator sets it"
+
+# Labels of pods that other operators set. Selectors of them would find no pod of a DDPJob.
+FOREIGN_LABELS = ("training.kubeflow.org/", "jobset.sigs.k8s.io/", "trainer.kubeflow.org/")
+
+
+def read_template(draft: Draft, template: Any, path: str, container: str) -> None:
+    """Read a pod template, whose container of the given name trains. Its command is left alone."""
+    fields = require_object(template, path)
+    table: Table = {
+        "metadata": lambda draft, value, path: read_fields(POD_METADATA, draft, value, path),
+        "spec": lambda draft, value, path: _read_pod(draft, value, path, container),
+    }
+    read_fields(table, draft, fields, path)
+    _drop_shared_memory(draft, path)
+
+
+def find_trainer(pod: Any, path: str, container: str) -> tuple[Dict, str]:
+    """Return the container that trains, and its path. Raises SpecError.
+
+    It is that of the given name, or the only one.
+    """
+    containers = require_objects(require_object(pod, path).get("containers"), f"{path}.containers")
+    for index, one in enumerate(containers):
+        if one.get("name") == container or len(containers) == 1:
+            return one, f"{path}.containers[{index}]"
+    raise SpecError(
+        f"{path}.containers: has no container {container}, which trains; "
+        f"found {quoted(names_of(containers))}; name it {container}"
+    )
+
+
+def _read_pod(draft: Draft, pod: Any, path: str, container: str) -> None:
+    trainer, where = find_trainer(pod, path, container)
+    read_fields(_pod_table(), draft, pod, path)
+    read_fields(_trainer_table(), draft, trainer, where)
+    sidecars = []
+    for index, one in enumerate(children(pod, "containers")):
+        if one is trainer:
+            continue
+        at = f"{path}.containers[{index}]"
+        if one.get("name") == names.TRAINER:
+            raise SpecError(
+                f"{at}.name: {names.TRAINER} is the container that trains in a DDPJob; give the "
+                "sidecar another name"
+            )
+        sidecars.append(_pruned(draft, one, _container_shape(), at))
+    if sidecars:
+        draft.pod["containers"] = sidecars
+
+
+# Rows of a pod
+
+
+def _pod_shape() -> Dict:
+    shape: Dict = shapes.shapes()["podTemplate"]["properties"]["spec"]
+    return shape
+
+
+def _container_shape() -> Dict:
+    shape: Dict = _pod_shape()["properties"]["containers"]["items"]
+    return shape
+
+
+def _to_spec(key: str) -> Row:
+    """Return the row of a field that the spec has with the same name and shape."""
+
+    def row(draft: Draft, value: Any, path: str) -> None:
+        draft.set(key, _pruned(draft, value, shapes.shapes()[key], path), path)
+
+    return row
+
+
+def _to_pod(key: str) -> Row:
+    def row(draft: Draft, value: Any, path: str) -> None:
+        draft.pod[key] = _pruned(draft, value, _pod_shape()["properties"][key], path)
+
+    return row
+
+
+def _to_trainer(key: str) -> Row:
+    def row(draft: Draft, value: Any, path: str) -> None:
+        draft.trainer[key] = _pruned(draft, value, _container_shape()["properties"][key], path)
+
+    return row
+
+
+def _scheduler(draft: Draft, value: Any, path: str) -> None:
+    if value == "volcano":
+        draft.set("scheduling.gang", "Volcano", path)
+    elif value == "scheduler-plugins-scheduler":
+        draft.set("scheduling.gang", "Coscheduling", path)
+        draft.pod["schedulerName"] = value
+    elif value != "default-scheduler":
+        draft.pod["schedulerName"] = value
+
+
+def _account(draft: Draft, value: Any, path: str) -> None:
+    # The API server writes the deprecated name beside the other one.
+    if draft.get("serviceAccountName") is None:
+        draft.set("serviceAccountName", value, path)
+
+
+def _env(draft: Draft, value: Any, path: str) -> None:
+    """Keep the variables that torchrun does not set for each process."""
+    kept = []
+    for index, item in enumerate(require_objects(value, path)):
+        name = str(item.get("name", ""))
+        reason = reason_against_variable(name)
+        if reason:
+            draft.drop(f"{path}[{index}]", dict(item), reason)
+        else:
+            kept.append(item)
+    if kept:
+        draft.set("env", _pruned(draft, kept, shapes.shapes()["env"], path), path)
+
+
+def _ports(draft: Draft, value: Any, path: str) -> None:
+    """Keep ports that are not those of the other operator's rendezvous."""
+    kept = []
+    for index, port in enumerate(require_objects(value, path)):
+        if {port.get("name"), port.get("containerPort")}.isdisjoint(RENDEZVOUS_PORTS):
+            kept.append(port)
+        else:
+            why = "it is that of the rendezvous, which has other ports in a DDPJob"
+            draft.drop(f"{path}[{index}]", dict(port), why)
+    if kept:
+        draft.trainer["ports"] = kept
+
+
+def _pod_labels(kind: str) -> Row:
+    def row(draft: Draft, value: Any, path: str) -> None:
+        kept = dict(require_object(value, path))
+        for label in (LABEL_QUEUE, LABEL_PRIORITY):
+            if label in kept:
+                _move_to_job(draft, label, kept.pop(label), path)
+        if kept:
+            draft.pod_metadata[kind] = {**draft.pod_metadata.get(kind, {}), **kept}
+
+    return row
+
+
+def _move_to_job(draft: Draft, label: str, value: Any, path: str) -> None:
+    """Give the job the label of a queue, which its pods must not have."""
+    labels = draft.metadata.setdefault("labels", {})
+    if labels.setdefault(label, value) != value:
+        why = f"a queue belongs to the job, whose label is {quoted(labels[label])}"
+        draft.drop(f"{path}[{label}]", value, why)
+
+
+OF_A_POD = "each pod gets its own"
+
+POD_METADATA: Table = {
+    "labels": _pod_labels("labels"),
+    "annotations": _pod_labels("annotations"),
+    "name": drop(OF_A_POD),
+    "generateName": drop(OF_A_POD),
+    "namespace": drop("pods are in the namespace of the job"),
+    "creationTimestamp": drop("the API server sets it"),
+    "finalizers": drop("the operator deletes the pods itself"),
+}
+
+# Fields of a pod that do not simply become the field of the same name.
+POD_EXCEPTIONS: Table = {
+    "containers": used,
+    "schedulerName": _scheduler,
+    "serviceAccount": _account,
+    "restartPolicy": drop(
+        "the gang restarts together",
+        "failurePolicy.maxRestarts",
+        unless=("Never", "OnFailure", "Always"),
+    ),
+    "hostname": drop("the host name of a pod has the index of its node"),
+    "subdomain": drop("it is the job's Service"),
+    "setHostnameAsFQDN": drop(OWNED),
+    "activeDeadlineSeconds": drop("the operator decides when a job ends", "activeDeadlineSeconds"),
+    "priority": drop("the API server derives it", "priorityClassName"),
+    "preemptionPolicy": drop("the API server derives it", "priorityClassName"),
+    "overhead": drop("the API server derives it", "runtimeClassName in podTemplate.spec"),
+    "ephemeralContainers": drop("only a pod that runs can have them"),
+    "readinessGates": drop("a pod of a DDPJob is ready when its workers have met"),
+    "os": drop("DDPJobs run on Linux", unless=({"name": "linux"},)),
+}
+
+TERMINAL = "a pod of a DDPJob has no terminal"
+
+TRAINER_EXCEPTIONS: Table = {
+    "name": used,
+    "command": used,
+    "args": used,
+    "env": _env,
+    "ports": _ports,
+    "readinessProbe": drop("the operator sets it: a pod is ready when its workers have met"),
+    "terminationMessagePath": drop(OWNED, unless=("/dev/termination-log",)),
+    "terminationMessagePolicy": drop(OWNED, unless=("File", "FallbackToLogsOnError")),
+    "restartPolicy": drop("the gang restarts together", "failurePolicy.maxRestarts"),
+    "resizePolicy": drop("the pods of a DDPJob keep their size", unless=([],)),
+    "stdin": drop(TERMINAL, unless=(False,)),
+    "stdinOnce": drop(TERMINAL, unless=(False,)),
+    "tty": drop(TERMINAL, unless=(False,)),
+}
+
+
+def _pod_table() -> Table:
+    of_pod = {key: _to_pod(key) for key in _pod_shape()["properties"]}
+    in_spec = {key: _to_spec(key) for key in of_pod if key in shapes.shapes()}
+    # A pod's own resources are another thing than those of its container.
+    in_spec.pop("resources", None)
+    return {**of_pod, **in_spec, **POD_EXCEPTIONS}
+
+
+def _trainer_table() -> Table:
+    of_container = {key: _to_trainer(key) for key in _container_shape()["properties"]}
+    in_spec = {key: _to_spec(key) for key in of_container if key in shapes.shapes()}
+    image: Table = {"image": lambda draft, value, path: draft.set("image", value, path)}
+    return {**of_container, **in_spec, **image, **TRAINER_EXCEPTIONS}
+
+
+def _pruned(draft: Draft, value: Any, shape: Dict, path: str) -> Any:
+    """Return a value without the fields that its shape does not have, each with a remark."""
+    if isinstance(value, Mapping) and shape.get("type") == "object":
+        known = shape.get("properties", {})
+        kept = {}
+        for key, item in value.items():
+            inner = known.get(key, shape.get("additionalProperties"))
+            if inner is None and item is not None:
+                drop_unknown(draft, item, f"{path}.{key}", known)
+            elif inner is not None:
+                kept[key] = _pruned(draft, item, inner, f"{path}.{key}")
+        return kept
+    if isinstance(value, list) and "items" in shape:
+        items = enumerate(value)
+        return [_pruned(draft, one, shape["items"], f"{path}[{index}]") for index, one in items]
+    return value
+
+
+# Shared memory
+
+
+def _drop_shared_memory(draft: Draft, path: str) -> None:
+    """Drop the usual volume at /dev/shm, which the operator gives every pod."""
+    mounts = list(children(draft.spec, "volumeMounts"))
+    for mount in mounts:
+        if normal_path(str(mount.get("mountPath"))) != names.SHARED_MEMORY:
+            continue
+        name = mount.get("name")
+        found = [one for one in children(draft.spec, "volumes") if one.get("name") == name]
+        source = found[0] if found else {}
+        if child(source, "emptyDir").get("medium") != "Memory" and "hostPath" not in source:
+            continue
+        draft.spec["volumeMounts"] = [one for one in mounts if one is not mount]
+        draft.drop(f"{path}.spec: the mount at {names.SHARED_MEMORY}", dict(mount), SHARED)
+        if name not in _mounted(draft):
+            volumes = children(draft.spec, "volumes")
+            draft.spec["volumes"] = [one for one in volumes if one is not source]
+            draft.drop(f"{path}.spec: its volume", dict(source), SHARED)
+
+
+def _mounted(draft: Draft) -> set[Any]:
+    """Return the names of the volumes that are mounted."""
+    containers = (*children(draft.pod, "containers"), *children(draft.pod, "initContainers"))
+    users = (draft.spec, *containers)
+    return {mount.get("name") for one in users for mount in children(one, "volumeMounts")}
+
+
+# What follows from the whole pod
+
+
+def note_selectors(draft: Draft, path: str) -> None:
+    """Note selectors of labels that pods of a DDPJob do not have."""
+    for key in ("affinity", "topologySpreadConstraints"):
+        text = json.dumps(draft.spec.get(key))
+        for label in FOREIGN_LABELS:
+            if label in text:
+                ours = f"{names.LABEL_JOB}: NAME"
+                draft.note(
+                    f"{path}: {key}", f"pods of a DDPJob have no labels {label}…", f"write {ours}"
+                )
+
+
+def choose_accelerator(draft: Draft) -> int:
+    """Set the accelerator that has the devices of the resources. Return their number, or 0."""
+    for name, count in _devices(draft.spec.get("resources")):
+        found = profiles.profiles_with(name)
+        fitting = [one for one in found if profiles.catalog()[one].devices.get(name) == count]
+        if found:
+            draft.set("accelerator", (fitting or found)[0], f"the resource {name}")
+            return count
+        draft.note(
+            f"the resource {name}",
+            "no accelerator profile has this device; accelerator is the default, "
+            f"{profiles.DEFAULT}, with which the script chooses device and backend itself",
+        )
+        return count
+    return 0
+
+
+def _devices(resources: Any) -> Iterator[tuple[str, int]]:
+    """Yield the extended resources of a container that are devices, with their numbers."""
+    quantities = {**child(resources, "requests"), **child(resources, "limits")}
+    known = profiles.all_devices()
+    for name, quantity in sorted(quantities.items(), key=lambda item: item[0] not in known):
+        vendor = str(name).partition("/")[2]
+        is_device = name in known or vendor.startswith(("gpu", "mig-", "gaudi", "neuron"))
+        if vendor and is_device and str(quantity).isdecimal() and int(quantity):
+            yield str(name), int(quantity)

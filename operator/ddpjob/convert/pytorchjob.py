@@ -1,0 +1,250 @@
+"""A PyTorchJob of the Kubeflow Training Operator, kubeflow.org/v1, as a DDPJob."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ddpjob.convert.draft import Conversion, Draft, Remark, require_integer
+from ddpjob.convert.launch import set_processes, set_rendezvous, set_restarts, settle_nodes
+from ddpjob.convert.nodes import read_node
+from ddpjob.convert.table import (
+    Table,
+    document_table,
+    drop,
+    into,
+    keep,
+    keep_integer,
+    name_of,
+    read_fields,
+    used,
+)
+from ddpjob.core.api.merge import merge
+from ddpjob.core.api.readers import (
+    Dict,
+    SpecError,
+    child,
+    quoted,
+    require_object,
+    require_objects,
+)
+
+API_VERSION = "kubeflow.org/v1"
+KIND = "PyTorchJob"
+CONTROLLER = "kubeflow.org/training-operator"
+REPLICAS = "spec.pytorchReplicaSpecs"
+ROLES = ("Master", "Worker")
+
+# The container that trains has this name.
+CONTAINER = "pytorch"
+
+RENDEZVOUS = "the operator sets the rendezvous, which is c10d"
+BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
+
+# Fields in which a difference between Master and Worker is another program.
+PROGRAM = ("image", "args", "torchrun", "setup")
+
+
+def convert(document: Dict) -> Conversion:
+    """Return the DDPJob of a PyTorchJob. Raises SpecError."""
+    draft = Draft()
+    read_fields(document_table(into(SPEC)), draft, document, "")
+    replicas = require_object(child(document, "spec").get("pytorchReplicaSpecs"), REPLICAS)
+    _read_replicas(draft, replicas)
+    return Conversion(name_of(document), draft.document(), tuple(draft.remarks))
+
+
+# Rows
+
+
+def _clean_pods(draft: Draft, value: Any, path: str) -> None:
+    # An empty string is the default, as in no other field.
+    if value != "":
+        draft.set("cleanPodPolicy", value, path)
+
+
+def _queue(draft: Draft, value: Any, path: str) -> None:
+    draft.pod_metadata.setdefault("annotations", {})["scheduling.volcano.sh/queue-name"] = value
+    draft.note(
+        path,
+        "it is a queue of Volcano, which reads the annotation of the pods",
+        "set scheduling: {gang: Volcano} too, or the label kueue.x-k8s.io/queue-name for Kueue",
+    )
+
+
+def _rendezvous_settings(draft: Draft, value: Any, path: str) -> None:
+    for index, item in enumerate(require_objects(value, path)):
+        at = f"{path}[{index}]"
+        read_fields({"key": used, "value": used}, draft, item, at)
+        set_rendezvous(draft, str(item.get("key", "")), str(item.get("value", "")), at)
+
+
+def _elastic_size(draft: Draft, value: Any, path: str) -> None:
+    draft.drop(path, value, "a DDPJob has one number of nodes, from the replicas", BY_HAND)
+
+
+SCHEDULING: Table = {
+    "queue": _queue,
+    "priorityClass": keep("priorityClassName"),
+    "minAvailable": drop("a gang is always all nodes of the job", "scheduling.gang"),
+    "minResources": drop("a gang is always all nodes of the job", "scheduling.gang"),
+    "scheduleTimeoutSeconds": drop(
+        "a gang waits for room without a limit", "startupDeadlineSeconds"
+    ),
+}
+
+RUN_POLICY: Table = {
+    "cleanPodPolicy": _clean_pods,
+    "ttlSecondsAfterFinished": keep_integer("ttlSecondsAfterFinished"),
+    "activeDeadlineSeconds": keep_integer("activeDeadlineSeconds"),
+    "backoffLimit": set_restarts,
+    "suspend": keep("suspend"),
+    "schedulingPolicy": into(SCHEDULING),
+    "managedBy": drop("MultiKueue does not know DDPJobs", unless=(CONTROLLER,)),
+}
+
+ELASTIC_POLICY: Table = {
+    "minReplicas": _elastic_size,
+    "maxReplicas": _elastic_size,
+    "maxRestarts": set_restarts,
+    "nProcPerNode": set_processes,
+    "rdzvConf": _rendezvous_settings,
+    "rdzvBackend": drop(RENDEZVOUS, unless=("c10d",)),
+    "rdzvHost": drop(RENDEZVOUS),
+    "rdzvPort": drop(RENDEZVOUS),
+    "rdzvId": drop(RENDEZVOUS),
+    "standalone": drop(RENDEZVOUS, unless=(False,)),
+    "metrics": drop("the operator makes no HorizontalPodAutoscaler", BY_HAND),
+}
+
+SPEC: Table = {
+    "nprocPerNode": set_processes,
+    "runPolicy": into(RUN_POLICY),
+    "elasticPolicy": into(ELASTIC_POLICY),
+    "pytorchReplicaSpecs": used,
+}
+
+
+# Replicas
+
+
+def _read_replicas(draft: Draft, replicas: Dict) -> None:
+    """Read Master and Worker, whose pods become nodes of one gang. Raises SpecError."""
+    roles = {role: replicas[role] for role in ROLES if replicas.get(role) is not None}
+    if not roles:
+        raise SpecError(f"{REPLICAS}: has neither Master nor Worker, got {quoted(list(replicas))}")
+    others = {role: value for role, value in replicas.items() if role not in roles}
+    read_fields({}, draft, others, REPLICAS)
+    counts = {role: _number_of(roles[role], f"{REPLICAS}.{role}") for role in roles}
+    nodes = sum(counts.values())
+    if not nodes:
+        raise SpecError(f"{REPLICAS}: has no replicas; give Master or Worker at least one")
+    draft.set("nodes", nodes, REPLICAS)
+    _restart(draft, {roles[role].get("restartPolicy") for role in roles})
+    drafts = {role: _read_role(draft, roles[role], role) for role in roles if counts[role]}
+    for role in roles:
+        if role not in drafts:
+            draft.drop(f"{REPLICAS}.{role}", roles[role], "it has no replicas")
+    _merge(draft, drafts)
+
+
+def _number_of(role: Any, path: str) -> int:
+    replicas = require_object(role, path).get("replicas")
+    return 1 if replicas is None else require_integer(replicas, f"{path}.replicas")
+
+
+def _read_role(draft: Draft, fields: Dict, role: str) -> Draft:
+    """Return what the template of a role gives, without what concerns the whole job."""
+    path = f"{REPLICAS}.{role}"
+    own = Draft()
+    nproc = draft.get("nprocPerNode")
+    if nproc is not None:
+        own.set("nprocPerNode", nproc, draft.sources["nprocPerNode"])
+    read_fields({"replicas": used, "restartPolicy": used, "template": used}, own, fields, path)
+    launch = read_node(own, fields.get("template"), f"{path}.template", CONTAINER)
+    settle_nodes(launch, draft.get("nodes"))
+    return own
+
+
+def _restart(draft: Draft, policies: set[Any]) -> None:
+    """Derive the budget of restarts from the restart policies of the roles."""
+    path = f"{REPLICAS}.*.restartPolicy"
+    if policies == {"Never"}:
+        if draft.get("failurePolicy.maxRestarts"):
+            why = "restartPolicy is Never"
+            limit = draft.spec["failurePolicy"].pop("maxRestarts")
+            draft.drop(draft.sources["failurePolicy.maxRestarts"], limit, why)
+        draft.set("failurePolicy.maxRestarts", 0, path)
+    elif "ExitCode" in policies:
+        draft.drop(
+            path,
+            "ExitCode",
+            "codes from 1 to 127 ended the job, and larger ones did not",
+            "list the codes that end the job in failurePolicy.nonRetryableExitCodes",
+        )
+    for policy in sorted(map(str, policies - {None, "Never", "ExitCode", "OnFailure", "Always"})):
+        draft.drop(path, policy, "it is unknown")
+
+
+def _merge(draft: Draft, roles: Mapping[str, Draft]) -> None:
+    """Give the job what its roles have, and remark where they differ. Raises SpecError."""
+    first, chosen = next(iter(roles.items()))
+    for key, value in chosen.spec.items():
+        _take(draft, key, value, chosen)
+    draft.pod, draft.trainer = chosen.pod, chosen.trainer
+    draft.pod_metadata = merge(draft.pod_metadata, chosen.pod_metadata)
+    # A role has the labels of a queue that stood in its pods.
+    draft.metadata = merge(chosen.metadata, draft.metadata)
+    draft.remarks += chosen.remarks
+    known = {_without_role(remark, first) for remark in chosen.remarks}
+    for role, other in roles.items():
+        if role != first:
+            draft.remarks += [one for one in other.remarks if _without_role(one, role) not in known]
+            _compare(draft, chosen, other, (first, role))
+
+
+def _take(draft: Draft, key: str, value: Any, role: Draft) -> None:
+    """Give the job a field of a role. Objects are merged by their fields."""
+    if isinstance(value, Mapping) and key in ("torchrun", "scheduling", "failurePolicy"):
+        for inner, item in value.items():
+            if inner == "rdzvConf":
+                for name, setting in item.items():
+                    draft.set(f"torchrun.rdzvConf.{name}", setting, REPLICAS)
+            else:
+                draft.set(f"{key}.{inner}", item, role.sources.get(f"{key}.{inner}", REPLICAS))
+        return
+    draft.set(key, value, role.sources.get(key, REPLICAS))
+
+
+def _without_role(remark: Remark, role: str) -> tuple[str, ...]:
+    path = remark.path.replace(f"{REPLICAS}.{role}", "")
+    return (path, remark.why, remark.instead, remark.value)
+
+
+def _compare(draft: Draft, chosen: Draft, other: Draft, roles: tuple[str, str]) -> None:
+    """Remark where the templates of two roles differ. Raises SpecError for another program."""
+    first, second = roles
+    ours, theirs = chosen.document(), other.document()
+    for key in PROGRAM:
+        mine, others = ours["spec"].get(key), theirs["spec"].get(key)
+        if mine != others:
+            raise SpecError(
+                f"{REPLICAS}: {first} and {second} have different programs: {key} would be "
+                f"{quoted(mine)} and {quoted(others)}; a DDPJob runs the same one on all nodes, so "
+                "make them equal"
+            )
+    for path, mine, others in _differences(ours["spec"], theirs["spec"], "spec"):
+        draft.drop(
+            f"{REPLICAS}.{second}.template, which gives {path}",
+            others,
+            f"all nodes of a DDPJob are equal, and {first} has {quoted(mine)}",
+            f"write what all nodes need into {path}",
+        )
+
+
+def _differences(mine: Any, others: Any, path: str) -> list[tuple[str, Any, Any]]:
+    """Return the paths at which two values differ, with both values."""
+    if isinstance(mine, Mapping) and isinstance(others, Mapping):
+        found = []
+        for key in dict.fromkeys((*mine, *others)):
+            found += _differences(mine.get(key), others.get(key), f"{path}.{key}")
+        return found
+    return [] if mine == others else [(path, mine, others)]

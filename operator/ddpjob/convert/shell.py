@@ -1,0 +1,280 @@
+"""The statements of a shell script, as far as they can be read without running it.
+
+A statement is a simple command, or several in a pipeline. A loop, a condition, a function and a
+here-document are one statement, which is not read further.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+# What ends a statement, and what joins the commands of one. The longer ones come first.
+ENDS = ("&&", ";", "&", "\n")
+JOINS = ("||", "|&", "|")
+
+OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
+CLOSERS = {"fi", "done", "esac", "}"}
+PREFIXES = {"then", "do", "else", "!"}
+
+FUNCTION = re.compile(r"\w+\s*\(\)\s*\{?|function\s+\w+.*")
+HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
+REDIRECTION = re.compile(r"(\d*|&)(>>?|<|>&|<<<|>\|)(&?\d+|&?-|)")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+# $NAME, ${NAME} and ${NAME:-default}.
+VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}]*))?\})")
+
+# Stands for a command substitution while words are split. It is for private use in Unicode.
+MARK = "\ue000"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement: the simple commands of its pipeline, its text, its line and what ends it.
+
+    `span` is where it stands in the script. `is_readable` is False for a loop, a condition, a
+    function and a here-document.
+    """
+
+    commands: tuple[str, ...]
+    text: str
+    line: int
+    span: tuple[int, int]
+    end: str = "\n"
+    is_readable: bool = True
+
+    @property
+    def words(self) -> list[str]:
+        """Return the words of the first command. It has none if its quotes are not closed."""
+        return split_words(self.commands[0])
+
+    @property
+    def writes_a_file(self) -> bool:
+        """Return True if the output goes to a file."""
+        _, redirections = without_redirections(self.words)
+        targets = [one.lstrip("0123456789&> ") for one in redirections if ">" in one]
+        return any(target not in ("", "/dev/null", "1", "2") for target in targets)
+
+
+def has_substitution(text: str) -> bool:
+    """Return True for a text with the output of a command in it: `$(…)` or backticks."""
+    return "$(" in text or "`" in text
+
+
+def read_shell(text: str) -> list[Statement]:
+    """Return the statements of a script. Comments and empty lines are left out."""
+    scanner = _Scanner(text)
+    # The scanner blanks the comments, so its text is complete at the end.
+    return list(_without_blocks(list(scanner.statements()), scanner.text))
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a command, without quotes. A command substitution is one word."""
+    spans: list[str] = []
+    marked = ""
+    index = 0
+    while index < len(text):
+        end = _substitution_end(text, index)
+        if end > index:
+            spans.append(text[index:end])
+            marked += MARK
+            index = end
+        else:
+            marked += text[index]
+            index += 1
+    try:
+        words = shlex.split(marked)
+    except ValueError:
+        return []
+    rest = iter(spans)
+    return [re.sub(MARK, lambda _: next(rest, ""), word) for word in words]
+
+
+def without_redirections(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return words without redirections such as `> log` and `2>&1`, and the redirections."""
+    kept: list[str] = []
+    redirections: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        found = REDIRECTION.match(word)
+        if not found:
+            kept.append(word)
+            continue
+        target = "" if found[3] or found.end() < len(word) else next(rest, "")
+        redirections.append(f"{word} {target}".strip())
+    return kept, redirections
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """Return a text in which variables with a known value, or with a default, are replaced."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        return values.get(name, found[0] if found[3] is None else found[3])
+
+    for _ in range(5):
+        expanded = VARIABLE.sub(value, text)
+        if expanded == text:
+            break
+        text = expanded
+    return text
+
+
+def _without_blocks(statements: Sequence[Statement], text: str) -> Iterator[Statement]:
+    """Yield statements, with those of a loop, a condition or a function as one."""
+    block: list[Statement] = []
+    depth = 0
+    for one in statements:
+        opens, closes = _depth(one.text)
+        if not block and not opens:
+            yield one
+            continue
+        block.append(one)
+        depth += opens - closes
+        if depth <= 0:
+            yield _block(block, text)
+            block, depth = [], 0
+    if block:
+        yield _block(block, text)
+
+
+def _depth(text: str) -> tuple[int, int]:
+    """Return how many blocks a statement opens, and how many it closes."""
+    words = text.split()
+    while words and words[0] in PREFIXES:
+        words = words[1:]
+    if not words:
+        return 0, 0
+    is_function = FUNCTION.fullmatch(text.strip()) is not None
+    opens = int(words[0] in OPENERS or is_function)
+    # A whole function can stand in one line.
+    closes = int(words[0] in CLOSERS or (is_function and text.strip().endswith("}")))
+    return opens, closes
+
+
+def _block(statements: Sequence[Statement], text: str) -> Statement:
+    span = (statements[0].span[0], statements[-1].span[1])
+    inside = text[slice(*span)].strip()
+    return Statement((inside,), inside, statements[0].line, span, is_readable=False)
+
+
+def _substitution_end(text: str, start: int) -> int:
+    """Return the end of a command substitution that begins at `start`, or `start`."""
+    if text.startswith("`", start):
+        end = text.find("`", start + 1)
+        return end + 1 if end > 0 else start
+    if not text.startswith("$(", start):
+        return start
+    depth = 0
+    for index in range(start + 1, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[index], 0)
+        if depth == 0:
+            return index + 1
+    return start
+
+
+class _Scanner:
+    """Splits a script at its operators, outside of quotes and command substitutions."""
+
+    def __init__(self, text: str) -> None:
+        # A continued line is one line. The numbers of the lines stay right.
+        self.text = text.replace("\\\r\n", "\\\n").replace("\r\n", "\n")
+        self.index = 0
+
+    def statements(self) -> Iterator[Statement]:
+        """Yield the statements in order, each with the number of its line."""
+        commands: list[str] = []
+        start = self.index
+        while self.index < len(self.text):
+            piece_start = self.index
+            operator = self._to_operator()
+            end = self.index - len(operator)
+            commands.append(_unfolded(self.text[piece_start:end]))
+            if operator in JOINS:
+                continue
+            if any(commands):
+                yield self._statement(commands, start, end, operator)
+            commands, start = [], self.index
+
+    def _statement(self, commands: list[str], start: int, end: int, operator: str) -> Statement:
+        raw = self.text[start:end]
+        begin = start + len(raw) - len(raw.lstrip())
+        line = self.text.count("\n", 0, begin) + 1
+        text = _unfolded(raw)
+        document = HERE_DOCUMENT.search(text)
+        if document and operator == "\n":
+            text += f"\n{self._here_document(document[2])}"
+            end = self.index
+        is_readable = not document and not text.startswith("(") and bool(split_words(text))
+        span = (start, end)
+        return Statement(tuple(commands), text, line, span, operator or "\n", is_readable)
+
+    def _here_document(self, delimiter: str) -> str:
+        """Read to the end of a here-document, and return it."""
+        start = self.index
+        for found in re.finditer(r".*\n?", self.text[start:]):
+            if found[0].strip() == delimiter or found.end() == len(self.text) - start:
+                self.index = start + found.end()
+                break
+        return self.text[start : self.index].rstrip()
+
+    def _to_operator(self) -> str:
+        """Go to the end of the next operator, and return it; an empty one at the end."""
+        quote = ""
+        while self.index < len(self.text):
+            character = self.text[self.index]
+            if character == "\\" and quote != "'":
+                self.index += 2
+            elif quote != "'" and (end := _substitution_end(self.text, self.index)) > self.index:
+                self.index = end
+            elif quote:
+                quote = "" if character == quote else quote
+                self.index += 1
+            elif character in "'\"":
+                quote = character
+                self.index += 1
+            elif character == "#" and self._is_at_word():
+                self._drop_comment()
+            elif operator := self._operator():
+                self.index += len(operator)
+                return operator
+            else:
+                self.index += self._group_length()
+        self.index = min(self.index, len(self.text))
+        return ""
+
+    def _is_at_word(self) -> bool:
+        return self.index == 0 or self.text[self.index - 1] in " \t\n;&|"
+
+    def _drop_comment(self) -> None:
+        end = self.text.find("\n", self.index)
+        end = len(self.text) if end < 0 else end
+        # Spaces in its place leave the numbers of the lines and the indices as they are.
+        blank = " " * (end - self.index)
+        self.text = self.text[: self.index] + blank + self.text[end:]
+        self.index = end
+
+    def _operator(self) -> str:
+        for one in (*JOINS, *ENDS):
+            if self.text.startswith(one, self.index) and not self._is_redirection(one):
+                return one
+        return ""
+
+    def _is_redirection(self, operator: str) -> bool:
+        """Return True for the & in `2>&1` and in `&> log`, and for the | in `>|`."""
+        before = self.text[self.index - 1 : self.index]
+        after = self.text[self.index + 1 : self.index + 2]
+        return operator in ("&", "|") and (before == ">" or (operator == "&" and after == ">"))
+
+    def _group_length(self) -> int:
+        """Return how many characters belong together here: those of `(…)`, or one."""
+        if self.text[self.index] != "(":
+            return 1
+        end = _substitution_end(f"${self.text[self.index :]}", 0)
+        return max(1, end - 1)
+
+
+def _unfolded(text: str) -> str:
+    """Return a text with its continued lines as one."""
+    return text.replace("\\\n", " ").strip()
