@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ddpjob.convert import pytorchjob, sbatch, trainjob
 from ddpjob.convert.draft import Conversion, Remark
 from ddpjob.convert.table import name_of
 from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError
-from ddpjob.jobs.documents import read_documents
+from ddpjob.jobs.documents import Document, read_documents
 
 # What other kinds are moved by: the page has a section for each.
 BY_HAND = "docs/users/migrate.md says how MPIJob, Job, JobSet and others are moved by hand"
@@ -23,21 +22,25 @@ def convert_text(text: str, runtime: str, image: str, name: str) -> list[Convers
     """
     if text.startswith("#!") or "#SBATCH" in text:
         return [sbatch.convert(text, image, name)]
-    documents = read_documents(text)
-    runtimes = [one for one in (*documents, *read_documents(runtime)) if _is_runtime(one)]
-    found = [
-        _with_image(_convert(one, runtimes), image)
-        for one in documents
-        if _format(one) in (pytorchjob.KIND, trainjob.KIND)
-    ]
-    if not found:
+    found = convert_documents(read_documents(text), read_documents(runtime))
+    return [_with_image(one, image) for one in found]
+
+
+def convert_documents(
+    documents: Sequence[Document], runtimes: Sequence[Document] = ()
+) -> list[Conversion]:
+    """Return the DDPJobs of manifests. Raises SpecError if there are none."""
+    jobs = [one for one in documents if _format(one)]
+    known = [one for one in (*documents, *runtimes) if _is_runtime(one)]
+    others = [one for one in documents if not _format(one) and not _is_runtime(one)]
+    if not jobs:
         kinds = ", ".join(dict.fromkeys(str(one["kind"]) for one in documents)) or "nothing"
         raise SpecError(
             f"expected a PyTorchJob ({pytorchjob.API_VERSION}), a TrainJob "
             f"({trainjob.API_VERSION}) or a script for sbatch, got {kinds}; {_advice(documents)}"
         )
-    others = [one for one in documents if not _format(one) and not _is_runtime(one)]
-    return [_with_others(found[0], others), *found[1:]]
+    first, *rest = [_convert(one, known) for one in jobs]
+    return [_with_others(first, others), *rest]
 
 
 def _format(document: Dict) -> str:
@@ -71,7 +74,7 @@ def _with_image(conversion: Conversion, image: str) -> Conversion:
     return replace(conversion, document={**document, "spec": {**document["spec"], "image": image}})
 
 
-def _with_others(conversion: Conversion, others: Sequence[Any]) -> Conversion:
+def _with_others(conversion: Conversion, others: Sequence[Document]) -> Conversion:
     """Add a remark for each document that is no training."""
     remarks = [
         Remark(name_of(one), "it is no training and stays as it is", "apply it from its own file")

@@ -17,7 +17,7 @@ OPENERS = {"if", "for", "while", "until", "case", "select", "{"}
 CLOSERS = {"fi", "done", "esac", "}"}
 PREFIXES = {"then", "do", "else", "!"}
 
-FUNCTION = re.compile(r"\w+\s*\(\)\s*\{?|function\s+\w+.*")
+FUNCTION = re.compile(r"(\w+\s*\(\)|function\s+\w+(\s*\(\))?)\s*\{")
 HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
 REDIRECTION = re.compile(r"(\d*|&)(>>?|<|>&|<<<|>\|)(&?\d+|&?-|)")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -146,10 +146,10 @@ def _depth(text: str) -> tuple[int, int]:
         words = words[1:]
     if not words:
         return 0, 0
-    is_function = FUNCTION.fullmatch(text.strip()) is not None
+    is_function = FUNCTION.match(text) is not None
     opens = int(words[0] in OPENERS or is_function)
     # A whole function can stand in one line.
-    closes = int(words[0] in CLOSERS or (is_function and text.strip().endswith("}")))
+    closes = int(words[0] in CLOSERS or (is_function and text.endswith("}")))
     return opens, closes
 
 

@@ -73,7 +73,7 @@ def convert(document: Dict, runtimes: Sequence[Dict]) -> Conversion:
             "give its manifest with --runtime FILE",
         )
     template = _patched(draft, template, spec)
-    template = _with_trainer(template, child(spec, "trainer"), path)
+    template = _with_trainer(draft, template, child(spec, "trainer"), path)
     _require_command(template, runtime, path)
     launch = read_node(draft, template, path, NODE)
     if draft.get("nodes") is None and launch.nodes:
@@ -118,24 +118,27 @@ SPEC: Table = {
 }
 
 
-def _with_trainer(template: Dict, trainer: Dict, path: str) -> Dict:
+# Fields of a container that a field of the trainer replaces.
+REPLACED = {"command": "command", "args": "args", "resources": "resourcesPerNode"}
+
+
+def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dict:
     """Return the template of a node with what the TrainJob sets in its container."""
-    container, _ = find_trainer(template["spec"], f"{path}.spec", NODE)
-    overlay: dict[str, Any] = {"name": container.get("name")}
-    for key in ("image", "env"):
-        if trainer.get(key):
-            overlay[key] = trainer[key]
-    container = merge(container, overlay)
+    container, where = find_trainer(template["spec"], f"{path}.spec", NODE)
+    ours = set(names_of(children(trainer, "env")))
+    for index, one in enumerate(children(container, "env")):
+        if one.get("name") in ours:
+            draft.drop(f"{where}.env[{index}]", dict(one), "spec.trainer.env has it too")
+    overlay = {key: trainer[key] for key in ("image", "env") if trainer.get(key)}
+    found = merge(container, overlay)
     # These are replaced as a whole.
-    for key, of_trainer in (
-        ("command", "command"),
-        ("args", "args"),
-        ("resources", "resourcesPerNode"),
-    ):
+    for key, of_trainer in REPLACED.items():
         if trainer.get(of_trainer):
-            container[key] = trainer[of_trainer]
+            found[key] = trainer[of_trainer]
+            if container.get(key):
+                draft.drop(f"{where}.{key}", container[key], f"spec.trainer.{of_trainer} is set")
     containers = [
-        container if one.get("name") == container.get("name") else one
+        found if one.get("name") == container.get("name") else one
         for one in children(template["spec"], "containers")
     ]
     return {**template, "spec": {**template["spec"], "containers": containers}}
