@@ -5,6 +5,8 @@
 
 import copy
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,8 @@ from ddpjob.cli.commands.convert import as_yaml, summary
 from ddpjob.cli.first_attempt import problem_of
 from ddpjob.cli.main import app
 from ddpjob.convert.formats import convert_documents, convert_text
-from ddpjob.convert.sbatch import job_name, seconds_of
 from ddpjob.convert.shell import read_shell, split_words
+from ddpjob.convert.slurm_options import job_name, seconds_of
 from ddpjob.core.api.readers import SpecError
 from ddpjob.jobs.documents import read_documents
 
@@ -590,3 +592,34 @@ def test_one_thing_that_was_dropped_is_one_thing():
     assert summary(found) == (
         "converted PyTorchJob j: 1 thing was dropped, 1 to look at, see the comments"
     )
+
+
+@pytest.mark.parametrize("value", [5, "x", [], {}, [{}], {"a": 1}, True, 1.5, "${X:-$(y)}"])
+@pytest.mark.parametrize("name", ["pytorchjob/shell-command", "trainjob/fsdp-efa"])
+def test_a_value_of_another_type_is_no_traceback(name, value):
+    documents = json.loads(json.dumps(read_documents((MANIFESTS / f"{name}.yaml").read_text())))
+    for *parents, last in fields(documents):
+        changed = copy.deepcopy(documents)
+        place = changed
+        for step in parents:
+            place = place[step]
+        place[last] = value
+        with suppress(SpecError):
+            for one in convert_documents(changed):
+                problem_of(one.document)
+
+
+def fields(value, path=()):
+    """Yield the paths of all fields below the documents."""
+    if len(path) > 1:
+        yield path
+    inner = value.items() if isinstance(value, dict) else ()
+    for key, item in enumerate(value) if isinstance(value, list) else inner:
+        yield from fields(item, (*path, key))
+
+
+def test_the_comments_in_the_documentation_are_those_of_the_command():
+    page = (Path(__file__).parents[2] / "docs/users/migrate.md").read_text()
+    shown = re.findall(r"^# (?:Converted|dropped|note).*\n", page, re.MULTILINE)
+    assert shown
+    assert not set(shown) - set(comments_of("pytorchjob", "volcano.yaml").splitlines(keepends=True))

@@ -8,13 +8,14 @@ import pytest
 from builders import a_spec
 
 from ddpjob.core.api import names
+from ddpjob.core.api.foreign import INSTEAD
 from ddpjob.core.api.kubernetes import NEWEST
 from ddpjob.core.api.pod_fields import OWNED_POD_FIELDS, OWNED_TRAINER_FIELDS, pod_field_names
 from ddpjob.core.api.policy import CleanPodPolicy, FailurePolicy, Lifecycle
 from ddpjob.core.api.profiles import catalog
 from ddpjob.core.api.readers import SpecError
 from ddpjob.core.api.resolved import Spec
-from ddpjob.core.api.spec import Checkpoint, refuse_unknown_fields
+from ddpjob.core.api.spec import Checkpoint, known_fields, refuse_unknown_fields
 
 
 def trainer_overlay(**fields):
@@ -501,12 +502,29 @@ def test_a_sidecar_may_set_what_the_trainer_must_not():
         ("backoffLimit", "write failurePolicy.maxRestarts"),
         ("command", "write args, which begins with the script, or torchrun.command for a wrapper"),
         ("schedulerName", "write podTemplate.spec.schedulerName"),
+        ("initContainers", "write podTemplate.spec.initContainers"),
+        ("lifecycle", "it is lifecycle of spec.podTemplate.spec.containers[name=trainer]"),
+        ("runPolicy", "that is of a PyTorchJob; ddpjob convert turns it into a DDPJob"),
     ],
 )
 def test_a_field_of_another_kind_is_refused_with_what_to_write_instead(field, instead):
     with pytest.raises(SpecError) as refused:
         Spec.from_user(a_spec(**{field: 1}))
     assert str(refused.value) == f"spec.{field}: unknown field; {instead}"
+
+
+def test_a_hint_is_about_a_field_that_a_spec_does_not_have():
+    assert not set(INSTEAD) & set(known_fields()["spec"])
+
+
+@pytest.mark.parametrize(
+    ("field", "place"), [("schedulerName", "spec"), ("labels", "metadata"), ("containers", "spec")]
+)
+def test_a_field_that_stands_a_level_too_high_in_the_template_is_named(field, place):
+    with pytest.raises(SpecError) as refused:
+        Spec.from_user(a_spec(podTemplate={field: 1}))
+    path = f"spec.podTemplate.{field}"
+    assert str(refused.value) == f"{path}: unknown field; write podTemplate.{place}.{field}"
 
 
 UNKNOWN = {

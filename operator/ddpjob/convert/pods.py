@@ -48,9 +48,11 @@ def read_template(draft: Draft, template: Any, path: str, container: str) -> Non
 def find_trainer(pod: Any, path: str, container: str) -> tuple[Dict, str]:
     """Return the container that trains, and its path. Raises SpecError.
 
-    It is that of the given name, or the only one.
+    It is that of the given name, or the only one. The types of the pod's fields are right then.
     """
-    containers = require_objects(require_object(pod, path).get("containers"), f"{path}.containers")
+    fields = require_object(pod, path)
+    shapes.check(fields, _pod_shape(), path)
+    containers = require_objects(fields.get("containers"), f"{path}.containers")
     for index, one in enumerate(containers):
         if one.get("name") == container or len(containers) == 1:
             return one, f"{path}.containers[{index}]"
@@ -149,11 +151,11 @@ def _ports(draft: Draft, value: Any, path: str) -> None:
     """Keep ports that are not those of the other operator's rendezvous."""
     kept = []
     for index, port in enumerate(require_objects(value, path)):
-        if {port.get("name"), port.get("containerPort")}.isdisjoint(RENDEZVOUS_PORTS):
-            kept.append(port)
-        else:
+        if port.get("name") in RENDEZVOUS_PORTS or port.get("containerPort") in RENDEZVOUS_PORTS:
             why = "it is that of the rendezvous, which has other ports in a DDPJob"
             draft.drop(f"{path}[{index}]", dict(port), why)
+        else:
+            kept.append(port)
     if kept:
         draft.trainer["ports"] = kept
 

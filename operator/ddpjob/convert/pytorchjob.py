@@ -138,7 +138,7 @@ def _read_replicas(draft: Draft, replicas: Dict) -> None:
     if not nodes:
         raise SpecError(f"{REPLICAS}: has no replicas; give Master or Worker at least one")
     draft.set("nodes", nodes, REPLICAS)
-    _restart(draft, {roles[role].get("restartPolicy") for role in roles})
+    _restart(draft, {str(roles[role].get("restartPolicy") or "") for role in roles})
     drafts = {role: _read_role(draft, roles[role], role) for role in roles if counts[role]}
     for role in roles:
         if role not in drafts:
@@ -164,7 +164,7 @@ def _read_role(draft: Draft, fields: Dict, role: str) -> Draft:
     return own
 
 
-def _restart(draft: Draft, policies: set[Any]) -> None:
+def _restart(draft: Draft, policies: set[str]) -> None:
     """Derive the budget of restarts from the restart policies of the roles."""
     path = f"{REPLICAS}.*.restartPolicy"
     if policies == {"Never"}:
@@ -180,7 +180,7 @@ def _restart(draft: Draft, policies: set[Any]) -> None:
             "codes from 1 to 127 ended the job, and larger ones did not",
             "list the codes that end the job in failurePolicy.nonRetryableExitCodes",
         )
-    for policy in sorted(map(str, policies - {None, "Never", "ExitCode", "OnFailure", "Always"})):
+    for policy in sorted(policies - {"", "Never", "ExitCode", "OnFailure", "Always"}):
         draft.drop(path, policy, "it is unknown")
 
 

@@ -206,7 +206,8 @@ class _Scanner:
         if document and operator == "\n":
             text += f"\n{self._here_document(document[2])}"
             end = self.index
-        is_readable = not document and not text.startswith("(") and bool(split_words(text))
+        is_simple = not document and not text.startswith("(")
+        is_readable = is_simple and all(split_words(one) for one in commands)
         span = (start, end)
         return Statement(tuple(commands), text, line, span, operator or "\n", is_readable)
 

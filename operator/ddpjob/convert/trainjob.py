@@ -124,7 +124,7 @@ REPLACED = {"command": "command", "args": "args", "resources": "resourcesPerNode
 
 def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dict:
     """Return the template of a node with what the TrainJob sets in its container."""
-    container, where = find_trainer(template["spec"], f"{path}.spec", NODE)
+    container, where = find_trainer(template.get("spec"), f"{path}.spec", NODE)
     ours = set(names_of(children(trainer, "env")))
     for index, one in enumerate(children(container, "env")):
         if one.get("name") in ours:
@@ -148,7 +148,7 @@ def _require_command(template: Dict, runtime: Dict | None, path: str) -> None:
     """Raise SpecError with advice for a job whose command or image only its runtime has."""
     if runtime:
         return
-    container, _ = find_trainer(template["spec"], f"{path}.spec", NODE)
+    container, _ = find_trainer(template.get("spec"), f"{path}.spec", NODE)
     for key, field in (("command", "spec.trainer.command"), ("image", "spec.trainer.image")):
         has_args = key == "command" and container.get("args")
         if not container.get(key) and not has_args:
@@ -250,8 +250,9 @@ def _read_runtime(draft: Draft, runtime: Dict) -> tuple[Dict, str]:
 
     def replicated(draft: Draft, value: Any, path: str) -> None:
         job, at = _job_of_nodes(draft, value, path)
-        found["template"] = child(child(job, "template"), "spec").get("template")
         found["path"] = f"{at}.template.spec.template"
+        template = child(child(job, "template"), "spec").get("template")
+        found["template"] = require_object(template, found["path"])
         read_fields(REPLICATED_JOB, draft, job, at)
 
     table: Table = {
@@ -296,7 +297,7 @@ def _job_of_nodes(draft: Draft, value: Any, path: str) -> tuple[Dict, str]:
 def _trains(job: Dict) -> bool:
     template = child(job, "template")
     pod = child(child(template, "spec"), "template")
-    steps = {child(child(one, "metadata"), "labels").get(STEP) for one in (template, pod)}
+    steps = [child(child(one, "metadata"), "labels").get(STEP) for one in (template, pod)]
     return "trainer" in steps or job.get("name") in (NODE, "trainer")
 
 
