@@ -163,6 +163,12 @@ def test_a_text_of_several_lines_cannot_end_a_comment():
     assert all(line.startswith("# ") for line in convert(text).comments().splitlines())
 
 
+def test_a_character_that_yaml_refuses_is_not_in_a_comment():
+    text = a_pytorchjob(spec={"odd\x07\x85\u2028key": 1})
+    found = convert(text)
+    assert yaml.safe_load(found.comments() + as_yaml(found.document)) == found.document
+
+
 # PyTorchJob
 
 
@@ -561,6 +567,19 @@ def test_the_command_takes_the_runtime_of_a_trainjob(tmp_path):
     assert yaml.safe_load(done.stdout)["spec"]["scheduling"] == {"gang": "Coscheduling"}
 
 
+def test_the_command_takes_the_image_of_a_script():
+    done = run(str(MANIFESTS / "sbatch/single.sbatch"), "--image", "i:1")
+    manifest = yaml.safe_load(done.stdout)
+    assert (manifest["metadata"]["name"], manifest["spec"]["image"]) == ("single", "i:1")
+    assert done.stderr.startswith("converted sbatch script single: ")
+
+
+def test_a_line_that_writes_a_file_is_not_only_printing():
+    spec, comments = converted("sh", "-c", "echo hello; echo 1 > a; date | tee b\ntorchrun a.py")
+    assert spec["setup"] == "echo 1 > a\ndate | tee b"
+    assert '"echo hello": because it only prints' in comments
+
+
 def test_a_job_that_would_not_be_valid_is_not_printed():
     done = run("-", stdin=a_pytorchjob().replace("name: j\n", "name: Upper\n"))
     assert (done.exit_code, done.stdout) == (1, "")
@@ -585,6 +604,10 @@ def test_another_file_is_an_error_with_a_sentence(text, sentence):
 def test_the_image_can_be_given_for_a_manifest_too():
     done = run("-", "--image", "other:2", stdin=a_pytorchjob())
     assert yaml.safe_load(done.stdout)["spec"]["image"] == "other:2"
+    assert 'image: "i": because spec.image is "other:2", from --image' in done.stdout
+    job = (MANIFESTS / "trainjob/no-runtime.yaml").read_text().replace("image: train:1", "")
+    found = convert(job, image="other:2")
+    assert found.document["spec"]["image"] == "other:2"
 
 
 def test_one_thing_that_was_dropped_is_one_thing():

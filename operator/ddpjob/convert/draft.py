@@ -52,8 +52,13 @@ class Conversion:
     def comments(self) -> str:
         """Return the comments at the head of the document."""
         lines = [f"Converted from {self.source}.", *map(str, self.remarks)]
-        # A user's text must not end the comment.
-        return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+        return "".join(f"# {_one_line(line)}\n" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    """Return a user's text so that it neither ends a comment nor is refused by YAML."""
+    words = " ".join(text.split())
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in words)
 
 
 @dataclass
@@ -71,6 +76,14 @@ class Draft:
     trainer: dict[str, Any] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def with_image(cls, image: str) -> "Draft":
+        """Return a draft that has its image already, unless it is empty."""
+        draft = cls()
+        if image:
+            draft.set("image", image, "--image")
+        return draft
 
     def set(self, to: str, value: Any, path: str) -> None:
         """Set a field of the spec, such as `torchrun.command`. The first value that comes stays."""

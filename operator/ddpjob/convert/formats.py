@@ -22,12 +22,11 @@ def convert_text(text: str, runtime: str, image: str, name: str) -> list[Convers
     """
     if text.startswith("#!") or "#SBATCH" in text:
         return [sbatch.convert(text, image, name)]
-    found = convert_documents(read_documents(text), read_documents(runtime))
-    return [_with_image(one, image) for one in found]
+    return convert_documents(read_documents(text), read_documents(runtime), image)
 
 
 def convert_documents(
-    documents: Sequence[Document], runtimes: Sequence[Document] = ()
+    documents: Sequence[Document], runtimes: Sequence[Document] = (), image: str = ""
 ) -> list[Conversion]:
     """Return the DDPJobs of manifests. Raises SpecError if there are none."""
     jobs = [one for one in documents if _format(one)]
@@ -39,7 +38,7 @@ def convert_documents(
             f"expected a PyTorchJob ({pytorchjob.API_VERSION}), a TrainJob "
             f"({trainjob.API_VERSION}) or a script for sbatch, got {kinds}; {_advice(documents)}"
         )
-    first, *rest = [_convert(one, known) for one in jobs]
+    first, *rest = [_convert(one, known, image) for one in jobs]
     return [_with_others(first, others), *rest]
 
 
@@ -58,20 +57,13 @@ def _is_runtime(document: Dict) -> bool:
     return is_of_trainer and document.get("kind") in trainjob.RUNTIMES
 
 
-def _convert(document: Dict, runtimes: Sequence[Dict]) -> Conversion:
+def _convert(document: Dict, runtimes: Sequence[Dict], image: str) -> Conversion:
     try:
         if _format(document) == pytorchjob.KIND:
-            return pytorchjob.convert(document)
-        return trainjob.convert(document, runtimes)
+            return pytorchjob.convert(document, image)
+        return trainjob.convert(document, runtimes, image)
     except SpecError as error:
         raise SpecError(f"{name_of(document)}: {error}") from error
-
-
-def _with_image(conversion: Conversion, image: str) -> Conversion:
-    if not image:
-        return conversion
-    document = conversion.document
-    return replace(conversion, document={**document, "spec": {**document["spec"], "image": image}})
 
 
 def _with_others(conversion: Conversion, others: Sequence[Document]) -> Conversion:

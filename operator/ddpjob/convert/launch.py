@@ -365,7 +365,7 @@ PROGRAMS: Sequence[tuple[str, Reader]] = (
     ("exec|time|nohup", _transparent),
     (WRAPPERS, _wrapper),
     ("mpirun|mpiexec|horovodrun", _refused),
-    (rf".*\.sh|{SHELLS}", _shell_script),
+    (r".*\.sh", _shell_script),
     (SCRIPT.pattern, _script),
 )
 

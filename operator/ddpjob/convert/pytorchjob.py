@@ -43,9 +43,9 @@ BY_HAND = "change spec.nodes while the job runs: a new attempt of that size"
 PROGRAM = ("image", "args", "torchrun", "setup")
 
 
-def convert(document: Dict) -> Conversion:
-    """Return the DDPJob of a PyTorchJob. Raises SpecError."""
-    draft = Draft()
+def convert(document: Dict, image: str = "") -> Conversion:
+    """Return the DDPJob of a PyTorchJob, with another image if one is given. Raises SpecError."""
+    draft = Draft.with_image(image)
     read_fields(document_table(into(SPEC)), draft, document, "")
     replicas = require_object(child(document, "spec").get("pytorchReplicaSpecs"), REPLICAS)
     _read_replicas(draft, replicas)

@@ -18,7 +18,7 @@ from ddpjob.convert.launch import (
     settle_processes,
 )
 from ddpjob.convert.pods import choose_accelerator
-from ddpjob.convert.scripts import EVERYWHERE, SHELL_PROGRAMS, Reasons, Script
+from ddpjob.convert.scripts import CONTAINERS, EVERYWHERE, SHELL_PROGRAMS, Reasons, Script
 from ddpjob.convert.slurm_options import (
     OPTIONS,
     SHARED,
@@ -58,7 +58,7 @@ def convert(text: str, image: str, name: str) -> Conversion:
 
     `image` is that of the pods, or empty. `name` is that of the file, for a job without a name.
     """
-    draft = Draft()
+    draft = Draft.with_image(image)
     request = Request(draft)
     for line, words in _directives(text):
         options, rest = read_options(draft, words, f"line {line}: #SBATCH")
@@ -73,7 +73,7 @@ def convert(text: str, image: str, name: str) -> Conversion:
     script.read(text)
     # Without srun, python runs once, on the first node.
     _settle(request, launch, is_local=launch.is_single and not request.is_step)
-    _set_image(request, image)
+    _set_image(request)
     draft.note(
         "the script",
         f"the files of the Slurm cluster, such as {draft.spec['args'][0]}, must be in the image or "
@@ -121,7 +121,7 @@ def _programs(request: Request) -> Sequence[tuple[str, Callable[[Launch, list[st
             launch.draft.drop(f"{launch.path}: options of {words[0]}", dropped, SHARED, "volumes")
         read_command(launch, rest)
 
-    return (("srun", srun), ("singularity|apptainer", container), *SHELL_PROGRAMS)
+    return (("srun", srun), (CONTAINERS, container), *SHELL_PROGRAMS)
 
 
 def _values(request: Request) -> dict[str, str]:
@@ -197,6 +197,12 @@ def _set_nodes(request: Request, launch: Launch) -> None:
         draft.set("nodes", int(launch.nodes), launch.path)
     elif draft.get("nodes") is None:
         draft.set("nodes", 1, "the default of Slurm")
+        if tasks and tasks > 1:
+            draft.note(
+                "--ntasks",
+                "Slurm chose the number of nodes for the tasks; it is 1",
+                "set spec.nodes",
+            )
     settle_nodes(launch, draft.get("nodes"))
 
 
@@ -222,10 +228,9 @@ def _memory_per_node(request: Request, cpus: int, gpus: int) -> str:
     return f"{kilobytes}Ki" if kilobytes else ""
 
 
-def _set_image(request: Request, image: str) -> None:
-    """Set the image. Raises SpecError if none is known."""
-    if not (image or request.image):
+def _set_image(request: Request) -> None:
+    """Set the image that srun has, if it has one. Raises SpecError if none is known."""
+    if request.image:
+        request.draft.set("image", request.image, request.image_path)
+    if request.draft.get("image") is None:
         raise SpecError(NO_IMAGE)
-    request.draft.set("image", image or request.image, "--image" if image else request.image_path)
-    if image and request.image not in ("", image):
-        request.draft.drop(request.image_path, request.image, "--image is given")

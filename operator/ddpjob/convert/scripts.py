@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpjob.convert.draft import reason_against_variable
-from ddpjob.convert.launch import LAUNCH, SCRIPT, SHELLS, Launch, literals, read_command
+from ddpjob.convert.launch import (
+    LAUNCH,
+    SCRIPT,
+    SHELLS,
+    WRAPPERS,
+    Launch,
+    literals,
+    read_command,
+)
 from ddpjob.convert.shell import (
     ASSIGNMENT,
     VARIABLE,
@@ -34,6 +42,10 @@ FUNCTION_OF_SDK = re.compile(
 )
 
 ARRAY = re.compile(r"[A-Za-z_]\w*=\(")
+# They stand before a command, and start containers with one.
+BEFORE_A_COMMAND = ("exec", "time", "nohup", "env")
+CONTAINERS = "apptainer|singularity"
+
 EXPORTS = ("export", "declare", "typeset", "readonly")
 
 # What a statement is dropped for, and what to do instead, by its program.
@@ -171,7 +183,8 @@ class Script:
         reason = next(
             (self.reasons[key] for key in self.reasons if re.fullmatch(key, program)), None
         )
-        if reason and not (reason[0] == PRINTS and statement.writes_a_file):
+        makes_a_file = statement.writes_a_file or len(statement.commands) > 1
+        if reason and not (reason[0] == PRINTS and makes_a_file):
             self.drop(statement, *reason)
         elif statement.end == "&":
             self.drop(statement, BACKGROUND, SIDECAR)
@@ -276,31 +289,29 @@ def _index_of_training(
 
 
 def _mentions(text: str) -> bool:
-    return any(LAUNCH.fullmatch(word) for word in text.split())
+    return any(LAUNCH.fullmatch(word) for word in re.split(r"[\s'\"]+", text))
 
 
 def _rank(text: str) -> int:
     """Return how likely a command is to be the training; 0 for one that is not."""
     words = split_words(text)
-    while words and (
-        ASSIGNMENT.fullmatch(words[0]) or words[0] in ("exec", "time", "nohup", "env")
-    ):
+    while words and (ASSIGNMENT.fullmatch(words[0]) or words[0] in BEFORE_A_COMMAND):
         words = words[1:]
     if not words or NO_TRAINING.search(text):
         return 0
     program = words[0].rpartition("/")[2]
-    starts = [word for word in words[1:] if LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word)]
-    text_of_shell = " -c " in f"{text} " or " -lc " in text
+    starts = any(LAUNCH.fullmatch(word) or SCRIPT.fullmatch(word) for word in words[1:])
+    # The text of a shell is one word.
+    starts = starts or (re.search(r"\s-\w*c\s", text) is not None and _mentions(words[-1]))
     if program == "srun":
-        return 4 if starts or (text_of_shell and _mentions(text)) or "torchrun" in text else 0
-    if re.fullmatch(SHELLS, program):
-        return 3 if text_of_shell and _mentions(words[-1]) else 0
-    if not LAUNCH.fullmatch(program):
-        is_wrapper = program in ("uv", "poetry", "pipenv", "conda", "numactl", "apptainer")
-        is_wrapper = is_wrapper or program in ("singularity", "nsys", "mamba")
-        return 2 if SCRIPT.fullmatch(program) or (is_wrapper and starts) else 0
-    is_python = program.startswith("python")
-    return 2 if is_python and "torch.distributed" not in text else 3
+        return 4 if starts else 0
+    if re.fullmatch(f"{SHELLS}|{CONTAINERS}", program):
+        return 3 if starts else 0
+    if program.startswith("python"):
+        return 3 if "torch.distributed" in text else 2
+    if LAUNCH.fullmatch(program):
+        return 3
+    return 2 if SCRIPT.fullmatch(program) or (re.fullmatch(WRAPPERS, program) and starts) else 0
 
 
 def _is_assignment(words: Sequence[str]) -> bool:

@@ -52,12 +52,12 @@ INIT_CONTAINER = (
 )
 
 
-def convert(document: Dict, runtimes: Sequence[Dict]) -> Conversion:
+def convert(document: Dict, runtimes: Sequence[Dict], image: str = "") -> Conversion:
     """Return the DDPJob of a TrainJob, with what its runtime has. Raises SpecError.
 
-    `runtimes` are the documents among which its runtime may be.
+    `runtimes` are the documents among which its runtime may be. `image` replaces the image.
     """
-    draft = Draft()
+    draft = Draft.with_image(image)
     spec = child(document, "spec")
     runtime = _find_runtime(spec, runtimes)
     read_fields(document_table(into(SPEC)), draft, document, "")
@@ -74,7 +74,8 @@ def convert(document: Dict, runtimes: Sequence[Dict]) -> Conversion:
         )
     template = _patched(draft, template, spec)
     template = _with_trainer(draft, template, child(spec, "trainer"), path)
-    _require_command(template, runtime, path)
+    if not runtime:
+        _require_command(draft, template, path)
     launch = read_node(draft, template, path, NODE)
     if draft.get("nodes") is None and launch.nodes:
         draft.set("nodes", int(launch.nodes), launch.path)
@@ -144,14 +145,15 @@ def _with_trainer(draft: Draft, template: Dict, trainer: Dict, path: str) -> Dic
     return {**template, "spec": {**template["spec"], "containers": containers}}
 
 
-def _require_command(template: Dict, runtime: Dict | None, path: str) -> None:
+def _require_command(draft: Draft, template: Dict, path: str) -> None:
     """Raise SpecError with advice for a job whose command or image only its runtime has."""
-    if runtime:
-        return
     container, _ = find_trainer(template.get("spec"), f"{path}.spec", NODE)
-    for key, field in (("command", "spec.trainer.command"), ("image", "spec.trainer.image")):
-        has_args = key == "command" and container.get("args")
-        if not container.get(key) and not has_args:
+    found = {
+        "spec.trainer.command": container.get("command") or container.get("args"),
+        "spec.trainer.image": container.get("image") or draft.get("image"),
+    }
+    for field, value in found.items():
+        if not value:
             raise SpecError(
                 f"{field}: is not set, so the runtime has it; give the manifest of the runtime "
                 "with --runtime FILE, from kubectl get clustertrainingruntime NAME -o yaml"
