@@ -191,6 +191,24 @@ def test_the_restart_policy_never_allows_no_restart():
     assert spec["failurePolicy"] == {"maxRestarts": 0}
 
 
+def test_torchruns_own_restarts_do_not_depend_on_the_restart_policy():
+    never = {"runPolicy": {"backoffLimit": 5}}
+    text = a_pytorchjob(["torchrun", "--max-restarts=3", "a.py"], spec=never)
+    found = convert(text.replace("replicas: 1", "replicas: 1\n      restartPolicy: Never"))
+    assert found.document["spec"]["failurePolicy"] == {"maxRestarts": 3}
+    assert "backoffLimit: 5: because restartPolicy is Never" in found.comments()
+
+
+def test_a_topology_of_kueue_becomes_that_of_the_job():
+    annotation = {"kueue.x-k8s.io/podset-required-topology": "cloud.com/block"}
+    manifest = yaml.safe_load(a_pytorchjob())
+    for role in manifest["spec"]["pytorchReplicaSpecs"].values():
+        role["template"]["metadata"] = {"annotations": annotation}
+    spec = convert(yaml.safe_dump(manifest)).document["spec"]
+    assert spec["scheduling"] == {"topology": {"required": "cloud.com/block"}}
+    assert "podTemplate" not in spec
+
+
 def test_labels_of_a_queue_stay_with_the_job():
     found = convert_file(MANIFESTS / "pytorchjob/kueue.yaml")
     assert found.document["metadata"]["labels"] == {
@@ -313,7 +331,32 @@ def test_variables_of_the_job_are_written_as_kubernetes_expands_them():
     env = [{"name": "DATA", "value": "/data"}, {"name": "OPTS", "value": "--a 1"}]
     spec, comments = converted("sh", "-c", "torchrun a.py $DATA ${OPTS} $RANK", env=env)
     assert spec["args"] == ["a.py", "$(DATA)", "--a", "1", "$RANK"]
-    assert "the variable RANK in args: nothing expands it" in comments
+    assert "RANK in args: nothing expands it; instead: write $(DDP_NODE_INDEX)" in comments
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("$(MASTER_ADDR)", "read os.environ['MASTER_ADDR'] in the script"),
+        ("--node=$(PET_NODE_RANK)", "write $(DDP_NODE_INDEX) for the number of the node"),
+        ("$(OTHER)", "set OTHER in spec.env and write $(OTHER)"),
+        ("$(date +%s)", "write its value"),
+    ],
+)
+def test_a_variable_that_nothing_expands_is_noted(word, instead):
+    _, comments = converted("python", "a.py", word)
+    assert instead in comments
+
+
+def test_variables_of_the_other_operator_are_noted_in_env_and_setup():
+    env = [{"name": "URL", "value": "tcp://$(MASTER_ADDR):1"}]
+    text = "if [ $RANK = 0 ]; then touch a; fi; torchrun a.py"
+    spec, comments = converted("sh", "-c", text, env=env)
+    assert spec["setup"] == "if [ $RANK = 0 ]; then touch a; fi"
+    assert (
+        "RANK in setup: the setup runs before torchrun; instead: write $DDP_NODE_INDEX" in comments
+    )
+    assert "the variable URL: nothing expands MASTER_ADDR" in comments
 
 
 def test_variables_that_torchrun_sets_are_dropped():

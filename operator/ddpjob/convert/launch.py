@@ -30,6 +30,22 @@ LAUNCH = re.compile(
 )
 SCRIPT = re.compile(r".*\.py")
 
+# Variables of other launchers, and what a pod of a DDPJob has in their place.
+NODE_INDEX = "write $(DDP_NODE_INDEX) for the number of the node"
+SAME_IN_A_POD = {
+    "RANK": f"{NODE_INDEX}, or read os.environ['RANK'] in the script for that of the process",
+    "PET_NODE_RANK": NODE_INDEX,
+    "JOB_COMPLETION_INDEX": NODE_INDEX,
+    "SLURM_NODEID": NODE_INDEX,
+    "SLURM_JOB_ID": "write $(DDP_JOB_NAME) for the name of the job",
+    "SLURM_JOBID": "write $(DDP_JOB_NAME) for the name of the job",
+}
+SAME_IN_A_PROCESS = {
+    "SLURM_PROCID": "RANK",
+    "SLURM_LOCALID": "LOCAL_RANK",
+    "SLURM_NTASKS": "WORLD_SIZE",
+}
+
 # Options of `accelerate launch` and of deepspeed that take no value.
 ACCELERATE_SWITCHES = (
     *("--multi_gpu", "--cpu", "--tpu", "--use_deepspeed", "--use_fsdp", "--debug", "-q", "--quiet"),
@@ -375,12 +391,10 @@ PROGRAMS: Sequence[tuple[str, Reader]] = (
 
 def refer_to_variables(draft: Draft, path: str) -> None:
     """Write variables in the arguments as Kubernetes expands them. Note those it does not know."""
-    env = {str(one.get("name")) for one in children(draft.spec, "env")}
-    known = {*env, *OF_EVERY_POD}
-    has_others = bool(draft.get("envFrom"))
+    known = {*(str(one.get("name")) for one in children(draft.spec, "env")), *OF_EVERY_POD}
     args = [
         VARIABLE.sub(
-            lambda found: f"$({found[1] or found[2]})" if _name(found) in known else found[0], word
+            lambda found: f"$({_name(found)})" if _name(found) in known else found[0], word
         )
         for word in draft.spec.get("args", ())
     ]
@@ -389,26 +403,40 @@ def refer_to_variables(draft: Draft, path: str) -> None:
     for word in args:
         found = [_name(one) for one in VARIABLE.finditer(word)]
         for name in [*found, *launcher.references([word])]:
-            is_known = name in known or name.startswith(OF_THE_API_SERVER)
-            if not is_known:
-                _note_variable(draft, name, path, has_others)
+            if name not in known and not name.startswith(OF_THE_API_SERVER):
+                draft.note(f"{path}: {name} in args", "nothing expands it", _instead(draft, name))
         if ONLY_FOR_A_SHELL.search(word):
             draft.note(f"{path}: {word} in args", "no shell reads it", "write its value")
+    for name, value in literals(draft).items():
+        for other in filter(_is_of_process, launcher.references([value])):
+            why = f"nothing expands {other}"
+            draft.note(f"{path}: the variable {name}", why, _instead(draft, other))
+    for name in map(_name, VARIABLE.finditer(draft.spec.get("setup", ""))):
+        if _is_of_process(name):
+            instead = _instead(draft, name).replace("$(", "$").replace(")", "")
+            draft.note(f"{path}: {name} in setup", "the setup runs before torchrun", instead)
 
 
 def _name(found: re.Match[str]) -> str:
     return found[1] or found[2] or ""
 
 
-def _note_variable(draft: Draft, name: str, path: str, has_others: bool) -> None:
-    of_process = name in OF_PROCESSES or name.startswith(names.RESERVED_PREFIX)
-    if of_process:
-        instead = f"read os.environ[{name!r}] in the script; torchrun sets it for each process"
-    elif has_others:
-        instead = f"write $({name}) if a source of envFrom has it"
-    else:
-        instead = f"set {name} in spec.env and write $({name})"
-    draft.note(f"{path}: the variable {name} in args", "nothing expands it", instead)
+def _is_of_process(name: str) -> bool:
+    """Return True for a variable that a launcher sets, and a pod of a DDPJob does not have."""
+    is_of_launcher = name.startswith((names.RESERVED_PREFIX, "SLURM_"))
+    return is_of_launcher or name in OF_PROCESSES or name in SAME_IN_A_POD
+
+
+def _instead(draft: Draft, name: str) -> str:
+    """Return what to do about a variable that nothing expands."""
+    if name in SAME_IN_A_POD:
+        return SAME_IN_A_POD[name]
+    if name in SAME_IN_A_PROCESS or (_is_of_process(name) and not name.startswith("SLURM_")):
+        variable = SAME_IN_A_PROCESS.get(name, name)
+        return f"read os.environ[{variable!r}] in the script; torchrun sets it for each process"
+    if draft.get("envFrom"):
+        return f"write $({name}) if a source of envFrom has it"
+    return f"set {name} in spec.env and write $({name})"
 
 
 def settle_nodes(launch: Launch, nodes: int) -> None:

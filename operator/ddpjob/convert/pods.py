@@ -27,6 +27,12 @@ SHARED = "the pods of a DDPJob have /dev/shm in memory, up to their memory limit
 # Ports of the other operators' rendezvous.
 RENDEZVOUS_PORTS = ("pytorchjob-port", 23456, 29400, 29500)
 
+# Annotations of pods by which Kueue chooses nodes near each other.
+TOPOLOGIES = {
+    "kueue.x-k8s.io/podset-required-topology": "scheduling.topology.required",
+    "kueue.x-k8s.io/podset-preferred-topology": "scheduling.topology.preferred",
+}
+
 # What the trainer's container has of its own in a DDPJob, with the reason.
 OWNED = "the operator sets it"
 
@@ -163,6 +169,9 @@ def _ports(draft: Draft, value: Any, path: str) -> None:
 def _pod_labels(kind: str) -> Row:
     def row(draft: Draft, value: Any, path: str) -> None:
         kept = dict(require_object(value, path))
+        for annotation, field in TOPOLOGIES.items():
+            if annotation in kept:
+                draft.set(field, kept.pop(annotation), f"{path}[{annotation}]")
         for label in (LABEL_QUEUE, LABEL_PRIORITY):
             if label in kept:
                 _move_to_job(draft, label, kept.pop(label), path)

@@ -138,12 +138,16 @@ def _read_replicas(draft: Draft, replicas: Dict) -> None:
     if not nodes:
         raise SpecError(f"{REPLICAS}: has no replicas; give Master or Worker at least one")
     draft.set("nodes", nodes, REPLICAS)
-    _restart(draft, {str(roles[role].get("restartPolicy") or "") for role in roles})
+    policies = {str(roles[role].get("restartPolicy") or "") for role in roles}
+    _remark_on_policies(draft, policies)
     drafts = {role: _read_role(draft, roles[role], role) for role in roles if counts[role]}
     for role in roles:
         if role not in drafts:
             draft.drop(f"{REPLICAS}.{role}", roles[role], "it has no replicas")
     _merge(draft, drafts)
+    # torchrun restarted its processes whatever the policy of the pods.
+    if policies == {"Never"} and draft.get("failurePolicy.maxRestarts") is None:
+        draft.set("failurePolicy.maxRestarts", 0, f"{REPLICAS}.*.restartPolicy")
 
 
 def _number_of(role: Any, path: str) -> int:
@@ -164,16 +168,14 @@ def _read_role(draft: Draft, fields: Dict, role: str) -> Draft:
     return own
 
 
-def _restart(draft: Draft, policies: set[str]) -> None:
-    """Derive the budget of restarts from the restart policies of the roles."""
+def _remark_on_policies(draft: Draft, policies: set[str]) -> None:
+    """Remark on restart policies that a budget of restarts cannot express."""
     path = f"{REPLICAS}.*.restartPolicy"
-    if policies == {"Never"}:
-        if draft.get("failurePolicy.maxRestarts"):
-            why = "restartPolicy is Never"
-            limit = draft.spec["failurePolicy"].pop("maxRestarts")
-            draft.drop(draft.sources["failurePolicy.maxRestarts"], limit, why)
-        draft.set("failurePolicy.maxRestarts", 0, path)
-    elif "ExitCode" in policies:
+    source = draft.sources.get("failurePolicy.maxRestarts", "")
+    if policies == {"Never"} and source.endswith("backoffLimit"):
+        limit = draft.spec.pop("failurePolicy")["maxRestarts"]
+        draft.drop(source, limit, "restartPolicy is Never, so no pod was restarted")
+    if "ExitCode" in policies:
         draft.drop(
             path,
             "ExitCode",
