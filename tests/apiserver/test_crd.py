@@ -38,7 +38,7 @@ MUTABLE = {
     "podSecurity",
 }
 # Fields for scheduling, which queues change while a job is suspended.
-SCHEDULING = {"nodeSelector", "tolerations", "affinity", "priorityClassName"}
+SCHEDULING = {"nodeSelector", "tolerations", "affinity", "priorityClassName", "scheduling"}
 
 DEFINITION = yaml.safe_load(CRD.read_text())
 SCHEMA = DEFINITION["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -624,6 +624,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
         [{"maxSkew": 1, "topologyKey": "b", "whenUnsatisfiable": "DoNotSchedule"}],
     ),
     "managedBy": ("a.dev/queue", "b.dev/queue"),
+    "scheduling": ({"gang": "Off"}, {"topology": {"required": "zone"}}),
     "podTemplate": ({"spec": {"dnsPolicy": "Default"}}, {"spec": {"hostIPC": True}}),
 }
 REQUIRED = set(SPEC["required"])
@@ -832,6 +833,7 @@ def test_defaults_are_filled_in(jobs: Jobs) -> None:
         "setupTimeoutSeconds": 1800,
         "torchrun": {"command": ["torchrun"]},
         "checkpoint": {"claimName": "c", "mountPath": "/checkpoints"},
+        "scheduling": {"gang": "Auto"},
         "failurePolicy": {
             "maxRestarts": 3,
             "maxDisruptions": 20,

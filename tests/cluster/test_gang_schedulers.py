@@ -1,7 +1,7 @@
 """Gangs in the schedulers that an administrator installs: `make test-queues`.
 
 INSTALL_VOLCANO and INSTALL_COSCHEDULING name programs that install them into the cluster whose name
-they get. Gangs of Kubernetes itself are in tests/apiserver/test_gangs.py.
+they get. Gangs of Kubernetes itself are in tests/apiserver/test_whole_gangs.py.
 """
 
 import json

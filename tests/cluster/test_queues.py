@@ -78,6 +78,9 @@ def with_kueue(cluster: Cluster) -> Iterator[None]:
     for kind in ("validating", "mutating"):
         found = cluster.kubectl("get", f"{kind}webhookconfigurations", "--output=name").split()
         cluster.kubectl("delete", *(name for name in found if "kueue" in name))
+    # An API that nobody serves any more would keep every namespace from its end.
+    apis = cluster.kubectl("get", "apiservices", "--output=name").split()
+    cluster.kubectl("delete", *(name for name in apis if "visibility.kueue" in name))
     cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
 
 

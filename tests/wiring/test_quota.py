@@ -9,7 +9,7 @@ from ddpjob.controller.cache import Cache
 def an_actor(**jobs):
     """Return an actor for which a quota has refused the pods of these jobs, by their namespace."""
     cache = Cache()
-    actor = Actor(None, cache, *[None] * 7)
+    actor = Actor(None, cache, *[None] * 8)
     for number, (name, namespace) in enumerate(jobs.items(), start=1):
         metadata = {"name": name, "namespace": namespace, "uid": f"uid-of-{name}"}
         metadata["resourceVersion"] = str(number)

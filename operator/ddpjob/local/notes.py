@@ -21,6 +21,7 @@ CLUSTER_FIELDS = {
     "tolerations": ONE_MACHINE,
     "affinity": ONE_MACHINE,
     "topologySpreadConstraints": ONE_MACHINE,
+    "scheduling": ONE_MACHINE,
     "serviceAccountName": "ignored, a local run has no API server",
     "priorityClassName": "ignored, a local run preempts nothing",
     "podSecurity": "ignored, a local run has no Pod Security",
