@@ -51,11 +51,45 @@ def test_a_job_waits_for_room_runs_where_it_has_it_and_gives_it_back(cluster, qu
     assert pod["metadata"]["annotations"]["kueue.x-k8s.io/workload"] == workload["metadata"]["name"]
     cluster.until("digits", lambda: holds(queue.workloads("digits")[0], "PodsReady"))
     is_complete(cluster, "digits")
-    cluster.until("digits", lambda: not queue.workloads("digits")[0]["metadata"].get("finalizers"))
+    cluster.until("digits", lambda: not finalizers_of(queue, "digits"))
     (workload,) = queue.workloads("digits")
     assert holds(workload, "Finished")
     # Create, PodsReady, Finished, and the finalizer.
     assert workload["metadata"]["generation"] <= 2
+
+
+def finalizers_of(queue, job):
+    return queue.workloads(job)[0]["metadata"].get("finalizers")
+
+
+def statuses(writes):
+    return [write for write in writes if write.endswith("/status") and "/ddpjobs/" in write]
+
+
+def test_an_undisturbed_job_writes_its_workload_four_times(cluster, queue, an_operator):
+    gate = Gate(cluster.apiserver)
+    try:
+        an_operator(kubeconfig=gate.kubeconfig)
+        cluster.create_job("alone")
+        cluster.is_running("alone")
+        is_complete(cluster, "alone")
+        alone = statuses(gate.writes)
+        assert not [write for write in gate.writes if "kueue" in write or "podgroups" in write]
+        cluster.create_job("digits", labels=TEAM)
+        is_waiting(cluster, "digits")
+        queue.admit("digits")
+        cluster.is_running("digits")
+        cluster.until("digits", lambda: holds(queue.workloads("digits")[0], "PodsReady"))
+        is_complete(cluster, "digits")
+        name = queue.workloads("digits")[0]["metadata"]["name"]
+        cluster.until("digits", lambda: not finalizers_of(queue, "digits"))
+        of_workload = [write for write in gate.writes if "/workloads" in write]
+        assert [write.partition(name)[2] for write in of_workload[1:]] == ["/status", "/status", ""]
+        assert (of_workload[0].split()[0], len(of_workload)) == ("POST", 4)
+        # One status more than without a queue: that of the job that waits.
+        assert len(statuses(gate.writes)) <= 2 * len(alone) + 1
+    finally:
+        gate.close()
 
 
 def test_a_job_joins_the_queue_that_takes_jobs_without_one(cluster, queue, an_operator):

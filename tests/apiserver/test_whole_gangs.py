@@ -15,9 +15,13 @@ from envtest import (
     ApiServer,
     find_binaries,
 )
-from play import Cluster, Operator, end
+from play import Cluster, Gate, Operator, end
 
 RACK = "example.com/rack"
+HOST = "kubernetes.io/hostname"
+
+# The names of the jobs of these tests.
+JOBS = ("first", "second", "one-0", "one-1")
 
 # Three pods of a job fit, or all those of another one.
 NODES = ("node-0", "node-1", "node-2", "node-3")
@@ -59,7 +63,7 @@ def gang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]
         server.install_crd()
         server.start_scheduler(GANG_GATES)
         for number, node in enumerate(NODES):
-            labels = {RACK: f"rack-{number // 2}", "kubernetes.io/hostname": node}
+            labels = {RACK: f"rack-{number // 2}", HOST: node}
             server.add_node(node, labels, {"cpu": "1", "memory": "8Gi", "pods": "10"})
         yield server
     finally:
@@ -74,16 +78,16 @@ def gangs(gang_server: ApiServer) -> Iterator[Scheduled]:
     # No controller deletes what the jobs own.
     pods = f"/api/v1/namespaces/{cluster.namespace}/pods"
     gang_server.request("DELETE", pods, {"gracePeriodSeconds": 0})
-    cluster.wait(lambda: not any(cluster.bound(job) for job in ("first", "second")))
+    cluster.wait(lambda: not any(cluster.bound(job) for job in JOBS))
 
 
 @pytest.fixture
-def an_operator(gangs: Scheduled, tmp_path: Path) -> Iterator[Callable[[], Operator]]:
+def an_operator(gangs: Scheduled, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
     started: list[Operator] = []
 
-    def start() -> Operator:
+    def start(kubeconfig: Path = gangs.apiserver.kubeconfig) -> Operator:
         place = (f"--lease-namespace={gangs.namespace}", f"--namespace={gangs.namespace}")
-        started.append(Operator(tmp_path, gangs.apiserver.kubeconfig, *place))
+        started.append(Operator(tmp_path, kubeconfig, *place))
         return started[-1]
 
     yield start
@@ -91,12 +95,24 @@ def an_operator(gangs: Scheduled, tmp_path: Path) -> Iterator[Callable[[], Opera
         end(operator)
 
 
-def is_bound(cluster: Scheduled, job: str, count: int) -> None:
-    cluster.until(job, lambda: len(cluster.bound(job)) == count)
+def test_an_undisturbed_job_writes_its_group_once(
+    gangs: Scheduled, an_operator: Callable[..., Operator]
+) -> None:
+    gate = Gate(gangs.apiserver)
+    try:
+        an_operator(gate.kubeconfig)
+        gangs.create_job("first", nodes=3, resources=RESOURCES)
+        gangs.is_running("first")
+        for index in range(3):
+            gangs.ends(f"first-0-{index}")
+        gangs.until("first", lambda: gangs.status("first")["phase"] == "Complete")
+        assert [write.split()[0] for write in gate.writes if "podgroups" in write] == ["POST"]
+    finally:
+        gate.close()
 
 
 def test_of_two_gangs_that_need_more_than_half_one_runs_and_the_other_holds_nothing(
-    gangs: Scheduled, an_operator: Callable[[], Operator]
+    gangs: Scheduled, an_operator: Callable[..., Operator]
 ) -> None:
     an_operator()
     for job in ("first", "second"):
@@ -118,7 +134,7 @@ def test_of_two_gangs_that_need_more_than_half_one_runs_and_the_other_holds_noth
 
 
 def test_a_replaced_pod_joins_its_group_and_a_new_set_of_pods_has_a_new_one(
-    gangs: Scheduled, an_operator: Callable[[], Operator]
+    gangs: Scheduled, an_operator: Callable[..., Operator]
 ) -> None:
     an_operator()
     gangs.create_job("first", nodes=3, resources=RESOURCES, recovery="InPlace")
@@ -143,7 +159,7 @@ def all_ended(cluster: Scheduled, job: str) -> bool:
 
 
 def test_all_pods_of_a_job_run_in_one_domain_of_its_topology(
-    gangs: Scheduled, an_operator: Callable[[], Operator]
+    gangs: Scheduled, an_operator: Callable[..., Operator]
 ) -> None:
     an_operator()
     scheduling = {"topology": {"required": RACK}}
@@ -151,14 +167,27 @@ def test_all_pods_of_a_job_run_in_one_domain_of_its_topology(
     gangs.is_running("first")
     racks = {node in NODES[:2] for node in gangs.bound("first").values()}
     assert len(racks) == 1
-    # Two nodes have room, each in another rack, if the first job has one rack in part.
-    gangs.create_job("second", nodes=3, resources=RESOURCES, scheduling=scheduling)
-    gangs.until("second", lambda: gangs.status("second").get("reason") == "Unschedulable")
-    assert gangs.bound("second") == {}
+
+
+def test_a_gang_waits_if_its_pods_would_be_in_two_domains(
+    gangs: Scheduled, an_operator: Callable[..., Operator]
+) -> None:
+    an_operator()
+    # One node of each rack is taken.
+    for rack, node in enumerate((NODES[0], NODES[2])):
+        gangs.create_job(f"one-{rack}", nodes=1, resources=RESOURCES, nodeSelector={HOST: node})
+        gangs.is_running(f"one-{rack}")
+    scheduling = {"topology": {"required": RACK}}
+    gangs.create_job("first", nodes=2, resources=RESOURCES, scheduling=scheduling)
+    gangs.until("first", lambda: gangs.status("first").get("reason") == "Unschedulable")
+    assert gangs.bound("first") == {}
+    gangs.ends("one-0-0-0")
+    gangs.is_running("first")
+    assert set(gangs.bound("first").values()) == set(NODES[:2])
 
 
 def test_with_gangs_switched_off_no_group_is_made(
-    gangs: Scheduled, an_operator: Callable[[], Operator]
+    gangs: Scheduled, an_operator: Callable[..., Operator]
 ) -> None:
     an_operator()
     gangs.create_job("first", nodes=2, resources=RESOURCES, scheduling={"gang": "Off"})
@@ -168,7 +197,7 @@ def test_with_gangs_switched_off_no_group_is_made(
 
 @pytest.mark.parametrize("passed_on", [False, True])
 def test_an_operator_killed_around_the_write_of_a_group_goes_on(
-    gangs: Scheduled, an_operator: Callable[[], Operator], passed_on: bool
+    gangs: Scheduled, an_operator: Callable[..., Operator], passed_on: bool
 ) -> None:
     gangs.create_job("first", nodes=3, resources=RESOURCES)
     first = an_operator()
