@@ -35,7 +35,7 @@ test-faults: $(STAMP) ## the slow faults on a kind cluster: nodes, processes, qu
 	$(BIN)/pytest tests/cluster -m faults
 
 test-queues: $(STAMP) ## jobs in queues of a real Kueue, and gangs of Volcano and coscheduling, on a kind cluster; INSTALL_KUEUE=PROGRAM (_VOLCANO, _COSCHEDULING) installs it
-	$(BIN)/pytest tests/cluster/test_queues.py tests/cluster/test_gang_schedulers.py -m queues
+	$(BIN)/pytest tests/cluster/test_queues.py tests/cluster/test_gang_schedulers.py -m 'not faults'
 
 soak: $(STAMP) ## 100,000 histories of each property of the operator's decisions: 50 minutes
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest tests/unit/test_properties.py --timeout=0 -n 2

@@ -14,7 +14,7 @@ import pytest
 
 from .builders import digits
 from .cluster import NAME, PLAIN, WORKERS, Cluster
-from .commands import ROOT, Object, run, wait_until
+from .commands import ROOT, CommandFailed, Object, run, wait_until
 from .namespace import Namespace
 
 pytestmark = pytest.mark.alone
@@ -68,12 +68,24 @@ def objects_of(namespace: str) -> list[Object]:
     ]
 
 
+def admits(cluster: Cluster) -> bool:
+    """Return True if Kueue's webhooks answer, which they do a moment after its pod is ready."""
+    _, queue, *_ = objects_of("probe")
+    command = ("create", "--dry-run=server", "--filename=-")
+    try:
+        cluster.kubectl(*command, stdin=json.dumps(queue))
+    except CommandFailed:
+        return False
+    return True
+
+
 @pytest.fixture(scope="module")
 def with_kueue(cluster: Cluster) -> Iterator[None]:
     """Install Kueue for the tests of this module. Its webhooks concern all pods of the cluster."""
     if not Path(INSTALL).exists():
         pytest.skip("Kueue cannot be installed: INSTALL_KUEUE=PROGRAM names one that does it")
     run(str(INSTALL), NAME, KUBECONFIG=str(cluster.kubeconfig))
+    wait_until("the webhooks of Kueue answer", lambda: admits(cluster), 60)
     yield
     for kind in ("validating", "mutating"):
         found = cluster.kubectl("get", f"{kind}webhookconfigurations", "--output=name").split()
