@@ -107,7 +107,7 @@ class ApiServer:
         """Start the processes that do not run, and wait until the API server is ready."""
         self._spawn("etcd", self._etcd_flags())
         self._spawn("kube-apiserver", self._apiserver_flags())
-        self.wait_for(self.certificate.exists)
+        self.wait_for(self._has_certificate)
         self.kubeconfig.write_text(self.kubeconfig_for(ADMIN_TOKEN))
         self.wait_for(self._is_ready)
 
@@ -275,6 +275,11 @@ class ApiServer:
         if process:
             process.kill()
             process.wait()
+
+    def _has_certificate(self) -> bool:
+        """Return True once the API server has written its certificate, not only made the file."""
+        file = self.certificate
+        return file.exists() and "-----END CERTIFICATE-----" in file.read_text()
 
     def _is_ready(self) -> bool:
         """Return True if all checks pass and the namespace that is created last can be read."""
