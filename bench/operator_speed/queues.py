@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.commands import ROOT, CommandFailed, Unavailable, run
+from tests.cluster.commands import ROOT, CommandFailed, Unavailable, run, wait_until
 
 from .cases import INDEXED, NAMESPACE, OURS, Shape
 from .client import Client
@@ -53,12 +53,22 @@ def objects_of_queue() -> list[dict[str, Any]]:
     ]
 
 
+def has_queue(cluster: Cluster) -> bool:
+    """Create the queue, and return True if Kueue has accepted it."""
+    text = yaml.safe_dump_all(objects_of_queue(), sort_keys=False)
+    try:
+        cluster.kubectl("apply", "--filename=-", stdin=text)
+    except CommandFailed:
+        return False
+    return True
+
+
 def measure(cluster: Cluster, chosen: argparse.Namespace) -> list[Sample]:
     """Return a sample for each case of each run."""
     cluster.make_namespace(NAMESPACE)
     run(INSTALL, NAME, KUBECONFIG=str(cluster.kubeconfig))
-    text = yaml.safe_dump_all(objects_of_queue(), sort_keys=False)
-    cluster.kubectl("apply", "--filename=-", stdin=text)
+    # The webhooks of Kueue answer a moment after its pod is ready.
+    wait_until("Kueue accepts a queue", lambda: has_queue(cluster), 60)
     client = Client(cluster.access())
     operator = OperatorProcess(client, *cluster.operator_process())
     in_node = {**cluster.process_ids(PROGRAMS), "operator": operator.pid}
