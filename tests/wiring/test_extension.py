@@ -124,3 +124,25 @@ async def test_an_api_that_is_installed_later_is_found(follow: Any) -> None:
     api.document = SERVED
     await until(lambda: extension.state is ApiState.SERVED)
     assert looked == [("a", "digits")]
+
+
+def a_default_queue(uid: str, version: str, **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "default",
+            "namespace": "ml",
+            "uid": uid,
+            "resourceVersion": version,
+            **metadata,
+        }
+    }
+
+
+def test_a_local_queue_that_is_made_anew_takes_jobs_and_one_that_goes_takes_none() -> None:
+    queues = Cache().default_queues
+    queues.see(a_default_queue("old", "1"))
+    queues.see(a_default_queue("new", "3"))
+    queues.forget(a_default_queue("old", "2"))
+    assert "ml" in queues.by_namespace
+    queues.see(a_default_queue("new", "4", deletionTimestamp="2026-11-21T12:00:00Z"))
+    assert "ml" not in queues.by_namespace

@@ -31,6 +31,10 @@ def a_waiting_job(fake: FakeApi, name: str, queue: str = "team") -> str:
     return workload_name(name, made["metadata"]["uid"], 2)
 
 
+async def at_once() -> None:
+    """Let an answer come without a wait."""
+
+
 class Kueue:
     """The visibility API. Its queues have the names of Workloads, in the order of the queue."""
 
@@ -38,7 +42,7 @@ class Kueue:
         self.queues: dict[str, list[str]] = {}
         self.queries: list[dict[str, str]] = []
         # Awaited before each answer.
-        self.before: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
+        self.before: Callable[[], Awaitable[object]] = at_once
         fake.fault("GET", PENDING, self._answer, ALWAYS)
 
     async def _answer(self, request: web.Request, _: Proceed) -> web.StreamResponse:

@@ -192,6 +192,21 @@ class OfJobs(Store[Owned]):
         return tuple(one for one in found if one.job_uid == job.uid)
 
 
+@dataclass
+class DefaultQueues(Store[bool]):
+    """The LocalQueues that take jobs without a queue: their UIDs by namespace."""
+
+    by_namespace: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def _add(self, seen: Seen[bool]) -> None:
+        self.by_namespace[seen.namespace].add(seen.uid)
+
+    def _remove(self, seen: Seen[bool]) -> None:
+        self.by_namespace[seen.namespace].discard(seen.uid)
+        if not self.by_namespace[seen.namespace]:
+            del self.by_namespace[seen.namespace]
+
+
 def _is_there(body: Dict) -> bool | None:
     return None if body["metadata"].get("deletionTimestamp") else True
 
@@ -237,7 +252,7 @@ class Cache:
     nodes: Nodes = field(default_factory=lambda: Nodes(read_node))
     workloads: OfJobs[Workload] = field(default_factory=lambda: OfJobs(read_workload))
     # Of each LocalQueue that takes jobs without a queue, only its existence is kept.
-    default_queues: Store[bool] = field(default_factory=lambda: Store(_is_there))
+    default_queues: DefaultQueues = field(default_factory=lambda: DefaultQueues(_is_there))
     # By the names of their rows. Each kind has versions of its own.
     pod_groups: Mapping[str, OfJobs[PodGroup]] = field(
         default_factory=lambda: {name: OfJobs(read_pod_group) for name in POD_GROUPS}

@@ -187,7 +187,7 @@ class Extensions:
         if not all(one.has_looked for one in both):
             return None
         is_served = self.queues.state_in(namespace) is ApiState.SERVED
-        return is_served and self.default_queues.store.count(namespace) > 0
+        return is_served and namespace in self.queues.cache.default_queues.by_namespace
 
     @property
     def all(self) -> tuple[Extension, ...]:

@@ -27,7 +27,7 @@ from ddpjob.core.api.names import Condition, Identity
 from ddpjob.core.api.owned import owner_of
 from ddpjob.core.api.readers import Dict, child
 from ddpjob.core.api.reasons import Reason
-from ddpjob.core.observe.observation import ApiState, NodeHealth
+from ddpjob.core.observe.observation import ApiState, Node, NodeHealth
 from ddpjob.core.observe.pods import read_pod
 from ddpjob.core.plan import PlaceAction, PlaceStep
 from ddpjob.core.render.merged_pod import HOST_NAME
@@ -264,9 +264,8 @@ class Places:
         if not nodes:
             # With Roles only, nodes are not read.
             return []
-        names = [domain.labels.get(HOST_NAME) for domain in workload.domains]
-        ready = {name for name, node in nodes.items() if node.health is NodeHealth.READY}
-        return [name for name in names if name and name not in ready]
+        chosen = (domain.labels.get(HOST_NAME) for domain in workload.domains)
+        return [name for name in chosen if name and not _is_ready(nodes.get(name))]
 
     async def join(self, body: Dict, queue: str) -> None:
         """Give a job the label of a queue, under the version that was seen."""
@@ -322,3 +321,7 @@ class Places:
 
 def _as_seen(workload: Workload) -> dict[str, Any]:
     return {"uid": workload.uid, "resourceVersion": workload.version}
+
+
+def _is_ready(node: Node | None) -> bool:
+    return node is not None and node.health is NodeHealth.READY

@@ -5,6 +5,7 @@ operator makes the Workload of a job, and gives the room back once no pod of the
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -93,11 +94,24 @@ class Position(NamedTuple):
     in_cluster_queue: int
 
 
+# The values of the labels of a domain, in their order. All domains of a Workload have equal labels.
+PlaceKey = tuple[str | None, ...]
+
+
+def place_key(labels: Iterable[str], selector: Mapping[str, str]) -> PlaceKey:
+    """Return the values that a node selector has for the labels of a domain."""
+    return tuple(selector.get(label) for label in labels)
+
+
 class Domain(NamedTuple):
     """A part of the cluster, by the labels of its nodes, and how many nodes of a job it has."""
 
     labels: Mapping[str, str]
     size: int
+
+    @property
+    def key(self) -> PlaceKey:
+        return place_key(self.labels, self.labels)
 
 
 @dataclass(frozen=True)
@@ -435,11 +449,13 @@ def free_places(workload: Workload, taken: Iterable[Mapping[str, str]]) -> list[
     `taken` has the node selectors of the pods that have places. Kueue sorts the places anew when it
     replaces a node, so the pods that stay decide what is free.
     """
-    left = [domain.labels for domain in workload.domains for _ in range(domain.size)]
-    for selector in taken:
-        own = next((one for one in left if one.items() <= selector.items()), None)
-        if own is not None:
-            left.remove(own)
+    levels = list(workload.domains[0].labels) if workload.domains else []
+    used = Counter(place_key(levels, selector) for selector in taken)
+    left: list[Mapping[str, str]] = []
+    for domain in workload.domains:
+        count = min(domain.size, used[domain.key])
+        used[domain.key] -= count
+        left += [domain.labels] * (domain.size - count)
     return left
 
 

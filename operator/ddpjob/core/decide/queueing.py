@@ -22,6 +22,7 @@ from ddpjob.core.api.kueue import (
     QUOTA_RESERVED,
     Workload,
     newest_number,
+    place_key,
 )
 from ddpjob.core.api.names import Condition
 from ddpjob.core.api.reasons import Reason
@@ -101,12 +102,11 @@ def misplaced(obs: Observation) -> tuple[Pod, ...]:
     workload = obs.workload
     if workload is None or not (workload.may_run and workload.domains):
         return ()
-    places = [domain.labels.items() for domain in workload.domains]
+    levels = list(workload.domains[0].labels)
+    places = {domain.key for domain in workload.domains}
     waiting = (pod for pod in obs.current if pod.place and pod.active and not pod.node_name)
     return tuple(
-        pod
-        for pod in waiting
-        if not pod.deleting and not any(place <= pod.place.items() for place in places)
+        pod for pod in waiting if not pod.deleting and place_key(levels, pod.place) not in places
     )
 
 
