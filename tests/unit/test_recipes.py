@@ -164,6 +164,8 @@ def test_the_recipe_for_a_reason_is_complete(tmp_path):
     row = '    SNOWED = "Snowed", "snow covers the nodes", "remove the snow"\n'
     path = "operator/ddpjob/core/api/reasons.py"
     recipe.insert(path, row, before="    NODES_RUNNING =")
+    health = "    Reason.SNOWED: (Phase.PENDING, PROGRESSING),\n"
+    recipe.insert("tests/unit/test_gitops.py", health, before="    Reason.UNSCHEDULABLE:")
     recipe.finish()
     page = recipe.text("docs/users/operations.md")
     assert '| <a id="reason-snowed"></a>Snowed | snow covers the nodes | remove the snow |' in page
