@@ -3,10 +3,12 @@
     python docs/site/build.py            # into build/site; make docs does the same
 
 The pages of the repository are staged with the folders that they are in, so links between them work
-unchanged. Links to other files of the repository become links to its address. The reference of the
-CRD, of the command line and of the client is generated from them.
+unchanged. Links to other files of the repository become links to its address, and the address of a
+page becomes a link to it. The reference of the CRD, of the command line and of the client is
+generated from them.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -18,13 +20,14 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "release"))
 
+from links import FILES, FOLDERS, in_repository
 from reference import client_page, command_page, crd_page
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = ROOT / "build" / "site-source"
 SITE = ROOT / "build" / "site"
-REPOSITORY = "https://github.com/ddpjob/ddpjob"
 
 # The pages of the site, relative to the root of the repository.
 PAGES = (
@@ -80,18 +83,19 @@ def write(path: Path, text: str) -> None:
 def rewritten(found: "re.Match[str]", page: Path, pages: set[Path]) -> str:
     """Return a link of a page as a link of the site, or of the repository for other files."""
     text, target = found[1], found[2]
-    if "://" in target or target.startswith(("#", "mailto:")):
+    address, anchor = urldefrag(target)
+    path = in_repository(target)
+    if path is None and ("://" in target or target.startswith(("#", "mailto:"))):
         return found[0]
-    path, anchor = urldefrag(target)
-    place = (ROOT / page.parent / path).resolve().relative_to(ROOT)
+    place = Path(path) if path else (ROOT / page.parent / address).resolve().relative_to(ROOT)
     if place in pages:
         # The home page is the only one that has another name on the site.
-        renamed = path[: -len(place.name)] + staged(place).name
-        return f"[{text}]({renamed}{'#' + anchor if anchor else ''})"
-    if place.suffix in (".svg", ".png"):
+        between = os.path.relpath(staged(place), staged(page).parent)
+        return f"[{text}]({between}{'#' + anchor if anchor else ''})"
+    if path is not None or place.suffix in (".svg", ".png"):
         return found[0]
-    kind = "tree" if (ROOT / place).is_dir() else "blob"
-    return f"[{text}]({REPOSITORY}/{kind}/main/{place})"
+    base = FOLDERS if (ROOT / place).is_dir() else FILES
+    return f"[{text}]({base}{place})"
 
 
 class Page(HTMLParser):
