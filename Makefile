@@ -11,7 +11,7 @@ REGISTRY ?=
 IMAGES := $(if $(REGISTRY),$(REGISTRY)/)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-layer test-slow test-faults test-queues soak soak-cluster mutants test-frameworks test-gpu test-xla lint bench images docs dist locks release clean generate crd
+.PHONY: help demo test test-fast test-layer test-slow test-faults test-queues soak soak-cluster mutants test-frameworks test-gpu test-xla lint bench images docs dist dry-run locks release clean generate crd
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -126,7 +126,7 @@ $(SITE)/.installed: operator/pyproject.toml
 	@touch $@
 
 RELEASE := .venv-release
-dist: $(RELEASE)/.installed ## wheels, chart and bill of materials of this version, in dist/
+dist: $(RELEASE)/.installed ## wheels, chart, bill of materials and digests of this version, checked, in dist/
 	rm -rf dist && mkdir dist
 	$(RELEASE)/bin/pip wheel --quiet --no-deps --wheel-dir dist ./operator ./trainer
 	cp -r charts/ddpjob-operator dist/chart
@@ -137,7 +137,10 @@ dist: $(RELEASE)/.installed ## wheels, chart and bill of materials of this versi
 	dist/.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r operator/requirements.lock
 	dist/.venv/bin/pip install --quiet --disable-pip-version-check --no-deps dist/ddpjob-*.whl
 	$(RELEASE)/bin/cyclonedx-py environment dist/.venv --output-reproducible --of JSON -o dist/ddpjob-$(CURRENT).cdx.json
+	dist/.venv/bin/python release/check.py dist
 	rm -rf dist/.venv
+
+dry-run: dist docs ## all that a release has but the images: built and checked, and nothing is pushed
 
 locks: $(RELEASE)/.installed ## the versions and hashes of the images' packages, as of today
 	$(RELEASE)/bin/python release/locks.py
@@ -147,9 +150,9 @@ $(RELEASE)/.installed: requirements-release.txt
 	@$(RELEASE)/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-release: $(STAMP) ## VERSION=1.2.3: set the version everywhere, then make dist and images
+release: $(STAMP) ## VERSION=1.2.3: set the version everywhere, then make dry-run and images
 	$(PYTHON) release/version.py $(or $(VERSION),$(error give the new version: make release VERSION=1.2.3))
-	$(MAKE) dist images
+	$(MAKE) dry-run images
 
 clean: ## remove the environment and the runs
 	rm -rf $(VENV) $(FRAMEWORKS) $(XLA) $(MUTANTS) $(SITE) $(RELEASE) ddpjob-runs build dist
