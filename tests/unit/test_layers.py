@@ -52,7 +52,6 @@ EXTRA_PACKAGES = (
     "prometheus_client",
     "psutil",
     "matplotlib",
-    "plotext",
     "starlette",
     "uvicorn",
 )

@@ -19,7 +19,7 @@ COMMANDS = {
         "logs": "Print the output of a job's nodes.",
         "exec": "Run a command in the pod of a rank.",
         "cp": "Copy files out of the pod of a rank.",
-        "plot": "Draw the curves of jobs in the terminal.",
+        "plot": "Draw the curves of jobs as a picture.",
         "ui": "Show jobs in a browser.",
         "wait": "Wait for the end of a job.",
         "suspend": "Stop a job and keep it.",
