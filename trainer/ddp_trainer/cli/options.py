@@ -190,8 +190,8 @@ class ModelParallelOptions(Common):
     """One model on two devices, inside DDP, with its batches in a pipeline of micro-batches.
 
     On GPUs each process uses two, so start half as many processes as there are GPUs. With
-    TorchNeuron on Trainium, start half as many as there are cores. On a CPU two stand-ins take the
-    place of the devices. Like GPUs, they raise an error if a tensor was not moved.
+    TorchNeuron on Trainium, start half as many as there are cores. On a CPU both parts of the model
+    share the processor.
     """
 
     steps: int = _steps(100)
