@@ -1,5 +1,6 @@
 """Which format a text has, and its conversion."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,11 @@ from ddpjob.jobs.documents import Document, read_documents
 
 # What other kinds are moved by: the page has a section for each.
 BY_HAND = "docs/users/migrate.md says how MPIJob, Job, JobSet and others are moved by hand"
+
+
+# A value that a program such as envsubst replaces in a template before `kubectl apply`.
+PLACEHOLDER = re.compile(r"\$\{?\w")
+FILL = "; the manifest is a template: fill it first, for example by envsubst < FILE"
 
 
 def convert_text(text: str, runtime: str, image: str, name: str) -> list[Conversion]:
@@ -63,7 +69,8 @@ def _convert(document: Dict, runtimes: Sequence[Dict], image: str) -> Conversion
             return pytorchjob.convert(document, image)
         return trainjob.convert(document, runtimes, image)
     except SpecError as error:
-        raise SpecError(f"{name_of(document)}: {error}") from error
+        advice = FILL if PLACEHOLDER.search(str(error)) else ""
+        raise SpecError(f"{name_of(document)}: {error}{advice}") from error
 
 
 def _with_others(conversion: Conversion, others: Sequence[Document]) -> Conversion:

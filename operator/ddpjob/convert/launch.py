@@ -86,6 +86,7 @@ def read_command(launch: Launch, words: Sequence[str]) -> None:
     rest = list(words)
     if not rest:
         raise SpecError(f"{launch.path}: has no command; write the one that starts the training")
+    rest[0] = launch.resolve(rest[0])
     program = rest[0].rpartition("/")[2]
     for pattern, reader in (*launch.programs, *PROGRAMS):
         if re.fullmatch(pattern, program):
@@ -116,7 +117,8 @@ def _set_program(launch: Launch, words: Sequence[str], default: str) -> None:
 def _set_args(launch: Launch, words: Sequence[str], what: str) -> None:
     if not words or words == ["-m"]:
         raise SpecError(f"{launch.path}: {what} has no script; write the script after its flags")
-    launch.draft.set("args", list(words), launch.path)
+    script, *rest = words
+    launch.draft.set("args", [launch.resolve(script), *rest], launch.path)
 
 
 # torchrun

@@ -19,7 +19,9 @@ from ddpjob.convert.launch import (
     read_command,
 )
 from ddpjob.convert.shell import (
+    ARRAY,
     ASSIGNMENT,
+    ELEMENTS,
     VARIABLE,
     Statement,
     expand,
@@ -41,7 +43,7 @@ FUNCTION_OF_SDK = re.compile(
     re.DOTALL,
 )
 
-ARRAY = re.compile(r"[A-Za-z_]\w*=\(")
+LINE_END = re.compile(r"\s*\n\s*")
 # They stand before a command, and start containers with one.
 BEFORE_A_COMMAND = ("exec", "time", "nohup", "env")
 CONTAINERS = "apptainer|singularity"
@@ -88,6 +90,7 @@ class Script:
       training become the setup; otherwise they are dropped for `rest`.
     - `setup`: the lines of the setup. `folder`: what `cd` has added to the working directory.
     - `values`: variables of the shell, and those of the pods whose words must be split.
+      `arrays`: the elements of arrays, as text.
     """
 
     launch: Launch
@@ -97,6 +100,7 @@ class Script:
     setup: list[str] = field(default_factory=list)
     folder: str = ""
     values: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
 
     def read(self, text: str) -> None:
         """Read all statements of a text. Raises SpecError if none of them trains."""
@@ -141,7 +145,14 @@ class Script:
         with_spaces = {
             key: text for key, text in literals(self.launch.draft).items() if " " in text
         }
-        return expand(statement.commands[position], {**with_spaces, **self.values})
+        text = ELEMENTS.sub(self._elements, statement.commands[position])
+        return expand(text, {**with_spaces, **self.values})
+
+    def _elements(self, found: re.Match[str]) -> str:
+        """Return the elements of an array; none of one without a known value."""
+        if found[1] not in self.arrays:
+            self.launch.draft.drop(self.launch.path, found[0], ONLY_A_SHELL)
+        return self.arrays.get(found[1], "")
 
     def _drop_part(self, statement: Statement, command: str) -> None:
         where = f"{self.launch.path}: line {statement.line}"
@@ -172,10 +183,11 @@ class Script:
             else:
                 self.drop(statement, UNREADABLE, "write the line that is needed by itself")
             return
-        words = statement.words
-        if ARRAY.match(statement.text):
-            self.drop(statement, ONLY_A_SHELL)
+        array = ARRAY.fullmatch(statement.text)
+        if array:
+            self._assign_array(statement, *array.groups())
             return
+        words = statement.words
         if _is_assignment(words):
             self._assign_all(statement, words)
             return
@@ -218,6 +230,15 @@ class Script:
             # `export NAME` exports what was assigned before.
             elif word in self.values:
                 self._assign(statement, f"{word}={self.values[word]}", is_exported=True)
+
+    def _assign_array(self, statement: Statement, name: str, plus: str, elements: str) -> None:
+        """Keep the elements of an array, or remark on one made by a command such as scontrol."""
+        words = split_words(elements)
+        if len(words) == 1 and has_substitution(words[0]):
+            self.drop(statement, ONLY_A_SHELL)
+            return
+        before = self.arrays.get(name, "") if plus else ""
+        self.arrays[name] = f"{before} {LINE_END.sub(' ', elements)}".strip()
 
     def _assign(self, statement: Statement, word: str, *, is_exported: bool) -> None:
         name, value = ASSIGNMENT.fullmatch(word).groups()  # type: ignore[union-attr]

@@ -25,6 +25,12 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 # $NAME, ${NAME} and ${NAME:-default}.
 VARIABLE = re.compile(r"(?<![\\$])\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}]*))?\})")
 
+# `NAME=(…)` and `NAME+=(…)`, and where their elements are used.
+ARRAY = re.compile(
+    r"(?:(?:declare|typeset|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=\((.*)\)", re.DOTALL
+)
+ELEMENTS = re.compile(r"\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?")
+
 # Stands for a command substitution while words are split. It is for private use in Unicode.
 MARK = "\ue000"
 
@@ -229,11 +235,8 @@ class _Scanner:
                 self.index += 2
             elif quote != "'" and (end := _substitution_end(self.text, self.index)) > self.index:
                 self.index = end
-            elif quote:
-                quote = "" if character == quote else quote
-                self.index += 1
-            elif character in "'\"":
-                quote = character
+            elif quote or character in "'\"":
+                quote = _next_quote(quote, character)
                 self.index += 1
             elif character == "#" and self._is_at_word():
                 self._drop_comment()
@@ -272,8 +275,34 @@ class _Scanner:
         """Return how many characters belong together here: those of `(…)`, or one."""
         if self.text[self.index] != "(":
             return 1
+        if self.text[self.index - 1 : self.index] == "=":
+            self._drop_comments_of_array()
         end = _substitution_end(f"${self.text[self.index :]}", 0)
         return max(1, end - 1)
+
+    def _drop_comments_of_array(self) -> None:
+        """Blank the comments in an array of several lines: they may have parentheses and quotes."""
+        begin = self.index
+        self.index += 1
+        quote = ""
+        while self.index < len(self.text) and (quote or self.text[self.index] != ")"):
+            character = self.text[self.index]
+            end = _substitution_end(self.text, self.index)
+            if end > self.index:
+                self.index = end
+            elif not quote and character == "#" and self._is_at_word():
+                self._drop_comment()
+            else:
+                quote = _next_quote(quote, character)
+                self.index += 1
+        self.index = begin
+
+
+def _next_quote(quote: str, character: str) -> str:
+    """Return the open quote after a character; an empty text outside of quotes."""
+    if quote:
+        return "" if character == quote else quote
+    return character if character in "'\"" else ""
 
 
 def _unfolded(text: str) -> str:
