@@ -80,7 +80,7 @@ class Lister:
     # was, in monotonic seconds.
     _has_gap: bool = True
     _last_complete: float = 0.0
-    # Monotonic time of the first of the LISTs of a kind that are older than an earlier one.
+    # For each kind whose LISTs are older than an earlier one: the monotonic time since then.
     _back_since: dict[Kind, float] = field(default_factory=dict)
 
     @property
@@ -99,7 +99,7 @@ class Lister:
 
     @property
     def readable(self) -> list[str]:
-        """Return the watched namespaces without those that the last LIST could not read."""
+        """Return the watched namespaces that the last LIST could read."""
         return [name for name in self.namespaces if name not in self.unreadable]
 
     async def run(self) -> None:
@@ -305,7 +305,7 @@ class Lister:
                 self.queue.add(key)
 
     def _pass(self, namespace: str) -> None:
-        """Look at the jobs of namespaces with a complete list of pods: LISTs are in this order."""
+        """Look at the jobs of namespaces before this one in a LIST: all their pods are known."""
         if self._complete or self.namespaces or _place(namespace) <= _place(self._passed):
             return
         for key in self.cache.jobs.by_key:
