@@ -132,7 +132,8 @@ async def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
 async def operate(options: Options) -> None:
     """Run one operator until it is cancelled. Raises CannotRun if it cannot continue.
 
-    It needs a separate event loop: at its end, kopf cancels all later tasks of its loop.
+    It needs a separate event loop: when kopf ends, it cancels every task created in the loop after
+    its own.
     """
     settings = await configuration(options.kubeconfig)
     operator = _assemble(options, settings)
