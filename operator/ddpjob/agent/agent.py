@@ -148,7 +148,7 @@ class Agent:
             self.end_attempt(newer["grace"])
             self.wait_ends = time.monotonic() + newer["wait"]
         elif self.torchrun:
-            # The operator decides about heartbeats by output: other pods may write.
+            # With `heartbeat: Log` the operator decides, because other pods may still write.
             is_silent = self.options.heartbeat == "File" and self.is_silent()
             if self.suspicion.is_due(must_dump(self.options.assignment, self.attempt), is_silent):
                 self.end_hang()

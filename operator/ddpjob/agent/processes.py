@@ -18,7 +18,7 @@ from .output import Output, log
 
 
 def open_standard_streams() -> None:
-    """Open the closed ones. Otherwise a pipe could take the place of one."""
+    """Open closed standard streams. Otherwise a pipe could take the place of one."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
     os.close(descriptor)
@@ -58,12 +58,12 @@ def start(
 
 
 def exit_status(code: int) -> int:
-    """Return an exit code as in a shell: 128 and the number of the signal after a signal."""
+    """Return an exit code as a shell does: 128 plus the number for a signal."""
     return code if code >= 0 else 128 - code
 
 
 def write_wrapper(folder: Path) -> Path:
-    """Write torchrun's replacement for Python, and return its path."""
+    """Write the program for torchrun to start in place of Python, and return its path."""
     wrapper = folder / "worker"
     words = shlex.join(program("launch", "worker"))
     wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
