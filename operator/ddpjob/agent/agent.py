@@ -285,8 +285,8 @@ class Agent:
     def is_silent(self) -> bool:
         """Return True if the last heartbeat is too old.
 
-        No heartbeat is needed from ended workers, from workers with a checkpoint to save after a
-        request to stop, and from ranks with output only at their start.
+        No heartbeat is needed from ended workers, from workers saving a checkpoint after a request
+        to stop, or from ranks with output only at their start.
         """
         age = self.heartbeat_age()
         needs_none = self.stop_signal or self.output.have_all_ended()

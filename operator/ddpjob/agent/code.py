@@ -28,7 +28,7 @@ def unpack(source: Path, target: Path) -> None:
     if (source / ARCHIVE).is_file():
         unpack_archive(source / ARCHIVE, target)
         return
-    # A kubelet keeps the files of a volume in a folder `..data`. The others are links to it.
+    # A kubelet keeps the files of a volume in a folder `..data`. Other entries are links into it.
     hidden = shutil.ignore_patterns("..*")
     shutil.copytree(
         source, target, ignore=hidden, copy_function=shutil.copyfile, dirs_exist_ok=True

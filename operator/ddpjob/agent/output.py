@@ -244,7 +244,7 @@ class Output:
             stream.process = None
 
     def close(self, stream: Stream) -> None:
-        """Close a pipe without a writer."""
+        """Close a pipe once it has no writer."""
         if stream.is_open:
             stream.is_open = False
             self.selector.unregister(stream.descriptor)
@@ -310,7 +310,7 @@ def as_displayed(line: bytes) -> bytes:
 
 
 def apart(line: bytes) -> list[bytes]:
-    """Return a line as displayed, and apart from it a JSON object after a progress bar."""
+    """Return a line as displayed. A JSON object after a progress bar becomes a separate line."""
     if not is_overwritten(line):
         return [line]
     line = line.rstrip(b"\r")

@@ -32,7 +32,7 @@ def variables(options: Options, given: Mapping[str, str]) -> dict[str, str]:
         return dict(given)
     found = {
         "TMPDIR": f"{options.work}/{WORK}",
-        # By default they are below TMPDIR, or in a home folder. It may not be writable.
+        # By default they are below TMPDIR, or in a home folder, and that may not be writable.
         "TORCHINDUCTOR_CACHE_DIR": f"{options.work}/{CACHE}/inductor",
         "TRITON_CACHE_DIR": f"{options.work}/{CACHE}/triton",
         **given,

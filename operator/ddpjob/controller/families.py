@@ -1,4 +1,4 @@
-"""The metrics of the operator, one row for each. They also make the table in the documentation.
+"""The metrics of the operator, one row for each. The rows also make the documentation's table.
 
 The text of a row is the help of its metric.
 """

@@ -133,7 +133,7 @@ class Lease:
         """Write the Lease with `holder`. Return None if it is gone or belongs to another process.
 
         After a conflict, try once more: the last write may have arrived although its answer was
-        was lost.
+        lost.
         """
         try:
             return await self._put(holder)

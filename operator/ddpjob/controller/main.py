@@ -48,7 +48,7 @@ JSON_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 PLAIN_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 # The API server accepts JSON nested up to 10,000 levels deep. With Python's own limit, one such job
-# such job would end every start of the operator.
+# would end every start of the operator.
 RECURSION_LIMIT = 60_000
 
 
@@ -101,7 +101,7 @@ def run(options: Options) -> int:
 
 
 def _tune_garbage_collector() -> None:
-    """Exclude the imported modules from garbage collection. It is frequent in bursts of pods."""
+    """Exclude the imported modules from garbage collection: bursts of pods make it frequent."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

@@ -171,7 +171,7 @@ class Places:
             await self._write_status(workload, kueue.pods_ready(workload, is_ready, now))
 
     async def _write_status(self, workload: Workload, status: dict[str, Any]) -> Workload:
-        """Change the status of a Workload, under its seen version, and return it."""
+        """Change the status of a Workload if it still has the seen version, and return it."""
         body = {"metadata": _as_seen(workload), "status": status}
         return await self._patch(workload, body, "status")
 
@@ -269,7 +269,7 @@ class Places:
         return [name for name in chosen if name and not _is_ready(nodes.get(name))]
 
     async def join(self, body: Dict, queue: str) -> None:
-        """Give a job the label of a queue, under its seen version."""
+        """Give a job the label of a queue if it still has the seen version."""
         seen = child(body, "metadata")
         metadata = {
             "uid": seen["uid"],

@@ -1,4 +1,4 @@
-"""Write to the API server: only with the Lease, and a few requests at a time. It is the only way.
+"""Write to the API server, only here: with the Lease, and a few requests at a time.
 
 Requests of different kinds wait in separate lines. So a status never waits for the creates of
 another job. Their admission webhook may hang.
