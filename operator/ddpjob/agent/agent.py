@@ -86,7 +86,7 @@ class Agent:
         self.setup = Setup(options)
         self.port = Port(self.is_ready, lambda: self.setup.is_over, answers_of(self))
         self.attempt = -1
-        # The attempt not allowed to start yet.
+        # The attempt that must not start yet.
         self.held = -1
         self.torchrun: subprocess.Popen[bytes] | None = None
         self.zygote: subprocess.Popen[bytes] | None = None

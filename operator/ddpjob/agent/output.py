@@ -17,7 +17,7 @@ from .files import exit_code_of, read_json
 # Bytes: of output kept for the report, of a line kept whole, and of a line with figures, at most.
 TAIL, LINE, FIGURES_LINE = 16384, 4 << 20, 4096
 
-# Characters found in no text.
+# Characters that do not occur in text.
 BINARY = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 
 # Places in a line at which a JSON object may begin.

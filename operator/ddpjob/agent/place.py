@@ -97,7 +97,7 @@ def keep_last(folder: Path) -> None:
         for path in (folder / WORK).iterdir():
             with suppress(OSError):
                 path.rename(folder / LAST / path.name)
-    # Remove what could not be moved, such as a folder with no right to change it.
+    # Remove what could not be moved, such as a folder that its owner may not change.
     empty_folder(folder / WORK)
 
 

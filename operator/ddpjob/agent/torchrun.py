@@ -78,7 +78,7 @@ def with_time_limits(base: Any) -> Any:
 
 
 def write_record(error: BaseException) -> None:
-    """Write the failed workers in a ChildFailedError, or the text of another error."""
+    """Write the failed workers named by a ChildFailedError, or the text of another error."""
     failures = []
     for rank, failure in getattr(error, "failures", {}).items():
         entry = {"rank": rank, "localRank": failure.local_rank, "exitCode": failure.exitcode}

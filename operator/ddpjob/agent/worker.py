@@ -239,7 +239,7 @@ def run_program(arguments: list[str], before: Callable[[], None] = lambda: None)
 
 
 def write_note(path: str, error: BaseException) -> None:
-    """Write down the exception at the end of the worker, or the text of its `sys.exit(text)`."""
+    """Write down the exception that ends the worker, or the text of its `sys.exit(text)`."""
     text, words = first_line(error)
     if isinstance(error, SystemExit):
         has_text = not isinstance(error.code, (int, type(None)))
@@ -250,7 +250,7 @@ def write_note(path: str, error: BaseException) -> None:
 
 
 def print_exception(error: BaseException) -> None:
-    """Print the exception at the end of the worker, without the frames of this file."""
+    """Print the exception that ends the worker, without the frames of this file."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

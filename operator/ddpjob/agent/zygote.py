@@ -163,7 +163,7 @@ def can_serve(request: dict[str, Any]) -> bool:
 
 
 def has_one_thread() -> bool:
-    """Return True if a fork would lack no thread of Python or of a library.
+    """Return True if a fork would lack none of the threads of Python and of libraries.
 
     OpenBLAS ends its own before a fork, and starts them again when it needs them.
     """

@@ -276,7 +276,7 @@ class Cache:
 
     @staticmethod
     def key_of_owned(body: Dict) -> Key | None:
-        """Return the key of an object's owner, a job, or None."""
+        """Return the key of the job that owns an object, or None."""
         owner = owner_of(body)
         return key_of(owner) if owner else None
 

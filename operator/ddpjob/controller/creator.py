@@ -168,7 +168,7 @@ class Creator:
             raise Refused(Reason.NAME_IN_USE, f"an earlier {what} is still being deleted")
         owner = owner_of(found)
         if owner == job.identity:
-            # After a short loss of its labels, a pod was taken for gone.
+            # A pod that lost its labels for a moment was taken for gone.
             if kind == PODS:
                 self.cache.pods.restore(found)
             return found

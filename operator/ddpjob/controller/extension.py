@@ -182,7 +182,7 @@ class Extensions:
     def has_default_queue(self, namespace: str) -> bool | None:
         """Return True if a namespace has a LocalQueue for jobs without a queue.
 
-        Returns None as long as this is not read yet.
+        Returns None if this is not known yet.
         """
         both = (self.queues, self.default_queues)
         if self.queues.state in (ApiState.OFF, ApiState.REFUSED):

@@ -1,4 +1,4 @@
-"""Wait in a line fair to groups: many waiting items of one group do not delay those of another."""
+"""A line that is fair to groups: many waiting items of one group do not delay those of another."""
 
 from collections import Counter, deque
 from collections.abc import Hashable

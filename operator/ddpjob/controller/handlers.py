@@ -139,7 +139,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.connect_timeout = 10
     chosen.watching.chunk_size = PAGE_SIZE
     chosen.watching.label_selectors[PODS.plural] = PODS.selector
-    chosen.queueing.idle_timeout = 0.2  # Seconds in memory for an object's last event in kopf.
+    chosen.queueing.idle_timeout = 0.2  # kopf keeps an object's last event for so many seconds.
     chosen.networking.request_timeout = 30
     # Long enough in sum for an upgrade of the API server.
     chosen.networking.error_backoffs = (1, 1, 2, 3, 5, 8, 13, 21, 34, 34, 34)

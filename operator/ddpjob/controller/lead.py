@@ -39,7 +39,7 @@ NO_CRD = (
 
 @dataclass(frozen=True)
 class Operator:
-    """The parts of one operator, side by side."""
+    """The parts of one operator that run side by side."""
 
     api: ApiClient
     configuration: Configuration

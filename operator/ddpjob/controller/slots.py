@@ -173,7 +173,7 @@ class Slots:
     # Hanging work
 
     def _suspects(self, group: Group) -> set[Group]:
-        """Return the probably hanging groups among those under way and `group`."""
+        """Return the groups whose work probably hangs, among those under way and `group`."""
         if self._share is None:
             return set()
         before = _now() - HANGS_AFTER

@@ -60,7 +60,7 @@ class Territory:
     """The marks of namespaces.
 
     `installation` names this installation, by the namespace and the name of its leader's Lease.
-    `excluded` are its excluded namespaces.
+    `excluded` are the namespaces in which it does nothing.
     """
 
     writer: Writer

@@ -10,7 +10,7 @@ from ddpjob.core.api.pod_groups import BACKENDS
 class Kind:
     """A kind of objects: its group and version, and its plural.
 
-    `selector` selects the operator's objects. It does not make another kind.
+    `selector` selects the operator's objects. Two kinds that differ only in it are equal.
     """
 
     group: str
