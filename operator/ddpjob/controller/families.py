@@ -1,4 +1,4 @@
-"""The metrics of the operator: a row for each, of which the page of the metrics has a table.
+"""The metrics of the operator, one row for each. The rows also make the documentation's table.
 
 The text of a row is the help of its metric.
 """
@@ -17,7 +17,7 @@ class Family:
     labels: tuple[str, ...] = ()
 
 
-# Those that are counted while the operator works.
+# Counted while the operator works.
 COUNTERS: Mapping[str, Family] = {
     "ddpjob_restarts": Family(
         "New attempts of a gang by cause, also those that use no budget: Failure, Hang, "
@@ -47,12 +47,12 @@ GAUGES: Mapping[str, Family] = {
     "ddpjob_leader": Family("1 while this process holds the Lease"),
 }
 
-# Those that are counted at each scrape, so that the numbers cannot drift.
+# Counted at each scrape: so the numbers cannot drift.
 JOBS = "ddpjob_jobs"
 SCRAPED: Mapping[str, Family] = {JOBS: Family("DDPJobs by phase", ("phase",))}
 
-# What is known of each job, by the end of the name. Its labels are beside `namespace` and `ddpjob`,
-# the job's name. Prometheus uses a label `job` for its own purposes.
+# The metrics of each job, by the end of their names. Their labels are beside `namespace` and
+# `ddpjob`, the job's name. Prometheus uses a label `job` for its own purposes.
 EACH_JOB: Mapping[str, Family] = {
     "info": Family("1 for each job", ("accelerator",)),
     "phase": Family("1 for the phase of a job", ("phase",)),
@@ -101,11 +101,11 @@ def gauges(registry: CollectorRegistry) -> dict[str, Gauge]:
 
 
 def families() -> dict[str, Family]:
-    """Return the families of the whole operator, by the names that a scrape has."""
+    """Return the families of the whole operator, by their names in a scrape."""
     totals = {f"{name}_total": one for name, one in COUNTERS.items()}
     return {**SCRAPED, **totals, **HISTOGRAMS, **GAUGES}
 
 
 def families_of_jobs() -> dict[str, Family]:
-    """Return the families of each job, by the names that a scrape has."""
+    """Return the families of each job, by their names in a scrape."""
     return {f"ddpjob_job_{name}": one for name, one in EACH_JOB.items()}
