@@ -10,7 +10,7 @@ MEMORY = "if nobody killed it, memory ran out: raise resources.limits.memory or 
 SHM = "/dev/shm may be full: raise resources.limits.memory, or use fewer DataLoader workers"
 BY_EXIT_CODE = {-9: MEMORY, 137: MEMORY, -7: SHM, 135: SHM}
 
-# The words of Python, of the trainer and of torch.save for a file that a process may not write.
+# The words of Python, of the trainer and of torch.save for a file without write permission.
 NOT_WRITABLE = ("Permission denied", "cannot be opened")
 
 # A kubelet changes the group of most volumes to the pod's fsGroup, but of NFS and hostPath never.
@@ -21,7 +21,7 @@ CHECKPOINTS = (
 
 
 def hint_for(job: Job, exit_code: int | None, exception: str) -> str:
-    """Return what to do about a process that has failed, or an empty string."""
+    """Return what to do about a failed process, or an empty string."""
     if exit_code in BY_EXIT_CODE:
         return BY_EXIT_CODE[exit_code]
     checkpoint = job.spec.checkpoint if job.spec else None
