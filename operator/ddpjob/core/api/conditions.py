@@ -1,4 +1,4 @@
-"""Conditions of a DDPJob, in the shape that Kubernetes gives conditions."""
+"""Conditions of a DDPJob, in Kubernetes' own shape."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -60,10 +60,10 @@ def set_condition(
 def stamp_conditions(
     conditions: Sequence[ConditionStatus], generation: int, now: datetime
 ) -> Conditions:
-    """Return the conditions with the generation that they were computed from.
+    """Return the conditions with the generation of the spec behind them.
 
-    `kubectl wait` ignores conditions of an older generation. A condition that has just changed gets
-    `now` as its transition time.
+    `kubectl wait` ignores conditions of an older generation. A newly changed condition gets `now`
+    as its transition time.
     """
     return tuple(
         replace(

@@ -22,8 +22,8 @@ MERGE_KEYS = {
     "resourceClaims": "name",
 }
 
-# Lists whose items have one source out of many (`patchStrategy: retainKeys`). A new source removes
-# the old one.
+# Lists of items with one source out of many (`patchStrategy: retainKeys`). A new source removes the
+# old one.
 RETAIN_KEYS = ("volumes",)
 
 
@@ -52,8 +52,8 @@ def merge_by(
 ) -> list[Any]:
     """Merge each item of `overlay` into the item of `base` with the same `key`.
 
-    New items come last. With `retain_keys`, an item of `base` keeps only the fields that its
-    overlay has too.
+    New items come last. With `retain_keys`, an item of `base` keeps only the fields also in its
+    overlay.
     """
     by_key = {_key(item, key): item for item in overlay}
     merged = []

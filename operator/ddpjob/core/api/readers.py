@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-# An object of a manifest: a JSON object that is only read.
+# An object of a manifest: a read-only JSON object.
 Dict = Mapping[str, Any]
 
 # Longest quotation of a user's value in a message, in characters.
@@ -24,7 +24,7 @@ def quoted(value: Any) -> str:
     """Return a user's value as JSON, shortened if it is long."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    # YAML has values that JSON has not: dates as keys, and lists that contain themselves.
+    # YAML has values unknown to JSON: dates as keys, and lists that contain themselves.
     except (TypeError, ValueError, RecursionError):
         text = _representation(value)
     if len(text) <= MAX_QUOTED:
@@ -69,7 +69,7 @@ def require_object(value: Any, where: str) -> Dict:
 
 
 def require_fields(value: Any, where: str) -> Dict:
-    """Return the fields of an object that are not null.
+    """Return the fields of an object, without null ones.
 
     The API server also treats a null as an absent field, and fills in its default.
     """
