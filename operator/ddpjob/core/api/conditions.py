@@ -60,7 +60,7 @@ def set_condition(
 def stamp_conditions(
     conditions: Sequence[ConditionStatus], generation: int, now: datetime
 ) -> Conditions:
-    """Return the conditions with the generation of the spec behind them.
+    """Return the conditions with the generation that they were computed from.
 
     `kubectl wait` ignores conditions of an older generation. A newly changed condition gets `now`
     as its transition time.

@@ -34,7 +34,7 @@ Bool = Annotated[bool, Strict()]
 
 
 def _only_a_list(value: Any) -> Any:
-    # Otherwise pydantic also reads a set, unknown to JSON.
+    # Otherwise pydantic also reads a set, which JSON does not have.
     if not isinstance(value, list | tuple):
         raise ValueError("no list")
     return value

@@ -35,7 +35,7 @@ class Entry:
 
     - `description`: one or two sentences for `kubectl explain` and the reference.
     - `name`: the name in the manifest; empty for the Python name in camelCase.
-    - `progress`: a change may be written later, together with an important one.
+    - `progress`: a change may be written later, together with one that matters.
     - `internal`: only the operator reads it.
     - `always`: written also if it has its default. Any other field is then absent.
     - `demanded`: the schema demands the field, although it may be None in Python.
@@ -43,7 +43,7 @@ class Entry:
     - `ahead`: how far a time may be ahead of the clock. None for a record: it stays as it is.
     - `items`: the largest number of items. `key`: the field that tells the items apart. It makes
       the list a map for server-side apply. `choices`: the only values of a string.
-    - `after`: the field before a computed one; empty if the computed one comes last.
+    - `after`: the field that a computed one follows; empty if it comes last.
     """
 
     description: str

@@ -47,7 +47,7 @@ class FailedNode(Part):
 
 @dataclass(frozen=True, slots=True)
 class UnreachableNode(Part):
-    """A Kubernetes node that the control plane cannot reach, and the time of its first sighting."""
+    """A Kubernetes node that the control plane cannot reach, and when this was first seen."""
 
     name: str = entry(REQUIRED, "Name of the node.")
     since: datetime = entry(REQUIRED, "Time at which the operator saw that.", ahead=NOT_AHEAD)
@@ -59,7 +59,7 @@ class UnreachableNode(Part):
 
 @dataclass(frozen=True, slots=True)
 class OlderGang:
-    """An older job with precedence over a younger one. `name` is empty in another namespace."""
+    """An older job that a younger one gives way to. `name` is empty in another namespace."""
 
     uid: str
     name: str
@@ -70,7 +70,7 @@ class OlderGang:
 
 @dataclass(frozen=True, slots=True)
 class Yielding(Part):
-    """A job's wait after giving its pods back for an older one: the older job, and the end."""
+    """The wait of a job that gave its pods back for an older one: the older job, and the end."""
 
     to: str = entry(REQUIRED, "UID of the older job.")
     until: datetime = entry(REQUIRED, "End of the wait.", ahead=YIELD_TIME)
@@ -86,7 +86,7 @@ class Backoff(Part):
     )
 
     def at_least(self, until: datetime) -> "Backoff":
-        """Return a back-off with its end at `until` or later."""
+        """Return a back-off that ends at `until` or later."""
         return replace(self, until=max(self.until or until, until))
 
 
@@ -102,7 +102,7 @@ class Retried(Part):
 
 @dataclass(frozen=True, slots=True)
 class Place(Part):
-    """The place of a job in a queue: the Workload with the request for its room.
+    """The place of a job in a queue: the Workload that asks for its room.
 
     The number is written before the Workload is created, and gives it its name.
     """

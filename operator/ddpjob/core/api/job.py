@@ -83,7 +83,7 @@ class Job:
         return names.Identity(self.namespace, self.name, self.uid)
 
     def for_decisions(self) -> "Job":
-        """Return the job without the fields for its pods alone: they can be large."""
+        """Return the job without the fields that only its pods need: they can be large."""
         if self.spec is None:
             return self
         spec = replace(

@@ -30,8 +30,8 @@ GROUP = "kueue.x-k8s.io"
 VERSION = "v1beta2"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-# The API for the list of the pending Workloads of a queue, in their order. It is a server of its
-# own, and an installation of Kueue may not have it.
+# The API that lists the pending Workloads of a queue, in their order. It is a server of its own,
+# and an installation of Kueue may lack it.
 VISIBILITY_GROUP = f"visibility.{GROUP}"
 PENDING_WORKLOADS = "pendingworkloads"
 
@@ -54,7 +54,7 @@ FINALIZER = f"{GROUP}/resource-in-use"
 # So many places of a job are looked at if the status of the job was lost.
 MAX_PLACES = 1000
 
-# The mark of Kueue's pod integration on a pod taken for one of its own.
+# How Kueue's pod integration marks a pod that it takes for one of its own.
 POD_GATE = f"{GROUP}/admission"
 
 # A LocalQueue of this name takes what has no queue.
@@ -73,7 +73,7 @@ REQUEUED_AFTER = (PREEMPTED, "NodeFailures")
 class Queue:
     """What the labels of a job ask of Kueue.
 
-    `max_seconds` is the longest time of the job in its place; 0 is without a limit.
+    `max_seconds`: how long the job may hold its place; 0 is without a limit.
     """
 
     name: str
@@ -190,7 +190,7 @@ def read_queue(labels: Any) -> Queue | None:
 
 
 def read_workload(body: Dict) -> Workload | None:
-    """Return what is kept of a Workload; None for one without a DDPJob as its owner."""
+    """Return what is kept of a Workload; None for one that no DDPJob owns."""
     metadata = child(body, "metadata")
     owner = owner_of(body)
     if owner is None:
@@ -368,7 +368,7 @@ def new_workload(owner: names.Identity, number: int, demand: Demand) -> dict[str
 
 
 def given_back(workload: Workload, now: datetime) -> dict[str, Any]:
-    """Return the change of a status to give the room of an evicted Workload back."""
+    """Return the change of a status that gives the room of an evicted Workload back."""
     reason = str(workload.condition(EVICTED).get("reason", ""))
     message = str(workload.condition(EVICTED).get("message", ""))
     requeued = reason in REQUEUED_AFTER
@@ -396,7 +396,7 @@ def _used_seconds(workload: Workload, now: datetime) -> int:
 
 
 def pods_ready(workload: Workload, is_ready: bool, now: datetime) -> dict[str, Any]:
-    """Return the change of a status to say whether the workers of all pods have met."""
+    """Return the change of a status that says whether the workers of all pods have met."""
     before = workload.condition(PODS_READY)
     if is_ready:
         reason = "Recovered" if before.get("reason") == "WaitForRecovery" else "Started"
@@ -407,7 +407,7 @@ def pods_ready(workload: Workload, is_ready: bool, now: datetime) -> dict[str, A
 
 
 def ended(workload: Workload, succeeded: bool, message: str, now: datetime) -> dict[str, Any]:
-    """Return the change of a status after the job has finished."""
+    """Return the change of a status that reports the end of the job."""
     reason = "Succeeded" if succeeded else "Failed"
     return {"conditions": _with_conditions(workload, now, (FINISHED, True, reason, message))}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ddpjob.core.api.readers import SpecError, quoted
 from ddpjob.core.api.torchrun_flags import candidates, check_flags, why_not
 
-# The words after Python to start torchrun.
+# The words that start torchrun, after the Python interpreter.
 TORCHRUN_MODULE = ("-m", "torch.distributed.run")
 
 # Programs that start the processes of a job, as torchrun does.
@@ -49,7 +49,7 @@ def shell_variable(args: Sequence[str]) -> str:
 
 
 def references(args: Sequence[str]) -> Iterator[str]:
-    """Yield the names of the variables in arguments, for Kubernetes to expand."""
+    """Yield the names of the variables that Kubernetes is to expand in arguments."""
     for word in args:
         yield from (found[1] for found in REFERENCE.finditer(word) if found[1])
 

@@ -52,8 +52,8 @@ def merge_by(
 ) -> list[Any]:
     """Merge each item of `overlay` into the item of `base` with the same `key`.
 
-    New items come last. With `retain_keys`, an item of `base` keeps only the fields also in its
-    overlay.
+    New items come last. With `retain_keys`, an item of `base` keeps only the fields that its
+    overlay has too.
     """
     by_key = {_key(item, key): item for item in overlay}
     merged = []

@@ -64,7 +64,7 @@ AGENT_FOLDER = f"{FOLDER}/agent"
 RUN_FOLDER = f"{FOLDER}/run"
 POD_FOLDER = f"{FOLDER}/pod"
 
-# The ConfigMap of `spec.code`, and the working directory with the code unpacked by the agent.
+# The ConfigMap of `spec.code`, and the working directory: the agent unpacks the code there.
 CODE_FOLDER = f"{FOLDER}/code"
 WORK_FOLDER = f"{FOLDER}/work"
 
@@ -126,7 +126,7 @@ class Condition(StrEnum):
 
 
 class Cause(StrEnum):
-    """The causes for the end of an attempt. Only the first three can use a budget."""
+    """The causes that end an attempt. Only the first three can use a budget."""
 
     FAILURE = "Failure"
     HANG = "Hang"

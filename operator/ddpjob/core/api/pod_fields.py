@@ -31,12 +31,12 @@ OWNED = "is set by the operator; remove it"
 
 
 def pod_field_names() -> tuple[str, ...]:
-    """Return the names of a spec's fields for the pod. They enter it unchanged."""
+    """Return the names of the fields of a spec that enter the pod unchanged."""
     return tuple(name for name in shapes.shapes() if name != POD_TEMPLATE)
 
 
 def read_pod_fields(fields: Dict) -> dict[str, Any]:
-    """Return a spec's fields for the pod, unchanged. Raises SpecError."""
+    """Return the fields of a spec that enter the pod, unchanged. Raises SpecError."""
     found = {}
     for key in pod_field_names():
         value = fields.get(key)
@@ -50,7 +50,7 @@ def read_pod_fields(fields: Dict) -> dict[str, Any]:
 
 
 def read_pod_template(value: Any) -> dict[str, Any]:
-    """Return the known parts of podTemplate, without empty ones. Raises SpecError."""
+    """Return the known parts of podTemplate that are not empty. Raises SpecError."""
     if value is None:
         return {}
     shape = shapes.shapes()[POD_TEMPLATE]

@@ -38,7 +38,7 @@ class Backend:
     """A kind of PodGroups. Paths lead to fields, from the top of an object.
 
     - `count`: the number of pods that must fit together.
-    - `of_pod`: the field of a pod with the name of its group.
+    - `of_pod`: the field in which a pod names its group.
     - `schedulers`: the schedulers for the kind. Pods without a scheduler get the first one.
     - `fixed`: fields of each group. `priority`: the name of its PriorityClass.
     - `topology`: the constraint to run all pods in one domain.
@@ -151,7 +151,7 @@ def group_of_pod(body: Dict) -> GroupName | None:
 
 
 def read_pod_group(body: Dict) -> PodGroup | None:
-    """Return what is kept of a PodGroup; None for one without a DDPJob as its owner."""
+    """Return what is kept of a PodGroup; None for one that no DDPJob owns."""
     metadata = child(body, "metadata")
     backend = _backend_of(str(body.get("apiVersion", "")))
     owner = owner_of(body)

@@ -40,7 +40,7 @@ class CleanPodPolicy(StrEnum):
 
 
 class Heartbeat(StrEnum):
-    """What counts as a worker's sign of life: the touch of a file, or output."""
+    """What counts as a worker's sign of life: a file that it touches, or its output."""
 
     FILE = "File"
     LOG = "Log"

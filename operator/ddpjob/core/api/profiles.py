@@ -15,7 +15,7 @@ import yaml
 
 from ddpjob.core.api.readers import Dict, SpecError, child
 
-# The accelerator of a job without one in its spec.
+# The accelerator of a job that names none.
 DEFAULT = "cpu"
 
 
@@ -35,7 +35,7 @@ class Profile:
     # Extended resources requested by a pod, by name.
     devices: Mapping[str, int] = field(default_factory=dict)
 
-    # The number of processes per node, or the device with one process for each.
+    # The number of processes per node, or the kind of device with one process for each.
     processes: int = 1
     process_per: str = ""
 
@@ -131,7 +131,7 @@ def resolve_devices(name: str, requested: int | None, user_resources: Dict) -> M
 
 
 def unused_devices(name: str, user_resources: Dict) -> tuple[str, ...]:
-    """Return the devices in the user's resources that only other profiles have, sorted by name."""
+    """Return the devices in the user's resources that only other profiles use, sorted by name."""
     used = catalog()[name].all_devices
     return tuple(
         device
@@ -146,7 +146,7 @@ def all_devices() -> Sequence[str]:
 
 
 def profiles_with(device: str) -> tuple[str, ...]:
-    """Return the names of the profiles with a device."""
+    """Return the names of the profiles that use a device."""
     return tuple(name for name, one in catalog().items() if device in one.all_devices)
 
 

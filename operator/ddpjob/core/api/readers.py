@@ -69,7 +69,7 @@ def require_object(value: Any, where: str) -> Dict:
 
 
 def require_fields(value: Any, where: str) -> Dict:
-    """Return the fields of an object, without null ones.
+    """Return the fields of an object that are not null.
 
     The API server also treats a null as an absent field, and fills in its default.
     """

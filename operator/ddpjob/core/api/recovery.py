@@ -30,7 +30,7 @@ class Recovery(StrEnum):
 
 
 def shared_volume(pod_fields: Mapping[str, Any], pod_template: Dict) -> str:
-    """Return the name of a shared volume, writable for the trainer of the merged pod, or ""."""
+    """Return the name of a shared volume that the merged pod's trainer can write to, or ""."""
     trainer = {"name": names.TRAINER, "volumeMounts": pod_fields.get("volumeMounts", [])}
     base = {"volumes": pod_fields.get("volumes", []), "containers": [trainer]}
     pod_spec = merge(base, child(pod_template, "spec"))
@@ -43,7 +43,7 @@ def shared_volume(pod_fields: Mapping[str, Any], pod_template: Dict) -> str:
 
 
 def _writable(containers: Iterable[Dict]) -> Iterable[str]:
-    """Yield the names of the volumes writable for the trainer.
+    """Yield the names of the volumes that the trainer can write to.
 
     With `subPathExpr`, each pod may have a folder of its own.
     """

@@ -86,7 +86,7 @@ class Spec:
 
     @property
     def recovery(self) -> tuple[Recovery, str]:
-        """Return whether pods stay for the next attempt, and the reason for the decision."""
+        """Return whether pods stay for the next attempt, and what decides it."""
         if self.lifecycle.recovery:
             return self.lifecycle.recovery, "spec.recovery"
         if self.checkpoint:

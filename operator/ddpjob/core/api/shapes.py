@@ -90,7 +90,7 @@ def shapes() -> Mapping[str, Dict]:
 def check(value: Any, shape: Dict, where: str) -> None:
     """Raise SpecError for the first problem of a value, in order of the shape.
 
-    `where` is the path of the value. Fields unknown to the shape are ignored.
+    `where` is the path of the value. Fields that the shape does not have are ignored.
     """
     if shape.get(INT_OR_STRING):
         _check_int_or_string(value, shape, where)
@@ -101,7 +101,7 @@ def check(value: Any, shape: Dict, where: str) -> None:
 
 
 def unknown_fields(value: Any, shape: Dict, where: str) -> Iterator[str]:
-    """Yield a sentence for each field unknown to the shape.
+    """Yield a sentence for each field that the shape does not have.
 
     A value of another type has no fields here: `check` refuses it.
     """

@@ -330,7 +330,7 @@ def _listed(words: tuple[str, ...]) -> str:
 
 
 def _trainer(condition: str) -> str:
-    """Return the expression of a condition for the container trainer, if it is there."""
+    """Return the expression for a condition on the container trainer, if there is one."""
     is_other = f"c.name != '{names.TRAINER}'"
     return f"!has(self.containers) || self.containers.all(c, {is_other} || {condition})"
 

@@ -52,7 +52,7 @@ class PodCounts(Part):
 
 @dataclass(frozen=True, slots=True)
 class Host(Part):
-    """The host node for the rendezvous of an attempt.
+    """The node that hosts the rendezvous of an attempt.
 
     Without an address it is node 0, a new pod, found by its name.
     """

@@ -121,7 +121,7 @@ def check_flags(words: Sequence[str], where: str) -> None:
 
 
 def why_not(word: str) -> str:
-    """Return why a word with a leading `-` cannot be given to torchrun, or an empty string."""
+    """Return why a word that begins with `-` cannot be given to torchrun, or an empty string."""
     found = candidates(word)
     if not found:
         hint = did_you_mean(_name(word), [flag.name for flag in FLAGS])

@@ -44,7 +44,7 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True)
 class Gang:
-    """A gang, with the room missing for it and the room used by its pods.
+    """A gang, the room that it lacks, and the room that its pods use.
 
     Only a gang with both can be in conflict with others.
     """

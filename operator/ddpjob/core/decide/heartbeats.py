@@ -1,4 +1,4 @@
-"""Whether hangs are detected: a pod without any heartbeat is not watched.
+"""Whether hangs are detected: only in pods that have given heartbeats.
 
 The operator asks the agents, and reports the answer in the condition HangsDetected.
 """

@@ -10,7 +10,7 @@ MEMORY = "if nobody killed it, memory ran out: raise resources.limits.memory or 
 SHM = "/dev/shm may be full: raise resources.limits.memory, or use fewer DataLoader workers"
 BY_EXIT_CODE = {-9: MEMORY, 137: MEMORY, -7: SHM, 135: SHM}
 
-# The words of Python, of the trainer and of torch.save for a file without write permission.
+# The words of Python, of the trainer and of torch.save for a file that a process may not write.
 NOT_WRITABLE = ("Permission denied", "cannot be opened")
 
 # A kubelet changes the group of most volumes to the pod's fsGroup, but of NFS and hostPath never.

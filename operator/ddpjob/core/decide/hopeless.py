@@ -1,4 +1,4 @@
-"""Failures without a restart: another attempt would not help, or none is left.
+"""Failures after which a job must not restart: another attempt would not help, or none is left.
 
 REASONS are tried in order. The first match ends the job.
 """
@@ -30,7 +30,7 @@ PASSING = timedelta(seconds=30)
 # After so much training, the script and the image of a job are known to work.
 TRAINED_SECONDS = 60.0
 
-# The causes of an attempt ended by the job itself.
+# The causes of an attempt that the job itself has ended.
 FAILED = (Cause.FAILURE, Cause.HANG)
 
 
@@ -188,7 +188,7 @@ def _steps_without_progress(failure: Failure) -> Sequence[int]:
         first, last = ended.first_step, ended.last_step
         if first is None or last is None:
             continue
-        # With rare reports of its step, a script may have made progress between two attempts.
+        # A script that seldom reports its step may have made progress between two attempts.
         if last > first or (began is not None and began > first):
             break
         if has_failed:

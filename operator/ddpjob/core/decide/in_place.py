@@ -34,8 +34,8 @@ def pods_that_stay(
     """Return the pods of the current attempt to keep for the next one.
 
     None stay if the job has to wait for a back-off: the pods would occupy their devices. None stay
-    if the attempt never trained: remains of the attempt before may be the reason. They are not if
-    the setup of the culprit has failed.
+    if the attempt never trained: what the attempt before has left in them may be the reason. It is
+    not the reason if the setup of the culprit has failed.
     """
     until = obs.status.backoff.until
     has_trained = obs.status.attempt.running_time is not None

@@ -99,7 +99,7 @@ def may_join_a_queue(obs: Observation, spec: Spec) -> bool:
 
 
 def misplaced(obs: Observation) -> tuple[Pod, ...]:
-    """Return the pods still waiting for nodes since replaced by the queue."""
+    """Return the pods that wait for nodes already replaced by the queue."""
     workload = obs.workload
     if workload is None or not (workload.may_run and workload.domains):
         return ()
@@ -112,7 +112,7 @@ def misplaced(obs: Observation) -> tuple[Pod, ...]:
 
 
 def _leaves(obs: Observation) -> Finding | None:
-    """Return why a job may not run yet after the loss of its label: it has room of the queue.
+    """Return why a job without its queue label may not run yet: it still has room of the queue.
 
     Otherwise the queue could not take the room back.
     """

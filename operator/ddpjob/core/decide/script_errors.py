@@ -4,8 +4,8 @@ import re
 
 from ddpjob.core.api.history import MAX_ATTEMPT_MESSAGE
 
-# The same script raises these exceptions again in the same image. An OSError is not among them: a
-# volume, a network or another program may come back.
+# The same script raises these exceptions again in the same image. No kind of OSError is among them:
+# a volume, a network or another program may come back.
 PERMANENT = frozenset(
     {
         "ImportError",

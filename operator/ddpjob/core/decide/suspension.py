@@ -29,7 +29,8 @@ from ddpjob.core.plan import MAX_MESSAGE, Event, Plan
 def suspend(obs: Observation, spec: Spec, why: Finding, now: datetime) -> Plan:
     """Give the pods of the job back, because it may not run. They get their grace period.
 
-    A failure already certain at the beginning is counted. Later ends are due to the suspension.
+    A failure that is certain when the suspension begins is counted. Pods that end later were ended
+    by the suspension.
     """
     is_asked_for = why.reason == Reason.SUSPENDED
     begins = not obs.status.has(Condition.SUSPENDED)

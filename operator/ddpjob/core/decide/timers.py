@@ -37,7 +37,7 @@ CREATION_INTERVAL = timedelta(seconds=30)
 # Time between two looks at a gang ready to give way to an older one.
 CONTEST_INTERVAL = timedelta(seconds=60)
 
-# Time between two looks while the status names an unreachable node left by the job.
+# Time between two looks while the status names an unreachable node that the job has left.
 LEFT_NODE_INTERVAL = timedelta(seconds=60)
 
 # Time between two looks while most Kubernetes nodes are not ready.
@@ -172,7 +172,7 @@ def node_is_dead(obs: Observation, spec: Spec, now: datetime) -> datetime | None
 
 
 def agent_is_checked(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    """Return when to look for the agent's ConfigMap, as pods without a container may need it."""
+    """Return when to look for the agent's ConfigMap: pods without a container may wait for it."""
     since_when = [pod.creating_since for pod in obs.current if pod.creating_since]
     if not since_when or obs.status.finished:
         return None
@@ -185,7 +185,7 @@ def agent_is_checked_again(obs: Observation, spec: Spec, now: datetime) -> datet
 
 
 def node_is_forgotten(obs: Observation, spec: Spec, now: datetime) -> datetime | None:
-    """Look again: no event concerns the job when a node left by it returns."""
+    """Look again: no event concerns the job when a node that it has left returns."""
     pods = (*obs.pods, *obs.leftovers)
     used = {pod.node_name for pod in pods if not pod.released}
     has_left = any(node.name not in used for node in obs.status.unreachable_nodes)

@@ -203,7 +203,7 @@ def not_suspended(obs: Observation) -> Conditions:
 
 
 def why_resumed(obs: Observation) -> tuple[Reason, str]:
-    """Return the reason, and its sentence, why a job without pods may have them again."""
+    """Return why a job without pods may have them again: the reason and its sentence."""
     if obs.queue is None:
         return Reason.RESUMED, "the job was resumed"
     return Reason.ADMITTED, f"the queue {obs.queue} has given the job room"
