@@ -46,7 +46,7 @@ class AgentState:
 
     @property
     def failed(self) -> tuple[int, int | None] | None:
-        """Return the first rank with another exit code than 0, and the code; None if none has."""
+        """Return the first rank that has not ended with 0, and its exit code; None if none has."""
         return next((end for end in self.ended if end[1] != 0), None)
 
     def __str__(self) -> str:

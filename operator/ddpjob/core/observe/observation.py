@@ -52,7 +52,7 @@ class Finding:
 class Pod:
     """One node of an attempt, with what the decisions need of its pod.
 
-    - `attempt`: the assigned attempt of the pod. `born`: the attempt of its creation.
+    - `attempt`: the attempt assigned to the pod. `born`: the attempt of its creation.
     - `index`: the node's index in the gang. `node_name`: the Kubernetes node of the pod.
     - `address`: the pod's IP address. `agent`: the ConfigMap with its agent.
     - `held`: the pod knows its attempt, and must not start it yet. `dumps`: it was told to write
@@ -222,7 +222,7 @@ class Observation:
     - `strays`: names of pods with the job's labels, but outside of its gangs.
     - `leftovers`: unfinished pods of earlier jobs of the same name.
     - `nodes`: Kubernetes nodes by name; None if the operator must not read them.
-    - `older_gang`: an older job in need of the room that this one holds, or has given back.
+    - `older_gang`: an older job that needs the room held, or given back, by this one.
     - `answers`: the answers of agents, by the UIDs of their pods.
     - `waits_for_nodes`: why the scheduler has no nodes for the whole gang, in its words, or empty.
     - `has_default_queue`: a LocalQueue takes the namespace's jobs without a queue; None before it

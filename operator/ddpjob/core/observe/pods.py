@@ -198,7 +198,7 @@ def _creating_since(status: Dict) -> datetime | None:
 
 
 def _is_ready(metadata: Dict, status: Dict) -> bool:
-    """Return True if the trainer became ready in the assigned attempt of its pod.
+    """Return True if the trainer became ready in the attempt assigned to its pod.
 
     When a pod gets another assignment, it keeps the condition of the last one for a moment. The
     condition of the pod depends on its sidecars too, so it decides nothing else.

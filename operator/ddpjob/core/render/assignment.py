@@ -27,7 +27,7 @@ HELD_WAIT = 75
 
 
 class Addresses(Protocol):
-    """The addresses for the agents of an attempt to find each other.
+    """The addresses by which the agents of an attempt find each other.
 
     c10d gives ranks by the string order of the agents' local addresses. `port` is the port of an
     agent's /ready and /metrics.
