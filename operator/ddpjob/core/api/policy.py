@@ -26,13 +26,13 @@ from ddpjob.core.api.times import MAX_INT32
 # Each restart in a window is kept in the status, so their number is bounded.
 MAX_BUDGET = 1000
 
-# argparse ends a script that was used wrongly with this code, and so does Python if it cannot find
-# the script.
+# argparse ends a wrongly used script with this code, and so does Python if it cannot find the
+# script.
 WRONG_USE = 2
 
 
 class CleanPodPolicy(StrEnum):
-    """Which pods of a finished job are deleted."""
+    """The pods to delete after the end of a job."""
 
     NONE = "None"
     RUNNING = "Running"
@@ -40,7 +40,7 @@ class CleanPodPolicy(StrEnum):
 
 
 class Heartbeat(StrEnum):
-    """What counts as a sign of life of a worker: a file that it touches, or its output."""
+    """What counts as a worker's sign of life: a file that it touches, or its output."""
 
     FILE = "File"
     LOG = "Log"
@@ -94,7 +94,7 @@ class FailurePolicy(Declared):
     def is_retryable(self, exit_code: int | None) -> bool:
         """Return False for a code that ends the job.
 
-        torchrun reports a signal as a negative number, a shell as 128 and that number.
+        torchrun reports a signal as its negative number, a shell as 128 plus its number.
         """
         if exit_code is None:
             return True

@@ -1,11 +1,10 @@
 """The reasons of a job, as a table: each with its meaning and what to do.
 
 A reason is in the column REASON, in `status.lastFailure` and `status.attempts`, or in a condition.
-This is the only place that describes it: `make generate` writes these rows into a page of the
-documentation, and `ddpjob status` refers to them. Texts are Markdown, and their links start from
-the page.
+It is described only here: `make generate` writes these rows into a page of the documentation, and
+`ddpjob status` refers to them. Texts are Markdown, and their links start from the page.
 
-Kubelets, schedulers and the API server have reasons of their own, which the page describes.
+Kubelets, schedulers and the API server have reasons of their own. The page describes them too.
 """
 
 from enum import StrEnum
@@ -34,10 +33,10 @@ class Reason(StrEnum):
 
     @property
     def anchor(self) -> str:
-        """Return the name of the row in the page, by which a link finds it."""
+        """Return the name of the row in the page, for links to it."""
         return f"reason-{self.lower()}"
 
-    # A job that starts and runs.
+    # From the start of a job to its end.
 
     CREATING_PODS = "CreatingPods", "the operator creates the pods of an attempt"
     STARTING = (
@@ -65,7 +64,7 @@ class Reason(StrEnum):
     NODES_RUNNING = "NodesRunning", "the job trains"
     SUCCEEDED = "Succeeded", "Complete"
 
-    # A job that waits.
+    # Why a job waits.
 
     UNSCHEDULABLE = (
         "Unschedulable",

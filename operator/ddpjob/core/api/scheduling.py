@@ -1,4 +1,4 @@
-"""The part of a spec that decides how the pods of an attempt get their nodes."""
+"""The part of a spec for the scheduling of an attempt's pods."""
 
 from pydantic.dataclasses import dataclass as declared
 

@@ -4,8 +4,9 @@ The fields of `spec` stand in three groups, in the order of the CRD: Gang here, 
 policy.py, and the fields with Kubernetes' own shapes in pod_fields.py. Rules across fields are in
 spec_rules.py. Decisions read what resolved.py makes of them.
 
-In a cluster the CRD, which is written from these declarations, has checked a spec before the
-operator reads it. On one machine only `read_spec` checks it. tests/apiserver compares both.
+The CRD is written from these declarations. In a cluster, the API server has checked a spec by the
+CRD before the operator reads it. On one machine only `read_spec` checks it. tests/apiserver
+compares both.
 """
 
 import re
@@ -246,7 +247,7 @@ class Gang(Declared):
 
     @property
     def requested_processes(self) -> int | None:
-        """Return the number of processes per node that was asked for, or None for `auto`."""
+        """Return the requested number of processes per node, or None for `auto`."""
         return None if isinstance(self.processes, str) else self.processes
 
 
@@ -265,7 +266,7 @@ GROUPS = (Gang, Lifecycle)
 
 
 def read_spec(data: Any) -> Written:
-    """Read a spec. Raises SpecError for the first field that is wrong, in order of declaration."""
+    """Read a spec. Raises SpecError for the first wrong field, in order of declaration."""
     fields = require_fields(data, "spec")
     return Written(
         gang=read(Gang, fields, "spec"),
@@ -277,7 +278,7 @@ def read_spec(data: Any) -> Written:
 
 @cache
 def known_fields() -> Mapping[str, tuple[str, ...]]:
-    """Return the fields that this version knows, by the path of their object."""
+    """Return the fields known to this version, by the path of their object."""
     found: dict[str, tuple[str, ...]] = {"spec": ()}
     for group in GROUPS:
         _add_fields(found, group, "spec")
@@ -297,7 +298,7 @@ def _add_fields(found: dict[str, tuple[str, ...]], kind: type[Any], where: str) 
 
 
 def find_unknown_fields(fields: Dict) -> tuple[str, ...]:
-    """Return the paths of the fields of a spec that this version would ignore, sorted."""
+    """Return the sorted paths of a spec's fields that this version would ignore."""
     found = []
     for path, known in known_fields().items():
         data: Dict = fields
@@ -308,7 +309,7 @@ def find_unknown_fields(fields: Dict) -> tuple[str, ...]:
 
 
 def refuse_unknown_fields(fields: Dict) -> None:
-    """Raise SpecError for the first field of a spec that is not known, also within pod fields."""
+    """Raise SpecError for the first unknown field of a spec, also within pod fields."""
     for path in find_unknown_fields(fields):
         # A user's key may have dots itself, as labels have.
         parent = max((p for p in known_fields() if path.startswith(f"{p}.")), key=len)

@@ -1,7 +1,7 @@
 """The status of a DDPJob: its parts, and its form in the manifest.
 
-The status is the knowledge of the operator about a job that it cannot observe again. Each field
-declares what it is; core/api/parts.py reads and writes it.
+The status keeps what the operator knows about a job and cannot observe again. Each field declares
+what it is; core/api/parts.py reads and writes it.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from ddpjob.core.api.history import (
 from ddpjob.core.api.names import MAX_NODES, Activity, Condition
 from ddpjob.core.api.parts import Part, catch_up, differs, read, write
 
-# Stray pods that the status names.
+# Stray pods named in the status.
 MAX_STRAYS = 10
 
 
@@ -34,7 +34,7 @@ MAX_STRAYS = 10
 class PodCounts(Part):
     """Pods of the current attempt, counted."""
 
-    # It bounds loops over the nodes, so a status that a person has changed must not exceed it.
+    # It bounds loops over the nodes, so its limit holds even for a status changed by a person.
     desired: int = entry(0, "Pods of the attempt.", always=True, low=0, high=MAX_NODES)
     active: int = entry(
         0, "Pods of any attempt that have not ended.", progress=True, always=True, low=0
@@ -54,7 +54,7 @@ class PodCounts(Part):
 class Host(Part):
     """The node that hosts the rendezvous of an attempt.
 
-    Without an address it is node 0, a new pod, which is found by its name.
+    Without an address it is node 0, a new pod, found by its name.
     """
 
     index: int = entry(0, "Index of the node.", low=0)
@@ -65,8 +65,8 @@ class Host(Part):
 class Attempt(Part):
     """The current attempt.
 
-    To begin an attempt makes a new one, so that no field of the last attempt stays. What has to
-    outlast the attempt is not here, or is passed to the new one in `begin_attempt`.
+    Each attempt begins with a new object, so no field of the last attempt stays. What has to
+    outlast the attempt is not here, or is passed to the new object in `begin_attempt`.
     """
 
     number: int | None = entry(
@@ -76,7 +76,7 @@ class Attempt(Part):
     running_time: datetime | None = entry(
         None, "Time at which all its nodes were first ready.", ahead=NOT_AHEAD
     )
-    # From then on a missing pod is a lost pod. Before, it is one that still has to be created.
+    # From then on a missing pod is a lost pod. Before, it still has to be created.
     latched: bool = entry(False, "True once every pod of the attempt was seen.", internal=True)
     had_pods: bool = entry(
         False, "True if every pod of an attempt before was seen at some time.", internal=True
@@ -94,7 +94,7 @@ class Attempt(Part):
         "Node that hosts the rendezvous, if that is a pod of an earlier attempt.",
         internal=True,
     )
-    # Such pods get time to write a checkpoint, and so do pods of which it is not known.
+    # The pods of the attempt before get time for a checkpoint if they ran, or if it is not known.
     previous_ran: bool = entry(
         True,
         "False if the nodes of the attempt before were never ready all at once.",
@@ -141,7 +141,7 @@ class Attempt(Part):
 
 @dataclass(frozen=True, slots=True)
 class UsedBudget(Part):
-    """The restarts that count against the budgets of `failurePolicy`, and their newest times.
+    """The restarts counted against the budgets of `failurePolicy`, and their newest times.
 
     There are as many times as a budget can need.
     """
@@ -332,12 +332,12 @@ class Status(Part):
 
     @property
     def exit_code(self) -> int:
-        """Return 0 for a job that is Complete, and 1 for any other."""
+        """Return 0 for a Complete job, and 1 for any other."""
         return 0 if self.has(Condition.COMPLETE) else 1
 
 
 def goodput(seconds: Mapping[str, float]) -> str:
-    """Return the part of a job's time that was spent on training, such as `87%`.
+    """Return the part of a job's time spent on training, such as `87%`.
 
     The string is empty if none of these seconds was training.
     """
@@ -348,10 +348,10 @@ def goodput(seconds: Mapping[str, float]) -> str:
 
 
 def at_clock(status: Status, now: datetime) -> Status:
-    """Return a status as the operator reads it at `now`: no clock of it is ahead of that.
+    """Return a status as the operator reads it at `now`, without clocks ahead of that time.
 
-    A time that is to come was written before the clock was set back. What a finished job has
-    recorded stays as it is.
+    A future time was written before the clock was set back. The records of a finished job stay as
+    they are.
     """
     if not status.finished:
         return catch_up(status, now)
