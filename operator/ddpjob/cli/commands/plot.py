@@ -27,7 +27,7 @@ STDIN = "-"
 METRICS_FILE = "metrics.jsonl"
 
 
-# An example of a line that is found in the output of any script.
+# An example of a line with figures. Any script may print such lines.
 HOW_TO_PRINT = 'print lines such as {"step": 50, "steps": 1500, "loss": 0.1} on rank 0'
 
 
@@ -91,13 +91,13 @@ def plot_jobs(names: list[str], out: Path | None, connection: Connection) -> Non
 def _save(runs: dict[str, RunMetrics], out: Path) -> None:
     try:
         save_figure(runs, ", ".join(runs), out)
-    # matplotlib raises ValueError for a suffix that it does not know.
+    # matplotlib raises ValueError for an unknown suffix.
     except (OSError, ValueError) as error:
         raise PlotError(f"--out {out}: cannot write the picture: {error}") from error
 
 
 def _run_name(path: str) -> str:
-    """Return the name of a local run's folder, or that of any other file."""
+    """Return the name of a local run's folder, or the name of another file without its suffix."""
     file = Path(path)
     if file.name == METRICS_FILE:
         return file.resolve().parent.name
