@@ -54,8 +54,8 @@ def read_template(draft: Draft, template: Any, path: str, container: str) -> Non
 def find_trainer(pod: Any, path: str, container: str) -> tuple[Dict, str]:
     """Return the training container of a pod, and its path. Raises SpecError.
 
-    It is the container of the given name, or the only one. The types of the pod's fields are checked
-    here, so the caller can rely on them.
+    It is the container of the given name, or the only one. The types of the pod's fields are
+    checked here, so the caller can rely on them.
     """
     fields = require_object(pod, path)
     shapes.check(fields, _pod_shape(), path)
