@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-# Bytes in a read.
+# Bytes read at once.
 CHUNK = 2**20
 
 # A complete archive ends with these zeros.
@@ -193,7 +193,7 @@ class Unpacker:
 def stays_inside(parts: Parts, target: str) -> bool:
     """Return True if a link leads to a place in the folder, whatever other links are there.
 
-    A `..` after a name is refused: the name may be a link, and the parent of its target elsewhere.
+    A `..` after a name is refused: the name may be a link, and then `..` is outside of the folder.
     """
     path = PurePosixPath(target)
     names = path.parts

@@ -14,7 +14,7 @@ LONGEST_WAIT = 2.0
 
 
 def jobs(connection: Connection, incomplete: str) -> list[str]:
-    """Return the namespace's jobs with this beginning of a name."""
+    """Return the names of the namespace's jobs with this prefix."""
 
     async def names(client: AsyncClient) -> list[str]:
         return [job.name for job in await client.list()]
@@ -23,7 +23,7 @@ def jobs(connection: Connection, incomplete: str) -> list[str]:
 
 
 def namespaces(connection: Connection, incomplete: str) -> list[str]:
-    """Return the namespaces with this beginning of a name."""
+    """Return the names of the namespaces with this prefix."""
 
     async def names(client: AsyncClient) -> list[str]:
         found, _ = await list_objects(client.api, NAMESPACES, None, {})

@@ -130,7 +130,7 @@ class OwnOptions:
     setup: str | None = None
 
     def refuse(self, accelerator: str = profiles.DEFAULT, **others: object) -> None:
-        """Raise BadParameter for any given option, also of `others`: --script is missing."""
+        """Raise BadParameter for an option given without --script, also of `others`."""
         chosen = None if accelerator == profiles.DEFAULT else accelerator
         for option, value in {**vars(self), **others, "accelerator": chosen}.items():
             if value is not None:

@@ -1,4 +1,4 @@
-"""Wait for jobs: the time limit, and the output of a command ending before the job."""
+"""Wait for jobs: the time limit, and the output of a command stopped before the end."""
 
 import time
 from collections.abc import Callable, Coroutine
@@ -49,9 +49,10 @@ class TimeLimit:
         work: Coroutine[Any, Any, int],
         ended: "Callable[[DDPJob], int]" = report_end,
     ) -> int:
-        """Return the exit code of work on a running job, or 124 when the time is over.
+        """Return the exit code of `work`, or 124 when the time is over.
 
-        `ended` returns the exit code if the job has ended in the last moment.
+        `work` waits for the job. `ended` returns the exit code if the job has ended in the last
+        moment.
         """
         # Imported late to keep `--help` quick.
         import asyncio

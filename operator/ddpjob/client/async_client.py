@@ -32,8 +32,8 @@ class AsyncClient(JobReader):
             job = await client.submit(DDPJob.create("digits", image=…, args=[…]))
             job = await client.wait("digits", timeout=600)
 
-    Every method raises a ClientError. Its message says what is wrong. `namespace` is the default
-    for jobs without one.
+    After a failure, every method raises a ClientError. Its message says what is wrong. `namespace`
+    is the default for jobs without one.
     """
 
     @classmethod
@@ -88,7 +88,7 @@ class AsyncClient(JobReader):
         return applied
 
     async def own_code(self, bodies: Sequence[Dict]) -> None:
-        """Make jobs the owners of their code's ConfigMaps, to delete these with the jobs."""
+        """Make jobs the owners of their code's ConfigMaps, so these are deleted with the jobs."""
         for one in owned_code(bodies):
             await self._patch(Verb.STRATEGIC_MERGE, CONFIG_MAPS, one)
 

@@ -217,7 +217,7 @@ def _read_lines(path: Path, tail: int | None = None) -> Sequence[str]:
 
 
 def _stopped(status: Status, files: RunFiles) -> Status:
-    """Return the status of a run after the end of its process, if the job is unfinished."""
+    """Return the status of an unfinished job after the end of its run's process."""
     times = []
     for path in (files.status, files.metrics):
         with suppress(OSError):

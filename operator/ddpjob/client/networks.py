@@ -42,7 +42,7 @@ class Gap:
 def find_gaps(policies: Sequence[Dict], namespace: Labels) -> Sequence[Gap]:
     """Return the connections of jobs blocked by the NetworkPolicies of a namespace.
 
-    `namespace` is the labels of the namespace. Policies may name a job. A connection blocked for
+    `namespace` has the labels of the namespace. Policies may name a job. A connection blocked for
     all jobs is listed once.
     """
     common = _gaps_of(ANY_JOB, policies, namespace)

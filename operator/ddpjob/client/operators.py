@@ -40,7 +40,7 @@ class Service:
 
     - `holder`: the installation named in the mark; empty without a mark. `age`: of the mark.
     - `is_fresh`: the mark still counts. `is_readable`: the user may read the mark.
-    - `jobs`: jobs older than SEEN_AFTER. A running operator has seen them.
+    - `jobs`: jobs older than SEEN_AFTER. An operator should have seen them.
     """
 
     namespace: str

@@ -30,8 +30,8 @@ class Client:
         client.submit(DDPJob.create("digits", image=…, args=[…], nodes=2))
         job = client.wait("digits", timeout=600)
 
-    Every method raises a ClientError. Its message says what is wrong. The requests run in a thread
-    of their own, since a notebook has an event loop already.
+    After a failure, every method raises a ClientError. Its message says what is wrong. The requests
+    run in a thread of their own, since a notebook has an event loop already.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Client:
         return self._run(self._client.apply(documents, namespace=namespace, dry_run=dry_run))
 
     def own_code(self, bodies: Sequence[Dict]) -> None:
-        """Make jobs the owners of their code's ConfigMaps, to delete these with the jobs."""
+        """Make jobs the owners of their code's ConfigMaps, so these are deleted with the jobs."""
         self._run(self._client.own_code(bodies))
 
     def suspend(self, name: str, *, namespace: str | None = None) -> DDPJob:

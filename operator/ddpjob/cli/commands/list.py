@@ -20,7 +20,7 @@ from ddpjob.show.jobs import job_table
 if TYPE_CHECKING:
     from ddpjob.client import AsyncClient
 
-# Limit of running jobs with their logs read for a list, and the lines read of each log.
+# Limits of a list: the running jobs with a look at their logs, and the lines read of each log.
 MAX_PROGRESS = 40
 LIST_LINES = 20
 

@@ -27,7 +27,7 @@ STDIN = "-"
 METRICS_FILE = "metrics.jsonl"
 
 
-# An example of a line with figures. Any script may print such lines.
+# An example of a line with figures. Such lines are recognised in the output of any script.
 HOW_TO_PRINT = 'print lines such as {"step": 50, "steps": 1500, "loss": 0.1} on rank 0'
 
 

@@ -41,7 +41,7 @@ def command(
 
 
 async def show_status(client: "AsyncClient", name: str, form: str, watch: bool) -> int:
-    """Print the state of a job. Return 0."""
+    """Print all facts about a job. Return 0."""
     job = await client.get(name)
     if form in DATA:
         print_data(job.body(), form)

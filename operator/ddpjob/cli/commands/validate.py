@@ -50,7 +50,7 @@ def command(
 
 
 def print_verdict(document: Document, problem: str) -> bool:
-    """Print a job's problem, or "ok" and advice. Return True without a problem."""
+    """Print a job's problem, or "ok" with advice. Return True if there is no problem."""
     if problem:
         print_line(document, Text(problem))
         return False
