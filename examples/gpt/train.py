@@ -144,7 +144,7 @@ class Gpt(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 continue
-            # GPT-2 scales down the first weights of the outputs added to the sum of all layers.
+            # GPT-2 scales down the initial weights of the outputs added to the sum of all layers.
             is_added = name.endswith(("project.weight", "contract.weight"))
             scale = math.sqrt(2 * options.layers) if is_added else 1.0
             nn.init.normal_(parameter, std=0.02 / scale)
@@ -195,7 +195,7 @@ def make_optimizer(
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, options: argparse.Namespace, done: float
 ) -> float:
-    """Set the rate for a share `done` of the run, from 0 to 1, and return it.
+    """Set the rate after a share `done` of the run, from 0 to 1, and return it.
 
     It rises during the first twentieth and falls along a cosine to a tenth. It depends on samples
     and not on steps, so it stays the same at another number of processes.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from ddpjob.core.api.readers import Dict, child, children, strings_or_empty
 
-# The resource to be named by each container, for each limit of a quota.
+# For each limit of a quota, the resource that each container has to name.
 TO_NAME = {
     "cpu": "requests.cpu",
     "memory": "requests.memory",

@@ -20,7 +20,7 @@ REMOVE = "; remove it"
 # Options of python with a value of their own.
 PYTHON_WITH_VALUE = ("-X", "-W")
 
-# Expansions in an argument done only by a shell, beside plain variables.
+# Parts of an argument that only a shell expands, beside plain variables.
 ONLY_FOR_A_SHELL = re.compile(r"`|\$\{\w+[^}\w]|\$\(+[^()]*[^\w.()-]|\$[0-9@*#]")
 
 SHELLS = "bash|sh|zsh|dash|ash"

@@ -202,7 +202,7 @@ POD_METADATA: Table = {
     "finalizers": drop("the operator deletes the pods itself"),
 }
 
-# Fields of a pod with another conversion than to the field of the same name.
+# Fields of a pod that do not simply become the field of the same name.
 POD_EXCEPTIONS: Table = {
     "containers": used,
     "schedulerName": _scheduler,

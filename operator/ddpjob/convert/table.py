@@ -33,12 +33,12 @@ def drop_unknown(draft: Draft, value: Any, path: str, known: Mapping[str, Any]) 
 
 
 def keep(to: str) -> Row:
-    """Return the row of a field also in the spec of a DDPJob."""
+    """Return the row of a field that the spec of a DDPJob has too."""
     return lambda draft, value, path: draft.set(to, value, path)
 
 
 def keep_integer(to: str) -> Row:
-    """Return the row of an integer also in the spec of a DDPJob."""
+    """Return the row of an integer that the spec of a DDPJob has too."""
     return lambda draft, value, path: draft.set(to, require_integer(value, path), path)
 
 

@@ -7,7 +7,7 @@ from ddpjob.core.api.job import Job
 
 
 class LocalAddresses:
-    """Spellings of 127.0.0.1 in the order of node indices, and free ports.
+    """Spellings of 127.0.0.1 that sort by node index, and free ports.
 
     Each attempt has a rendezvous port of its own, and each pod a port for its agent.
 
@@ -43,7 +43,7 @@ class LocalAddresses:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 without a listening process."""
+    """Return a port of 127.0.0.1 with no listening process at the moment."""
     with socket.socket() as probe:
         # Port 0 lets the kernel choose one.
         probe.bind(("127.0.0.1", 0))

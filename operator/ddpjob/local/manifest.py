@@ -1,4 +1,4 @@
-"""Read a manifest file for a run on this machine. A job unable to run here is refused."""
+"""Read a manifest file for a run on this machine. A job that cannot run here is refused."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,7 @@ def read(path: Path, wanted: Overrides = AS_WRITTEN, cores: int | None = None) -
     """Read the one DDPJob in a file, or in standard input if the path is `-`.
 
     `wanted` are values in place of those in the file. With `cores`, a job too large for this number
-    of cores is made smaller. Raises SpecError for a job unable to run on this machine.
+    of cores is made smaller. Raises SpecError for a job that cannot run on this machine.
     """
     return from_documents(_read_documents(path), wanted, cores)
 
@@ -136,7 +136,7 @@ def _resized(manifest: Manifest, size: tuple[int, int], sentence: str) -> Manife
 def _with_own_restarts(spec: Spec, document: Dict) -> Spec:
     """Return the spec without restarts after failures, unless the manifest sets their number.
 
-    A person with a job on their own machine tries a script, and needs to see the first failure.
+    On their own machine, users try out a script, and need to see the first failure.
     """
     if sets_restarts(document):
         return spec

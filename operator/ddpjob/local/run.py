@@ -54,7 +54,7 @@ class Stopped(Exception):
 
 
 def check(job: Job, files: RunFiles) -> None:
-    """Raise SpecError for a job unable to run on this machine. Nothing is created or started."""
+    """Raise SpecError for a job that cannot run on this machine. Nothing is created or started."""
     status = decide(observe(job, ()), datetime.now(UTC)).status
     settings = run_settings(lambda: names.RENDEZVOUS_PORT)
     first_attempt = replace(job, status=status)

@@ -1,4 +1,4 @@
-"""Choose the size of a run on this machine: the user's size, or a size within the machine's."""
+"""Choose the size of a run on this machine: the user's size, or a size that fits the machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -34,7 +34,7 @@ TORCHRUN_FRAME = re.compile(
     r'File "[^"]*torch/distributed/(?:run\.py|elastic/(?:agent|rendezvous)/[^"]*)"'
 )
 
-# Limit of the lines of a traceback held back.
+# The most lines of a traceback to hold back.
 LONGEST = 1000
 
 LOST_A_PEER = "lost a peer; the log has its traceback"

@@ -15,7 +15,7 @@ SHELL = re.compile(r"\b(ba|da|k|z)?sh\b")
 
 
 def check_script(script: Path) -> None:
-    """Raise SpecError unless a script is a file for torchrun and Python."""
+    """Raise SpecError unless a script is a file that torchrun can start with Python."""
     if not script.is_file():
         what = "is a folder" if script.is_dir() else "does not exist"
         raise SpecError(f"{script}: the file {what}; give the script that torchrun starts")
@@ -23,7 +23,7 @@ def check_script(script: Path) -> None:
 
 
 def _require_python(script: Path) -> None:
-    """Raise SpecError for a script in another language than Python."""
+    """Raise SpecError for a notebook, or for a script in another language than Python."""
     if script.suffix == ".py":
         return
     if script.suffix.lower() == ".ipynb":
