@@ -1,4 +1,4 @@
-"""Which format a text has, and its conversion."""
+"""Recognise the format of a text, and convert it."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ddpjob.core.api import names
 from ddpjob.core.api.readers import Dict, SpecError
 from ddpjob.jobs.documents import Document, read_documents
 
-# What other kinds are moved by: the page has a section for each.
+# The advice for other kinds. The page has a section for each.
 BY_HAND = "docs/users/migrate.md says how MPIJob, Job, JobSet and others are moved by hand"
 
 
@@ -23,8 +23,8 @@ FILL = "; the manifest is a template: fill it first, for example by envsubst < F
 def convert_text(text: str, runtime: str, image: str, name: str) -> list[Conversion]:
     """Return the DDPJobs of a text: manifests, or a script for sbatch. Raises SpecError.
 
-    `runtime` is the text with the runtimes of TrainJobs. `image` is the image of the pods, if it is
-    to be another one. `name` is that of a script.
+    `runtime` is the text with the runtimes of TrainJobs. `image` is another image for the pods, or
+    empty. `name` is the name of a script.
     """
     if text.startswith("#!") or "#SBATCH" in text:
         return [sbatch.convert(text, image, name)]
@@ -49,7 +49,7 @@ def convert_documents(
 
 
 def _format(document: Dict) -> str:
-    """Return the kind of a document that can be converted, or an empty string."""
+    """Return the kind of a convertible document, or an empty string."""
     kind = (document.get("apiVersion"), document.get("kind"))
     known = (
         (pytorchjob.API_VERSION, pytorchjob.KIND),
@@ -74,7 +74,7 @@ def _convert(document: Dict, runtimes: Sequence[Dict], image: str) -> Conversion
 
 
 def _with_others(conversion: Conversion, others: Sequence[Document]) -> Conversion:
-    """Add a remark for each document that is no training."""
+    """Add a remark for each document without a training."""
     remarks = [
         Remark(name_of(one), "it is no training and stays as it is", "apply it from its own file")
         for one in others

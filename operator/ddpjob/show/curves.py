@@ -29,7 +29,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One kind of curve: the event and keys that it is read from, and the labels of its axes."""
+    """One kind of curve: the event and keys of its values, and the labels of its axes."""
 
     event: str
     value: str
@@ -39,7 +39,7 @@ class Panel:
     scale: float = 1.0
 
     def curves(self, runs: Runs) -> list[Curve]:
-        """Return the curves of the runs that reported such values."""
+        """Return the curves of the runs with reports of such values."""
         found = []
         for name, metrics in runs.items():
             x, y = metrics.curve(self.event, self.value, self.over)
@@ -64,7 +64,7 @@ def draw(runs: Runs, title: str) -> "Figure | None":
         return None
     from matplotlib.figure import Figure
 
-    # Without pyplot, which keeps every figure, and which may look for a display.
+    # Without pyplot: it keeps every figure, and may look for a display.
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     if _has_training(runs):
         _draw_training(runs, figure)
@@ -102,7 +102,7 @@ def _draw_training(runs: Runs, figure: "Figure") -> None:
     colours = {name: _colour(number) for number, name in enumerate(runs)}
     for curve in LOSS.curves(runs):
         axes.plot(curve.x, curve.y, color=colours[curve.run], label=curve.run)
-    # Mark the steps from which a later attempt resumed.
+    # Mark the start of each later attempt, at the step of its checkpoint.
     for metrics in runs.values():
         for resumed in metrics.of_kind("start")[1:]:
             step = finite_number(resumed.get("resumed_step")) or 0

@@ -24,7 +24,7 @@ PICTURE = Path("curves.png")
 METRICS_FILE = "metrics.jsonl"
 
 
-# An example of a line that is found in the output of any script.
+# An example of a line with figures. Such lines are recognised in the output of any script.
 HOW_TO_PRINT = 'print lines such as {"step": 50, "steps": 1500, "loss": 0.1} on rank 0'
 
 
@@ -85,7 +85,7 @@ def plot_jobs(names: list[str], out: Path, connection: Connection) -> None:
 
 
 def _run_name(path: str) -> str:
-    """Return the name of a local run's folder, or that of any other file."""
+    """Return the name of a local run's folder, or the name of another file without its suffix."""
     file = Path(path)
     if file.name == METRICS_FILE:
         return file.resolve().parent.name
