@@ -33,7 +33,7 @@ class Loader:
     - `files` is the folder of the checkpoints.
     - `parts` are common to all ranks. Each rank has its own `rank_parts`.
     - `names` are the names of the parts to load.
-    - `new_parts` are names of parts. A checkpoint need not have these.
+    - `new_parts` are names of parts that may be missing in a checkpoint.
     """
 
     runtime: Runtime

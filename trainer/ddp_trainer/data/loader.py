@@ -226,7 +226,7 @@ def generators_kept() -> Iterator[None]:
 
 
 def collate_or_empty(collate: Callable[[list[Any]], Any], samples: list[Any] | NoSamples) -> Any:
-    """Return a batch of the samples, or one like it with tensors without rows.
+    """Return a batch of the samples, or one like it without rows.
 
     Raises UserError if a batch of this form cannot be made empty.
     """

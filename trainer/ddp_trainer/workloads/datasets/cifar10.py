@@ -1,4 +1,4 @@
-"""CIFAR-10 from a folder that the user names, in any of its three forms."""
+"""CIFAR-10 from the user's folder, in any of its three forms."""
 
 import pickle
 from collections.abc import Callable
@@ -105,9 +105,9 @@ def _read_python(folder: Path) -> tuple[Images, Images]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickler that accepts numpy arrays only.
+    """Unpickler for numpy arrays only.
 
-    A pickle can call any function that it names, so one from the internet must not name others.
+    A pickle can call any function by its name, so one from the internet must not name others.
     """
 
     # numpy 2 renamed `numpy.core`; files of both names exist.
@@ -140,7 +140,7 @@ def _unpickle(path: Path) -> dict[bytes, Any]:
         message = f"{path}: cannot be read ({error.strerror}); {UNPACK_AGAIN}"
         raise path_error(message, error) from error
     except Exception as error:
-        # The exceptions that pickle raises on damaged bytes are not documented.
+        # The exceptions of pickle on damaged bytes are not documented.
         raise UserError(f"{path}: cannot be read ({error}); {UNPACK_AGAIN}") from error
 
 

@@ -1,4 +1,4 @@
-"""A model in stages on several devices, and its batches in parts that overlap in the stages."""
+"""A model in stages on several devices, and its batches in parts, overlapping in the stages."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class Devices(Protocol):
-    """The devices of the stages, by number. Code that uses several runs inside `watched()`."""
+    """The devices of the stages, by number. Use several devices only inside `watched()`."""
 
     def put(self, module: nn.Module, index: int) -> nn.Module:
         """Move the parameters of `module` to device `index`, in place, and return the module."""
@@ -26,7 +26,7 @@ class Devices(Protocol):
 class Accelerators:
     """Devices of one kind with consecutive numbers, beginning with `first`.
 
-    PyTorch itself raises the error that `watched` is for.
+    `watched` does nothing, because PyTorch itself raises the error.
     """
 
     def __init__(self, first: torch.device) -> None:
@@ -48,9 +48,9 @@ class Accelerators:
 class StandIns(TorchFunctionMode):
     """Simulated devices on a CPU, where `.to("cpu:1")` moves nothing and never fails.
 
-    Each tensor that was put or moved has the number of its device, and so do results computed
-    from it. An operation on tensors of two devices, or of a device and the host, raises
-    RuntimeError, as with GPUs. As with GPUs, tensors without dimensions go with any device.
+    `put` and `move` give a tensor the number of its device, and results computed from it have it
+    too. An operation on tensors of two devices, or of a device and the host, raises RuntimeError,
+    as with GPUs. As with GPUs, tensors without dimensions go with any device.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def schedule(micro_batches: int, stages: int) -> list[list[tuple[int, int]]]:
-    """Return the (stage, micro-batch) pairs that run in each tick, both counted from 0.
+    """Return the (stage, micro-batch) pairs of each tick, both counted from 0.
 
     Micro-batch m is in stage s at tick m + s, so n micro-batches need n + stages - 1 ticks (GPipe,
     Huang et al. 2019).
@@ -150,7 +150,7 @@ def drawing(micro_batches: int, stages: int) -> list[str]:
 
 
 class Pipeline(nn.Module):
-    """A model whose `stages` are on devices 0, 1, … and whose batches pass through them in parts.
+    """A model with its `stages` on devices 0, 1, … and its batches in parts.
 
     A batch is split into `micro_batches` parts of about equal size. In each tick, every stage gets
     its part before the next tick begins. Devices work at the same time, because operations queued
