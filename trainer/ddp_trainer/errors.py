@@ -55,7 +55,7 @@ def path_error(message: str, error: OSError, *, has_worked: bool = False) -> Use
 
 
 class SlowRankError(RuntimeError):
-    """A collective timed out. The message names the slow rank."""
+    """A collective timed out. The message names the slow rank, if it is known."""
 
 
 class Interrupted(SystemExit):

@@ -1,4 +1,4 @@
-"""Checks of the parts saved by rank 0 for all ranks: they must be equal, or sharded by FSDP2.
+"""Checks of the parts saved by rank 0 for all ranks: they must be equal, unless they are sharded.
 
 A checkpoint in one file has the state of rank 0. If another rank has another state, such as its own
 stage of a pipeline, this state would be lost without a message. So the parameters of modules and

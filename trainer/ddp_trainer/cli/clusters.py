@@ -76,7 +76,7 @@ def _sagemaker(environment: Mapping[str, str]) -> Cluster:
 
 
 def _slurm(environment: Mapping[str, str]) -> Cluster:
-    # SLURM_NODEID counts the nodes of the step. The job may have more.
+    # SLURM_NODEID refers to the nodes of the step. The job may have more.
     nodes = expand_node_list(environment["SLURM_STEP_NODELIST"])
     if len(nodes) > 1 and not environment.get("SLURM_NODEID"):
         raise UserError(

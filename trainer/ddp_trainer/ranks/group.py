@@ -140,8 +140,8 @@ def attach(
     It makes a gloo group and a store of its own, and removes them after the block. It changes
     nothing else in the process: it neither seeds generators nor sets a device, and it leaves the
     default group as it is. It does not find slow ranks. The block ends when the last checkpoint is
-    written, also after an exception. A sharded checkpoint is then given up if other ranks have not
-    finished their shards.
+    written, also after an exception. After an exception, a sharded checkpoint is given up if other
+    ranks have not finished their shards.
 
     Raises UserError if WORLD_SIZE is more than 1 and there is no group.
     """

@@ -163,7 +163,7 @@ class StragglerDetector:
         self._position = Position(step, passes, time.time(), self._position.node)
 
     def close(self) -> None:
-        """Stop writing. A thread in the store would abort the process at the end of Python."""
+        """Stop writing. A thread using the store at the end of Python would abort the process."""
         self._closed.set()
         self._writer.join(1.0)
 
