@@ -1,4 +1,4 @@
-"""Errors with a solution for the user. Each message is one sentence, and says what to do.
+"""Errors that a user can solve. Each message is one sentence, and says what to do.
 
 May import no other package.
 """
@@ -6,8 +6,8 @@ May import no other package.
 import errno
 import signal
 
-# Errors of a wrong path, or of a path without permission for this user. Another attempt would fail
-# too, unless the path has worked before.
+# Errors of a path that is wrong, or that this user may not use. Another attempt would fail too,
+# unless the path has worked before.
 WRONG_PATH = (
     errno.ENOENT,
     errno.ENOTDIR,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Saving imports more than a program for reading a folder needs.
+    # Programs that only read a folder do not need the imports for saving.
     if name != "Checkpoints":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ddp_trainer.checkpoint.checkpoints import Checkpoints

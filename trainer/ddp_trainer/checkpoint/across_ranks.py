@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ddp_trainer.checkpoint.shards import ShardedState
 
 # Checkpoints from one comparison to the next. A comparison reads all parameters once, and takes
-# about as long as the copy for a checkpoint. The first comparison finds a difference from the
-# beginning on.
+# about as long as the copy for a checkpoint. If ranks differ from the start of the run on, the
+# first comparison finds it.
 COMPARE_EVERY = 50
 
 # A tensor's bytes are read as integers of 8 bytes, in rows of so many. The sums of the columns are

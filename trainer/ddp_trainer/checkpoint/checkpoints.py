@@ -176,7 +176,7 @@ class Checkpoints:
     ) -> Path | None:
         """Save the state after `step`, unless this start has saved it already. Every rank calls it.
 
-        It is for loops with saves from time to time, and also at the end of an epoch or of the run.
+        It is for loops that save from time to time, and also at the end of an epoch or of the run.
         The first checkpoint of a step stays as it is: after a resume from it, the run repeats what
         followed the step, such as an evaluation. A `score` is noted for it. Of several scores for
         one checkpoint, the highest counts.

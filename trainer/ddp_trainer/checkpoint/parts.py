@@ -30,7 +30,7 @@ DEVICE_ERRORS = tuple(
     if hasattr(torch, name)
 )
 
-# Settings of an optimizer for the way it computes. They depend on the hardware.
+# Settings that say how an optimizer computes. They depend on the hardware.
 COMPUTATION = ("fused", "foreach")
 
 

@@ -65,7 +65,7 @@ def _read_shards(path: Path, prefix: str) -> dict[str, Any]:
 def export(path: Path | str, out: Path | str, name: str = "model") -> None:
     """Write a part of a checkpoint, with whole tensors, to a file for other programs.
 
-    `out` ends in .safetensors, or in .pt or .pth for a state dict, readable by torch.load with
+    `out` ends in .safetensors, or in .pt or .pth for a state dict that torch.load reads with
     weights_only. The folder of the checkpoint is not taken over. Raises UserError if the path or
     the part is not found, or if the file cannot be written.
     """

@@ -51,7 +51,7 @@ def set_states(states: dict[str, Any]) -> None:
 
 
 def remember_numpy() -> Callable[[], None]:
-    """Return a function to bring numpy's generator back to its present state.
+    """Return a function that brings numpy's generator back to its present state.
 
     Seed the generator after this call, because the call may draw a number.
 

@@ -13,7 +13,7 @@ TIMED_OUT = re.compile(
     r"Timed out waiting \d+ms for (?:send|recv)|Application timeout caused pair closure"
 )
 
-# The threads of this process, see proc(5), and the name of the threads of gloo's collectives.
+# The threads of this process, see proc(5), and the name of those that run gloo's collectives.
 THREADS = Path("/proc/self/task")
 RUN_LOOP = "pt_gloo_runloop"
 

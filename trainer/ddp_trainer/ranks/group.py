@@ -75,10 +75,10 @@ def process_group(
     Without these variables the process runs alone.
 
     - `seed`: of the random number generators of torch, numpy and `random`, on all ranks.
-    - `timeout`: the longest wait of a rank for its peers in a collective, in seconds; None is
-      torch's 1,800. With gloo, SlowRankError then names the slow rank. With more than two ranks, a
-      thread may have to print this error and end the process with exit code 1. With NCCL, its
-      watchdog kills the process, and no exception is raised.
+    - `timeout`: seconds that a rank waits for its peers in a collective; None is torch's 1,800.
+      With gloo, SlowRankError then names the slow rank. With more than two ranks, a thread may have
+      to print this error and end the process with exit code 1. With NCCL, its watchdog kills the
+      process, and no exception is raised.
     - `device`: a kind in `hardware.KINDS`, or auto. `devices`: their number per process; the
       Runtime has the first.
     - `init_method`: how the ranks meet: env://, file:///a/path/that/all/ranks/see (without
@@ -134,8 +134,8 @@ def attach(
 
     - `device`: the device of this rank. By default it is the accelerator with the number LOCAL_RANK
       if the group has a backend for it, else the CPU.
-    - `timeout`: the longest wait of a rank for its peers in a collective of the Runtime, in
-      seconds; None is torch's 1,800. Collectives of the model keep the timeout of their own group.
+    - `timeout`: seconds that a rank waits for its peers in a collective of the Runtime; None is
+      torch's 1,800. Collectives of the model keep the timeout of their own group.
 
     It makes a gloo group and a store of its own, and removes them after the block. It changes
     nothing else in the process: it neither seeds generators nor sets a device, and it leaves the
@@ -376,7 +376,7 @@ def _join(launch: Launch, hardware: Hardware, timeout: float | None, devices: in
 
 
 def _report_slow_rank(hardware: Hardware, rank: int, message: str) -> None:
-    """Report too long a wait of this rank in a collective. With gloo, end the process.
+    """Report that this rank waits in a collective for too long. With gloo, end the process.
 
     No exception can be raised in a thread while it waits in gloo. As after SlowRankError, torchrun
     has the message in its summary, and the log ends with it. NCCL's watchdog ends the process

@@ -32,7 +32,7 @@ FLIGHT_RECORDER = {
     RECORD_FILE: f"{tempfile.gettempdir()}/nccl_trace_rank_",
 }
 
-# Instructions of a CPU for the multiplication of bfloat16.
+# CPU instructions that multiply bfloat16.
 BF16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
 
 

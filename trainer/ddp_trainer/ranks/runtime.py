@@ -46,7 +46,7 @@ class Runtime:
 
     - `cpu_group`: the process group for tensors on the CPU; None for the default group.
     - `store`: the rendezvous store, with a prefix of its own; None for a process alone.
-    - `timeout`: the longest wait of a rank for its peers, in seconds.
+    - `timeout`: seconds that a rank waits for its peers.
     - `seconds`: the time spent on the start: import and rendezvous.
     - `at_leave`: called before the process leaves the group, with True after an exception. Peers
       may then be gone.

@@ -44,8 +44,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SECONDS_BETWEEN_VOTES = 0.5
 STEPS_BETWEEN_VOTES = 64
 
-# Seconds from a signal to the end of a process without a further step. torchrun kills its workers
-# 30 s after it passed the signal on, and a checkpoint must fit in between.
+# Seconds from a signal to the end of a process that makes no further step. torchrun kills its
+# workers 30 s after it passed the signal on, and a checkpoint must fit in between.
 GRACE = 20.0
 
 # Seconds between two looks at an unfinished checkpoint.
@@ -240,7 +240,7 @@ def _exclude_child_processes() -> None:
 def _block_signals() -> None:
     """Block the signals during a fork.
 
-    A child with a signal in its first moments would write to its parent's wake-up descriptor.
+    A child that gets a signal in its first moments would write to its parent's wake-up descriptor.
     """
     _before_fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 

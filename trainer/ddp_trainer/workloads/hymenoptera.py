@@ -157,7 +157,7 @@ def read_weights(source: str) -> Any:
         # ValueError: `source` is not a valid URL.
         raise UserError(f"weights {source}: cannot be read: {error}") from error
     except Exception as error:
-        # The exceptions of pickle on damaged bytes are not documented.
+        # The exceptions that pickle raises on damaged bytes are not documented.
         raise UserError(
             f"weights {file}: cannot be read ({error}); use a complete state dict from torch.save"
         ) from error

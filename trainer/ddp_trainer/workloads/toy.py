@@ -95,8 +95,8 @@ def train(options: ToyOptions, runtime: Runtime) -> None:
                 factor = runtime.world_size / shard.batch_size
                 (loss_sum * factor).backward()  # type: ignore[no-untyped-call]
 
-            # Gradients stay in memory, as in a run with accumulation. DDP's bucket view saves a
-            # second copy of them.
+            # Gradients stay in memory, as in a run that accumulates them. DDP's bucket view saves
+            # a second copy of them.
             with progress.timed("optimizer"):
                 runtime.step(optimizer, set_to_none=False)
             step += 1
@@ -152,7 +152,7 @@ def split_over_ranks(
 def report_start(
     options: ToyOptions, progress: Progress, parameters: int, global_batch: int, step: int
 ) -> None:
-    """Report the size of the run. Warn if it is complete already, at the checkpoint's step."""
+    """Report the size of the run. Warn if a checkpoint shows that it is complete already."""
     batches_per_epoch = math.ceil(SAMPLES / global_batch)
     progress.start(
         workload="toy",

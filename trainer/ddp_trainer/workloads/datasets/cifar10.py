@@ -107,7 +107,7 @@ def _read_python(folder: Path) -> tuple[Images, Images]:
 class _ArraysOnly(pickle.Unpickler):
     """Unpickler for numpy arrays only.
 
-    A pickle can call any function by its name, so one from the internet must not name others.
+    A pickle can call any function that it names, so one from the internet must not name others.
     """
 
     # numpy 2 renamed `numpy.core`; files of both names exist.
@@ -140,7 +140,7 @@ def _unpickle(path: Path) -> dict[bytes, Any]:
         message = f"{path}: cannot be read ({error.strerror}); {UNPACK_AGAIN}"
         raise path_error(message, error) from error
     except Exception as error:
-        # The exceptions of pickle on damaged bytes are not documented.
+        # The exceptions that pickle raises on damaged bytes are not documented.
         raise UserError(f"{path}: cannot be read ({error}); {UNPACK_AGAIN}") from error
 
 

@@ -38,7 +38,7 @@ class Images:
         return len(self.labels)
 
     def some(self, count: int | None) -> "Images":
-        """Return `count` images at even distances, to have all classes among them.
+        """Return `count` images at even distances, so that all classes are among them.
 
         Return all images if `count` is None or not smaller than their number.
         """

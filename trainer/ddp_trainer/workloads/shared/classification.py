@@ -220,7 +220,7 @@ def report_start(
     sampler: GlobalBatchSampler,
     step: int,
 ) -> None:
-    """Report the size of the run. Warn if it is complete already, at the checkpoint's step."""
+    """Report the size of the run. Warn if a checkpoint shows that it is complete already."""
     steps_left = sampler.batches_until(options.epochs)
     progress.start(
         workload=task.name,
