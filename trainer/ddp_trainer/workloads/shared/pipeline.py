@@ -1,4 +1,4 @@
-"""A model in stages on several devices, and its batches in parts that overlap in the stages."""
+"""A model in stages on several devices, and its batches in parts, overlapping in the stages."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ class Devices:
 
 
 def schedule(micro_batches: int, stages: int) -> list[list[tuple[int, int]]]:
-    """Return the (stage, micro-batch) pairs that run in each tick, both counted from 0.
+    """Return the (stage, micro-batch) pairs of each tick, both counted from 0.
 
     Micro-batch m is in stage s at tick m + s, so n micro-batches need n + stages - 1 ticks (GPipe,
     Huang et al. 2019).
@@ -58,7 +58,7 @@ def drawing(micro_batches: int, stages: int) -> list[str]:
 
 
 class Pipeline(nn.Module):
-    """A model whose `stages` are on devices 0, 1, … and whose batches pass through them in parts.
+    """A model with its `stages` on devices 0, 1, … and its batches in parts.
 
     A batch is split into `micro_batches` parts of about equal size. In each tick, every stage gets
     its part before the next tick begins. Devices work at the same time, because operations queued
