@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 if sys.platform != "linux":
     pytest.skip("a zygote needs Linux", allow_module_level=True)
 
-# Prints that a rank trains, whether it is a fork, and how it was told to stop.
+# Prints a line of a training rank, whether it is a fork, and which signal stops it.
 TRAIN = """
 import os, signal, sys, time
 import torch
@@ -34,7 +34,7 @@ while True:
 
 @pytest.fixture
 def fast(pod, port):
-    """Return a function that starts a pod with two ranks and a zygote."""
+    """Return a function for starting a pod with two ranks and a zygote."""
 
     def start(script: str = TRAIN, **options: object) -> Pod:
         settings = {"OMP_NUM_THREADS": "1", **options.pop("env", {})}

@@ -137,7 +137,7 @@ def test_an_operator_killed_at_any_write_of_a_restart_loses_and_repeats_nothing(
 ):
     gate = a_gate()
 
-    # Without the Lease of the one before, an operator need not wait until that has expired.
+    # Without the Lease of the operator before, a new one need not wait for its expiry.
     def fresh():
         cluster.remove_lease("ddpjob-operator")
         return an_operator(kubeconfig=gate.kubeconfig)
@@ -229,7 +229,7 @@ def test_the_operator_ends_at_once_despite_an_open_connection_to_its_probes(clus
 
 
 def uses_every_right(cluster, operator):
-    """Run a job that needs each verb.
+    """Run a job with a need for each verb.
 
     Its name is in use at first. It fails, loses a pod, completes, and is deleted.
     """
