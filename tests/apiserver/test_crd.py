@@ -1161,8 +1161,8 @@ def test_the_pod_shapes_are_those_of_the_newest_kubernetes(
 ) -> None:
     """Compare all fields on the newest supported version.
 
-    An older version lacks some, and a newer one has more. A job using a missing field is refused with
-    a sentence. Other tests show this.
+    An older version lacks some, and a newer one has more. A job using a missing field is refused
+    with a sentence. Other tests show this.
     """
     minor = int(apiserver.request("GET", "/version").body["minor"])
     schemas = apiserver.request("GET", "/openapi/v3/api/v1").body["components"]["schemas"]
