@@ -1,4 +1,4 @@
-"""What follows from a pod does not depend on the way by which the user has set its fields."""
+"""Conclusions from a pod do not depend on the way in which the user has set its fields."""
 
 import pytest
 from rendered import (
@@ -25,7 +25,7 @@ ZONE_AFFINITY = {
     "nodeAffinity": {REQUIRED_AFFINITY: {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}]}}
 }
 
-# A value of each field that enters the pod. podTemplate may have all but the resources.
+# A value of each field of the pod. podTemplate may have all but the resources.
 VALUES = {
     "imagePullPolicy": "Never",
     "imagePullSecrets": [{"name": "s"}],
