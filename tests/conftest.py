@@ -20,8 +20,7 @@ import costs
 import pytest
 import scheduling
 
-# A job in the background of a shell ignores these, and so would the signalled processes of the
-# tests.
+# A job in the background of a shell ignores these, and so would the processes that tests signal.
 for number in (signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         # A handler becomes the default action in a new program.

@@ -1,6 +1,6 @@
 """Distribute the tests over the workers of pytest-xdist, and delete the cluster after its tests.
 
-Tests with a shared object that is slow to make stay in one worker, and so do those of most files.
+Tests that share something slow to make stay in one worker, and so do those of most files.
 """
 
 import os

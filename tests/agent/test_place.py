@@ -14,7 +14,7 @@ import pytest
 
 from ddpjob.agent import place
 
-# Ends by SIGTERM, as a rank without its peer does, so the pod waits for the next attempt.
+# Ends by SIGTERM, as a rank that has lost its peer, so the pod waits for the next attempt.
 WRITES = """
 import os, pathlib, tempfile
 folder = pathlib.Path(tempfile.gettempdir())

@@ -8,7 +8,7 @@ import pytest
 
 from .kubelet import wait_until
 
-# Ends as a rank without its peer does, so the pod waits for the next attempt.
+# Ends as a rank that has lost its peer, so the pod waits for the next attempt.
 LOSES_PEER = """
 import os
 from pathlib import Path

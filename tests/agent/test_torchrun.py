@@ -61,7 +61,7 @@ def test_the_rank_that_failed_first_is_reported_and_its_peer_is_not(pod, port):
 
 
 def test_a_rank_that_its_peer_overtakes_at_the_end_is_reported(pod, port):
-    # torchrun first sees rank 0, after the loss of its peer. Then it stops rank 1 during its exit.
+    # torchrun sees rank 0 first, which has lost its peer. Then it stops rank 1 during its exit.
     pause = "import atexit, signal; atexit.register(signal.pause)"
     found = pod(SUMS.replace("raise", f"{pause}; raise"), command=TORCHRUN)
     found.assign(0, ranks=2, flags=flags(port))

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 if sys.platform != "linux":
     pytest.skip("a zygote needs Linux", allow_module_level=True)
 
-# Prints a line of a training rank, whether it is a fork, and which signal stops it.
+# Prints that a rank trains, whether it is a fork, and how it was told to stop.
 TRAIN = """
 import os, signal, sys, time
 import torch

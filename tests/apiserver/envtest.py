@@ -54,7 +54,7 @@ def find_binaries() -> dict[str, str]:
     $KUBEBUILDER_ASSETS comes first, then envtest's usual folder, then PATH.
 
     Links are not resolved: some distributions ship one program under several names, and it looks at
-    the name of its call.
+    the name it is called by.
     """
     folders = [
         os.environ.get("KUBEBUILDER_ASSETS", ""),

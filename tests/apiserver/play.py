@@ -221,7 +221,7 @@ class Cluster:
         self.apiserver, self.namespace = apiserver, namespace
         self.nodes = ["node"]
         self.silent: set[str] = set()
-        # Pods after the meeting of their workers, with the attempt.
+        # Pods whose workers have met, with the attempt.
         self.met: set[tuple[str, str]] = set()
 
     def create_job(

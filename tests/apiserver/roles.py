@@ -226,6 +226,6 @@ def _wait_for_rights(user: User, namespace: str, resources: Set[str]) -> None:
 
 
 def _resources_of(user: User, namespace: str) -> set[str]:
-    """Return the resources with any right of a user in a namespace."""
+    """Return the resources for which a user has any right in a namespace."""
     review = user.request("POST", RULES_REVIEWS, {"spec": {"namespace": namespace}})
     return {one for rule in review.body["status"]["resourceRules"] for one in rule["resources"]}

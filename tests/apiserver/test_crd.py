@@ -60,7 +60,7 @@ def job(name: str = "job", **spec: Any) -> dict[str, Any]:
 
 
 def overlay(**container: Any) -> dict[str, Any]:
-    """Return a podTemplate with a change of the container trainer."""
+    """Return a podTemplate that changes the container trainer."""
     return {"spec": {"containers": [{"name": "trainer", **container}]}}
 
 

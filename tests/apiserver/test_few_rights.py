@@ -63,7 +63,7 @@ def test_doctor_answers_an_editor_in_few_lines(
     )
     assert f"{cluster.namespace}/ddpjob-operator serves namespace" in after.stdout
     assert "you may not look at: Nodes, DNS" in after.stdout
-    # Each line without ok has what to do below it.
+    # Each line that is not ok has advice below it.
     assert after.stdout.count("?   ") == after.stdout.count("→")
 
 
@@ -109,7 +109,7 @@ def test_doctor_finds_the_quota_by_which_the_api_server_refuses_a_pod(
     quotas = path_of("resourcequotas", namespace)
     quota = {"metadata": {"name": "team"}, "spec": {"hard": hard}}
     assert apiserver.request("POST", quotas, quota).code == 201
-    # No controller counts here.
+    # There is no controller to count.
     status = {"status": {"hard": hard, "used": {"requests.cpu": "0", "limits.memory": "0"}}}
     assert apiserver.request("PATCH", f"{quotas}/team/status", status, MERGE).code == 200
 

@@ -229,7 +229,7 @@ def test_the_operator_ends_at_once_despite_an_open_connection_to_its_probes(clus
 
 
 def uses_every_right(cluster, operator):
-    """Run a job with a need for each verb.
+    """Run a job that needs each verb.
 
     Its name is in use at first. It fails, loses a pod, completes, and is deleted.
     """

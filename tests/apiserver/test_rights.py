@@ -1,6 +1,6 @@
 """What each role in the table of SECURITY.md can and cannot do, on an API server with RBAC.
 
-One operator serves one namespace for each test with a need for it. It has the chart's Roles.
+One operator serves one namespace for each test that needs it. It has the chart's Roles.
 """
 
 import json
@@ -57,7 +57,7 @@ tested: dict[str, str] = {}
 
 
 def of_row(name: str) -> Callable[[Test], Test]:
-    """Name the row of the table for a test."""
+    """Name the row of the table that a test is about."""
 
     def register(test: Test) -> Test:
         tested[name] = test.__name__

@@ -1,7 +1,7 @@
 """Share one cluster between the workers of pytest-xdist.
 
-The first worker with a need for the cluster creates it. A test has a turn on it: tests with the
-mark `alone` have it for themselves, all others at the same time.
+The first worker that needs the cluster creates it. A test has a turn on it: tests with the mark
+`alone` have it for themselves, all others at the same time.
 """
 
 import fcntl

@@ -16,8 +16,8 @@ from .namespace import Namespace
 
 PAGE = ROOT / "docs" / "users" / "storage.md"
 
-# A script without any knowledge of this project. Rank 3 fails in the first attempt, when the user
-# has made a file in its working directory.
+# A script that knows nothing of this project. Rank 3 fails in the first attempt, when the user has
+# made a file in its working directory.
 SCRIPT = """
 import os, pathlib, signal, time
 import helper

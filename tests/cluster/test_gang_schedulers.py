@@ -28,7 +28,7 @@ RESOURCES = {"requests": {SLOT: "1"}, "limits": {SLOT: "1"}}
 
 @pytest.fixture(scope="module")
 def slots(cluster: Cluster) -> Iterator[None]:
-    """Give the first worker a device for three pods, one each."""
+    """Give the first worker three devices, each for one pod."""
     change = ("patch", "node", WORKERS[0], "--subresource=status", "--type=merge", "--patch")
     for count in ("3", None):
         cluster.kubectl(*change, json.dumps({"status": {"capacity": {SLOT: count}}}))

@@ -17,7 +17,7 @@ from .training import (
     start_training,
 )
 
-# A script without any knowledge of this project. Its output is its heartbeat.
+# A script that knows nothing of this project. Its output is its heartbeat.
 COUNTS = """
 import time, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -102,7 +102,7 @@ def lose_a_rank_a_pod_and_node_0(namespace: Namespace) -> Object:
     assert f"{JOB}-0-0" in kept(first, third)
     assert f"{JOB}-2-1" in third
 
-    # The remaining pod hosts the rendezvous.
+    # A pod that stays hosts the rendezvous.
     failure = namespace.wait_for_status(JOB, attempt=2, phase="Running")["lastFailure"]
     assert (failure["cause"], failure["pod"]) == ("Disruption", f"{JOB}-1-1")
     namespace.kubectl("delete", "pod", f"{JOB}-0-0", "--wait=false")

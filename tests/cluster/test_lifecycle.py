@@ -10,8 +10,8 @@ from .cluster import Cluster
 from .commands import CommandFailed, wait_until
 from .namespace import Namespace
 
-# Scripts without CPU time, unlike training. They print an event when they have started. Before this
-# event, torchrun has not set up its signal handlers, and a deletion waits for its grace period.
+# Scripts that cost no CPU time, unlike training. They print an event when they have started. Before
+# it, torchrun has not set up its signal handlers, and a deletion waits for its grace period.
 SLEEP = """
 import signal
 print('{"event": "started"}', flush=True)

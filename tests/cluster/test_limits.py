@@ -86,7 +86,7 @@ def test_two_gangs_of_four_complete_under_a_quota_of_five_pods(
 
 @pytest.fixture
 def hanging_webhook(cluster: Cluster) -> Iterator[dict[str, str]]:
-    """Return a label of namespaces. In these, a webhook without an answer holds each new pod."""
+    """Return a label of namespaces. There, a webhook that never answers holds each new pod."""
     label = {"ddpjob.dev/test-webhook": "hangs"}
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"]}
     webhook = {
@@ -141,7 +141,7 @@ def test_a_hanging_webhook_is_named_and_delays_no_other_job(
 
 
 def assert_stopped(namespace: Namespace, job: str, reason: str) -> Object:
-    """Wait until a job has failed for a reason without a budget, and leaves nothing behind."""
+    """Wait until a job has failed for a reason that uses no budget, and leaves nothing behind."""
     status = namespace.wait_for_status(job, phase="Failed")
     assert status["reason"] == reason, namespace.explain()
     assert counters(status) == (0, 0)

@@ -126,7 +126,7 @@ def test_a_node_that_restarts_costs_one_disruption(
     assert_resumed(namespace, attempt=1)
     failure = finish(disruptions=1)["lastFailure"]
 
-    # The operator may see the failed peer before the returned node.
+    # The operator may see the failing peer before the node that is back.
     assert failure["cause"] == "Disruption"
     assert failure["reason"] in ("NodeRestarted", "PeerLost")
     assert (failure["pod"], failure["node"]) == (pod, VICTIM)

@@ -143,7 +143,7 @@ HOST = "kubernetes.io/hostname"
 
 @pytest.fixture
 def with_topology(team: Namespace, cluster: Cluster) -> Iterator[None]:
-    """Let the queue `team` know the nodes near each other: each worker is a rack."""
+    """Let the queue `team` know which nodes are near each other: each worker is a rack."""
     for number, node in enumerate(WORKERS):
         cluster.kubectl("label", "node", node, f"{RACK}=rack-{number}", "--overwrite")
     topology = {

@@ -1,4 +1,4 @@
-"""How `ddpjob run --local` refuses fields of a manifest, and its notes on others."""
+"""The refusals and the notes of `ddpjob run --local` for a manifest."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -176,7 +176,7 @@ def test_without_a_readable_file_the_run_does_not_start_again_silently(tmp_path)
     job = Job(tmp_path, fill=7.0)
     for step in (1, 2):
         damage(job.save(step), "truncated")
-    # The second time shows: the first try has changed nothing.
+    # The second time shows that the first try has changed nothing.
     for _ in range(2):
         with pytest.raises(
             UserError,

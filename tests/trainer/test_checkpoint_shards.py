@@ -399,7 +399,7 @@ def test_a_plain_part_is_saved_as_it_was_at_the_save(ranks):
 
 
 class PartlyUsed(nn.Module):
-    """A model with a layer without a gradient."""
+    """A model with a layer that gets no gradient."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""An older process, if it still runs, cannot replace, hide or remove a newer checkpoint."""
+"""An older process, if it still runs, cannot replace, hide or remove a newer start's checkpoint."""
 
 import shutil
 import signal

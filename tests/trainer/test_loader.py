@@ -271,7 +271,7 @@ def test_data_of_another_size_and_streams_are_refused():
 
 
 class Named(Dataset):
-    """Samples as dicts. A collate function makes them an object of its own."""
+    """Samples as dicts. A collate function makes an object of its own from them."""
 
     def __len__(self):
         return SAMPLES

@@ -57,7 +57,7 @@ MAX_STEPS = 80
 
 
 def on_a_pod(action: PodAction) -> Action:
-    """Turn an action on a pod into an action with a number to choose the pod."""
+    """Turn an action on a pod into one that chooses the pod by its number."""
 
     def act(world: World, choice: int) -> None:
         existing = world.existing()

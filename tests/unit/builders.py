@@ -56,7 +56,7 @@ WHAT_TO_DO = (
     "its script saves checkpoints itself. To change its spec, delete it and create it again"
 )
 
-# The last 2048 bytes of the logs of torchrun 2.13. A kubelet keeps so much of a log.
+# The last 2048 bytes of the logs of torchrun 2.13. A kubelet keeps only this part of a log.
 TAILS = Path(__file__).parent / "data" / "torchrun"
 
 
@@ -65,7 +65,7 @@ def at(seconds: float) -> datetime:
 
 
 def torchrun_tail(name: str) -> str:
-    """Return a log as the API server shows it, with a divided character replaced."""
+    """Return a log as the API server shows it, with a character that was cut in two replaced."""
     return (TAILS / f"{name}.txt").read_text(encoding="utf-8", errors="replace")
 
 
@@ -492,7 +492,7 @@ def follower_summary(rank=0, when=NOW):
 
 
 def slow_rank_summary(rank=1, when=NOW):
-    """Return the summary of a rank after too long a wait for rank 0."""
+    """Return the summary of a rank that waited too long for rank 0."""
     error = (
         "ddp_trainer.errors.SlowRankError: rank 0 on node 0 (a0-n0) is slow or stuck: it was "
         "last seen in step 47, 5.2 s ago"

@@ -213,7 +213,7 @@ def test_the_exit_code_of_a_follower_is_not_that_of_the_job():
 
 
 def test_the_worker_that_failed_counts_though_another_one_of_its_node_was_a_follower():
-    # Rank 0 wrote of the loss of rank 1, on the same node, before torchrun ended it.
+    # Rank 0 wrote that it had lost rank 1, on the same node, before torchrun ended it.
     tail = f"[rank0]: {FOLLOWER_ERROR}\n{torchrun_summary(1, 3)}"
     job = a_running_job(spec=with_policy(nonRetryableExitCodes=[3]))
     plan = plan_for(job, a_pod(0, running()), a_pod(1, failed(tail)))
@@ -346,7 +346,7 @@ def test_a_script_that_goes_missing_later_is_an_ordinary_failure():
 
 
 def test_a_peer_that_is_lost_before_all_nodes_ran_uses_the_budget():
-    # A rank may end with 0 after some steps, before the operator has seen all ready. It looks the
+    # A rank may end with 0 after some steps, before the operator has seen all ready. This looks the
     # same.
     pods = a_pod(0, running()), a_pod(1, failed(follower_summary(1)))
     job = a_running_job(ran=False, undecided_since=NOW)

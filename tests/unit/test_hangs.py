@@ -41,7 +41,7 @@ def hung(index, frames, attempt=0, **fields):
 
 
 def a_suspected_gang(*ages, ready=1, silent=300):
-    """Return the plan for a gang with all pods but the first `ready` ones become unready.
+    """Return the plan for a gang after all pods but the first `ready` ones have become unready.
 
     `ages` are the ages of the heartbeats in their agents' answers; None for no answer.
     """
@@ -210,7 +210,7 @@ OTHER = ['File "/train.py", line 20 in load']
     [
         (stacks(WAITS, COMPUTES, WAITS), {}, (1,)),
         (stacks(COMPUTES, COMPUTES, WAITS), {}, (2,)),
-        # Of two ranks, the one without a wait.
+        # Of two ranks, the one that waits for nobody.
         (stacks(WAITS, COMPUTES), {}, (1,)),
         (stacks(COMPUTES, WAITS), {}, (0,)),
         # Both wait, or neither: the one in the lower step.

@@ -131,7 +131,7 @@ def test_an_error_of_the_operating_system_uses_the_budget():
 
 LONG = "TypeError: " + "x" * 400
 
-# The history before an attempt with the end NO_MODULE, and whether the job then ends.
+# The history before an attempt that ends by NO_MODULE, and whether the job then ends.
 HISTORIES = {
     "30 s before": ((an_attempt(end=-30),), {}, True),
     "29 s before": ((an_attempt(end=-29),), {}, False),

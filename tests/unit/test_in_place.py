@@ -74,8 +74,8 @@ def pods_in_place(first, second, third, *, told=1):
     ]
 
 
-# The annotations of a pod with its assignment given after 9 s of readiness, and of a pod that must
-# not start yet.
+# The annotations of a pod that had been ready for 9 s at its assignment, and of a pod that must not
+# start yet.
 READY_BEFORE = {names.ANNOTATION_READY_BEFORE: format_time(at(-9))}
 HELD = {names.ANNOTATION_ASSIGNMENT: '{"start": false}'}
 

@@ -25,7 +25,7 @@ ZONE_AFFINITY = {
     "nodeAffinity": {REQUIRED_AFFINITY: {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}]}}
 }
 
-# A value of each field of the pod. podTemplate may have all but the resources.
+# A value of each field that enters the pod. podTemplate may have all but the resources.
 VALUES = {
     "imagePullPolicy": "Never",
     "imagePullSecrets": [{"name": "s"}],

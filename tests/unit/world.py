@@ -1,9 +1,9 @@
 """A simulated cluster for Hypothesis: one job, its pods, the Kubernetes nodes, and an operator.
 
 The cluster keeps every version of every object. The operator sees each object in a version of its
-own. This version may be old: observations are delayed, in part, and in any order. It never goes
-back to an older version, as the controller's cache does not. It carries its plans out as the
-controller does: it writes the status first, then deletes pods, then creates pods.
+own. This version may be old: observations are delayed, in part, and in any order. The operator
+never goes back to an older version, as the controller's cache does not. It carries its plans out as
+the controller does: it writes the status first, then deletes pods, then creates pods.
 
 The events between two turns of the operator are in actions.py.
 """
@@ -460,8 +460,8 @@ class Queue:
 class Operator:
     """An operator, with the versions of the objects seen by it.
 
-    `refusal` is its memory of the API server's refusals. `throttled`: it does not write
-    mere progress yet.
+    `refusal` is its memory of the API server's refusals. `throttled`: it does not write mere
+    progress yet.
     """
 
     world: World
@@ -571,7 +571,7 @@ class Operator:
         """
         plan = turn.plan
         old = turn.observed.status
-        # Equal statuses are compared without their conversion: it takes longer.
+        # Equal statuses need no conversion. It would take longer.
         if plan.status == old or plan.status.to_dict() == old.to_dict():
             acts = plan.new_pods or plan.assign or plan.delete_job or plan.place
             return self._read_job() if acts else True

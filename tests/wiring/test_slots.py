@@ -53,7 +53,7 @@ class Work:
             self.refused.append(index)
 
     def start(self) -> None:
-        """Let the time of all begun work run."""
+        """Let the time run for all work that has begun."""
         for slot in self._begun_slots.values():
             slot.start()
 
@@ -323,7 +323,7 @@ async def test_if_the_share_of_a_group_hangs_the_rest_of_it_is_refused(work):
     nine.add(2, "bad")
     nine.add(1, "good")
     await nine.settle()
-    # The first of them takes the place of an old one: it may show the recovery of the group.
+    # The first of them takes the place of an old one: it may show that the group has recovered.
     assert (nine.timed_out, nine.refused, nine.under_way()) == ([2], [4], [0, 1, 3, 5])
 
 
