@@ -41,8 +41,8 @@ LIBRARY = {
 PERMISSION = re.compile(r"\bMay import (.*?)\.(?:\s|$)", re.DOTALL)
 NAME = re.compile(r"`([\w.]+)`")
 
-# Packages for the layer `controller` alone, and packages for requests to an API server, which `kube`
-# may import too.
+# Packages for the layer `controller` alone, and packages for requests to an API server: `kube` may
+# import these too.
 CONTROLLER_PACKAGES = {"kopf", "prometheus_client", "pythonjsonlogger"}
 KUBERNETES_PACKAGES = {"kubernetes", "aiohttp"}
 
