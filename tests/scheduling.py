@@ -15,7 +15,7 @@ CLUSTER = "tests/cluster/"
 
 # Groups of tests for one worker, by the beginnings of their names.
 GROUPS = {
-    # Tests that disturb the nodes or the operator, and the affected tests.
+    # Tests disturbing the nodes or the operator, and the affected tests.
     "cluster, disturbed": (
         f"{CLUSTER}test_dead_node.py",
         f"{CLUSTER}test_upgrade.py",
