@@ -1,4 +1,4 @@
-"""The life of a pod: attempts that follow each other, and their end."""
+"""The life of a pod: several attempts in a row, and their end."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from .kubelet import wait_until
 
-# A worker that runs until it is ended. Two at once would print OVERLAP.
+# Runs until it is ended. Two workers at once would print OVERLAP.
 WORKS = """
 import fcntl, os, sys, time
 lock = open(os.path.join(os.path.dirname(sys.argv[0]), "lock-" + os.environ["RANK"]), "w")
@@ -211,7 +211,7 @@ def test_torchrun_that_ignores_sigterm_is_killed_after_its_grace(pod):
 
 
 def test_processes_that_workers_leave_behind_end_with_their_attempt(pod):
-    # A process that has left its parent, its session and its output.
+    # This process has left its parent, its session and its output.
     script = """
 import os, time
 if os.fork() == 0:
@@ -342,7 +342,7 @@ def test_the_agent_starts_with_closed_standard_input(pod):
 
 
 def test_a_full_disk_is_reported(pod):
-    # Files may have no bytes, which is also what a full disk does to a write.
+    # Files may have no bytes. A write to a full disk fails in the same way.
     found = pod("print('succeeds')")
     found.assign(0)
     found.start("sh", "-c", '(ulimit -f 0; exec "$@") 2>&1 | cat', "sh")

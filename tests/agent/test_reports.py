@@ -21,7 +21,7 @@ FOLLOWER = (
 
 
 def fail(pod, script, ranks=1, flags=(), **options):
-    """Run one attempt of a script that fails, and return the report."""
+    """Run one attempt of a failing script, and return the report."""
     found = pod(script, **options)
     found.assign(0, ranks, flags=[f"--ranks={ranks}", *flags], wait=0.0)
     found.start()
@@ -57,7 +57,7 @@ def test_a_signal_is_reported_as_a_negative_exit_code(pod):
 
 
 def test_of_several_failures_the_first_is_reported(pod):
-    # torchrun reports that of rank 0 with the same time.
+    # torchrun reports the failure of rank 0 with the same time.
     script = """
 import os, signal, time
 def fail(number, frame):
@@ -143,7 +143,7 @@ def test_a_program_that_writes_no_record_is_judged_by_its_output(pod):
 
 
 def test_the_exit_code_of_a_rank_is_known_without_a_record_too(pod, port):
-    # The launcher itself ends with 1. It has not yet asked for the exit code, after which no other
+    # The launcher itself ends with 1. It has not yet asked for the exit code. Once it has, no other
     # process can read it.
     found = pod("import sys; print('wrong use'); sys.exit(2)", port=port)
     asks = found.folder / "asks"
@@ -179,7 +179,7 @@ while os.environ["RANK"] == "1":
     )
 
 
-# Rank 0 ends with 0, and rank 1 by an exception. Which of them is first is up to `{wait}`.
+# Rank 0 ends with 0, and rank 1 by an exception. `{wait}` decides their order.
 ONE_ENDS_WELL = """
 import os, signal, time
 from pathlib import Path
@@ -293,8 +293,8 @@ time.sleep(600)
 @pytest.mark.parametrize("looks_between", [0, 1, 2])
 @pytest.mark.parametrize(("exit_code", "cause"), [(143, "Follower"), (-15, "Failure")])
 def test_a_late_look_does_not_change_the_order_of_what_happened(exit_code, cause, looks_between):
-    # It is not known whether rank 1 wrote before rank 0 ended, if both were seen in one look or in
-    # two looks in a row. Only a rank that did not handle SIGTERM cannot have written because of it.
+    # If one look or two looks in a row saw both, it is not known whether rank 1 wrote before rank 0
+    # ended. Only a rank without a handler of SIGTERM cannot have written because of the signal.
     output = Output()
     ends, processes = [], []
     for rank, line in enumerate((FOLLOWER, "EOFError")):

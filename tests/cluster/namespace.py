@@ -12,12 +12,12 @@ from .commands import CommandFailed, Object, T, wait_until
 
 
 def attempt_of(status: Object) -> int:
-    """Return the number of the current attempt in a status; that before the first is 0."""
+    """Return the number of the current attempt in a status; before the first, it is 0."""
     return int(status.get("attempt", {}).get("number", 0))
 
 
 class Namespace:
-    """One namespace of the cluster, which is created with `labels`."""
+    """One namespace of the cluster, created with `labels`."""
 
     def __init__(self, cluster: Cluster, name: str, **labels: str) -> None:
         self.cluster = cluster
@@ -36,7 +36,7 @@ class Namespace:
         return self.cluster.shared / self.name / claim
 
     def claim(self, name: str) -> None:
-        """Create a ReadWriteMany claim over a new folder that every user may write to."""
+        """Create a ReadWriteMany claim over a new folder. Every user may write to it."""
         folder = self.folder(name)
         folder.mkdir(parents=True)
         folder.chmod(0o1777)
@@ -107,17 +107,17 @@ class Namespace:
         return {name: pod["spec"].get("nodeName", "") for name, pod in self.pods(job).items()}
 
     def unfinished(self, job: str) -> list[str]:
-        """Return the pods of a job that have not ended."""
+        """Return the unfinished pods of a job."""
         ended = ("Succeeded", "Failed")
         return [name for name, pod in self.pods(job).items() if pod["status"]["phase"] not in ended]
 
     def json_lines(self, pod: str) -> list[Object]:
-        """Return the lines of a pod's log that are JSON objects."""
+        """Return the JSON objects in a pod's log, one a line."""
         lines = self.cluster.read.log(pod, self.name, "trainer").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     def progress(self, pod: str, event: str) -> list[Object]:
-        """Return the progress events of one kind that a pod's rank 0 has written so far."""
+        """Return a pod's progress events of one kind, written by rank 0 so far."""
         try:
             records = self.json_lines(pod)
         except CommandFailed:
@@ -126,9 +126,9 @@ class Namespace:
         return [record for record in records if record.get("event") == event]
 
     def progress_of(self, job: str, attempt: int, event: str) -> list[Object]:
-        """Return the progress events of one kind that rank 0 has written in an attempt.
+        """Return the progress events of one kind, written by rank 0 in an attempt.
 
-        The log of a pod that stays has a line where each of its attempts begins.
+        If a pod stays, its log has a line at the beginning of each of its attempts.
         """
         for pod in self.pods(job):
             if pod.endswith("-0"):
@@ -145,7 +145,7 @@ class Namespace:
 
     @contextmanager
     def watching_pods(self) -> Iterator[list[str]]:
-        """Collect "NAME UID" of every pod that exists during the block.
+        """Collect "NAME UID" of every existing pod during the block.
 
         The list is complete after the block.
         """
@@ -174,7 +174,7 @@ class Namespace:
     def wait(self, what: str, look: Callable[[], T | None], seconds: float = 180) -> T:
         """Return the first true answer of `look`.
 
-        After `seconds`, raises AssertionError that shows everything in the namespace.
+        After `seconds`, raises AssertionError with everything in the namespace.
         """
         return wait_until(what, look, seconds, self.explain)
 
@@ -203,7 +203,7 @@ class Namespace:
         disruptions: int = 0,
         announced: int = 0,
     ) -> Object:
-        """Return the status of a job that completes on two nodes after these restarts."""
+        """Return the status of a job, completed on two nodes after these restarts."""
         status = self.wait_for_status(job, seconds, phase="Complete")
         found = {
             "failures": status["budget"]["failures"],

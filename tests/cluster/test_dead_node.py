@@ -1,4 +1,4 @@
-"""A worker that freezes and comes back, with nobody at the keyboard."""
+"""A worker freezes and comes back, with nobody at the keyboard."""
 
 from collections.abc import Iterator
 

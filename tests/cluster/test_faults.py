@@ -30,7 +30,7 @@ if os.environ["DDP_ATTEMPT"] == "0":
 """
 
 
-# The pods of a job of which pod 1 was lost once. With InPlace, pod 0 stays.
+# The pods of a job after one loss of pod 1. With InPlace, pod 0 stays.
 PODS = {"InPlace": ("0-0", "0-1", "1-1"), "Recreate": ("0-0", "0-1", "1-0", "1-1")}
 
 
@@ -87,8 +87,8 @@ def test_a_pod_force_deleted_while_the_operator_is_down_costs_one_disruption(
         status = namespace.wait_for_status(JOB, 300, phase="Complete")
 
     assert (status["budget"]["failures"], status["budget"]["disruptions"]) == (0, 1)
-    # The other pod stays if the operator is back before it ends its wait. Otherwise one more
-    # attempt begins, with new pods, which costs nothing.
+    # The other pod stays if the operator is back before the end of the pod's wait. Otherwise one
+    # more attempt begins, with new pods, and costs nothing.
     attempt = status["attempt"]["number"]
     assert [entry["cause"] for entry in status["attempts"]] == [
         "Succeeded",

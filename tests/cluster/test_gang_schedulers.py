@@ -1,7 +1,7 @@
-"""Gangs in the schedulers that an administrator installs: `make test-queues`.
+"""Gangs in the schedulers of an administrator: `make test-queues`.
 
-INSTALL_VOLCANO and INSTALL_COSCHEDULING name programs that install them into the cluster whose name
-they get. Gangs of Kubernetes itself are in tests/apiserver/test_whole_gangs.py.
+INSTALL_VOLCANO and INSTALL_COSCHEDULING name programs to install them. Such a program gets the name
+of the cluster. Gangs of Kubernetes itself are in tests/apiserver/test_whole_gangs.py.
 """
 
 import json
@@ -28,7 +28,7 @@ RESOURCES = {"requests": {SLOT: "1"}, "limits": {SLOT: "1"}}
 
 @pytest.fixture(scope="module")
 def slots(cluster: Cluster) -> Iterator[None]:
-    """Give the first worker a device of which three pods can have one."""
+    """Give the first worker three devices, each for one pod."""
     change = ("patch", "node", WORKERS[0], "--subresource=status", "--type=merge", "--patch")
     for count in ("3", None):
         cluster.kubectl(*change, json.dumps({"status": {"capacity": {SLOT: count}}}))

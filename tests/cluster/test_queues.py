@@ -1,7 +1,7 @@
-"""Jobs that share a queue of a real Kueue: one test in `make test`, all in `make test-queues`.
+"""Jobs in a queue of a real Kueue: one test in `make test`, all in `make test-queues`.
 
-Kueue is installed into the cluster of the tests by the program that INSTALL_KUEUE names, which gets
-the name of the cluster. Its configuration must name DDPJobs, see docs/users/queues.md.
+INSTALL_KUEUE names a program to install Kueue into the cluster of the tests. The program gets the
+name of the cluster. Kueue's configuration must name DDPJobs, see docs/users/queues.md.
 """
 
 import json
@@ -69,7 +69,7 @@ def objects_of(namespace: str) -> list[Object]:
 
 
 def admits(cluster: Cluster) -> bool:
-    """Return True if Kueue's webhooks answer, which they do a moment after its pod is ready."""
+    """Return True if Kueue's webhooks answer: they begin a moment after its pod is ready."""
     _, queue, *_ = objects_of("probe")
     command = ("create", "--dry-run=server", "--filename=-")
     try:
@@ -90,7 +90,7 @@ def with_kueue(cluster: Cluster) -> Iterator[None]:
     for kind in ("validating", "mutating"):
         found = cluster.kubectl("get", f"{kind}webhookconfigurations", "--output=name").split()
         cluster.kubectl("delete", *(name for name in found if "kueue" in name))
-    # An API that nobody serves any more would keep every namespace from its end.
+    # An API without a server would keep every namespace from its end.
     apis = cluster.kubectl("get", "apiservices", "--output=name").split()
     cluster.kubectl("delete", *(name for name in apis if "visibility.kueue" in name))
     cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
@@ -115,7 +115,7 @@ def in_queue(name: str, epochs: int, priority: str = "", **spec: object) -> Obje
 
 
 def used_cpu(namespace: Namespace) -> str:
-    """Return the CPU that the jobs of the queue use, as Kueue counts it."""
+    """Return the CPU used by the jobs of the queue, as Kueue counts it."""
     path = "{.status.flavorsUsage[0].resources[?(@.name=='cpu')].total}"
     return namespace.kubectl("get", "clusterqueue", namespace.name, f"-o=jsonpath={path}")
 
@@ -274,7 +274,7 @@ TWO_TEAMS = ROOT / "examples" / "kueue" / "two-teams.yaml"
 
 @pytest.fixture
 def teams(cluster: Cluster, with_kueue: None) -> Iterator[tuple[Namespace, Namespace]]:
-    """Return the namespaces of two teams that share the cluster, as the example describes."""
+    """Return the namespaces of two teams in one cluster, as the example describes."""
     teams = (Namespace(cluster, "team-a"), Namespace(cluster, "team-b"))
     cluster.kubectl("apply", "-f", str(TWO_TEAMS))
     yield teams
@@ -285,7 +285,7 @@ def teams(cluster: Cluster, with_kueue: None) -> Iterator[tuple[Namespace, Names
 
 
 def an_indexed_job(name: str) -> Object:
-    """Return an Indexed Job of two pods that waits in the queue `default` too."""
+    """Return an Indexed Job of two pods, also for the queue `default`."""
     container = {"name": "main", "image": PLAIN, "command": ["sleep", "5"], "resources": REQUESTS}
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     sizes = {"completions": 2, "parallelism": 2, "completionMode": "Indexed"}

@@ -44,8 +44,8 @@ def test_status_shows_the_way_from_apply_to_complete(digits: SimpleNamespace):
     assert line[:4] == ["digits", "Complete", complete["nodesReady"], "0"]
 
 
-# The examples that need no data, with flags that make them short. The last of two equal flags wins.
-# `elastic` is the example `toy` with more processes per node.
+# The examples without data, with flags for a short run. The last of two equal flags wins. `elastic`
+# is the example `toy` with more processes per node.
 SHORT = {
     "skewed": ["--steps", "4"],
     "messages": [],

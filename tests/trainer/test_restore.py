@@ -27,7 +27,7 @@ def a_model(fill=1.0, width=2):
 
 
 class Start:
-    """One start of a job. The weights are the last step that was trained."""
+    """One start of a job. The weights are the last trained step."""
 
     def __init__(self, folder, **options):
         self.model = a_model(0.0)
@@ -52,7 +52,7 @@ class Start:
 
 
 class Numbers:
-    """A part whose state is what the test says."""
+    """A part with a state given by the test."""
 
     def __init__(self, **state):
         self.state = state
@@ -80,7 +80,7 @@ def flip_a_byte(path):
     path.write_bytes(data)
 
 
-# The write that is under way
+# A write under way
 
 
 def test_a_restore_waits_for_the_checkpoint_that_is_being_written(tmp_path):

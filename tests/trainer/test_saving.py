@@ -25,11 +25,11 @@ DEADLINE = 30.0  # seconds; reached only if a thread hangs
 
 
 class Coordinates(torch.Tensor):
-    """A subclass, which cannot be read with weights_only."""
+    """A subclass. It cannot be read with weights_only."""
 
 
 class Gate:
-    """Stops torch.save until it is opened. With `error`, it then raises that."""
+    """Stops torch.save until it is opened. With `error`, it then raises this error."""
 
     def __init__(self, monkeypatch, error=None):
         self.reached = threading.Event()
@@ -176,7 +176,7 @@ def test_weights_are_read_without_taking_the_folder_over(tmp_path):
 
 
 class Numbers:
-    """A part whose state is what the test says."""
+    """A part with a state given by the test."""
 
     def __init__(self, **state):
         self.state = state

@@ -1,6 +1,6 @@
 """`ddpjob convert`: manifests of other operators and scripts for Slurm as DDPJobs.
 
-`manifests/` has a folder for each format, after the shapes that their documentation shows.
+`manifests/` has a folder for each format, after the shapes in its documentation.
 """
 
 import copy
@@ -106,7 +106,7 @@ def test_there_are_twenty_manifests_of_each_operator():
 
 
 def places(value, path=()):
-    """Yield the paths of the objects in a document whose keys are fields."""
+    """Yield the paths of a document's objects with fields as keys."""
     if isinstance(value, dict):
         yield path
         for key, item in value.items():

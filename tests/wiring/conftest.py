@@ -60,7 +60,7 @@ def options(kubeconfig: Path, namespaces: tuple[str, ...], excluded: frozenset[s
 
 @pytest.fixture
 async def operator(options: Options) -> AsyncIterator[None]:
-    """Run one operator during the test. A test during which it ends by itself fails."""
+    """Run one operator during the test. If it ends by itself, the test fails."""
     started: asyncio.Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = asyncio.Future()
     here = asyncio.get_running_loop()
 
