@@ -289,7 +289,7 @@ class ApiServer:
         except OSError:
             return False
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 180) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             for name, process in self._processes.items():

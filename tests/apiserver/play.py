@@ -361,7 +361,7 @@ class Cluster:
             state = {"running": {"startedAt": "2026-11-21T12:00:00Z"}}
             self._report(name, "Running", state, ready_since=since)
 
-    def until(self, job: str, condition: Callable[[], object], seconds: float = 60) -> None:
+    def until(self, job: str, condition: Callable[[], object], seconds: float = 180) -> None:
         """Simulate until the condition is true."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -369,7 +369,7 @@ class Cluster:
             self.step(job)
             time.sleep(0.05)
 
-    def wait(self, condition: Callable[[], object], seconds: float = 60) -> None:
+    def wait(self, condition: Callable[[], object], seconds: float = 180) -> None:
         """Wait until the condition is true, while no scheduler and no kubelet works."""
         deadline = time.monotonic() + seconds
         while not condition():

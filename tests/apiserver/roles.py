@@ -219,7 +219,7 @@ def _bind(apiserver: ApiServer, namespace: str, user: User, rules: Sequence[Obje
 
 def _wait_for_rights(user: User, namespace: str, resources: Set[str]) -> None:
     """Wait until the authorizer has read a new role: it follows a watch."""
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 180.0
     while not resources <= _resources_of(user, namespace):
         assert time.monotonic() < deadline, f"no rights for {resources} in {namespace}"
         time.sleep(0.05)

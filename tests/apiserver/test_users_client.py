@@ -84,7 +84,7 @@ def later(function: Callable[[], None], when: Callable[[], bool] = lambda: True)
     """Run a function a moment later, when a condition holds. The test waits for its effect."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 60.0
+        deadline = time.monotonic() + 180.0
         while not when():
             assert time.monotonic() < deadline, "the condition never held"
             time.sleep(0.05)

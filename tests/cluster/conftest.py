@@ -117,7 +117,7 @@ def undisturbed(cluster: Cluster) -> Iterator[Object]:
     """Return the final weights of a training of LONG epochs without any fault."""
     namespace = Namespace(cluster, f"undisturbed-{uuid.uuid4().hex[:6]}")
     start_training(namespace, LONG)
-    namespace.wait_for_complete(JOB, 300)
+    namespace.wait_for_complete(JOB)
     yield weights(namespace)
     namespace.delete()
 

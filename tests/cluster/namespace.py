@@ -10,6 +10,9 @@ from typing import Any
 from .cluster import SYSTEM, Cluster
 from .commands import CommandFailed, Object, T, wait_until
 
+# How long a state may take, in seconds. An idle machine needs less than a fifth of it.
+DEADLINE = 600.0
+
 
 def attempt_of(status: Object) -> int:
     """Return the number of the current attempt in a status; before the first, it is 0."""
@@ -171,14 +174,14 @@ class Namespace:
 
     # -- wait
 
-    def wait(self, what: str, look: Callable[[], T | None], seconds: float = 180) -> T:
+    def wait(self, what: str, look: Callable[[], T | None], seconds: float = DEADLINE) -> T:
         """Return the first true answer of `look`.
 
         After `seconds`, raises AssertionError with everything in the namespace.
         """
         return wait_until(what, look, seconds, self.explain)
 
-    def wait_for_status(self, job: str, seconds: float = 180, **expected: Any) -> Object:
+    def wait_for_status(self, job: str, seconds: float = DEADLINE, **expected: Any) -> Object:
         """Return the status as soon as it has every value of `expected`. `attempt` is a number.
 
         Fails at once if the job is finished without them.
@@ -198,7 +201,7 @@ class Namespace:
     def wait_for_complete(
         self,
         job: str,
-        seconds: float = 180,
+        seconds: float = DEADLINE,
         failures: int = 0,
         disruptions: int = 0,
         announced: int = 0,
@@ -222,7 +225,7 @@ class Namespace:
         assert found == expected, f"{status.get('lastFailure')}\n{self.explain()}"
         return status
 
-    def wait_until_nothing_runs(self, job: str, seconds: float = 90) -> None:
+    def wait_until_nothing_runs(self, job: str, seconds: float = DEADLINE) -> None:
         """Wait until every pod of a job has ended or is gone."""
         self.wait(f"no pod of {job} runs", lambda: not self.unfinished(job), seconds)
 

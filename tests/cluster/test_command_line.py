@@ -12,7 +12,7 @@ import pytest
 from .builders import digits
 from .cluster import PLAIN
 from .commands import ROOT, wait_until
-from .namespace import Namespace
+from .namespace import DEADLINE, Namespace
 
 PAGE = ROOT / "docs" / "users" / "storage.md"
 
@@ -57,7 +57,7 @@ class User:
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """Run a command in the namespace of the test."""
         process = self.start(*words)
-        stdout, stderr = process.communicate(timeout=240)
+        stdout, stderr = process.communicate(timeout=DEADLINE)
         return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
@@ -112,7 +112,7 @@ def test_a_script_of_ones_own_from_its_folder_to_its_end(user: User):
 
     following = user.start("ddpjob", "submit", *own, *stay, "--nproc", "2", "--follow")
     look_into_its_pods(user)
-    shown, errors = following.communicate(timeout=240)
+    shown, errors = following.communicate(timeout=DEADLINE)
 
     # The whole run is shown, with the failure and the restart, and the exit code is the job's.
     assert following.returncode == 0, shown + errors

@@ -65,4 +65,4 @@ def test_of_two_gangs_that_need_more_than_half_one_runs_and_the_other_holds_noth
     if gang == "Volcano":
         assert "the scheduler has no room for all 2 pods yet" in status["message"]
     namespace.wait_for_status("first", phase="Complete")
-    namespace.wait_for_status("second", 360, phase="Complete")
+    namespace.wait_for_status("second", phase="Complete")

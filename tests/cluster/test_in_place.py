@@ -109,7 +109,7 @@ def lose_a_rank_a_pod_and_node_0(namespace: Namespace) -> Object:
     assert_resumed(namespace, attempt=3)
     assert f"{JOB}-2-1" in kept(third, namespace.uids(JOB))
 
-    status = namespace.wait_for_complete(JOB, 300, failures=1, disruptions=2)
+    status = namespace.wait_for_complete(JOB, failures=1, disruptions=2)
     assert status["lastFailure"]["pod"] == f"{JOB}-0-0"
     return status
 

@@ -32,7 +32,7 @@ def finish(namespace: Namespace, undisturbed: Object) -> Finish:
     """
 
     def finish(**counters: int) -> Object:
-        status = namespace.wait_for_complete(JOB, 300, **counters)
+        status = namespace.wait_for_complete(JOB, **counters)
         namespace.wait_until_nothing_runs(JOB)
         assert_same_weights(weights(namespace), undisturbed)
         return status

@@ -208,7 +208,7 @@ def test_the_pods_of_a_dead_node_get_other_nodes_from_the_queue(
     cluster.install(**values)
     try:
         with cluster.paused(victim):
-            team.wait_for_status("train", 240, attempt=1, phase="Running")
+            team.wait_for_status("train", attempt=1, phase="Running")
             assert set(team.nodes_of("train").values()) == {survivor}
         team.wait_for_status("train", phase="Complete")
     finally:
@@ -314,5 +314,5 @@ def test_a_team_borrows_room_and_gives_it_back_to_the_jobs_of_another(
     first.wait("a borrower is preempted", preempted)
     second.kubectl("wait", "job/claim", "--for=condition=Complete", "--timeout=180s")
     for job in ("one", "two"):
-        assert first.wait_for_status(job, 300, phase="Complete")["restarts"] == 0
+        assert first.wait_for_status(job, phase="Complete")["restarts"] == 0
     wait_until("the room is given back", lambda: used_cpu(first) == "0", 60)

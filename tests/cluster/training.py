@@ -19,6 +19,8 @@ SHORT = 20
 # Steps between two checkpoints, and steps of an epoch.
 CHECKPOINT_EVERY = 25
 STEPS_PER_EPOCH = 23
+# An epoch ends with a checkpoint too.
+FIRST_CHECKPOINT = min(CHECKPOINT_EVERY, STEPS_PER_EPOCH)
 
 # Run in a pod: find the ranks. The agent gives each of them a pipe for its output, and a rank's own
 # children have it too. With the fast start, torchrun's own child is another process.
@@ -100,7 +102,7 @@ def assert_resumed(namespace: Namespace, attempt: int) -> None:
     """Assert that an attempt continues from a checkpoint of the one before."""
     step = resumed_step(namespace, attempt)
     told = f"attempt {attempt} has resumed from step {step}"
-    assert step >= CHECKPOINT_EVERY, f"{told}\n{namespace.explain()}"
+    assert step >= FIRST_CHECKPOINT, f"{told}\n{namespace.explain()}"
 
 
 def weights(namespace: Namespace) -> Object:

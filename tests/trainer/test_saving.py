@@ -22,7 +22,7 @@ from ddp_trainer.ranks.runtime import Runtime
 from .launch import torchrun
 from .parts import Numbers
 
-DEADLINE = 30.0  # seconds; reached only if a thread hangs
+DEADLINE = 120.0  # seconds; reached only if a thread hangs
 
 
 class Coordinates(torch.Tensor):

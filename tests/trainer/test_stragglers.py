@@ -62,7 +62,7 @@ def test_positions_are_read_from_the_store():
     detectors = [StragglerDetector(store, rank, 2, timeout=2.0) for rank in range(2)]
     detectors[0].finished(4)
     detectors[0].forward()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (said := detectors[1].describe_slow_rank()):
         assert time.monotonic() < deadline, "the position was never written"
     assert re.match(r"rank 1 on \S.* before its first step.*rank 0 on .* in step 5", said)
@@ -80,7 +80,7 @@ def test_a_rank_that_has_finished_its_inputs_is_not_behind():
     through.forget_passes()
     stuck.finished(14)
     stuck.forward()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not re.match(r"rank 1 on .* in step 15", said := through.describe_slow_rank() or ""):
         assert time.monotonic() < deadline, said
     for detector in (through, stuck):
@@ -135,7 +135,7 @@ def test_only_a_rank_that_stops_writing_is_named():
     store = dist.HashStore()
     asking, waiting, stopped = [StragglerDetector(store, rank, 3, timeout=1.0) for rank in range(3)]
     stopped.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not asking.describe_slow_rank():
         assert time.monotonic() < deadline, "no rank was named"
     waiting.close()
@@ -250,7 +250,7 @@ def stuck(monkeypatch):
 
 def test_a_rank_that_waits_for_one_that_makes_no_progress_is_told(stuck):
     _, _, messages = stuck
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not messages:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -278,7 +278,7 @@ def test_a_rank_in_a_later_part_of_a_step_is_ahead():
         detector.finished(7)
         for number in range(passes):
             detector.backward() if number % 2 else detector.forward()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not re.match(r"rank 1 on .* in step 8", said := fast.describe_slow_rank() or ""):
         assert time.monotonic() < deadline, said
     for detector in (fast, slow):
