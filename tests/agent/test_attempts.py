@@ -32,6 +32,15 @@ print("succeeds")
 """
 
 
+def waiting_after_attempt_0(pod, script):
+    """Return a pod whose first attempt has ended, and which waits for the next one."""
+    found = pod(script)
+    found.assign(0)
+    found.start()
+    found.wait_for("waiting for the next attempt")
+    return found
+
+
 def test_a_pod_whose_workers_succeed_ends_with_the_result(pod):
     script = 'import os; open(os.environ["DDP_RESULT_FILE"], "w").write(\'{"accuracy": 0.9}\')'
     found = pod(script)
@@ -107,10 +116,7 @@ def test_a_pod_that_is_never_told_to_start_ends(pod):
 
 
 def test_a_follower_waits_and_takes_part_in_the_next_attempt(pod):
-    found = pod(LOSES_ITS_PEER)
-    found.assign(0)
-    found.start()
-    found.wait_for("waiting for the next attempt")
+    found = waiting_after_attempt_0(pod, LOSES_ITS_PEER)
     assert not found.processes()
     found.assign(1)
     assert found.end() == 0
@@ -223,10 +229,7 @@ os.wait()
 if os.environ["DDP_ATTEMPT"] == "0":
     os.kill(os.getpid(), 15)
 """
-    found = pod(script)
-    found.assign(0)
-    found.start()
-    found.wait_for("waiting for the next attempt")
+    found = waiting_after_attempt_0(pod, script)
     assert not found.processes()
     found.assign(1)
     assert found.end() == 0
@@ -316,10 +319,7 @@ def test_a_pod_that_is_deleted_begins_no_attempt(pod):
 
 
 def test_a_follower_that_waits_ends_at_once_when_its_pod_is_deleted(pod):
-    found = pod(LOSES_ITS_PEER)
-    found.assign(0)
-    found.start()
-    found.wait_for("waiting for the next attempt")
+    found = waiting_after_attempt_0(pod, LOSES_ITS_PEER)
     found.terminate()
     assert found.end() == 1
     assert found.report["cause"] == "Follower"

@@ -29,6 +29,25 @@ def fail(pod, script, ranks=1, flags=(), **options):
     return found.report
 
 
+def loses_its_peer(rank_1):
+    """Return a script: rank 0 loses its peer once rank 1 has run the statement, and waits."""
+    return f"""
+import os, signal, time, traceback
+def fail(statement):
+    try:
+        exec(statement)
+    except BaseException:
+        traceback.print_exc()
+if os.environ["RANK"] == "0":
+    while not os.path.exists(__file__ + ".ready"):
+        time.sleep(0.02)
+    raise RuntimeError({FOLLOWER[14:]!r})
+{rank_1}
+open(__file__ + ".ready", "w").close()
+time.sleep(600)
+"""
+
+
 def test_an_exception_is_reported_with_its_rank_and_its_last_lines(pod):
     script = """
 import os
@@ -76,17 +95,7 @@ time.sleep(600)
 
 
 def test_a_peer_that_failed_by_itself_is_reported_before_a_follower(pod):
-    script = f"""
-import os, time
-import signal
-if os.environ["RANK"] == "0":
-    while not os.path.exists(__file__ + ".ready"):
-        time.sleep(0.02)
-    raise RuntimeError({FOLLOWER[14:]!r})
-signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
-open(__file__ + ".ready", "w").close()
-time.sleep(600)
-"""
+    script = loses_its_peer("signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))")
     report = fail(pod, script, ranks=2)
     assert (report["cause"], report["rank"], report["exitCode"]) == ("Failure", 1, 7)
 
@@ -218,16 +227,7 @@ def test_a_peer_that_ends_well_when_torchrun_stops_it_has_not_ended_too_early(po
 
 def test_a_worker_that_torchrun_had_to_kill_is_not_the_cause(pod):
     # Rank 0 lost its peer. Rank 1 ignores SIGTERM, so torchrun kills it later.
-    script = f"""
-import os, signal, time
-if os.environ["RANK"] == "0":
-    while not os.path.exists(__file__ + ".ready"):
-        time.sleep(0.02)
-    raise RuntimeError({FOLLOWER[14:]!r})
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(__file__ + ".ready", "w").close()
-time.sleep(600)
-"""
+    script = loses_its_peer("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     env = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
     report = fail(pod, script, ranks=2, env=env)
     assert (report["cause"], report["rank"]) == ("Follower", 0)
@@ -258,21 +258,7 @@ GROUP = "raise ExceptionGroup('several', [ValueError('bad')])"
     ],
 )
 def test_a_rank_that_torchrun_stopped_had_failed_if_it_was_ending_so(pod, written, exception):
-    script = f"""
-import os, signal, time, traceback
-def fail(statement):
-    try:
-        exec(statement)
-    except BaseException:
-        traceback.print_exc()
-if os.environ["RANK"] == "0":
-    while not os.path.exists(__file__ + ".ready"):
-        time.sleep(0.02)
-    raise RuntimeError({FOLLOWER[14:]!r})
-{written}
-open(__file__ + ".ready", "w").close()
-time.sleep(600)
-"""
+    script = loses_its_peer(written)
     found = pod(script)
     program = found.programs / "report.py"
     text = program.read_text()

@@ -19,6 +19,8 @@ from ddp_trainer.checkpoint.weights import read_part
 from ddp_trainer.errors import RetryableError, UserError
 from ddp_trainer.ranks.runtime import Runtime
 
+from .parts import Numbers
+
 
 def a_model(fill=1.0, width=2):
     model = nn.Linear(width, 2)
@@ -49,19 +51,6 @@ class Start:
     @property
     def weight(self):
         return self.model.weight.unique().item()
-
-
-class Numbers:
-    """A part with a state given by the test."""
-
-    def __init__(self, **state):
-        self.state = state
-
-    def state_dict(self):
-        return dict(self.state)
-
-    def load_state_dict(self, state):
-        self.state = dict(state)
 
 
 def names_in(folder):

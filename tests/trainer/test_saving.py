@@ -20,6 +20,7 @@ from ddp_trainer.ranks.group import process_group
 from ddp_trainer.ranks.runtime import Runtime
 
 from .launch import torchrun
+from .parts import Numbers
 
 DEADLINE = 30.0  # seconds; reached only if a thread hangs
 
@@ -173,19 +174,6 @@ def test_weights_are_read_without_taking_the_folder_over(tmp_path):
 
 
 # What can go wrong
-
-
-class Numbers:
-    """A part with a state given by the test."""
-
-    def __init__(self, **state):
-        self.state = state
-
-    def state_dict(self):
-        return dict(self.state)
-
-    def load_state_dict(self, state):
-        self.state = dict(state)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_api import FakeApi
@@ -11,6 +12,8 @@ from ports import free_port
 
 from ddpjob.controller.main import Options, operate
 from ddpjob.kube.api import ApiClient, configuration
+
+Work = Coroutine[Any, Any, Any]
 
 
 @pytest.fixture
@@ -37,6 +40,21 @@ async def api(kubeconfig: Path) -> AsyncIterator[ApiClient]:
     client = ApiClient(await configuration(kubeconfig))
     yield client
     await client.close()
+
+
+@pytest.fixture
+async def background() -> AsyncIterator[Callable[[Work], asyncio.Task[Any]]]:
+    """Return a function to run a coroutine until the test ends."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    def run(work: Work) -> asyncio.Task[Any]:
+        tasks.append(asyncio.create_task(work))
+        return tasks[-1]
+
+    yield run
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.fixture

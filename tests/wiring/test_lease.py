@@ -59,21 +59,6 @@ def a_lease(api, clock):
     return lambda identity="first": Lease(api, "ml", "op", identity, clock)
 
 
-@pytest.fixture
-async def background():
-    """Run a coroutine until the test ends."""
-    tasks = []
-
-    def run(work):
-        tasks.append(asyncio.create_task(work))
-        return tasks[-1]
-
-    yield run
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def holder(fake):
     return (fake.get("leases", "op") or {}).get("spec", {}).get("holderIdentity")
 

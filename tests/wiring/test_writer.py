@@ -24,21 +24,6 @@ LOST = LeaseLost("led too long")
 MANY = 5 * MAX_CALLS_PER_JOB
 
 
-@pytest.fixture
-async def background():
-    """Return a function to run a coroutine until the test ends."""
-    tasks = []
-
-    def run(work):
-        tasks.append(asyncio.create_task(work))
-        return tasks[-1]
-
-    yield run
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 # --- the calls of one job
 
 
