@@ -20,7 +20,7 @@ class Family:
 # Counted while the operator works.
 COUNTERS: Mapping[str, Family] = {
     "ddpjob_restarts": Family(
-        "New attempts of a gang by cause, also those that use no budget: Failure, Hang, "
+        "New attempts of a gang by cause, with or without use of a budget: Failure, Hang, "
         "Disruption, NotResumed, Rendezvous, Resized, Suspended or Yielded",
         ("cause",),
     ),
@@ -40,10 +40,10 @@ HISTOGRAMS: Mapping[str, Family] = {
     "ddpjob_reconcile_seconds": Family(
         "Duration of one reconcile of a job in seconds, with its writes"
     ),
-    "ddpjob_queue_seconds": Family("Time for which a job was due before a worker looked at it"),
+    "ddpjob_queue_seconds": Family("Waiting time of a due job until a worker looks at it"),
 }
 GAUGES: Mapping[str, Family] = {
-    "ddpjob_queue_depth": Family("Jobs that are due"),
+    "ddpjob_queue_depth": Family("Number of due jobs"),
     "ddpjob_leader": Family("1 while this process holds the Lease"),
 }
 
@@ -58,22 +58,21 @@ EACH_JOB: Mapping[str, Family] = {
     "phase": Family("1 for the phase of a job", ("phase",)),
     "attempt": Family("Number of the current attempt; the first is 0"),
     "restarts": Family(
-        "Restarts that are counted, by the budget: failures, disruptions or announced", ("budget",)
+        "Counted restarts, by budget: failures, disruptions or announced", ("budget",)
     ),
     "nodes": Family("Nodes of the current attempt, by state: desired or ready", ("state",)),
     "activity_seconds": Family(
         "Seconds of each activity, corrected when an attempt has ended", ("activity",)
     ),
     "goodput_ratio": Family(
-        "Part of these seconds that was training, from the first training on, until the job has "
+        "Part of these seconds spent on training, from the first training on, until the job has "
         "finished"
     ),
     "attempt_end_timestamp_seconds": Family(
-        "Unix time at which one of the last ten attempts ended, by the cause of its end: the "
-        "newest of each",
+        "Unix time of the end of one of the last ten attempts, by its cause: the newest of each",
         ("cause",),
     ),
-    "completion_timestamp_seconds": Family("Unix time at which a job finished"),
+    "completion_timestamp_seconds": Family("Unix time of the end of a job"),
 }
 
 

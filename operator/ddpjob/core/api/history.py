@@ -37,7 +37,7 @@ class FailedNode(Part):
     """A Kubernetes node with failed attempts of the job: their number, and the last one's time."""
 
     name: str = entry(REQUIRED, "Name of the node.")
-    failures: int = entry(REQUIRED, "Attempts that failed there.", low=0)
+    failures: int = entry(REQUIRED, "Failed attempts there.", low=0)
     time: datetime = entry(REQUIRED, "Time of the last one.", ahead=NOT_AHEAD)
 
     @property
@@ -50,10 +50,10 @@ class UnreachableNode(Part):
     """A Kubernetes node that the control plane cannot reach, and when this was first seen."""
 
     name: str = entry(REQUIRED, "Name of the node.")
-    since: datetime = entry(REQUIRED, "Time at which the operator saw that.", ahead=NOT_AHEAD)
+    since: datetime = entry(REQUIRED, "Time when the operator first saw this.", ahead=NOT_AHEAD)
     uid: str = entry(
         "",
-        "UID of the node, which tells it from a later one of its name. Absent if it was gone.",
+        "UID of the node, to tell it from a later one of the same name. Absent if it was gone.",
     )
 
 
@@ -80,7 +80,7 @@ class Yielding(Part):
 class Backoff(Part):
     """A wait before the next attempt."""
 
-    count: int = entry(0, "Attempts in a row that failed early.", low=0)
+    count: int = entry(0, "Early failures in a row.", low=0)
     until: datetime | None = entry(
         None, "Earliest start of the next attempt.", ahead=timedelta(seconds=LONGEST_DELAY)
     )
@@ -143,7 +143,7 @@ class EndedAttempt(AttemptEnd):
     """An attempt in the history: its end, its times and its steps."""
 
     start: datetime | None = entry(None, "Start of the attempt.")
-    running_time: datetime | None = entry(None, "Time at which all its nodes were first ready.")
+    running_time: datetime | None = entry(None, "Time when all its nodes were first ready.")
     training_time: datetime | None = entry(
         None,
         "Time of its first step or heartbeat, as an agent has reported it at the end of a pod.",
@@ -161,11 +161,9 @@ class EndedAttempt(AttemptEnd):
     )
     last_step: int | None = entry(None, "Last step of the training in the attempt.", long=True)
     total_steps: int | None = entry(
-        None, "Steps that the training was to make, if the output has them.", low=1, long=True
+        None, "Planned steps of the training, if the output has them.", low=1, long=True
     )
-    steps_lost: int | None = entry(
-        None, "Steps that the next attempt made again.", low=0, long=True
-    )
+    steps_lost: int | None = entry(None, "Steps repeated by the next attempt.", low=0, long=True)
 
 
 def count_failed_node(

@@ -109,8 +109,8 @@ class Torchrun(Declared):
     """How torchrun is started."""
 
     command: Words = entry(
-        """Command that starts torchrun, such as [python, -m, torch.distributed.run], or another
-        launcher that takes its flags.""",
+        """Command to start torchrun, such as [python, -m, torch.distributed.run], or another
+        launcher with the same flags.""",
         ("torchrun",),
         min_length=1,
         max_length=64,
@@ -138,7 +138,7 @@ class Torchrun(Declared):
 
 @declared(frozen=True, slots=True, config=CONFIG)
 class Checkpoint(Declared):
-    """Claim for checkpoints, which every attempt of the job mounts.
+    """Claim for checkpoints, mounted by every attempt of the job.
 
     $DDP_CHECKPOINT_DIR is the job's folder in it.
     """
@@ -147,8 +147,7 @@ class Checkpoint(Declared):
         "Name of the PersistentVolumeClaim.", name="claimName", min_length=1, max_length=253
     )
     mount_path: Annotated[Text, AfterValidator(_absolute_path)] = entry(
-        """Path at which the claim is mounted. The job uses the folder <mountPath>/<name of the
-        job>.""",
+        """Mount path of the claim. The job uses the folder <mountPath>/<name of the job>.""",
         "/checkpoints",
         wanted="an absolute path other than '/' and without ':'",
         max_length=1024,
@@ -161,7 +160,7 @@ class Checkpoint(Declared):
 
 @declared(frozen=True, slots=True, config=CONFIG)
 class Code(Declared):
-    """Code that each attempt finds in its working directory.
+    """Code in the working directory of each attempt.
 
     Relative paths in args and in the script begin there. See `ddpjob submit --script`.
     """
@@ -195,7 +194,7 @@ class Gang(Declared):
     )
     accelerator: Annotated[Text, AfterValidator(_known_accelerator), OneOf(profiles.catalog)] = (
         entry(
-            "Accelerator profile, which sets devices, variables and tolerations.",
+            "Accelerator profile. It sets devices, variables and tolerations.",
             profiles.DEFAULT,
             min_length=1,
         )
@@ -215,7 +214,7 @@ class Gang(Declared):
     setup: Text = entry(
         """Shell text, such as `pip install -r requirements.txt`. Each pod runs it once, in the
         container trainer and in the working directory, before torch is imported. It ends at the
-        first command that fails.""",
+        first failed command.""",
         "",
         min_length=1,
         max_length=16384,
@@ -232,15 +231,15 @@ class Gang(Declared):
     scheduling: Scheduling = entry(default=Scheduling(), change=Change.SUSPENDED)
     failure_policy: FailurePolicy = entry(default=FailurePolicy(), change=Change.ALWAYS)
     fast_start: Bool | None = entry(
-        """Whether torchrun and the workers of a pod are forks of one process that has imported
-        torch, which saves seconds at each start. The accelerator's profile has the default: true
+        """Whether torchrun and the workers of a pod are forks of one process with torch already
+        imported. This saves seconds at each start. The accelerator's profile has the default: true
         with cpu.""",
         None,
     )
     pod_security: Literal["None", "Restricted"] | None = entry(
         """With Restricted, the pods pass the Pod Security level restricted and run as user 1000.
-        With None, the image decides the user. By default the administrator has chosen it. A change
-        concerns pods that are created later.""",
+        With None, the image decides the user. The default is the administrator's choice. A change
+        concerns pods created later.""",
         None,
         change=Change.ALWAYS,
     )

@@ -41,13 +41,13 @@ class PodCounts(Part):
     )
     ready: int = entry(
         0,
-        "Pods whose workers have met those of the other pods.",
+        "Ready pods. Their workers have met those of the other pods.",
         progress=True,
         always=True,
         low=0,
     )
-    succeeded: int = entry(0, "Pods that succeeded.", progress=True, always=True, low=0)
-    failed: int = entry(0, "Pods that failed.", progress=True, always=True, low=0)
+    succeeded: int = entry(0, "Succeeded pods.", progress=True, always=True, low=0)
+    failed: int = entry(0, "Failed pods.", progress=True, always=True, low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Attempt(Part):
     )
     start: datetime | None = entry(None, "Start of the attempt.", ahead=NOT_AHEAD)
     running_time: datetime | None = entry(
-        None, "Time at which all its nodes were first ready.", ahead=NOT_AHEAD
+        None, "Time when all its nodes were first ready.", ahead=NOT_AHEAD
     )
     # From then on a missing pod is a lost pod. Before, it still has to be created.
     latched: bool = entry(False, "True once every pod of the attempt was seen.", internal=True)
@@ -91,7 +91,7 @@ class Attempt(Part):
     )
     host: Host = entry(
         Host(),
-        "Node that hosts the rendezvous, if that is a pod of an earlier attempt.",
+        "Node with the rendezvous, if it is a pod of an earlier attempt.",
         internal=True,
     )
     # The pods of the attempt before get time for a checkpoint if they ran, or if it is not known.
@@ -110,7 +110,7 @@ class Attempt(Part):
         items=MAX_NODES,
     )
     undecided_since: datetime | None = clock(
-        "Time at which a failure was seen whose cause is not certain yet. It is judged 10 s later."
+        "Time when a failure of uncertain cause was first seen. It is judged 10 s later."
     )
     silent_since: datetime | None = clock(
         "Time since which pods of the gang run and are not ready. The attempt ends 120 s later.",
@@ -121,7 +121,7 @@ class Attempt(Part):
     )
     starting_seconds: int = entry(
         0,
-        "Time that the gang had waited for its nodes before, in seconds, if it has not run since.",
+        "Seconds for which the gang had waited for its nodes before, if it has not run since.",
         internal=True,
         low=0,
         long=True,
@@ -160,8 +160,8 @@ class UsedBudget(Part):
     )
     announced: int = entry(
         0,
-        "Restarts after disruptions that were announced: a drain, a taint, a pod of higher "
-        "priority, or the shutdown of a node. failurePolicy.maxAnnouncedDisruptions limits them.",
+        "Restarts after announced disruptions: a drain, a taint, a pod of higher priority, or the "
+        "shutdown of a node. failurePolicy.maxAnnouncedDisruptions limits them.",
         always=True,
         low=0,
     )
@@ -171,11 +171,10 @@ class UsedBudget(Part):
     disruption_times: tuple[datetime, ...] = times(
         "Times of the newest restarts after lost pods, for windowSeconds."
     )
-    announced_times: tuple[datetime, ...] = times("The same for disruptions that were announced.")
+    announced_times: tuple[datetime, ...] = times("The same for announced disruptions.")
     retried: Retried = entry(
         Retried(),
-        "The spec.retries of the last beginning of the job, and the restarts that it had used by "
-        "then.",
+        "The spec.retries of the last beginning of the job, and the restarts used by then.",
         internal=True,
     )
 
@@ -193,21 +192,20 @@ class Account(Part):
         "What the job does with its time: queued, starting, training or recovering.",
         progress=True,
     )
-    since: datetime | None = entry(
-        None, "Time since which it does that.", progress=True, ahead=NOT_AHEAD
-    )
+    since: datetime | None = entry(None, "Start of this activity.", progress=True, ahead=NOT_AHEAD)
     seconds: Mapping[str, int] = entry(
         dict,
-        "Seconds of each activity before that. training begins with the first step or heartbeat of "
-        "an attempt, which is known at its end; if it is not known, when all workers have met. "
-        "recovering lasts from the end of an attempt that trained to the next one that does.",
+        "Seconds of each activity before the current one. training begins with the first step or "
+        "heartbeat of an attempt. This time is known at the end of the attempt. If it is not "
+        "known, training begins when all workers have met. recovering lasts from the end of an "
+        "attempt with training until training begins again.",
         progress=True,
         low=0,
         long=True,
     )
 
     @property
-    @computed("Part of those seconds that was spent on training, such as 87%.")
+    @computed("Part of these seconds spent on training, such as 87%.")
     def goodput(self) -> str:
         return goodput(self.seconds)
 
@@ -235,43 +233,39 @@ class Status(Part):
     message: str = entry("", "Reason for the phase, in one sentence.", progress=True)
     pods: PodCounts = entry(PodCounts(), "The pods of the current attempt, counted.", name="nodes")
     attempt: Attempt = entry(Attempt(), "The current attempt.")
-    budget: UsedBudget = entry(UsedBudget(), "Restarts that are counted, by the budget.")
+    budget: UsedBudget = entry(UsedBudget(), "Counted restarts, by budget.")
     account: Account = entry(Account(), "Where the time of the job went.")
-    last_failure: LastFailure = entry(
-        LastFailure(), "First failure in the last attempt that failed."
-    )
+    last_failure: LastFailure = entry(LastFailure(), "First failure in the last failed attempt.")
     attempts: tuple[EndedAttempt, ...] = entry(
         (), "The last ten ended attempts, the newest first.", items=MAX_ATTEMPTS
     )
     failed_nodes: tuple[FailedNode, ...] = entry(
         (),
-        "Kubernetes nodes on which attempts failed within the last hour. From the second failure "
-        "on, new pods avoid a node if another one fits.",
+        "Kubernetes nodes with failed attempts within the last hour. From the second failure on, "
+        "new pods avoid a node if another one fits.",
         items=MAX_NODES_LISTED,
     )
-    backoff: Backoff = entry(Backoff(), "Wait after attempts that failed early.")
+    backoff: Backoff = entry(Backoff(), "Wait after early failures.")
     result: Mapping[str, str] = entry(
-        dict, "Result that rank 0 wrote to $DDP_RESULT_FILE.", progress=True
+        dict, "Result of rank 0, from $DDP_RESULT_FILE.", progress=True
     )
     resolved: Resolved = entry(Resolved(), "Values computed from the spec.")
     ignored_fields: tuple[str, ...] = entry(
-        (), "Fields of the spec that the operator does not know and ignores."
+        (), "Unknown fields of the spec. The operator ignores them."
     )
     start_time: datetime | None = entry(None, "Start of the first attempt.", ahead=NOT_AHEAD)
-    completion_time: datetime | None = entry(
-        None, "Time at which the job became Complete or Failed."
-    )
+    completion_time: datetime | None = entry(None, "Time when the job became Complete or Failed.")
     conditions: Conditions = entry(
         (),
         "Running, Suspended, Complete, Failed and HangsDetected, in Kubernetes' own shape.",
         key="type",
     )
     observed_generation: int = entry(
-        0, "The metadata.generation that this status was computed from.", always=True, long=True
+        0, "The metadata.generation of the spec used for this status.", always=True, long=True
     )
     selector: str = entry("", "Label selector of the job's pods, for the scale subresource.")
     place: Place = entry(
-        Place(), "The Workload that asks a queue for the room of the job.", internal=True
+        Place(), "The Workload with the job's request for room in a queue.", internal=True
     )
     active_since: datetime | None = clock(
         "Start of the active time, if the job has pods.", progress=True
@@ -281,13 +275,13 @@ class Status(Part):
     )
     unreachable_nodes: tuple[UnreachableNode, ...] = entry(
         (),
-        "Kubernetes nodes of the job that the control plane cannot reach.",
+        "Unreachable Kubernetes nodes of the job.",
         internal=True,
         items=MAX_NODES,
     )
     stray_pods: tuple[str, ...] = entry(
         (),
-        "Pods that the job owns and did not create. They decide nothing.",
+        "Pods owned by the job but not created for it. The operator ignores them.",
         internal=True,
         items=MAX_STRAYS,
     )
@@ -302,9 +296,7 @@ class Status(Part):
         return f"{self.pods.ready + self.pods.succeeded}/{self.pods.desired}"
 
     @property
-    @computed(
-        "All restarts that are counted, of every budget.", always=True, low=0, after="attempt"
-    )
+    @computed("All counted restarts, of every budget.", always=True, low=0, after="attempt")
     def restarts(self) -> int:
         return self.budget.restarts
 
