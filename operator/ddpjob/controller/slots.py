@@ -237,12 +237,12 @@ class Slots:
 
     @property
     def _load_seconds(self) -> float:
-        """How long work counts as load, in seconds."""
+        """Return the seconds for which work counts as load."""
         return min(max(SHORTEST_LOAD, USUAL_TIMES * self._usual), LONGEST_LOAD)
 
     @property
     def _patience(self) -> float:
-        """How long work is under way before it may be ended for other work, in seconds."""
+        """Return the seconds after which work may be ended for other work."""
         return PATIENCE * self._load_seconds
 
     def _learn(self, slot: Slot) -> None:
