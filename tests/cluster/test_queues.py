@@ -7,6 +7,8 @@ name of the cluster. Kueue's configuration must name DDPJobs, see docs/users/que
 import json
 import os
 import random
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from .commands import ROOT, CommandFailed, Object, run, wait_until
 from .namespace import Namespace
 
 pytestmark = pytest.mark.alone
+
+PAGE = ROOT / "docs" / "users" / "queues.md"
 
 INSTALL = os.environ.get("INSTALL_KUEUE", ROOT.parent / "shared" / "lab" / "kueue")
 
@@ -269,19 +273,53 @@ def test_a_job_deleted_while_no_operator_runs_gives_its_room_back_later(
     wait_until("the room is given back", lambda: used_cpu(team) == "0", 60)
 
 
-TWO_TEAMS = ROOT / "examples" / "kueue" / "two-teams.yaml"
+def commands_of_the_page() -> list[list[str]]:
+    """Return the commands of the page of queues: one of a user, then those of administrators."""
+    lines = [line[4:] for line in PAGE.read_text().splitlines() if line.startswith("    ")]
+    commands = [shlex.split(line) for line in lines]
+    return [words for words in commands if words[0] in ("ddpjob", "helm", "kubectl")]
 
 
-@pytest.fixture
+def follow(cluster: Cluster, words: list[str], **given: str) -> str:
+    """Run a command of the page, with some of its words replaced by those of this test."""
+    words = [given.get(word, word) for word in words]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return run(*words, KUBECONFIG=str(cluster.kubeconfig), PATH=path)
+
+
+@pytest.fixture(scope="module")
 def teams(cluster: Cluster, with_kueue: None) -> Iterator[tuple[Namespace, Namespace]]:
-    """Return the namespaces of two teams in one cluster, as the example describes."""
+    """Return the namespaces of two teams in one cluster, made by the commands of the page."""
+    _, *of_administrators, _ = commands_of_the_page()
+    for words in of_administrators:
+        follow(cluster, words)
     teams = (Namespace(cluster, "team-a"), Namespace(cluster, "team-b"))
-    cluster.kubectl("apply", "-f", str(TWO_TEAMS))
     yield teams
     for team in teams:
         team.kubectl("delete", "ddpjobs,jobs", "--all")
         team.delete()
     cluster.kubectl("delete", "clusterqueue", "team-a", "team-b")
+
+
+@pytest.mark.queues
+def test_the_other_commands_of_the_page_work(
+    teams: tuple[Namespace, Namespace], cluster: Cluster, tmp_path: Path
+) -> None:
+    team, _ = teams
+    *_, queue, _, high = objects_of("team-a")
+    queue["metadata"]["name"] = "team-a"
+    team.apply(queue, high)
+    manifest = digits("train", 20, resources=REQUESTS)
+    manifest["metadata"]["namespace"] = "team-a"
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(manifest))
+    submit, *_, let_go = commands_of_the_page()
+    follow(cluster, submit, **{"job.yaml": str(file)})
+    team.wait_for_status("train", phase="Running")
+    (workload,) = json.loads(team.kubectl("get", "workloads", "--output=json"))["items"]
+    assert workload["spec"]["priorityClassRef"]["name"] == "high"
+    follow(cluster, let_go, NAMESPACE="team-a", NAME=workload["metadata"]["name"])
+    team.wait_for_complete("train")
 
 
 def an_indexed_job(name: str) -> Object:
